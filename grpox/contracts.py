@@ -275,7 +275,9 @@ class AdvantageScaler(Protocol):
     also of lists and turns. Dynamic sampling replaces the other groups. Default: ``"sum"``, and ``"all"`` for a
     scaler of the form ``scale(inputs)``.
 
-    ``monotone: bool = True``, for tests: a better reward within a group gives no smaller advantage.
+    For tests: ``monotone: bool = True``, a better reward within a group gives no smaller advantage;
+    ``example_columns``, column -> values, and ``example_labels``, labels of the reward functions that return
+    lists, for a scaler of the form ``scale(inputs)`` that needs them.
     """
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
@@ -299,6 +301,8 @@ class Correction(Protocol):
 
     ``monotone: bool = True``, for tests: the weight of a kept token does not fall if its probability under the
     trainer rises, compared with that under the generator.
+
+    ``corrects: bool = True``, for tests: tokens are weighed or dropped where the two distributions differ.
     """
 
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

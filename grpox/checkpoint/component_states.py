@@ -105,6 +105,18 @@ class ComponentStates:
             if not has_state(component.instance) and not is_stateless(component.instance)
         }
 
+    def check(self) -> None:
+        """Read the states once, so that one that no checkpoint can hold ends the run before its first step.
+
+        A reward in a process of its own notes its state for the next process.
+
+        Raises:
+            RunFailed: a state cannot be saved.
+        """
+        for component in self._components.values():
+            if has_state(component.instance):
+                component.state()
+
     def saved(self) -> dict[str, dict[str, Any]]:
         """Return the content of the file: key -> kind, name, distribution, version and state; a collective.
 

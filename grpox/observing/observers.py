@@ -14,7 +14,7 @@ from grpox.contracts import RunContext, SweepContext
 from grpox.errors import ConfigError, Problem, RunFailed, describe, left_by_rich, text_of
 from grpox.errors.redaction import redact
 from grpox.observing.control import RunControl
-from grpox.plugins.loader import wrapper_problem
+from grpox.plugins.loader import InvalidPlugin, check_hooks
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.logs import get_logger
 from grpox.runtime.signals import first_signal_waits, may_be_signal, raise_if_signal, raise_if_signalled
@@ -118,13 +118,10 @@ class Observers:
     def _register(self, name: str, observer: object) -> None:
         self._selected[id(observer)] = name
         try:
-            self._manager.register(observer, name=f"observer:{name}")
-            self._manager.check_pending()
-            if not self._manager.get_hookcallers(observer):
+            if not check_hooks(observer).get_hookcallers(observer):
                 raise ValueError("it implements no lifecycle hook")
-            if wrapper := wrapper_problem(self._manager, observer):
-                raise ValueError(wrapper[0])
-        except (pluggy.PluginValidationError, ValueError) as error:
+            self._manager.register(observer, name=f"observer:{name}")
+        except (InvalidPlugin, ValueError) as error:
             self._unregister()
             problem = Problem(f"cannot be used as an observer: {text_of(error)}", key=f"tracking.{name}")
             raise ConfigError(problem) from error

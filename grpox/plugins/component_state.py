@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import random
 import sys
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any
@@ -77,9 +80,15 @@ def _hashes(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def attribute_hashes(component: object) -> dict[str, str]:
     """Return the hash of each attribute of a component that holds plain values, tensors or arrays.
 
-    Objects count by their type alone, so that a model, a lock or a connection changes nothing.
+    So do generators of random numbers, settings, and objects of classes of the component's own module. Other
+    objects count by their type alone, so that a model, a lock or a connection changes nothing.
     """
-    return {name: _attribute_hash(value) for name, value in getattr(component, "__dict__", {}).items()}
+    # An observer's `Control` changes these, and checkpoints have them.
+    steered = frozenset(getattr(component, "hyperparameters", ()))
+    attributes = dict(getattr(component, "__dict__", {}))
+    if steered and (settings := _settings(attributes.get("config"))) is not None:
+        attributes["config"] = {name: value for name, value in settings.items() if name not in steered}
+    return {name: _attribute_hash(value, type(component)) for name, value in attributes.items()}
 
 
 def changed_attributes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -87,14 +96,14 @@ def changed_attributes(before: Mapping[str, str], after: Mapping[str, str]) -> l
     return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
 
 
-def _attribute_hash(value: Any) -> str:
+def _attribute_hash(value: Any, owner: type) -> str:
     digest = hashlib.sha256()
-    for part in _parts(value, 0):
+    for part in _parts(value, 0, owner):
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     return digest.hexdigest()
 
 
-def _parts(value: Any, depth: int) -> Iterator[str]:
+def _parts(value: Any, depth: int, owner: type | None) -> Iterator[str]:
     kind = type(value).__name__
     if type(value) in (*PLAIN, bytes, complex):
         yield f"{kind} {value!r}"
@@ -105,20 +114,48 @@ def _parts(value: Any, depth: int) -> Iterator[str]:
     elif isinstance(value, Mapping):
         yield f"{kind} {len(value)}"
         for name, item in list(value.items()):
-            yield from _parts(name, depth + 1)
-            yield from _parts(item, depth + 1)
-    elif isinstance(value, list | tuple):
+            yield from _parts(name, depth + 1, owner)
+            yield from _parts(item, depth + 1, owner)
+    elif isinstance(value, list | tuple | deque):
         yield f"{kind} {len(value)}"
         for item in value:
-            yield from _parts(item, depth + 1)
+            yield from _parts(item, depth + 1, owner)
     elif isinstance(value, set | frozenset):
         yield f"{kind} {len(value)}"
-        yield from sorted(" ".join(_parts(item, depth + 1)) for item in value)
+        yield from sorted(" ".join(_parts(item, depth + 1, owner)) for item in value)
     elif is_dataclass(value) and not isinstance(value, type):
         yield kind
-        yield from _parts(dict(getattr(value, "__dict__", {})), depth + 1)
+        yield from _parts(dict(getattr(value, "__dict__", {})), depth + 1, owner)
+    elif (state := _inner_state(value, owner)) is not None:
+        yield kind
+        # Objects may refer to each other: those within one are not looked into.
+        yield from _parts(state, depth + 1, None)
     else:
         yield kind
+
+
+def _inner_state(value: Any, owner: type | None) -> Any:
+    """Return what decides how an object behaves, where that is known, else None."""
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return value.getstate()
+    if isinstance(value, itertools.count):
+        return repr(value)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        if isinstance(value, numpy.random.Generator):
+            return value.bit_generator.state
+        if isinstance(value, numpy.random.RandomState):
+            return value.get_state(legacy=False)
+    if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Generator):
+        return value.get_state()
+    if (settings := _settings(value)) is not None:
+        return settings
+    is_own = owner is not None and type(value).__module__ == owner.__module__ and type(value) is not owner
+    return dict(getattr(value, "__dict__", {})) if is_own else None
+
+
+def _settings(value: Any) -> dict[str, Any] | None:
+    """Return the fields of a pydantic model; None for another object."""
+    return dict(value.__dict__) if hasattr(type(value), "model_fields") else None
 
 
 def _hash_of_tensor(value: Any, large: int) -> str:

@@ -56,7 +56,7 @@ def load(entry_point: metadata.EntryPoint) -> Loaded:
     """
     try:
         plugin = entry_point.load()
-        alone = _checked(plugin)
+        alone = check_hooks(plugin)
         callers = alone.get_hookcallers(plugin) or ()
         observes = sorted(caller.name for caller in callers if caller.name not in (*KINDS.values(), COMMANDS))
         commands = tuple(_offered(alone, COMMANDS))
@@ -101,13 +101,17 @@ def _check_offer(spec: object, hook: str) -> Any:
     return spec
 
 
-def _checked(plugin: Any) -> pluggy.PluginManager:
-    """Register the plugin with its own manager, after checking that its hooks exist and are marked."""
+def check_hooks(plugin: Any) -> pluggy.PluginManager:
+    """Register a plugin or an observer with a manager of its own; its hooks exist and are marked.
+
+    Raises:
+        InvalidPlugin: a hook is unknown, not marked, a wrapper, or names an argument that it does not have.
+    """
     manager = new_manager()
     known = [name for name in vars(manager.hook) if name.startswith("grpox_")]
     for name in dir(plugin):
-        function = getattr(plugin, name, None)
-        if not name.startswith("grpox_") or not inspect.isroutine(function):
+        function = getattr(plugin, name, None) if name.startswith("grpox_") else None
+        if not inspect.isroutine(function):
             continue
         if manager.parse_hookimpl_opts(plugin, name) is None:
             advice = "mark it with @grpox.hookimpl" if name in known else _did_you_mean(name, known)
@@ -117,7 +121,8 @@ def _checked(plugin: Any) -> pluggy.PluginManager:
     except pluggy.PluginValidationError as error:
         # Only pluggy's message names the hook.
         hook = re.search(r"hook '(\w+)'", str(error))
-        raise InvalidPlugin(str(error), getattr(plugin, hook[1], None) if hook else None) from error
+        function = getattr(plugin, hook[1], None) if hook else None
+        raise InvalidPlugin(_unknown_argument(function) or str(error), function) from error
     if problem := wrapper_problem(manager, plugin):
         raise InvalidPlugin(*problem)
     for caller in manager.get_hookcallers(plugin) or ():
@@ -136,6 +141,20 @@ def wrapper_problem(manager: pluggy.PluginManager, plugin: Any) -> tuple[str, An
                 rule = "each implementation is called by itself, so that there is nothing to wrap"
                 return f"{caller.name} is a hook wrapper, and {rule}; remove wrapper=True", each.function
     return None
+
+
+def _unknown_argument(function: Any) -> str:
+    """Describe the first argument of a hook's implementation that the hook lacks; empty if there is none."""
+    specification = getattr(hookspecs, getattr(function, "__name__", ""), None)
+    if specification is None:
+        return ""
+    known = list(inspect.signature(specification).parameters)
+    for name in inspect.signature(function).parameters:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"; did you mean {near}?" if near else ""
+            return f"{function.__name__} has no argument {name!r}{hint} (it has {', '.join(known)})"
+    return ""
 
 
 def _did_you_mean(name: str, known: list[str]) -> str:

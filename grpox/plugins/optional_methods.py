@@ -44,9 +44,12 @@ def methods_problem(target: object) -> str:
     if one != other and not is_stateless(target):
         present, missing = STATE if one else STATE[::-1]
         return f"has {present} and no {missing}: a checkpoint needs both (see grpox.contracts.Stateful)"
-    if not has_method(target, "end_step"):
-        return ""
     statistics = getattr(target, "statistics", {})
+    if not has_method(target, "end_step"):
+        # Something else may have an attribute of that name: a dict of reductions alone is a declaration.
+        is_declared = isinstance(statistics, Mapping) and bool(statistics)
+        is_declared = is_declared and all(reduction in REDUCTIONS for reduction in statistics.values())
+        return "has statistics and no method end_step, which is given them" if is_declared else ""
     if isinstance(statistics, property):  # its value is known only once the object is built
         return ""
     if not isinstance(statistics, Mapping) or not all(isinstance(name, str) for name in statistics):

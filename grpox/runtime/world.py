@@ -271,7 +271,8 @@ def run_and_gather(world: World, times: PhaseTimes, work: Callable[[], Item]) ->
         part = work()
     except Exception as raised:  # noqa: BLE001 - raised again when the others know
         error = raised
-        part = Failure(f"rank {world.rank} failed in phase '{times.failed}': {describe_failure(raised)}")
+        phase = f" in phase '{times.failed}'" if times.failed != "none" else ""
+        part = Failure(f"rank {world.rank} failed{phase}: {describe_failure(raised)}")
     with times.phase(WAITING):
         parts = world.gather([part])
     if error is not None:

@@ -124,6 +124,19 @@ class CorrectionConformance(Conformance):
             advice = "R is pi_old / mu or a bounded form of it: 1 where they are equal"
             require(agrees, "where sampler and trainer agree it does not weigh by 1", given, advice)
 
+    def test_difference(self) -> None:
+        """Weighs or drops a token somewhere, where sampler and trainer differ."""
+        if getattr(self.build(), "corrects", True) is False:
+            raise SkipTest("it declares corrects = False")
+        corrected = []
+        for difference in (-LARGEST, -1.0, 1.0, LARGEST):
+            old = torch.full((1, 3), -30.0, dtype=torch.float64)
+            given = Given(old, old - difference, torch.ones(1, 3, dtype=torch.bool))
+            corrected.append(_correct(self.build(), given))
+        acts = any(bool((each.weights != 1).any()) or not bool(each.keep.all()) for each in corrected)
+        what = f"it keeps every token with weight 1, even where old - sampler is {LARGEST:g} or -{LARGEST:g}"
+        require(acts, what, advice="it corrects nothing: the weight is a form of exp(old - sampler)")
+
     def test_missing_log_probabilities(self) -> None:
         """Completions without log-probabilities of the sampler count as drawn from the policy."""
         correction = self.build()

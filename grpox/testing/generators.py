@@ -80,7 +80,9 @@ class GeneratorConformance(Conformance):
         """Nearly at temperature 0 it takes the likeliest token."""
         stage = self._on_stage()
         for rollout in stage.sample(SAMPLING.model_copy(update={"temperature": 1e-4}), samples=1):
-            drawn, likeliest = list(rollout.completion_ids), stage.logits(rollout).argmax(1).tolist()
+            written = torch.tensor(rollout.model_mask or [True] * len(rollout.completion_ids))
+            drawn = torch.tensor(rollout.completion_ids)[written].tolist()
+            likeliest = stage.logits(rollout).argmax(1)[written].tolist()
             require(drawn == likeliest, f"it drew {drawn}; likeliest are {likeliest}", rollout)
 
     def test_seeds(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +10,12 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Capability, LossInputs
+from grpox.errors import nearest
+from grpox.plugins.optional_methods import statistics_of
 from grpox.testing.conformance import require
 from grpox.testing.loss_examples import leaf, mapped_tokens, measured_on, rows, shown, slope
 from grpox.update.objective import per_token_loss
+from grpox.update.step_statistics import OF_COMPLETIONS, OF_TOKENS
 
 NEEDED = {
     capability.value: f"needs=('{capability}',)"
@@ -58,6 +62,49 @@ def without_gaps(inputs: LossInputs) -> tuple[LossInputs, Tensor]:
     """
     order = torch.argsort((~inputs.token_mask).long(), dim=1, stable=True)
     return mapped_tokens(inputs, lambda tensor: tensor.gather(1, order)), order
+
+
+def check_names(loss: Any, needs: Sequence[str], inputs: LossInputs) -> None:
+    """Check that what the loss needs, and the statistics that it asks for, are names that a run knows."""
+    for name in needs:
+        near = nearest(name, [str(each) for each in Capability])
+        is_known = name in {str(each) for each in Capability}
+        what = f"it needs {name!r}, which is no capability"
+        require(is_known or not near, what, advice=f"did you mean {near!r}?")
+    known = [*OF_TOKENS, *OF_COMPLETIONS, *per_token_loss(loss, leaf(inputs)).diagnostics]
+    for name in statistics_of(loss):
+        advice = f"there are {', '.join(known)}: those of a step, and its own diagnostics"
+        require(name in known, f"it asks for the statistic {name!r}, which no step has", advice=advice)
+
+
+def check_correction(loss: Any, inputs: LossInputs) -> None:
+    """Check that a loss that folds the correction applies it: the core then does not."""
+    weights = inputs.correction_weights
+    if weights is None:
+        return
+    one, other = (
+        measured_on(loss, replace(inputs, correction_weights=torch.full_like(weights, value)))
+        for value in (1.0, 0.5)
+    )
+    same = torch.equal(one.loss, other.loss) and torch.equal(one.gradient, other.gradient)
+    what = "it declares folds_correction, and other correction weights change neither loss nor gradient"
+    advice = "the core leaves the correction to it: apply inputs.correction_weights, or drop the declaration"
+    require(not same, what, shown(inputs), advice)
+
+
+def check_abstentions(loss: Any, inputs: LossInputs) -> None:
+    """Check that a reward function that abstained from a sequence leaves the loss finite."""
+    if inputs.rewards is None:
+        return
+    for places in ((..., 0), (0,)):
+        rewards = inputs.rewards.clone()
+        rewards[places] = float("nan")
+        given = replace(inputs, rewards=rewards)
+        measured = measured_on(loss, given)
+        is_finite = bool(measured.loss.isfinite().all() and measured.gradient.isfinite().all())
+        what = "where a reward function abstained, its loss or gradient is not finite"
+        advice = "rewards are NaN there: use nansum, nan_to_num, or mask by rewards.isnan()"
+        require(is_finite, what, shown(given), advice)
 
 
 def check_constant_entropy(loss: Any, inputs: LossInputs) -> None:

@@ -47,8 +47,11 @@ from grpox.testing.loss_examples import (
 )
 from grpox.testing.loss_inputs import (
     NEEDED,
+    check_abstentions,
     check_constant_entropy,
+    check_correction,
     check_entropy_gradient,
+    check_names,
     check_scope,
     is_of_groups,
     selected,
@@ -81,9 +84,14 @@ class LossConformance(Conformance):
         for loss, inputs in self._examples():
             check_scope(loss, inputs)
             try:
-                per_token_loss(loss, leaf(inputs))
+                values = per_token_loss(loss, leaf(inputs)).loss.detach()
             except RunFailed as error:
                 raise Violation(str(error), shown(inputs), self._undeclared(inputs)) from error
+            is_finite = bool(values[inputs.token_mask].isfinite().all())
+            require(is_finite, "its loss is not finite", shown(inputs, loss=values))
+            check_names(loss, self.bound.needs, inputs)
+            check_correction(loss, inputs)
+            check_abstentions(loss, inputs)
 
     def test_dtype(self) -> None:
         """Computes in the dtype of the log-probabilities."""

@@ -65,11 +65,11 @@ class ObserverConformance(Conformance):
     @contextmanager
     def _started(self) -> Iterator[tuple[RunContext, Observers]]:
         """Start a run with its observers; in the end none of them may have raised."""
+        observer = self.build()  # outside the folder: its path may be relative
         with _folder() as folder:
             config = load_run("quickstart", [f"output_dir={folder}"]).config
             run = RunContext(config, folder, 2, 1, {"grpox": "0"}, None, "quickstart")
             # Trackers upload what the run's own record has written.
-            observer = self.build()
             record = LocalRecord(files_of_observers([observer]))
             observers = Observers(new_manager(), [("record", record), ("it", observer)])
             observers.run_started(run)
@@ -90,7 +90,13 @@ def _middle(observers: Observers, run: RunContext, metrics: dict[str, float]) ->
 
 
 def _accept(value: float) -> None:
-    """Accept every value."""
+    """Accept the values that a run accepts.
+
+    Raises:
+        ValueError: the value is negative.
+    """
+    if value < 0:
+        raise ValueError(f"{value:g} is negative")
 
 
 def _finish(observers: Observers, run: RunContext, summary: dict[str, object]) -> None:

@@ -70,6 +70,19 @@ class OptimizerConformance(Conformance):
         require(values[-1] < values[0], what, advice="the loss is minimised")
         self.notes.append(what)
 
+    def test_decay(self) -> None:
+        """Makes no weight larger by itself: on gradients of 0 weights stay, or decay."""
+        parameters = _parameters()
+        optimizer = self._build(parameters)
+        before = [each.detach().clone() for each in parameters]
+        for _ in range(3):
+            for each in parameters:
+                each.grad = torch.zeros_like(each)
+            optimizer.step()
+        shrinks = all(bool((new.abs() <= old.abs()).all()) for new, old in zip(parameters, before, strict=True))
+        advice = "weight decay multiplies by 1 - lr * decay"
+        require(shrinks, "on gradients of 0 weights grow, or become NaN", advice=advice)
+
     def test_learning_rate(self) -> None:
         """Moves no weight at a learning rate of 0, which the schedule sets on the groups before a step."""
         parameters = _parameters()

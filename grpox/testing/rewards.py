@@ -199,9 +199,10 @@ class RewardConformance(Conformance):
         }
 
     def _rows_scores(self, function: Callable[..., Any], places: Sequence[int]) -> list[float | None]:
-        """Score the completions at `places`; an unknown column has another value in every third row."""
+        """Score the completions at `places`; unknown columns and numbers differ in every third row."""
         arguments = self._arguments(function, [self.completions[place] for place in places])
-        for name in missing_columns(function, self.columns):
+        numbers = [name for name, value in self.columns.items() if isinstance(value, str) and value.isdigit()]
+        for name in (*missing_columns(function, self.columns), *numbers):
             arguments[name] = [OTHER_COLUMN if place % 3 == 1 else UNKNOWN_COLUMN for place in places]
         return _called(function, arguments)
 

@@ -39,6 +39,9 @@ class SchedulerConformance(Conformance):
             require(sound, "a learning rate is not finite and at least 0", example)
             what = "every step of the run has learning rate 0"
             require(any(rate > 0 for rate in rates[:-1]), what, example, "nothing would be trained")
+            zeros = [step for step, rate in enumerate(rates[:-1], start=1) if rate == 0]
+            what = f"{len(zeros)} of {steps} steps have learning rate 0"
+            require(len(zeros) <= max(1, steps // 4), what, example, "they train nothing")
         self.notes.append(
             f"rates of {self.total_steps} steps, of {self.learning_rate:g}: {_text(self._rates())}"
         )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from grpox.contracts import StepContext
+from grpox.errors import describe
 from grpox.plugins.component_state import changed_attributes, plain_state, state_hashes
 from grpox.plugins.optional_methods import has_method, has_state, methods_problem, statistics_of
 from grpox.rollout.rewards.call import RewardCall, missing_columns
-from grpox.testing.loss_examples import example
+from grpox.testing.loss_examples import COLUMNS, example
 
+NAN = float("nan")
 CALLS = 3
 """Steps before the state is saved, and after it is loaded."""
 ADVICE = "state_dict returns all that later calls depend on, and load_state_dict sets all of it"
@@ -63,7 +66,56 @@ def state_problem(
     ends = (state_hashes(plain_state(each.state_dict())) for each in (original, copy))
     if changed := changed_attributes(*ends):
         return f"a new instance that loads its state ends in another one, at {', '.join(changed[:3])}", ADVICE
-    return "", ""
+    call = partial(_call, kind, needs=needs, columns=columns or {})
+    of_skipped = _skipped_step_problem(build(), lambda component: take_steps(component, 1))
+    # Advantages alone are computed for the whole batch on every rank.
+    return of_skipped or (("", "") if kind == "advantage" else _ranks_problem([build(), build()], call))
+
+
+def _skipped_step_problem(component: Any, take_steps: Callable[[Any], object]) -> tuple[str, str] | None:
+    """Return what a step that was skipped does to a state, and advice: its statistics are NaN, or nothing."""
+    statistics = statistics_of(component)
+    take_steps(component)
+    if not statistics or not all(_is_finite(value) for value in _numbers(component.state_dict())):
+        return None
+    for gathered in (torch.full((3,), NAN), torch.empty(0)):
+        values = {name: gathered if kind == "gather" else NAN for name, kind in statistics.items()}
+        advice = "return from end_step where a statistic is not finite, or is empty"
+        try:
+            component.end_step(values)
+        except Exception as error:  # noqa: BLE001 - it is reported
+            return f"end_step raises for a step that was skipped: {describe(error)}", advice
+        if not all(_is_finite(value) for value in _numbers(component.state_dict())):
+            return "a step that was skipped, whose statistics are NaN, makes its state NaN for ever", advice
+    return None
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+    """Yield the tensors and floats of a state."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, float | torch.Tensor):
+        yield value
+
+
+def _is_finite(value: Any) -> bool:
+    return bool(torch.as_tensor(value).isfinite().all())
+
+
+def _ranks_problem(components: Sequence[Any], call: Callable[..., object]) -> tuple[str, str]:
+    """Return what is wrong where calls on other rows, those of two ranks, leave two states."""
+    for component, (step, shape) in zip(components, ((1, (4, 6)), (2, (2, 3))), strict=True):
+        torch.manual_seed(1)
+        call(component, step, shape=shape)
+    states = [state_hashes(plain_state(component.state_dict())) for component in components]
+    changed = changed_attributes(*states)
+    places = ", ".join(changed[:3])
+    what = f"calls on other rows leave another state, at {places}: the ranks' states would differ"
+    advice = "change the state in end_step, whose statistics are the same on all ranks"
+    return (what, advice) if changed else ("", "")
 
 
 def _step(kind: str, component: Any, step: int, needs: tuple[str, ...], columns: Mapping[str, Any]) -> object:
@@ -82,9 +134,17 @@ def _step(kind: str, component: Any, step: int, needs: tuple[str, ...], columns:
     return result
 
 
-def _call(kind: str, component: Any, step: int, needs: tuple[str, ...], columns: Mapping[str, Any]) -> object:
+def _call(
+    kind: str,
+    component: Any,
+    step: int,
+    needs: tuple[str, ...],
+    columns: Mapping[str, Any],
+    shape: tuple[int, int] = (4, 6),
+) -> object:
     folds = getattr(component, "folds_correction", False)
-    inputs = example(4, 6, seed=step, needs=needs, folds_correction=folds)
+    of_rows = getattr(component, "example_columns", COLUMNS)
+    inputs = example(*shape, seed=step, needs=needs, folds_correction=folds, columns=of_rows)
     match kind:
         case "loss":
             return component.per_token(inputs).loss

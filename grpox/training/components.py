@@ -91,8 +91,7 @@ class RunComponents:
 
         def note() -> None:
             self.states.remember_attributes()
-            for component in self._restartable:
-                component.state()
+            self.states.check()
 
         on_every_rank(self._world, self._times, note)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -292,3 +292,18 @@ class GroupsByPlace(OfGroups):
         loss = super().per_token(inputs).loss
         weights = 1.0 + (torch.arange(len(loss)) < 2).to(loss.dtype)
         return LossOutput(loss * weights[:, None])
+
+
+class MisspeltNeed(Right):
+    needs = ("entropi",)
+
+
+class MisspeltStatistic(Right):
+    statistics: ClassVar[dict[str, str]] = {"ratoi": "mean"}
+
+    def end_step(self, statistics: dict[str, Any]) -> None: ...
+
+
+class NotANumber(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(super().per_token(inputs).loss * float("nan"))

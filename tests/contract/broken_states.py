@@ -25,6 +25,11 @@ class RightQuantile:
         return LossOutput(-torch.minimum(ratio, self.cap.to(ratio)) * inputs.advantages * (1 + self.mean))
 
     def end_step(self, statistics: dict[str, Any]) -> None:
+        ratios = statistics["ratio"]
+        if len(ratios) and bool(ratios.isfinite().all()):
+            self.follow(statistics)
+
+    def follow(self, statistics: dict[str, Any]) -> None:
         self.cap = 0.5 * self.cap + 0.5 * statistics["ratio"].quantile(0.9)
         self.mean = 0.5 * self.mean + 0.5 * statistics["reward"]
 
@@ -52,6 +57,29 @@ class LoadsNothing(RightQuantile):
 class SavesNumpy(RightQuantile):
     def state_dict(self) -> dict[str, Any]:
         return {"cap": self.cap, "mean": np.float64(self.mean)}
+
+
+class FollowsNan(RightQuantile):
+    """Follows the statistics of a step that was skipped, too."""
+
+    def end_step(self, statistics: dict[str, Any]) -> None:
+        self.follow(statistics)
+
+
+class FailsOnNothing(RightQuantile):
+    """Takes a quantile of no values."""
+
+    def end_step(self, statistics: dict[str, Any]) -> None:
+        if not bool(statistics["ratio"].isnan().any()):
+            self.follow(statistics)
+
+
+class CountsTokens(RightQuantile):
+    """Changes its state by the rows that a rank has."""
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        self.mean += float(inputs.token_mask.sum())
+        return super().per_token(inputs)
 
 
 class RightRunningStd:

@@ -65,7 +65,7 @@ class _DividesByNorm(_Plain):
     """The norm of a whole parameter, which no rank has under ZeRO-3."""
 
     def move(self, parameter: Any, group: Any) -> None:
-        parameter.sub_(group["lr"] * parameter.grad / parameter.grad.norm())
+        parameter.sub_(group["lr"] * parameter.grad / (parameter.grad.norm() + 1e-9))
 
 
 class _NeedsMatrices(_Plain):

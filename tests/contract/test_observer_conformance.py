@@ -42,6 +42,11 @@ def test_what_is_right_passes() -> None:
     assert failed({"path": f"{BROKEN}:Right"}) == {}
 
 
+def test_a_path_may_be_relative(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(BROKEN.parent)
+    assert failed({"path": f"{BROKEN.name}:Right"}) == {}
+
+
 def test_a_check_in_which_the_component_exits_has_failed() -> None:
     class Exits(Conformance):
         def test_runs(self) -> None:

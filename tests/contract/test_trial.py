@@ -31,6 +31,7 @@ COMPONENTS = [
     *(("correction", f"corrections.py:{name}") for name in ("IcePop", "SequenceCap")),
     *(("reward", f"rewards.py:{name}") for name in ("Digits", "close")),
     *(("observer", f"observers.py:{name}") for name in ("Patience", "TargetKl")),
+    ("generator", "generators.py:AsksAgain"),
     ("optimizer", "training.py:Lion"),
     ("scheduler", "training.py:Restarts"),
 ]

@@ -17,7 +17,7 @@ from grpox.contracts import AdvantageInputs, Capability, LossInputs, Rollout, Ru
 from grpox.observing.control import RunControl
 from grpox.observing.observers import Observers
 from grpox.plugins import hookspecs
-from grpox.testing import CorrectionConformance, LossConformance
+from grpox.testing import AdvantageConformance, CorrectionConformance, LossConformance
 from grpox.testing.runner import outcomes
 
 Names = dict[str, Any]
@@ -172,12 +172,22 @@ def test_scalers_of_both_forms() -> None:
     assert hard().scale(inputs).tolist() == [1.0, -1.0]
 
 
+@pytest.mark.parametrize("name", ["Centred", "ByDifficulty", "TurnReturns", "TokenReturns"])
+def test_the_scalers_conform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("Centred", "ByDifficulty", "TurnReturns", "TokenReturns")
+    blocks = [block_with("docs/own-advantage.md", f"class {each}").text for each in names]
+    Path("advantages.py").write_text("\n".join(["import torch", *blocks]), encoding="utf-8")
+    suite = type("Suite", (AdvantageConformance,), {"component": {"path": f"advantages.py:{name}"}})
+    assert {outcome.check: outcome.what for outcome in outcomes(suite()) if outcome.status == "failed"} == {}
+
+
 def test_scalers_of_turns_and_tokens() -> None:
     turns = executed("own-advantage.md", "class TurnReturns", torch=torch)["TurnReturns"]
     assert [each.tolist() for each in turns().scale(advantage_inputs())] == [[2.5, 2.0], [0.0]]
     tokens = executed("own-advantage.md", "class TokenReturns", torch=torch)["TokenReturns"]
     lists = {"steps": [torch.tensor([0.0, 1.0, 2.0]), torch.tensor([math.nan, math.nan])]}
-    scaled = tokens().scale(advantage_inputs(token_rewards=lists))
+    scaled = tokens().scale(advantage_inputs(token_rewards=lists, labels=("steps",)))
     assert [each.tolist() for each in scaled] == [[3.0, 3.0, 2.0], [0.0, 0.0]]
 
 

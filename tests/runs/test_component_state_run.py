@@ -71,7 +71,7 @@ class CapSchedule:
 
     def correct(self, old, sampler, mask):
         weights = torch.exp(old - sampler).clamp(max=self.cap)
-        print(f"cap {self.cap}", flush=True)
+        print(f"\\ncap {self.cap}\\n", end="", flush=True)  # one write: ranks share the file
         return weights, torch.ones_like(mask)
 
 

@@ -76,6 +76,7 @@ class NoCorrection:
     """`R = 1` for any log-probabilities of the generator."""
 
     weighs_by_raw = False
+    corrects = False
 
     def __init__(self, config: NoCorrectionConfig) -> None:
         self.config = config

@@ -39,6 +39,18 @@ def clipped(low: float, high: float) -> Loss:
     return losses
 
 
+def dual_clipped(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
+    """GRPO whose loss is bounded at 3 |A| for negative advantages, arXiv 1912.09729, eq. 8."""
+    losses = clipped(0.2, 0.2)(logprobs, old_logprobs, advantages)
+    return [min(loss, -3 * a) if a < 0 else loss for loss, a in zip(losses, advantages, strict=True)]
+
+
+def topr_gradient(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
+    """TOPR, arXiv 2503.14286: ratios are bounded by 1 where the advantage is negative, else 1."""
+    ratios = _ratios(logprobs, old_logprobs)
+    return [-(1.0 if a > 0 else min(1.0, w)) * a for w, a in zip(ratios, advantages, strict=True)]
+
+
 def gspo(low: float, high: float) -> Loss:
     """GSPO, arXiv 2507.18071, eq. 5 to 7."""
 

@@ -194,13 +194,45 @@ PLANTED: Mapping[str, Mapping[str, Mapping[str, Callable[..., Any] | None]]] = {
         "dataset": {"BadLinesSkipped": None},
         "optimizer": {"BadStepsSkipped": None},
     },
+    "second": {
+        "loss": {
+            "GspoLengthPlusOne": WIDE_GSPO,
+            "DualClipForGood": paper.dual_clipped,
+            "UnclippedBranchDetached": GRPO,
+            "HalfThePenalty": paper.with_reference,
+            "DiscountByPlace": None,
+            "PairsOfAllGroups": None,
+            "AbstentionIsNan": None,
+            "TaperOfTheGood": paper.topr_gradient,
+            "EntropyByLength": paper.with_entropy,
+            "ColumnOfTheNext": None,
+            "NeverCorrects": None,
+            "ThousandFold": GRADIENT,
+            "LengthOfUncertain": WIDE_GSPO,
+            "CapShrinksByCalls": None,
+            "RunningMeanOfNan": None,
+        },
+        "advantage": {
+            "SpreadOfTheBatch": paper.standardised,
+            "OthersOverAll": paper.leave_one_out,
+            "PopulationDeviation": paper.standardised,
+            "MeanOfTheBatch": paper.centred,
+            "GroupsModulo": None,
+            "FirstTurnOfTheLast": None,
+        },
+        "correction": {"FloorForCap": TIS, "RootOfTheRatio": TIS, "LastPosition": None, "WeighsNothing": None},
+        "reward": {"RunningScore": None, "AnswerOfTheNext": None, "PointsShared": None},
+        "optimizer": {"DecayGrows": None, "StepsOfParameters": None, "NormOfParameter": None},
+        "scheduler": {"TwiceAsFast": None},
+    },
 }
 """Family -> kind -> class -> the formula that its author would compare it with, None where there is none."""
 
 
 MISSED: Mapping[str, str] = {
-    "LionWithoutInterpolation": "an optimizer is not compared with a reference",
     "ShareOfTheLongest": "that a score depends on the other completions of the call is reported only",
+    "PointsShared": "that a score depends on the other completions of the call is reported only",
+    "LionWithoutInterpolation": "an optimizer is not compared with a reference",
     "NoAnswerIsWrong": "the suite has the same columns in every row, none of them None",
     "Novelty": "that a second call gives other scores is reported only",
     "CountsSteps": "an observer is not told of a resumed run",

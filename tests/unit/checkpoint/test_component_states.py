@@ -175,3 +175,9 @@ def test_a_component_that_stays_as_it_is_is_not_told(logged: LoggedText) -> None
     calm.remember_attributes()
     calm.saved()
     assert logged() == ""
+
+
+def test_a_state_that_no_checkpoint_can_hold_ends_the_run_before_its_first_step() -> None:
+    states(loss=Counts(3), reward=Declares()).check()
+    with pytest.raises(RunFailed, match=r"loss 'loss' of my-plugin 1.2: .*\['count'\] is a set"):
+        states(loss=Counts({1})).check()

@@ -360,12 +360,20 @@ class Deaf:
         """Not marked, and so never called."""
 
 
+class HalfDeaf(Deaf):
+    @hookimpl
+    def grpox_evaluated(self, step: int) -> None:
+        """Hear of evaluations alone."""
+
+
 @pytest.mark.parametrize(
     ("observer", "reason"),
     [
-        (Misspelt(), "grpox_step_finishd"),
-        (UnknownArgument(), "stepp"),
-        (Deaf(), "implements no lifecycle hook"),
+        (Misspelt(), "no hook grpox_step_finishd; did you mean grpox_step_finished"),
+        (UnknownArgument(), r"no argument 'stepp'; did you mean step\? \(it has run, step, metrics, control\)"),
+        (Deaf(), "mark it with @grpox.hookimpl"),
+        (HalfDeaf(), "mark it with @grpox.hookimpl"),
+        (object(), "implements no lifecycle hook"),
     ],
 )
 def test_an_observer_that_would_hear_nothing_is_refused(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from pydantic import BaseModel
 
 from grpox.errors import ConfigError
 from grpox.plugins.component import bind_object
@@ -78,10 +81,26 @@ def test_the_hashes_name_the_place_of_a_difference() -> None:
     assert changed_attributes(*hashes) == ["['a']['b'][1]"]
 
 
+class Average:
+    """An object of the component's own module."""
+
+    value = 0.0
+
+
+class Settings(BaseModel):
+    clip: float = 0.2
+    other: float = 0.2
+
+
 class Many:
     """Attributes of every sort."""
 
+    hyperparameters = ("clip",)
+
     def __init__(self) -> None:
+        self.recent, self.average, self.config = deque([1.0]), Average(), Settings()
+        self.draws, self.drawn, self.rng = random.Random(0), np.random.default_rng(0), torch.Generator()
+        self.numbers = itertools.count()
         self.count, self.rows, self.seen = 0, [{"a": 1}], {"x"}
         self.tensor, self.array = torch.zeros(3), np.zeros(3)
         self.large = torch.zeros(2**20 + 1)
@@ -100,6 +119,13 @@ class Many:
         (lambda many: many.array.__setitem__(0, 1), "array"),
         (lambda many: many.large.add_(1), "large"),
         (lambda many: setattr(many, "new", 1), "new"),
+        (lambda many: many.recent.append(2.0), "recent"),
+        (lambda many: setattr(many.average, "value", 1.0), "average"),
+        (lambda many: setattr(many.config, "other", 0.3), "config"),
+        (lambda many: many.draws.random(), "draws"),
+        (lambda many: many.drawn.random(), "drawn"),
+        (lambda many: torch.rand(1, generator=many.rng), "rng"),
+        (lambda many: next(many.numbers), "numbers"),
     ],
 )
 def test_a_changed_attribute_is_seen(change: Any, name: str) -> None:
@@ -117,6 +143,13 @@ def test_objects_count_by_their_type_alone() -> None:
     many.lock, many.model = threading.Lock(), torch.nn.Linear(2, 2)
     assert attribute_hashes(many) == before
     assert attribute_hashes(len) == {}
+
+
+def test_a_hyperparameter_that_an_observer_changes_is_no_change_of_the_component() -> None:
+    many = Many()
+    before = attribute_hashes(many)
+    many.config.clip = 0.4
+    assert attribute_hashes(many) == before
 
 
 class Advantage:
@@ -143,12 +176,25 @@ class Lists(Advantage):
     def end_step(self, statistics: Any) -> None: ...
 
 
+class NoEnd(Advantage):
+    statistics: ClassVar[Any] = {"ratio": "gather"}
+
+
+class OtherStatistics(Advantage):
+    statistics: ClassVar[Any] = {"calls": 3}
+
+
+def test_an_attribute_of_the_name_statistics_is_no_declaration() -> None:
+    bind_object("advantage", OtherStatistics, {}, "advantage", "OtherStatistics")
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
         (OnlySaves, "has state_dict and no load_state_dict"),
         (OnlyLoads, "has load_state_dict and no state_dict"),
         (Misspells, "did you mean 'gather'?"),
+        (NoEnd, "has statistics and no method end_step"),
         (Lists, "has the statistics ['ratio']"),
     ],
 )
