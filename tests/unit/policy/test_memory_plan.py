@@ -20,7 +20,7 @@ from grpox.cli.plan import memory_report
 from grpox.config import ModelConfig
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
-from grpox.policy import logprobs, weight_stream
+from grpox.policy import weight_stream
 from grpox.policy.memory_plan import formula
 from grpox.policy.memory_plan.formula import DEFAULTS, PHASES, Setting, parts_of, peak_of, size_in
 from grpox.policy.memory_plan.of_run import check_load, run_setting
@@ -285,7 +285,6 @@ def test_the_peak_is_that_of_its_phase(setting: Setting) -> None:
 def test_constants_equal_those_of_other_modules() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    assert formula.CHUNK == logprobs.LOGITS_PER_CHUNK
     assert formula.SYNC == weight_stream.BUCKET_BYTES
     zero = DeepSpeedZeroConfig(stage=3)
     assert {name: getattr(zero, name.removeprefix("stage3_")) for name in DEFAULTS} == DEFAULTS
