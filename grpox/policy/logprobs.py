@@ -276,7 +276,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             by_output = _factor(gradient.to(weight.dtype))
             if for_hidden is not None:
                 for_hidden[rows] = _product(by_output, factors.weight).to(hidden.dtype)
-            if for_low is not None:
+            if for_low is not None and factors.up is not None:
                 for_low[rows] = _product(by_output, factors.up).to(low.dtype)
             _add_product(for_weight, by_output.T, chunk.hidden)
             _add_product(for_up, by_output.T, chunk.low)
