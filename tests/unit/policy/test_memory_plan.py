@@ -313,6 +313,21 @@ def test_a_run_files_own_settings_count() -> None:
     assert run_setting(run, gpu=True, prompt_tokens=50).prompt == 50
 
 
+def test_auto_counts_as_bfloat16_on_gpus_alone() -> None:
+    run = load_run("quickstart", ["model.dtype=auto"])
+    assert run_setting(run, gpu=True).weight_bytes == 2
+    assert run_setting(run, gpu=False).weight_bytes == 4
+    commands = [["plan", "quickstart", "--memory", f"model.dtype={dtype}"] for dtype in ("auto", "float32")]
+    auto, float32 = (CliRunner().invoke(cli.app, each, env={"COLUMNS": "120"}).output for each in commands)
+    note = "model.dtype: auto counts as bfloat16 on GPUs, and as float32 without them."
+    assert note in auto
+    assert note not in float32
+    (one,), (other,) = (
+        [line for line in text.splitlines() if "Without GPUs" in line] for text in (auto, float32)
+    )
+    assert one == other
+
+
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_the_command_prints_both_tables_and_what_it_leaves_out(width: str) -> None:
     arguments = ["plan", "quickstart", "--memory", "--world-size", "2"]
