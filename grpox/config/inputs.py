@@ -47,7 +47,7 @@ class LoraConfig(Section):
         return target_modules
 
 
-def dtype_on(dtype: Literal["auto"] | Dtype, gpu: bool) -> Dtype:
+def dtype_on(dtype: Literal["auto", "float32", "bfloat16"], gpu: bool) -> Dtype:
     """Return the precision that a value of ``model.dtype`` means on a GPU or on a CPU."""
     if dtype == "auto":
         return "bfloat16" if gpu else "float32"
@@ -57,7 +57,7 @@ def dtype_on(dtype: Literal["auto"] | Dtype, gpu: bool) -> Dtype:
 class ModelConfig(Section):
     path: str
     """A local folder in Hugging Face format, or a hub id if the hub can be reached."""
-    dtype: Literal["auto"] | Dtype = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the weights in training; ``auto`` is bfloat16 on GPUs with CUDA and float32 on CPUs. Master
     weights and optimizer states are always float32."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
