@@ -17,6 +17,7 @@ from grpox.policy.deepspeed_config import deepspeed_config
 from grpox.policy.models import load_model
 from grpox.policy.precision import allow_tf32, dtype_here, rotary_products
 from grpox.runfile.load import load_run
+from grpox.runfile.lock.differences import changes
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +61,16 @@ def test_a_record_tells_the_precision_of_its_run(tmp_path: Path, text: str, dtyp
     assert recorded_dtype(tmp_path) is None
     (tmp_path / "config.yaml").write_text(text)
     assert recorded_dtype(tmp_path) == dtype
+
+
+def test_auto_is_the_run_of_the_recorded_precision_and_a_named_one_may_be_another() -> None:
+    """As in a sweep that goes on, which asks this of its finished runs."""
+    saved = load_run("quickstart", ["model.dtype=bfloat16"]).config.model_dump(mode="json")
+    found = {
+        dtype: [each.what for each in changes(saved, load_run("quickstart", [f"model.dtype={dtype}"]).config)]
+        for dtype in ("auto", "bfloat16", "float32")
+    }
+    assert found == {"auto": [], "bfloat16": [], "float32": ["model.dtype"]}
 
 
 class Rotary(nn.Module):
