@@ -54,7 +54,7 @@ def test_bfloat16_learns_as_float32_does(folder: Path) -> None:
 
 
 def test_a_run_goes_on_in_the_precision_it_began_with(grpox: Any, folder: Path) -> None:
-    """Where auto is float32, which would be another run."""
+    """On a CPU auto alone would be float32, which would be another run."""
     output = train(grpox, "model.dtype=auto", "output_dir=runs/bf16", "--resume", "auto")
     assert "the run is complete" in output
     assert dtype_of(folder, "bf16") == "bfloat16"

@@ -100,7 +100,8 @@ def changes(saved: Mapping[str, Any], config: RunConfig) -> list[Difference]:
         each
         for each in config_differences(redacted(saved), redacted(config.model_dump(mode="json")))
         if (each.what, each.new) != ("model.dtype", AUTO)
-        and each.what.partition(".")[0].partition("[")[0] not in FREE and not each.what.startswith(FREE_KEYS)
+        and each.what.partition(".")[0].partition("[")[0] not in FREE
+        and not each.what.startswith(FREE_KEYS)
     ]
 
 
