@@ -243,7 +243,7 @@ def _host(s: Setting) -> Iterator[Part]:
     yield Part("weights, while they are sharded", pieces, "b Psi / P, on a CPU twice", (LOAD,), True)
     if s.offload_optimizer == "cpu":
         # They are converted, and then cloned.
-        yield Part("master weights, as they are made", FLOAT32 * trained, "4 Psi / P", (LOAD,), True)
+        yield Part("master weights, while they are created", FLOAT32 * trained, "4 Psi / P", (LOAD,), True)
     if s.reference:
         yield Part("reference, as it is loaded", weights, "b Psi", (LOAD,), True)
     if s.background:

@@ -173,7 +173,7 @@ def test_offload_moves_the_named_parts_to_the_host(setting: Setting) -> None:
         "gradients for the optimizer",
         "model, as it is loaded",
         "weights, while they are sharded",
-        "master weights, as they are made",
+        "master weights, while they are created",
     }
     both = replace(setting, offload_optimizer="cpu", offload_param="cpu")
     assert host | {"weights"} == {part.name for part in parts_of(both) if part.on_host}
