@@ -70,26 +70,29 @@ def _by_setting() -> Iterator[str]:
     shape = _shape(MODELS["Llama-3.1-8B"])
     base = setting(shape, 8)
     bucket = DEFAULTS | {"reduce_bucket_size": 50_000_000}
+    offloaded = replace(base, offload_optimizer="cpu")
+    no_reuse = bucket | {"stage3_max_reuse_distance": 0}
     settings = {
-        "as above": base,
+        "as in the table above": base,
         "without `train.gradient_checkpointing`": replace(base, checkpointing=False),
         "without `train.chunked_logprobs`": replace(base, chunked=False),
-        "`deepspeed.offload_optimizer: cpu`": replace(base, offload_optimizer="cpu"),
-        "and `deepspeed.offload_param: cpu`": replace(base, offload_optimizer="cpu", offload_param="cpu"),
+        "`deepspeed.offload_optimizer: cpu`": offloaded,
+        "the same with `deepspeed.offload_param: cpu`": replace(offloaded, offload_param="cpu"),
         "`reduce_bucket_size: 5e7`": replace(base, zero=bucket),
-        "and `stage3_max_reuse_distance: 0`": replace(base, zero=bucket | {"stage3_max_reuse_distance": 0}),
+        "the same with `stage3_max_reuse_distance: 0`": replace(base, zero=no_reuse),
         "`train.beta` above 0": replace(base, reference=True),
         "`model.dtype: float32`": replace(base, weight_bytes=4),
         "`generator: hf`, 64 completions": replace(base, generator=GeneratorMemory("whole"), sampled=64),
         "`model.lora: {r: 16}`": replace(base, trained=shape.adapters(16, "all-linear", [])),
     }
-    yield "| Llama-3.1-8B on 8 GPUs | GPU | while | host of the 8, while training |"
+    host = "host memory of the 8 ranks during training, GiB"
+    yield f"| Llama-3.1-8B on 8 GPUs | GPU memory of a rank, GiB | highest in phase | {host} |"
     yield "|---|---|---|---|"
     for name, changed in settings.items():
         parts = parts_of(changed)
         peak = peak_of(parts, on_host=False)
-        host = max(size_in(parts, phase, on_host=True) for phase in ALWAYS)
-        yield f"| {name} | {_gib(peak.size)} | {peak.phase} | {_gib(host * RANKS_PER_HOST)} |"
+        size = max(size_in(parts, phase, on_host=True) for phase in ALWAYS)
+        yield f"| {name} | {_gib(peak.size)} | {peak.phase} | {_gib(size * RANKS_PER_HOST)} |"
 
 
 def _shape(config: dict[str, object]) -> ModelShape:
