@@ -52,7 +52,6 @@ def take_pass(model: Any, step_loss: StepLoss, mode: ForwardMode = SHARED) -> No
     batch = collate(samples(), NOWHERE)
     result = forward_pass(model, batch, step_loss, TOTALS, 0.8, mode)
     assert result.loss.device == NOWHERE
-    # result.loss.backward()
     measure([(batch, result.detached())], CorrectionTraits.of(step_loss.correction))
     keep_old(batch, result.inputs.logprobs)
 
@@ -62,7 +61,7 @@ def correction_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_forward_loss_metrics_and_backward_read_no_value(model: Any, loss: str) -> None:
+def test_forward_loss_and_metrics_read_no_value(model: Any, loss: str) -> None:
     terms = {"beta": 0.1, "entropy_coef": 0.01, "off_policy_mask_threshold": 0.5}
     take_pass(model, StepLoss(loss_of(loss), correction_of("token-truncate"), **terms))
 
