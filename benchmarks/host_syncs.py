@@ -17,8 +17,10 @@ import json
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from surroundings import surroundings
 from sync_counter import GPU, Marks, Waits, counting
 from work import step_of
 
+from grpox.policy import attention
 from grpox.policy.batch import Sample, samples_of
 from grpox.policy.deepspeed_import import deepspeed
 from grpox.policy.engine import Engine, FrozenEngine
@@ -56,6 +59,7 @@ class Case:
     train: dict[str, Any] = field(default_factory=dict)
     """Changes of the run file's section."""
     full_logits: bool = False
+    packed: bool = False
     correction: str = "token-truncate"
     statistics: bool = False
     of_generator: bool = False
@@ -68,6 +72,7 @@ CASES = {
     "default": Case(),
     "all logits": Case(full_logits=True),
     "without prefix sharing": Case({"prefix_sharing": False}),
+    "packed": Case({"packing": True}, packed=True),
     "reference": Case({"beta": 0.1}),
     "entropy": Case({"entropy_coef": 0.01, "top_entropy_quantile": 0.5, "off_policy_mask_threshold": 0.1}),
     "statistics": Case(correction="sequence-mask", statistics=True),
@@ -77,24 +82,27 @@ CASES = {
 
 
 class Machine:
-    """The engines that all cases use, and the marks of their tensors."""
+    """An engine and a reference, and the marks of their tensors."""
 
-    def __init__(self, folder: Path, hidden: int, layers: int) -> None:
-        make_model(folder, hidden, layers)
-        self.folder, self.marks = folder, Marks()
-        world = start_world()
-        self.world = World(world.rank, world.size, GPU)
-        run = self.run_of(Case())
+    def __init__(self, folder: Path, world: World, kind: Case) -> None:
+        """
+        Args:
+            folder: of the model.
+            kind: a case with this engine's kind of attention.
+        """
+        self.folder, self.world, self.marks = folder, world, Marks()
+        run = self.run_of(kind)
         train = run.config.train
-        self.engine = Engine(open_model(run), run.config, self.world, 1000, AdamW(train), NamedSchedule(train))
+        self.engine = Engine(open_model(run), run.config, world, 1000, AdamW(train), NamedSchedule(train))
         self.mode = self.engine.mode
-        self.reference = FrozenEngine(open_model(run), run.config, self.world)
-        accelerator = deepspeed.accelerator.get_accelerator()
-        accelerator.current_device_name = accelerator.device_name = lambda *_: str(GPU)
+        if self.mode.packed != kind.packed:
+            raise SystemExit(f"the trial of forward modes left {self.mode}: {'; '.join(self.mode.failures)}")
+        self.reference = FrozenEngine(open_model(run), run.config, world)
 
     def run_of(self, case: Case) -> ResolvedRun:
         train = {"per_device_train_batch_size": ROWS, "num_generations": ROWS, **case.train}
         words = [f"train.{key}={json.dumps(value)}" for key, value in train.items()]
+        words += [f"model.init.attn_implementation={attention.VARLEN}"] if case.packed else []
         return load_run("quickstart", [f"model.path={self.folder}", f"correction={case.correction}", *words])
 
     def count(self, case: Case, micro_batches: int) -> tuple[Waits, int]:
@@ -121,9 +129,9 @@ class Machine:
 
         self.engine.begin_micro_batch = begin_micro_batch  # type: ignore[method-assign]
         batches, later = work(micro_batches, 0), work(micro_batches, 1)
-        for parameter in self._tensors():
-            self.marks.set(parameter, True)
-        with counting(waits, self.marks):
+        for each in self._tensors():
+            self.marks.set(each, True)
+        with counting(waits, self.marks), pausing(waits):
             if case.of_generator:
                 keep_reported([sample for batch in batches for sample in batch], 0, self.world.device)
             if case.later:
@@ -143,6 +151,22 @@ class Machine:
         for states in optimizer.optimizer.state.values():
             held += [each for each in states.values() if hasattr(each, "untyped_storage")]
         return held
+
+
+@contextmanager
+def pausing(waits: Waits) -> Iterator[None]:
+    """Pause the count where grpox attends by lengths, which is a kernel on a GPU and a loop on a CPU."""
+    attend = attention.attend_within
+
+    def attend_uncounted(*arguments: Any) -> Any:
+        with waits.paused():
+            return attend(*arguments)
+
+    attention.attend_within = attend_uncounted
+    try:
+        yield
+    finally:
+        attention.attend_within = attend
 
 
 def _mode(mode: ForwardMode, case: Case, shares: bool) -> ForwardMode:
@@ -190,11 +214,17 @@ def show(name: str, figures: dict[str, Any]) -> None:
 def measure(names: Sequence[str], hidden: int, layers: int) -> dict[str, Any]:
     """Count the cases of these names."""
     cases: dict[str, Any] = {}
+    world = replace(start_world(), device=GPU)
     with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(Path(folder), hidden, layers)
-        machine.count(Case(), 1)
+        make_model(Path(folder), hidden, layers)
+        machines = {case.packed: Machine(Path(folder), world, case) for case in (Case(), CASES["packed"])}
+        accelerator = deepspeed.accelerator.get_accelerator()
+        accelerator.current_device_name = accelerator.device_name = lambda *_: str(GPU)
+        for is_packed, machine in machines.items():
+            machine.count(Case(packed=is_packed), 1)  # the first step makes the states of the optimizer
         for name in names:
-            cases[name] = figures_of(lambda number, name=name: machine.count(CASES[name], number))
+            case = CASES[name]
+            cases[name] = figures_of(partial(machines[case.packed].count, case))
             show(name, cases[name])
     return {
         "per_micro_batch": max(each["per_micro_batch"] for each in cases.values()),

@@ -68,11 +68,12 @@ class Waits:
     """Operations of grpox on tensors of both devices, which CUDA refuses."""
     uploads: int = 0
     """Tensors that came to the GPU without a wait."""
+    _paused: bool = False
 
     def add(self, what: str, kind: str = "") -> None:
         """Count an operation where the innermost frame of grpox or of a library called it."""
         place, is_own = _caller()
-        if place is None:
+        if place is None or self._paused:
             return
         if kind == "mixed":
             self.mixed.update([(place, what)] if is_own else [])
@@ -80,6 +81,15 @@ class Waits:
             self.uploads += 1
         else:
             (self.own if is_own else self.others).update([(place, what)])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing in this block: on a GPU other code would run."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
 
 
 def _caller() -> tuple[str | None, bool]:

@@ -13,6 +13,7 @@ from support.small_models import model_of
 from test_packing import LONGEST, REGISTRY, SHARED, loss_of, micro_batches_of
 
 from grpox.config import ComponentRef, TrainConfig
+from grpox.policy.attention import VARLEN
 from grpox.policy.batch import Sample, collate
 from grpox.policy.logprobs import ForwardMode
 from grpox.policy.scoring_forward import install_scoring_forward
@@ -52,6 +53,7 @@ def take_pass(model: Any, step_loss: StepLoss, mode: ForwardMode = SHARED) -> No
     batch = collate(samples(), NOWHERE)
     result = forward_pass(model, batch, step_loss, TOTALS, 0.8, mode)
     assert result.loss.device == NOWHERE
+    result.loss.backward()
     measure([(batch, result.detached())], CorrectionTraits.of(step_loss.correction))
     keep_old(batch, result.inputs.logprobs)
 
@@ -61,7 +63,7 @@ def correction_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_forward_loss_and_metrics_read_no_value(model: Any, loss: str) -> None:
+def test_forward_loss_metrics_read_no_value(model: Any, loss: str) -> None:
     terms = {"beta": 0.1, "entropy_coef": 0.01, "off_policy_mask_threshold": 0.5}
     take_pass(model, StepLoss(loss_of(loss), correction_of("token-truncate"), **terms))
 
@@ -69,3 +71,11 @@ def test_forward_loss_and_metrics_read_no_value(model: Any, loss: str) -> None:
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_corrections_and_their_metrics_read_no_value(model: Any, correction: str) -> None:
     take_pass(model, StepLoss(loss_of("dapo"), correction_of(correction)))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_pass_by_lengths_reads_no_value_in_transformers_either(packed: bool) -> None:
+    made = model_of("llama", dtype=torch.float32, num_hidden_layers=1, attn_implementation=VARLEN)
+    install_scoring_forward(made, TrainConfig())
+    mode = ForwardMode(chunked=True, packed=packed, by_lengths=True)
+    take_pass(made.to(NOWHERE), StepLoss(loss_of("dapo"), correction_of("none")), mode)
