@@ -63,7 +63,7 @@ def correction_of(name: str) -> Any:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_forward_loss_metrics_read_no_value(model: Any, loss: str) -> None:
+def test_forward_loss_metrics_and_backward_read_no_value(model: Any, loss: str) -> None:
     terms = {"beta": 0.1, "entropy_coef": 0.01, "off_policy_mask_threshold": 0.5}
     take_pass(model, StepLoss(loss_of(loss), correction_of("token-truncate"), **terms))
 
