@@ -20,6 +20,7 @@ from started import start
 from transformers import PreTrainedTokenizerBase
 
 from grpox.contracts import Prompt
+from grpox.policy.precision import dtype_here
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.training.inputs import open_prompts, open_tokenizer
 from grpox_generators.vllm_sampling import request_params, seed_of
@@ -76,7 +77,8 @@ def bare(given: dict[str, Any]) -> Iterator[Sample]:
     tokenizer = open_tokenizer(run)
     sampling, prompts = run.config.sampling, prompts_of(run, tokenizer, given["prompts"], given["samples"])
     requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
-    engine = LLM(run.config.model.path, dtype=run.config.model.dtype, enforce_eager=True, **given["engine"])
+    model = run.config.model
+    engine = LLM(model.path, dtype=dtype_here(model), enforce_eager=True, **given["engine"])
 
     def params(prompt: Prompt, seed: int) -> SamplingParams:
         n, length = prompt.num_samples, sampling.max_completion_length

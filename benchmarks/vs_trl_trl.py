@@ -18,6 +18,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from varied_run import is_varied, lengths_of
 
+from grpox.policy.precision import dtype_here
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runfile.yaml_lines import read_yaml
 from grpox.training.step_report import _peak_memory_gib
@@ -88,7 +89,7 @@ def settings(run: ResolvedRun, own: dict[str, Any]) -> GRPOConfig:
     assert (sampling.top_p, sampling.top_k, sampling.min_p, train.beta) == (1.0, 0, 0.0, 0.0)
     arguments: dict[str, Any] = {
         "output_dir": config.output_dir,
-        "model_init_kwargs": {"dtype": config.model.dtype},
+        "model_init_kwargs": {"dtype": dtype_here(config.model)},
         "max_steps": train.max_steps,
         "per_device_train_batch_size": train.per_device_train_batch_size,
         "gradient_accumulation_steps": train.gradient_accumulation_steps,
@@ -111,7 +112,7 @@ def settings(run: ResolvedRun, own: dict[str, Any]) -> GRPOConfig:
         "beta": 0.0,
         "disable_dropout": True,
         "gradient_checkpointing": False,
-        "bf16": config.model.dtype == "bfloat16",
+        "bf16": dtype_here(config.model) == "bfloat16",
         "seed": train.seed,
         "shuffle_dataset": train.shuffle_dataset,
         "logging_steps": 1,

@@ -8,7 +8,7 @@ nothing heavy.
 | generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `base_parameters`, `base_buffers`, `persistent_buffers`, `ADAPTER`, `hub_kernels`, `preserve_random_state`, `world_size` |
 | advantages | `weighted_sum`, `ROUNDING` |
 | trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
-| commands | `load_run`, `recipe_names`, `input_path`, `model_problems` |
+| commands | `dtype_on`, `load_run`, `recipe_names`, `input_path`, `model_problems` |
 | files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `flush_to_disk`, `hold`, `preserve_env` |
 | messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `chain`, `shorten`, `TEXT`, `MASK` |
 """  # noqa: E501 - a table
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from grpox.checkpoint.folders import checkpoints_in, step_of
     from grpox.checkpoint.rng import preserve_random_state
+    from grpox.config.inputs import dtype_on
     from grpox.data.json_rows import UnreadableData
     from grpox.errors import TEXT, chain, describe, shorten, text_of
     from grpox.errors.formatting import duration, format_bytes, pluralize, some
@@ -58,7 +59,7 @@ __all__ += ["ROUNDING", "weighted_sum"]
 __all__ += ["Curve", "MetricsLine", "UnreadableData", "binned", "checkpoints_in"]
 __all__ += ["describe_early_stop", "look_at", "read_samples", "step_of"]
 __all__ += ["LOCK_FILE", "parameter_defaults", "read_lock"]
-__all__ += ["input_path", "load_run", "model_problems", "recipe_names"]
+__all__ += ["dtype_on", "input_path", "load_run", "model_problems", "recipe_names"]
 __all__ += ["atomic_path", "flush_to_disk", "hold", "preserve_env", "read_mapping", "write_atomically"]
 __all__ += ["MASK", "TEXT", "chain", "describe", "shorten", "text_of"]
 __all__ += ["duration", "format_bytes", "pluralize", "some"]
@@ -66,6 +67,7 @@ __all__ += ["duration", "format_bytes", "pluralize", "some"]
 _HOMES = {
     "grpox.checkpoint.folders": ("checkpoints_in", "step_of"),
     "grpox.checkpoint.rng": ("preserve_random_state",),
+    "grpox.config.inputs": ("dtype_on",),
     "grpox.data.json_rows": ("UnreadableData",),
     "grpox.errors": ("TEXT", "chain", "describe", "shorten", "text_of"),
     "grpox.errors.formatting": ("format_bytes", "pluralize", "duration", "some"),

@@ -15,9 +15,10 @@ from rich.text import Text
 
 from grpox.cli.arguments import Overrides, Ranks, Run, load_named_run
 from grpox.config import TrainConfig
+from grpox.config.inputs import AUTO
 from grpox.data.schedule import BatchPlan, MicroBatchPlan, PromptSampler, Schedule
 from grpox.errors.formatting import format_bytes, pluralize
-from grpox.policy.memory_plan.formula import LOAD, PHASES, Part, Setting, parts_of, peak_of, size_in
+from grpox.policy.memory_plan.formula import FLOAT32, LOAD, PHASES, Part, Setting, parts_of, peak_of, size_in
 
 ROOM = 1000
 """Table width without a limit."""
@@ -100,7 +101,7 @@ def plan(
 
         setting = run_setting(resolved, gpu=True, prompt_tokens=prompt_tokens)
         assumed = prompt_tokens is None and resolved.config.data.max_prompt_length is None
-        console.print(memory_report(setting, assumed))
+        console.print(memory_report(setting, assumed, is_auto=resolved.config.model.dtype == AUTO))
         return
     train = resolved.config.train
     console.print(plan_report(train, resolved.plan, resolved.num_prompts, generations, console))
@@ -227,16 +228,17 @@ def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) ->
 # -- Memory ------------------------------------------------------------------------------------------------
 
 
-def memory_report(setting: Setting, prompt_assumed: bool) -> RenderableType:
+def memory_report(setting: Setting, prompt_assumed: bool, is_auto: bool = False) -> RenderableType:
     """Draw two tables, and notes on memory that they do not count.
 
     Args:
         setting: ranks with a GPU; the last lines give the memory without GPUs.
         prompt_assumed: the length of prompts is unknown, and a default is assumed.
+        is_auto: the precision depends on the device, and is bfloat16 in `setting`.
     """
     parts = parts_of(setting)
     tables = (_parts_table(setting, parts), Text(), _phases_table(parts), Text())
-    return Group(*tables, *_notes(setting, prompt_assumed))
+    return Group(*tables, *_notes(setting, prompt_assumed, is_auto))
 
 
 def _parts_table(setting: Setting, parts: Sequence[Part]) -> Table:
@@ -271,8 +273,11 @@ def _phases_table(parts: Sequence[Part]) -> Table:
     return table
 
 
-def _notes(setting: Setting, prompt_assumed: bool) -> Iterator[Text]:
-    without = peak_of(parts_of(replace(setting, gpu=False)), on_host=True)
+def _notes(setting: Setting, prompt_assumed: bool, is_auto: bool) -> Iterator[Text]:
+    if is_auto:
+        yield Text("model.dtype: auto counts as bfloat16 on GPUs, and as float32 without them.")
+    on_cpu = replace(setting, gpu=False, weight_bytes=FLOAT32 if is_auto else setting.weight_bytes)
+    without = peak_of(parts_of(on_cpu), on_host=True)
     yield Text(
         f"Without GPUs: {format_bytes(without.size)} of host memory for each rank, during: {without.phase}"
     )

@@ -8,6 +8,10 @@ from pydantic import Field, field_validator, model_validator
 
 from grpox.config.component import ComponentRef, Section
 
+AUTO = "auto"
+Dtype = Literal["float32", "bfloat16"]
+"""Precision of weights."""
+
 
 class LoraConfig(Section):
     """Low-rank adapters (LoRA, arXiv 2106.09685): W + (alpha / r) B A, where only A and B are trained."""
@@ -43,11 +47,19 @@ class LoraConfig(Section):
         return target_modules
 
 
+def dtype_on(dtype: Literal["auto", "float32", "bfloat16"], gpu: bool) -> Dtype:
+    """Return the precision that a value of ``model.dtype`` means on a GPU or on a CPU."""
+    if dtype == "auto":
+        return "bfloat16" if gpu else "float32"
+    return dtype
+
+
 class ModelConfig(Section):
     path: str
     """A local folder in Hugging Face format, or a hub id if the hub can be reached."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the weights in training; optimizer states are always float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the weights in training; ``auto`` is bfloat16 on GPUs with CUDA and float32 on CPUs. Master
+    weights and optimizer states are always float32."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the tokenizer's chat template, used for conversational prompts."""
     init: dict[str, Any] = Field(default_factory=dict)

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
 
 from grpox.config import RunConfig
+from grpox.config.inputs import Dtype
 from grpox.errors import RunFailed, text_of
 from grpox.errors.formatting import format_bytes, pluralize
 from grpox.errors.redaction import redact, redacted
@@ -206,6 +207,16 @@ def _recorded(config: RunConfig) -> RunConfig | None:
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return None if changes(recorded.model_dump(mode="json"), config) else recorded
+
+
+def recorded_dtype(output_dir: Path) -> Dtype | None:
+    """Read the precision of the run whose record is in the folder; None if there is none that can be read."""
+    try:
+        config = yaml.safe_load((output_dir / "config.yaml").read_text(encoding="utf-8"))
+        dtype = config["model"]["dtype"]
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        return None
+    return dtype if dtype in get_args(Dtype) else None
 
 
 def sync_record(folder: Path, after: int) -> int:

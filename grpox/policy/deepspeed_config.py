@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from grpox.config import DeepSpeedConfig, RunConfig
 from grpox.errors import ConfigError, Problem, describe
+from grpox.policy.precision import dtype_here
 from grpox.runfile.deepspeed_settings import without_auto
 
 
@@ -27,7 +28,7 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         # Offloaded states are updated by the run's own optimizer: DeepSpeed's CPUAdam is compiled on first use.
         "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": config.model.dtype == "bfloat16"},
+        "bf16": {"enabled": dtype_here(config.model) == "bfloat16"},
         # Half-precision sums would make the gradient depend on the number of micro-batches.
         "communication_data_type": "fp32",
         "data_types": {"grad_accum_dtype": "fp32"},
@@ -105,7 +106,7 @@ def _check_nvme(config: RunConfig, folder: str) -> None:
 
     if (
         config.deepspeed.offload_param == "nvme"
-        and config.model.dtype == "float32"
+        and dtype_here(config.model) == "float32"
         and not get_accelerator().is_fp16_supported()
     ):
         # partition_parameters.Init._set_dtype swaps in bfloat16 there, whatever the model's dtype is.

@@ -3,24 +3,27 @@
 They come from all logits of a model, or from its hidden states without a tensor [tokens, vocabulary]: the
 logits of a few tokens at a time are computed, used and dropped, and the backward pass computes them again. The
 memory does not grow with the vocabulary, because a larger vocabulary means fewer tokens per chunk.
+
+Half-precision weights and hidden states are multiplied with float32 results, because a logit in bfloat16 is off
+by up to one part in 512.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpox.policy.batch import Layout, RolloutBatch, lay_out
+from grpox.policy.head_chunks import rows_per_chunk
 
 POSITIONS_PER_CHUNK = 4096
 """Number of token positions whose probabilities are in memory at once for the entropy."""
-LOGITS_PER_CHUNK = 2**23
-"""Number of logits in memory at once: 32 MiB of float32, large enough for products at full speed."""
+HOST = torch.device("cpu")
 LEAST_LOG_P = -1e4
 """Log-probability below which a probability is 0 in every precision, so its factor only has to be finite."""
 
@@ -232,8 +235,9 @@ class _ChosenLogprobs(torch.autograd.Function):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
         normaliser, entropy = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        for part in _parts(len(hidden), len(weight)):
-            logits = _logits(hidden[part], weight, bias, wanted, _rows(low, part), up)
+        factors = _Factors.of(hidden, weight, bias, low, up)
+        for part in _parts(len(hidden), weight):
+            logits = _logits(factors.rows(part), wanted)
             lse = torch.logsumexp(logits, dim=-1)
             logprobs[part] = logits.gather(1, wanted.targets[part].unsqueeze(1)).squeeze(1) - lse
             log_p = logits.sub_(lse.unsqueeze(1))
@@ -256,23 +260,29 @@ class _ChosenLogprobs(torch.autograd.Function):
         for_weight = torch.zeros_like(weight, dtype=normaliser.dtype) if needs_weight else None
         for_bias = torch.zeros_like(bias, dtype=normaliser.dtype) if needs_bias else None
         for_up = torch.zeros_like(up, dtype=normaliser.dtype) if needs_up else None
-        taught = upstream != 0  # clipped tokens have no gradient
+        taught = upstream != 0
         if wanted.entropy_gradient:
             taught |= of_entropy != 0
-        live = taught.nonzero().squeeze(1)
-        for part in _parts(len(live), len(weight)):
-            places = live[part]
-            inputs, narrow = hidden[places], _rows(low, places)
-            logits = _logits(inputs, weight, bias, wanted, narrow, up)
-            by_entropy = (of_entropy[places], entropy[places]) if wanted.entropy_gradient else None
-            gradient = _by_logits(logits, normaliser[places], upstream[places], places, wanted, by_entropy)
-            by_output = gradient.to(weight.dtype)
+        factors = _Factors.of(hidden, weight, bias, low, up)
+        for rows in _taught_parts(taught, weight):
+            chunk = factors.rows(rows)
+            by_entropy = (of_entropy[rows], entropy[rows]) if wanted.entropy_gradient else None
+            gradient = _by_logits(
+                _logits(chunk, wanted),
+                normaliser[rows],
+                upstream[rows],
+                wanted.targets[rows],
+                wanted,
+                by_entropy,
+            )
+            # Rounded to the weight's precision, because a product needs factors of one type.
+            by_output = _factor(gradient.to(weight.dtype))
             if for_hidden is not None:
-                for_hidden[places] = by_output @ weight
-            if for_low is not None:
-                for_low[places] = by_output @ up
-            _add_outer(for_weight, by_output, inputs)
-            _add_outer(for_up, by_output, narrow)
+                for_hidden[rows] = _product(by_output, factors.weight).to(hidden.dtype)
+            if for_low is not None and factors.up is not None:
+                for_low[rows] = _product(by_output, factors.up).to(low.dtype)
+            _add_product(for_weight, by_output.T, chunk.hidden)
+            _add_product(for_up, by_output.T, chunk.low)
             if for_bias is not None:
                 for_bias += gradient.sum(dim=0)
         return (
@@ -285,39 +295,85 @@ class _ChosenLogprobs(torch.autograd.Function):
         )
 
 
-def _rows(low: Tensor | None, part: slice | Tensor) -> Tensor | None:
-    return None if low is None else low[part]
+@dataclass(frozen=True)
+class _Factors:
+    """Factors of the products of a head, each in the type in which it is multiplied."""
+
+    hidden: Tensor  # [N, H]
+    weight: Tensor  # [V, H]
+    bias: Tensor | None  # [V]
+    low: Tensor | None  # [N, r]
+    up: Tensor | None  # [V, r]
+
+    @classmethod
+    def of(cls, hidden: Tensor, weight: Tensor, *others: Tensor | None) -> _Factors:
+        """Convert the tensors that are multiplied, once for all chunks."""
+        return cls(
+            _factor(hidden), _factor(weight), *(None if each is None else _factor(each) for each in others)
+        )
+
+    def rows(self, rows: slice | Tensor) -> _Factors:
+        """Select rows of the hidden states, and of `low`."""
+        return replace(self, hidden=self.hidden[rows], low=None if self.low is None else self.low[rows])
 
 
-def _add_outer(total: Tensor | None, by_output: Tensor, inputs: Tensor | None) -> None:
-    """Add the gradient of a weight to its `total`: [n, V] and [n, H] -> [V, H]."""
-    if total is None or inputs is None:
+def _factor(tensor: Tensor) -> Tensor:
+    """Convert a factor so that its products are float32 (float64 for float64 factors).
+
+    CUDA multiplies half precision with float32 results. On other devices the result would be rounded to half
+    precision, so the factors are raised before; the product of two bfloat16 numbers is exact in float32.
+    """
+    return tensor if tensor.device.type == "cuda" else _raised(tensor)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply two factors: [n, m], [m, k] -> f32[n, k]."""
+    if left.dtype in (torch.float32, torch.float64):
+        return left @ right
+    return torch.mm(left, right, out_dtype=torch.float32)
+
+
+def _add_product(total: Tensor | None, left: Tensor, right: Tensor | None) -> None:
+    """Add the product of two factors to `total` f32[n, k], if there is one, in place."""
+    if total is None or right is None:
         return
-    if total.dtype == inputs.dtype:
-        total.addmm_(by_output.T, inputs)
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
     else:
-        total += by_output.T @ inputs
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
 
 
-def _parts(tokens: int, vocabulary: int) -> list[slice]:
-    """Yield slices of `tokens` whose logits are in memory at once."""
-    size = max(1, LOGITS_PER_CHUNK // vocabulary)
+def _parts(tokens: int, weight: Tensor) -> list[slice]:
+    """List slices of `tokens` whose logits are in memory at once."""
+    device = weight.device
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    size = rows_per_chunk(len(weight), memory)
     return [slice(begin, begin + size) for begin in range(0, tokens, size)]
 
 
-def _logits(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    wanted: Wanted,
-    low: Tensor | None = None,
-    up: Tensor | None = None,
-) -> Tensor:
-    """Compute logits / temperature, with half precision raised to float32: [n, H] -> [n, V]."""
-    logits = torch.nn.functional.linear(hidden, weight, bias)
-    if low is not None and up is not None:
-        logits = logits.addmm_(low, up.T)
-    logits, transform = _raised(logits), wanted.transform
+def _taught_parts(taught: Tensor, weight: Tensor) -> list[slice] | list[Tensor]:
+    """List parts of the rows that include all rows with a gradient: bool[N] -> indices.
+
+    On the host, rows without a gradient, as of clipped tokens, are left out. On another device they are
+    multiplied by 0: to find them, the host would have to wait for the device.
+    """
+    if taught.device != HOST:
+        return _parts(len(taught), weight)
+    live = taught.nonzero().squeeze(1)
+    return [live[part] for part in _parts(len(live), weight)]
+
+
+def _logits(factors: _Factors, wanted: Wanted) -> Tensor:
+    """Compute logits / temperature: [n, H] -> f32[n, V]."""
+    hidden, weight, bias = factors.hidden, factors.weight, factors.bias
+    if hidden.dtype in (torch.float32, torch.float64):
+        logits = torch.nn.functional.linear(hidden, weight, bias)
+    else:
+        logits = _product(hidden, weight.T)
+        logits = logits if bias is None else logits.add_(bias)
+    if factors.low is not None and factors.up is not None:
+        _add_product(logits, factors.low, factors.up.T)
+    transform = wanted.transform
     if transform.cap is None:
         factor = transform.scale / wanted.temperature
         return logits if factor == 1 else logits.mul_(factor)
@@ -333,7 +389,7 @@ def _by_logits(
     logits: Tensor,
     normaliser: Tensor,
     upstream: Tensor,
-    places: Tensor,
+    targets: Tensor,
     wanted: Wanted,
     of_entropy: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
@@ -352,5 +408,5 @@ def _by_logits(
     if of_entropy is not None:
         by_p = by_p - of_entropy[0].unsqueeze(1) * entropy_by_logits(log_p, of_entropy[1])
     gradient = log_p.exp_().mul_(by_p)
-    gradient[torch.arange(len(places), device=places.device), wanted.targets[places]] += upstream
+    gradient.scatter_add_(1, targets.unsqueeze(1), upstream.unsqueeze(1))
     return gradient if isinstance(slope, float) and math.isclose(slope, 1) else gradient.mul_(slope)

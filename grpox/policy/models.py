@@ -30,6 +30,7 @@ from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem, plain, text_of
 from grpox.errors.formatting import some
 from grpox.policy.attention import VARLEN
+from grpox.policy.precision import dtype_here
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
 
@@ -60,7 +61,7 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
         with _without_load_report():
             model, info = AutoModelForCausalLM.from_pretrained(
                 path,
-                dtype=getattr(torch, config.dtype),
+                dtype=getattr(torch, dtype_here(config)),
                 output_loading_info=True,
                 # Else they raise without a name; they are refused below.
                 ignore_mismatched_sizes=True,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grpox.config import RunConfig
+from grpox.config.inputs import AUTO
 from grpox.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ class Given:
         if not self.changes:
             return data
         merged = data.model_dump() if isinstance(data, RunConfig) else dict(data)
-        if isinstance(data, RunConfig) and "dtype" not in data.model.model_fields_set:
-            del merged["model"]["dtype"]  # the user did not choose it: a model given has its own
         for name, changes in self.changes.items():
             if not isinstance(changes, Mapping):
                 merged[name] = list(changes)
@@ -84,7 +83,9 @@ class Given:
             what = "has no effect, because the model is already loaded"
             problems.append(Problem(what, key="model.init", given=str(section["init"])))
         dtype = str(self.model.dtype).removeprefix("torch.")
-        if section.setdefault("dtype", dtype) != dtype:
+        if section.get("dtype", AUTO) == AUTO:
+            section["dtype"] = dtype
+        elif section["dtype"] != dtype:
             what = f"the model given is in {dtype}"
             problems.append(Problem(what, "model.dtype", given=str(section["dtype"]), allowed=dtype))
         if self.tokenizer is None and section["path"] == GIVEN:

@@ -27,6 +27,7 @@ from grpox.contracts import Capability, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.policy.models import load_model
+from grpox.policy.precision import allow_tf32
 from grpox.rollout.collector import Scorer, sample_and_score
 from grpox.rollout.metrics import error_metrics, length_metrics, mean
 from grpox.rollout.rewards import NamedReward
@@ -253,6 +254,7 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
 
         with translate_lost_ranks(world, times):
             model = on_every_rank(world, times, times.phase("load")(load))
+            allow_tf32(model, world.device)
             context = generator_context(model, tokenizer, run.config, world)
             sampler = start_sampler(generator, context, FixedPolicy(model), world, times, sleeps=False)
             try:

@@ -17,19 +17,21 @@ from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, new
 from grpox.checkpoint.save_model import CARD, check_hub, model_card, push_model, save_model
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import RunConfig
+from grpox.config.inputs import AUTO
 from grpox.contracts import Capability, Generator, RunContext
 from grpox.data.schedule import Schedule
 from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
 from grpox.observing.machine_metrics import machine_metrics
 from grpox.observing.observers import Observers
-from grpox.observing.record import began, finished, git_commit, versions
+from grpox.observing.record import began, finished, git_commit, recorded_dtype, versions
 from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.adapter_folder import save_adapter
 from grpox.policy.deepspeed_config import check_deepspeed
 from grpox.policy.engine import Engine
 from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.memory_plan.of_run import generator_settings
+from grpox.policy.precision import allow_tf32, dtype_here
 from grpox.rollout.rewards.isolation import OF_EVALUATION, reward_functions
 from grpox.runfile.checked import unchecked_message
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
@@ -134,6 +136,7 @@ def train_run(
         reward_functions(run, OF_EVALUATION) as of_evaluation,
         translate_exits(FOREIGN),
     ):
+        _decide_dtype(config, world, resume)
         lock = lock_of(run)
         _report_unchecked(run, world)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
@@ -177,6 +180,18 @@ def train_run(
         return summary
 
 
+def _decide_dtype(config: RunConfig, world: World, resume: bool) -> None:
+    """Replace ``model.dtype: auto`` by the precision that the run has; a collective.
+
+    A resumed run keeps the precision that it began with, also on other devices.
+    """
+    if config.model.dtype != AUTO:
+        return
+    recorded = [recorded_dtype(Path(config.output_dir))] if resume and world.is_main else [None]
+    known = [dtype for dtype in world.gather(recorded) if dtype is not None]
+    config.model.dtype = known[0] if known else dtype_here(config.model)
+
+
 def _report_unchecked(run: ResolvedRun, world: World) -> None:
     if world.is_main and (message := unchecked_message(run)):
         logger.info("%s", message)
@@ -204,6 +219,7 @@ def _train_and_save(
 ) -> dict[str, Any]:
     config, world, times = parts.run.config, parts.world, parts.times
     model = on_every_rank(world, times, times.phase("load")(lambda: open_model(parts.run)))
+    allow_tf32(model, world.device)
     home, generation_config = model.device, model.generation_config
     for_generator = generator_context(model, parts.inputs.tokenizer, config, world)
     files = ShardFiles(config.checkpoint.background)

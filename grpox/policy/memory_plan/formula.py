@@ -15,6 +15,7 @@ from math import ceil
 from typing import NamedTuple
 
 from grpox.contracts import GeneratorMemory
+from grpox.policy.head_chunks import BYTES_PER_LOGIT, rows_per_chunk
 from grpox.policy.memory_plan.shape import ModelShape
 
 LOAD, GENERATE, UPDATE, REDUCE, STEP = "load", "generate", "update", "reduce", "step"
@@ -26,8 +27,8 @@ ALWAYS = (GENERATE, *TRAINS)
 FLOAT32 = 4
 MOMENTS = 8
 """Bytes of AdamW's two states."""
-CHUNK = 2**23
-"""Number of logits that the head stores at once (`grpox.policy.logprobs.LOGITS_PER_CHUNK`)."""
+LARGE_GPU = 2**40
+"""Bytes of a GPU whose memory does not limit the rows of a chunk of logits."""
 SYNC = 256 * 2**20
 """Bytes of whole weights at a time during weight sync (`weight_stream.BUCKET_BYTES`)."""
 DEFAULTS = {
@@ -193,7 +194,8 @@ def _computed(s: Setting) -> Iterator[Part]:
     yield Part("gradients of activations", passing, "N b (4 H + 3 F)", (UPDATE,))
     logits = min(n, s.sequences * s.completion) * shape.vocabulary
     if s.chunked:
-        size, why = FLOAT32 * 2 * min(CHUNK, logits), "64 MiB, in parts"
+        rows = rows_per_chunk(shape.vocabulary, LARGE_GPU if s.gpu else None)
+        size, why = BYTES_PER_LOGIT * min(rows * shape.vocabulary, logits), "8 V for each row of a chunk"
     else:
         size, why = (b + 3 * FLOAT32) * logits, "(b + 12) V for each token of a completion"
     yield Part("logits", size, why, (UPDATE,))

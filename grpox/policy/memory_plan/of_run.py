@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from grpox.config.inputs import dtype_on
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
 from grpox.errors.formatting import format_bytes
@@ -41,7 +42,7 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
         shape=shape,
         ranks=ranks,
         gpu=gpu,
-        weight_bytes=2 if config.model.dtype == "bfloat16" else 4,
+        weight_bytes=2 if dtype_on(config.model.dtype, gpu) == "bfloat16" else 4,
         trained=shape.adapters(lora.r, lora.target_modules, lora.exclude_modules) if lora else (),
         sequences=train.per_device_train_batch_size,
         prompt=prompt_tokens or config.data.max_prompt_length or PROMPT,
@@ -112,12 +113,13 @@ def check_load(run: ResolvedRun, free: int | None) -> None:
     if free is None or needed is None or needed <= free:
         return
     model = run.config.model
-    smaller = "model.dtype: bfloat16, " if model.dtype == "float32" else ""
+    dtype = dtype_on(model.dtype, gpu=True)
+    smaller = "model.dtype: bfloat16, " if dtype == "float32" else ""
     raise ConfigError(
         f"the model does not fit: while it loads, every GPU needs {format_bytes(needed)} for all of it, and "
         f"{format_bytes(free)} are free",
         "model.path",
-        given=f"{model.path} in {model.dtype}",
+        given=f"{model.path} in {dtype}",
         allowed=f"{smaller}a smaller model, or GPUs with more memory; more ranks or offload do not help "
         "(grpox plan --memory)",
     )

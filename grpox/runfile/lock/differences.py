@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from grpox.config import RunConfig
+from grpox.config.inputs import AUTO
 from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import redacted
 from grpox.plugins.requirements import canonical_name
@@ -91,11 +92,16 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[D
 
 
 def changes(saved: Mapping[str, Any], config: RunConfig) -> list[Difference]:
-    """List the differences from the resolved config `saved` that make `config` a different run."""
+    """List the differences from the resolved config `saved` that make `config` a different run.
+
+    A run whose ``model.dtype`` is ``auto`` is the same run in the precision that was recorded.
+    """
     return [
         each
         for each in config_differences(redacted(saved), redacted(config.model_dump(mode="json")))
-        if each.what.partition(".")[0].partition("[")[0] not in FREE and not each.what.startswith(FREE_KEYS)
+        if (each.what, each.new) != ("model.dtype", AUTO)
+        and each.what.partition(".")[0].partition("[")[0] not in FREE
+        and not each.what.startswith(FREE_KEYS)
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from grpox.errors import ConfigError, nearest
 if TYPE_CHECKING:
     from grpox_vllm_serving.launch import ServerSettings
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("auto", "float32", "bfloat16")
 TRANSFERS = ("auto", "nccl", "file")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -35,7 +35,9 @@ def serve(
     dtype: Annotated[
         str | None,
         typer.Option(
-            metavar="|".join(DTYPES), help="Precision of the model.", show_default="the run's, else float32"
+            metavar="|".join(DTYPES),
+            help="Precision of the model; auto: bfloat16 with CUDA, else float32.",
+            show_default="the run's, else auto",
         ),
     ] = None,
     max_model_len: Annotated[
@@ -97,11 +99,13 @@ def serve(
       grpox serve ./model --port 8001 --max-model-len 1024
       grpox serve ./model -tp 4 --dtype bfloat16 -- --max-num-seqs 512
     """
+    from grpox.toolkit import dtype_on
     from grpox_vllm_serving.protocol import read_or_make_token
 
     _refuse_unknown("--dtype", dtype, DTYPES)
     _refuse_unknown("--weights", weights, TRANSFERS)
     path, of_run = _model(model)
+    chosen: Any = dtype or of_run
     _refuse_used_address(host, port)
     if weights_dir is not None and not Path(weights_dir).is_dir():
         raise ConfigError("no such folder", "--weights-dir", given=weights_dir)
@@ -120,7 +124,7 @@ def serve(
         token=token,
         host=host,
         port=port,
-        dtype=dtype or of_run or "float32",
+        dtype=dtype_on(chosen, cuda),
         max_model_len=max_model_len,
         tensor_parallel_size=tensor_parallel_size,
         gpu_memory_utilization=gpu_memory_utilization,
@@ -156,8 +160,8 @@ def _serve(settings: ServerSettings) -> None:
         server.wait()
 
 
-def _model(given: str) -> tuple[str, str | None]:
-    """Return the model for vLLM to load, and its dtype if a run file sets one.
+def _model(given: str) -> tuple[str, str]:
+    """Return the model for vLLM to load, and the dtype that a run names for it, else auto.
 
     Raises:
         ConfigError: it is not a model's folder, run file, recipe or hub id.
@@ -170,7 +174,7 @@ def _model(given: str) -> tuple[str, str | None]:
     path = input_path(given, Path.cwd())
     if problems := list(model_problems("MODEL", path)):
         raise ConfigError(problems)
-    return path, None
+    return path, DTYPES[0]
 
 
 def _hang_up_as_terminate() -> None:

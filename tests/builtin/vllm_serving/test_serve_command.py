@@ -105,7 +105,7 @@ def with_vllm(monkeypatch):
 
 
 def test_mistakes_are_told_before_vllm_loads(with_vllm, tmp_path):
-    assert refused("quickstart", "--dtype", "float16").allowed == "float32, bfloat16"
+    assert refused("quickstart", "--dtype", "float16").allowed == "auto, float32, bfloat16"
     assert refused("quickstart", "--weights", "flie").nearest == "file"
     assert refused(str(tmp_path)).what == "no config.json in this folder"
     assert refused("./no-such-model").key == "MODEL"

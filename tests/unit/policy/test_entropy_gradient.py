@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from support.small_models import TRAIN, batch, far, gradient_of, model_of
-from test_chunked_head import TEMPERATURE, H, N, V, reference
+from test_chunked_head import CHUNKS, ROWS, TEMPERATURE, H, N, V, reference
 from torch import Tensor
 
-from grpox.policy import logprobs
+from grpox.policy import head_chunks, logprobs
 from grpox.policy.logprobs import (
     FULL_LOGITS,
     LogitTransform,
@@ -33,17 +33,20 @@ def parts(bias: bool) -> list[Tensor]:
     return [tensor.requires_grad_(True) for tensor in made]
 
 
-@pytest.mark.parametrize("chunk", [V, 3 * V + 5, 10**6], ids=["a token", "three tokens", "all at once"])
+@CHUNKS
+@ROWS
 @pytest.mark.parametrize(
     "transform",
     [LogitTransform(), LogitTransform(0.25), LogitTransform(4.0, 3.0)],
     ids=["plain", "scaled", "scaled and capped"],
 )
 def test_the_gradient_from_hidden_states_equals_that_over_all_logits(
-    monkeypatch: pytest.MonkeyPatch, transform: LogitTransform, chunk: int
+    monkeypatch: pytest.MonkeyPatch, transform: LogitTransform, chunk: int, reads: bool
 ) -> None:
     """Beside the log-probabilities' own: some tokens have both, some one, one none."""
-    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", chunk)
+    if not reads:
+        monkeypatch.setattr(logprobs, "HOST", torch.device("meta"))
+    monkeypatch.setattr(head_chunks, "LOGITS_PER_CHUNK", chunk)
     inputs = parts(bias=True)
     targets = torch.randint(V, (N,))
     upstream, of_entropy = torch.randn(2, N, dtype=torch.float64)

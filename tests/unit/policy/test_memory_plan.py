@@ -20,7 +20,7 @@ from grpox.cli.plan import memory_report
 from grpox.config import ModelConfig
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
-from grpox.policy import logprobs, weight_stream
+from grpox.policy import weight_stream
 from grpox.policy.memory_plan import formula
 from grpox.policy.memory_plan.formula import DEFAULTS, PHASES, Setting, parts_of, peak_of, size_in
 from grpox.policy.memory_plan.of_run import check_load, run_setting
@@ -285,7 +285,6 @@ def test_the_peak_is_that_of_its_phase(setting: Setting) -> None:
 def test_constants_equal_those_of_other_modules() -> None:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    assert formula.CHUNK == logprobs.LOGITS_PER_CHUNK
     assert formula.SYNC == weight_stream.BUCKET_BYTES
     zero = DeepSpeedZeroConfig(stage=3)
     assert {name: getattr(zero, name.removeprefix("stage3_")) for name in DEFAULTS} == DEFAULTS
@@ -312,6 +311,20 @@ def test_a_run_files_own_settings_count() -> None:
     assert setting.sampled == 32
     assert setting.shape.parameters == 527_104
     assert run_setting(run, gpu=True, prompt_tokens=50).prompt == 50
+
+
+def test_auto_counts_as_bfloat16_on_gpus_alone() -> None:
+    run = load_run("quickstart", ["model.dtype=auto"])
+    assert run_setting(run, gpu=True).weight_bytes == 2
+    assert run_setting(run, gpu=False).weight_bytes == 4
+    commands = [["plan", "quickstart", "--memory", f"model.dtype={dtype}"] for dtype in ("auto", "float32")]
+    auto, float32 = (CliRunner().invoke(cli.app, each, env={"COLUMNS": "120"}).output for each in commands)
+    note = "model.dtype: auto counts as bfloat16 on GPUs, and as float32 without them."
+    assert note in auto
+    assert note not in float32
+    one, other = ([line for line in text.splitlines() if "Without GPUs" in line] for text in (auto, float32))
+    assert len(one) == 1
+    assert one == other
 
 
 @pytest.mark.parametrize("width", ["80", "120"])

@@ -146,7 +146,8 @@ def test_the_dtype_is_that_of_the_model(model: LlamaForCausalLM) -> None:
     config = RunConfig.model_validate(
         {"model": {"path": "x"}, "data": {"path": "y"}, "rewards": ["exact"], "train": BATCH}
     )
-    assert resolved(config, objects).config.model.dtype == "bfloat16"  # float32 is nobody's choice there
+    assert resolved(config, objects).config.model.dtype == "bfloat16"
+    assert resolved({"train": BATCH, "model": {"dtype": "auto"}}, objects).config.model.dtype == "bfloat16"
     assert config.model.path == "x"
 
 

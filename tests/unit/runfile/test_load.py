@@ -333,7 +333,7 @@ def test_a_run_that_does_not_exist_names_the_nearest(tmp_path: Path, monkeypatch
             1,
             "model.dtype",
             "bfloat16",
-            "float32 or bfloat16",
+            "auto or float32 or bfloat16",
         ),
         ("{path: model}", "{}", 1, "model.path", "", "text"),
         ("  path: train.jsonl", "  prompt_column: q", 2, "data", "", "mapping with path, subset"),

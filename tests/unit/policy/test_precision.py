@@ -1,0 +1,119 @@
+"""The precision of weights by the device, and TensorFloat-32 where it rounds no positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.small_models import model_of
+from torch import Tensor, nn
+
+from grpox.config import ModelConfig, RunConfig
+from grpox.config.inputs import dtype_on
+from grpox.observing.record import recorded_dtype
+from grpox.policy.deepspeed_config import deepspeed_config
+from grpox.policy.models import load_model
+from grpox.policy.precision import allow_tf32, dtype_here, rotary_products
+from grpox.runfile.load import load_run
+from grpox.runfile.lock.differences import changes
+
+
+@pytest.fixture(autouse=True)
+def matmul_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def test_auto_is_bfloat16_on_a_gpu_and_a_named_precision_is_itself() -> None:
+    assert [dtype_on("auto", gpu) for gpu in (True, False)] == ["bfloat16", "float32"]
+    assert [dtype_on("float32", gpu) for gpu in (True, False)] == ["float32"] * 2
+    assert [dtype_on("bfloat16", gpu) for gpu in (True, False)] == ["bfloat16"] * 2
+
+
+def test_auto_is_the_default_of_a_model() -> None:
+    assert ModelConfig(path="x").dtype == "auto"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_model_and_engine_are_float32() -> None:
+    run = load_run("quickstart", ["model.dtype=auto"])
+    assert load_model(run.config.model).dtype == torch.float32
+    assert not deepspeed_config(run.config, 1)["bf16"]["enabled"]
+
+
+def test_with_a_gpu_the_engine_has_float32_master_weights_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig.model_validate({"model": {"path": "x"}, "data": {"path": "y"}, "rewards": ["exact"]})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert dtype_here(config.model) == "bfloat16"
+    assert deepspeed_config(config, 1)["bf16"]["enabled"]
+    config.model.dtype = "float32"
+    assert not deepspeed_config(config, 1)["bf16"]["enabled"]
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [("model: {path: x, dtype: bfloat16}", "bfloat16"), ("model: {dtype: auto}", None), ("model: [", None)],
+)
+def test_a_record_tells_the_precision_of_its_run(tmp_path: Path, text: str, dtype: str | None) -> None:
+    assert recorded_dtype(tmp_path) is None
+    (tmp_path / "config.yaml").write_text(text)
+    assert recorded_dtype(tmp_path) == dtype
+
+
+def test_auto_is_the_run_of_the_recorded_precision_and_a_named_one_may_be_another() -> None:
+    """As in a sweep that goes on, which asks this of its finished runs."""
+    saved = load_run("quickstart", ["model.dtype=bfloat16"]).config.model_dump(mode="json")
+    found = {
+        dtype: [each.what for each in changes(saved, load_run("quickstart", [f"model.dtype={dtype}"]).config)]
+        for dtype in ("auto", "bfloat16", "float32")
+    }
+    assert found == {"auto": [], "bfloat16": [], "float32": ["model.dtype"]}
+
+
+class Rotary(nn.Module):
+    """Angles as older models of transformers compute them, or elementwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", torch.ones(4), persistent=False)
+
+
+class Product(Rotary):
+    def forward(self, positions: Tensor) -> Tensor:
+        return (self.inv_freq[:, None] @ positions[None].float()).T
+
+
+class Elementwise(Rotary):
+    def forward(self, positions: Tensor) -> Tensor:
+        return positions[:, None].float() * self.inv_freq
+
+
+def test_a_model_that_multiplies_positions_in_a_product_is_named() -> None:
+    assert rotary_products(nn.Sequential(nn.Linear(2, 2), Product())) == "Product"
+    assert rotary_products(nn.Sequential(nn.Linear(2, 2), Elementwise())) == ""
+
+
+@pytest.mark.parametrize(
+    ("rotary", "device", "precision"),
+    [(Elementwise, "cuda", "high"), (Product, "cuda", "highest"), (Elementwise, "cpu", "highest")],
+)
+def test_tensorfloat_is_for_cuda_and_for_models_whose_positions_it_leaves_alone(
+    rotary: type[nn.Module], device: str, precision: str
+) -> None:
+    torch.set_float32_matmul_precision("highest")
+    allow_tf32(rotary(), torch.device(device))
+    assert torch.get_float32_matmul_precision() == precision
+
+
+def test_a_precision_that_the_user_lowered_stays() -> None:
+    torch.set_float32_matmul_precision("medium")
+    allow_tf32(Elementwise(), torch.device("cuda"))
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2"])
+def test_models_of_this_transformers_compute_angles_elementwise(kind: str) -> None:
+    assert rotary_products(model_of(kind)) == ""
