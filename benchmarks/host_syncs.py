@@ -1,4 +1,4 @@
-"""How often an optimizer step would wait for the GPU, counted without one.
+"""Counts, without a GPU, how often an optimizer step would wait for one.
 
 A step of grpox under DeepSpeed runs on the CPU while `sync_counter` tells host and GPU apart. Each case takes
 two steps that differ in the number of micro-batches: the difference is the count of a micro-batch, the rest

@@ -61,9 +61,9 @@ class Waits:
     """The operations that wait for the GPU: (file:line, what it does) -> how often."""
 
     own: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Of grpox and of plugins."""
+    """Operations of grpox and of plugins."""
     others: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Of DeepSpeed, torch.optim, transformers and the like."""
+    """Operations of DeepSpeed, torch.optim, transformers and the like."""
     mixed: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Operations of grpox on tensors of both devices, which CUDA refuses."""
     uploads: int = 0
