@@ -23,10 +23,11 @@ PARTS: dict[str, tuple[Place, ...]] = {
     "loss": ((StepLoss, "micro_batch"),),
     "backward": ((Engine, "backward"),),
     "optimizer": ((Engine, "step"),),
-    "are weights finite": ((Engine, "finite"),),
+    "are weights finite": ((Engine, "finite"), (Engine, "weight_sum")),
     "metrics": (
         (TokenMetrics, "add"),
         (TokenMetrics, "reduce"),
+        (TokenMetrics, "reduce_beside"),
         (grpox.update.policy_update, "mismatch_of"),
     ),
 }

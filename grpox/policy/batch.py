@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Rollout
+from grpox.policy.upload import upload
 from grpox.runtime.foreign_code import copied
 
 
@@ -111,16 +112,10 @@ class RolloutBatch:
     samples: Sequence[Sample]
     host_mask: np.ndarray  # bool[B, T], as token_mask, for what is decided without asking the device
     token_mask: Tensor  # bool[B, T]: tokens that are trained on
+    token_places: Tensor  # i64[N]: where these tokens lie, of B * T
+    places: Tensor  # i64[sum of the completions' lengths]: where each token of the completions lies, of B * T
     sampler_logprobs: Tensor  # f32[B, T], NaN where the generator reported none
     advantages: Tensor  # f32[B], or f32[B, T] where tokens have different ones
-
-    @cached_property
-    def places(self) -> Tensor:
-        """i64[sum of the completions' lengths]: where each token of the completions lies, of B * T."""
-        lengths = [len(sample.completion) for sample in self.samples]
-        rows = np.repeat(np.arange(len(lengths)) * self.token_mask.shape[1], lengths)
-        columns = np.concatenate([np.arange(length) for length in lengths])
-        return from_lists(rows + columns, np.int64, self.token_mask.device)
 
     def pad(self, rows: Sequence[Tensor]) -> Tensor:
         """Pad one tensor [T_i] a sample to [B, T], with zeros on the right."""
@@ -164,12 +159,20 @@ class RolloutBatch:
     def rewards(self) -> Tensor | None:
         """f32[B, K], NaN where a function abstained; None where the samples carry none."""
         rows = _carried(self.samples, "rewards")
-        return None if rows is None else from_lists(np.stack(rows), np.float32, self.token_mask.device)
+        return None if rows is None else self._upload(np.stack(rows).astype(np.float32, copy=False))
 
     def ids(self, name: Literal["group_id", "sequence_id"]) -> Tensor | None:
         """i64[B]: this number of each sample; None where the samples carry none."""
         numbers = _carried(self.samples, name)
-        return None if numbers is None else from_lists(numbers, np.int64, self.token_mask.device)
+        return None if numbers is None else self._upload(np.array(numbers, dtype=np.int64))
+
+    @property
+    def trained_rows(self) -> Tensor:
+        """i64[at most B]: the rows with a token that is trained on."""
+        return self._upload(np.flatnonzero(self.host_mask.any(axis=1)))
+
+    def _upload(self, array: np.ndarray) -> Tensor:
+        return upload([array], self.token_mask.device)[0]
 
     @property
     def columns(self) -> dict[str, list[Any]] | None:
@@ -177,20 +180,25 @@ class RolloutBatch:
         rows = _carried(self.samples, "columns")
         return None if rows is None else {name: [copied(row[name]) for row in rows] for name in rows[0]}
 
-    @cached_property
+    @property
     def attention_mask(self) -> Tensor:
         """i64[B, P + T], 1 where there is a token; prompts are padded on the left to the longest, P."""
-        return from_lists(self._columns()[1], np.int64, self.token_mask.device)
+        return self._padded[1]
 
-    @cached_property
+    @property
     def input_ids(self) -> Tensor:
         """i64[B, P + T], 0 where there is padding."""
+        return self._padded[0]
+
+    @cached_property
+    def _padded(self) -> list[Tensor]:
+        """Input ids and attention mask, as one upload."""
         begin, attended = self._columns()
         ids = np.zeros(attended.shape, dtype=np.int64)
         for row, sample in enumerate(self.samples):
             first = begin - len(sample.prompt)
             ids[row, first : first + len(sample)] = sample.prompt + sample.completion
-        return from_lists(ids, np.int64, self.token_mask.device)
+        return upload([ids, attended.astype(np.int64)], self.token_mask.device)
 
     @property
     def completion_ids(self) -> Tensor:
@@ -218,25 +226,23 @@ def _carried(samples: Sequence[Sample], field: str) -> list[Any] | None:
 
 def collate(samples: Sequence[Sample], device: torch.device) -> RolloutBatch:
     """Pad the samples of one micro-batch into tensors on `device`; T is at least 1."""
-    width = max(1, *(len(sample.completion) for sample in samples))
+    lengths = [len(sample.completion) for sample in samples]
+    width = max(1, *lengths)
     mask = np.zeros((len(samples), width), dtype=np.bool_)
     logprobs = np.full(mask.shape, np.nan, dtype=np.float32)
     for row, sample in enumerate(samples):
-        mask[row, : len(sample.completion)] = sample.token_mask
-        logprobs[row, : len(sample.completion)] = sample.sampler_logprobs
-    return RolloutBatch(
-        samples,
-        host_mask=mask,
-        token_mask=from_lists(mask, np.bool_, device),
-        sampler_logprobs=from_lists(logprobs, np.float32, device),
-        advantages=from_lists(_advantages(samples, width), np.float32, device),
-    )
+        mask[row, : lengths[row]] = sample.token_mask
+        logprobs[row, : lengths[row]] = sample.sampler_logprobs
+    rows = np.repeat(np.arange(len(lengths)) * width, lengths)
+    columns = np.concatenate([np.arange(length) for length in lengths])
+    arrays = [mask, np.flatnonzero(mask), rows + columns, logprobs, _advantages(samples, width)]
+    return RolloutBatch(samples, mask, *upload(arrays, device))
 
 
-def _advantages(samples: Sequence[Sample], width: int) -> Sequence[float | np.ndarray] | np.ndarray:
-    """B numbers, or f32[B, T]."""
+def _advantages(samples: Sequence[Sample], width: int) -> np.ndarray:
+    """f32[B], or f32[B, T]."""
     if not any(isinstance(sample.advantage, np.ndarray) for sample in samples):
-        return [sample.advantage for sample in samples]
+        return np.array([sample.advantage for sample in samples], dtype=np.float32)
     padded = np.zeros((len(samples), width), np.float32)
     for row, sample in enumerate(samples):
         padded[row, : len(sample.completion)] = sample.advantage
@@ -375,36 +381,31 @@ def lay_out(
             # Padding counts on: positions that begin anew would say that another sequence begins.
             positions[end : begin + longest] = counting[row.length : row.length + begin + longest - end]
         begin += row.length if packed else longest
-    device = batch.token_mask.device
     places = np.flatnonzero(batch.host_mask)
     columns = size if packed else longest
     shares = any(len(row.members) > 1 for row in rows)
-    lengths = None
-    if by_lengths and not shares:
-        widths = [row.length if packed else longest for row in rows]
-        lengths = Lengths(from_lists(np.cumsum([0, *widths]), np.int32, device), longest)
+    widths = [row.length if packed else longest for row in rows]
+    arrays = [each.reshape(-1, columns) for each in (ids, positions, segments)]
+    arrays += [predictors.ravel()[places], targets.ravel()[places], np.cumsum([0, *widths], dtype=np.int32)]
+    input_ids, position_ids, of_segments, sources, wanted, starts = upload(arrays, batch.token_mask.device)
     return Layout(
-        input_ids=from_lists(ids, np.int64, device).view(-1, columns),
-        position_ids=from_lists(positions, np.int64, device).view(-1, columns),
-        sees=_sees(from_lists(segments, np.int64, device).view(-1, columns)) if shares else None,
-        places=from_lists(places, np.int64, device),
-        sources=from_lists(predictors.ravel()[places], np.int64, device),
-        targets=from_lists(targets.ravel()[places], np.int64, device),
-        lengths=lengths,
+        input_ids=input_ids,
+        position_ids=position_ids,
+        sees=_sees(of_segments) if shares else None,
+        places=batch.token_places,
+        sources=sources,
+        targets=wanted,
+        lengths=Lengths(starts, longest) if by_lengths and not shares else None,
     )
 
 
 def _sees(segments: Tensor) -> Tensor:
     """bool[R, 1, L, L] from segments i64[R, L]: what came before, in the same segment or in the prompt."""
-    # NumPy's: torch's would wake every thread for it.
-    before = torch.from_numpy(np.tri(segments.shape[1], dtype=bool)).to(segments.device)
+    length, device = segments.shape[1], segments.device
+    if device.type == "cpu":  # NumPy's: torch's comparison would wake every thread for it
+        before = upload([np.tri(length, dtype=bool)], device)[0]
+    else:
+        order = torch.arange(length, device=device)
+        before = order.unsqueeze(1) >= order
     query, key = segments.unsqueeze(2), segments.unsqueeze(1)
     return (before & ((key == query) | (key == 0))).unsqueeze(1)
-
-
-def from_lists(values: Sequence[Any] | np.ndarray, dtype: type[np.generic], device: torch.device) -> Tensor:
-    """Make a tensor of lists of one length in lists; NumPy makes it in a fifth of torch.tensor's time.
-
-    An array of that type is not copied on a CPU.
-    """
-    return torch.from_numpy(np.asarray(values, dtype=dtype)).to(device)

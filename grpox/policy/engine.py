@@ -107,15 +107,18 @@ class Engine:
         """Accumulate the gradient of this rank's part of the loss; the parts of all ranks are summed."""
         self._deepspeed.backward(loss * self.world.size, scale_wrt_gas=False)
 
-    def step(self) -> float:
-        """Clip the gradient, update, advance the schedule; return the gradient's norm before clipping.
+    def step(self) -> Tensor:
+        """Clip the gradient, update, advance the schedule; return the gradient's norm before clipping, f64[].
 
         A NaN or infinite gradient is not applied, and the returned norm is infinite: weights, optimizer states
         and schedule stay unchanged on all ranks, and only `steps` increases.
         """
         self._deepspeed.step()
         self.steps += 1
-        return float(self._deepspeed.get_global_grad_norm())
+        norm: Tensor | float = self._deepspeed.get_global_grad_norm()
+        if isinstance(norm, Tensor):
+            return norm.to(self.world.device, torch.float64)
+        return torch.full((), norm, dtype=torch.float64, device=self.world.device)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the schedule's learning rates by `factor` in all steps to come."""
@@ -146,12 +149,12 @@ class Engine:
         finally:
             del optimizer._get_norm_groups
 
-    def finite(self) -> bool:
-        """Return True if every weight is finite; a collective. Weights on nvme are not read."""
+    def weight_sum(self) -> Tensor:
+        """Sum all weights, f64[], finite only if each is; a collective. Weights on nvme are left out."""
         # A sum and not isfinite(): that would need a mask as long as the weights.
         sums = [flat.detach().sum() for flat in self._optimizer.fp32_partitioned_groups_flat]
         total = torch.stack([each.to(self.world.device, torch.float64) for each in sums]).sum()
-        return math.isfinite(float(self.world.reduce(total, dist.ReduceOp.SUM)))
+        return self.world.reduce(total, dist.ReduceOp.SUM)
 
     def weights(self) -> WeightStream:
         """Yield the current whole weights with merged adapters; a collective."""

@@ -18,6 +18,7 @@ from grpox.runtime.world import World
 from grpox.update.objective import KL_ESTIMATORS, MicroBatchInputs, StepLoss
 from grpox.update.packing import StepTotals, count_masks
 from grpox.update.token_masks import choose
+from grpox.update.token_metrics import places_of
 
 REQUIRED = ("logprobs", "advantages", "token_mask")
 OPTIONAL = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
@@ -111,8 +112,8 @@ def _all_inputs(micro_batches: Any, needed: Sequence[str], part: float) -> list[
     if part == 1:
         return inputs
     entropies = [each.entropy for each in inputs if each.entropy is not None]
-    masks = [each.token_mask for each in inputs]
-    chosen = choose(entropies, masks, part, World(0, 1, torch.device("cpu")))
+    places = [places_of(each.token_mask) for each in inputs]
+    chosen = choose(entropies, places, part, World(0, 1, torch.device("cpu")))
     return [replace(each, policy_keep=keep) for each, keep in zip(inputs, chosen.keep, strict=True)]
 
 

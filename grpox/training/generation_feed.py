@@ -16,6 +16,7 @@ from grpox.contracts import Capability, TrainerState
 from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan
 from grpox.errors import RunFailed
 from grpox.policy.batch import Sample, samples_of
+from grpox.policy.upload import upload
 from grpox.rollout.collector import Collector, GenerationBatch
 from grpox.runtime.world import World
 
@@ -168,5 +169,5 @@ def keep_reported(samples: Sequence[Sample], generation: int, device: torch.devi
         )
     reported = np.nan_to_num(np.concatenate([each.sampler_logprobs for each in samples]))
     lengths = [len(each.completion) for each in samples]
-    for sample, row in zip(samples, torch.split(torch.from_numpy(reported).to(device), lengths), strict=True):
+    for sample, row in zip(samples, torch.split(upload([reported], device)[0], lengths), strict=True):
         sample.old_logprobs = row

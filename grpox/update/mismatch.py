@@ -17,7 +17,7 @@ from torch import Tensor
 
 from grpox.runtime.foreign_code import call, unchanged
 from grpox.update.objective import Corrected, CorrectionTraits, MicroBatchLoss
-from grpox.update.token_metrics import select_values
+from grpox.update.token_metrics import places_of, select_values
 
 PREFIX = "mismatch/"
 OLD_PREFIX = "sampling/"
@@ -89,7 +89,8 @@ def mismatch_of(results: Sequence[MicroBatchLoss], traits: CorrectionTraits) -> 
         if traits.raw is not None:
             values["raw"] = _raw(traits.raw, corrected, inputs.token_mask)
         names = tuple(values)
-        parts.append(select_values(values, inputs.token_mask))
+        places = places_of(inputs.token_mask) if inputs.token_places is None else inputs.token_places
+        parts.append(select_values(values, places))
     return _measured(dict(zip(names, torch.cat(parts, dim=1).double(), strict=True)), traits)
 
 

@@ -60,6 +60,7 @@ class MicroBatchInputs:
     reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0 or the loss needs it
     entropy: Tensor | None = None  # f32[B, T], with gradient where there is a bonus or the loss needs one
     policy_keep: Tensor | None = None  # bool[B, T]: tokens whose policy term counts; None: all of them
+    token_places: Tensor | None = None  # i64[N]: where token_mask is True, of B * T; None: nobody has counted
     # The following are None unless the loss needs them; see `grpox.contracts.LossInputs`.
     rewards: Tensor | None = None  # f32[B, K]
     group_ids: Tensor | None = None  # i64[B]

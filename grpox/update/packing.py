@@ -242,7 +242,8 @@ def count_step(
     micro_batches: Iterable[Tensor | Sequence[np.ndarray]], world: World, max_completion_length: int
 ) -> StepTotals:
     """Count a step from this rank's token masks, as `count_masks` takes them: one all-reduce."""
-    counts = torch.tensor(count_masks(micro_batches), dtype=torch.float64, device=world.device)
+    # On the host, which knows them: a GPU would have to finish what it does first.
+    counts = torch.tensor(count_masks(micro_batches), dtype=torch.float64)
     tokens, sequences, number = (int(n) for n in world.reduce(counts, dist.ReduceOp.SUM).tolist())
     return StepTotals(tokens, sequences, number, max_completion_length)
 

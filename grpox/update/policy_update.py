@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from grpox.config import RunConfig
@@ -20,7 +19,7 @@ from grpox.policy.reference import BaseAsReference, ReferenceSync
 from grpox.runtime.world import World
 from grpox.update.mismatch import mismatch_metrics, mismatch_of
 from grpox.update.nonfinite import NonFinitePolicy, Row
-from grpox.update.objective import MicroBatchInputs, MicroBatchLoss, StepLoss
+from grpox.update.objective import CorrectionTraits, MicroBatchInputs, MicroBatchLoss, StepLoss
 from grpox.update.packing import MicroBatchPacker, PackedMicroBatch, StepTotals, count_step
 from grpox.update.step_statistics import StepStatistics
 from grpox.update.token_masks import choose
@@ -96,13 +95,11 @@ class PolicyUpdate:
         scored = self._gradient(packed.micro_batches, totals)
         if self.statistics.wanted:
             self.statistics.record(scored)
-        shares = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        for _, result in scored:
-            shares += result.loss
-        loss = float(self.world.reduce(shares, dist.ReduceOp.SUM))
+        shares, tokens = measure(scored, self.step_loss.correction_traits)
+        loss, reduced = tokens.reduce_beside(shares, self.world)
         metrics = {"loss": loss, "learning_rate": self.engine.learning_rate}
         metrics["grad_norm"] = grad_norm = self._apply(loss)
-        metrics |= self._measure(scored) | chosen | {"padding_fraction": packed.padding_fraction}
+        metrics |= _name(reduced) | chosen | {"padding_fraction": packed.padding_fraction}
         if math.isfinite(grad_norm):
             for batch, result in scored:
                 keep_old(batch, result.inputs.logprobs)
@@ -125,7 +122,8 @@ class PolicyUpdate:
         packed = self.packer.pack(micro_batches, self.world, backward=False)
         batches = [self._padded(each) for each in packed.micro_batches]
         entropies = [self._score(self.engine, batch)[1] for batch in batches]
-        chosen = choose(entropies, [batch.token_mask for batch in batches], self.top_entropy, self.world)
+        places = [batch.token_places for batch in batches]
+        chosen = choose(entropies, places, self.top_entropy, self.world)
         for batch, keep in zip(batches, chosen.keep, strict=True):
             for sample, row in zip(batch.samples, batch.cut(keep), strict=True):
                 sample.policy_keep = row
@@ -154,30 +152,16 @@ class PolicyUpdate:
     def _apply(self, loss: float) -> float:
         """Take the step if `loss` is finite; returns the gradient's norm, infinite if it was not taken."""
         if math.isfinite(loss):
-            grad_norm = self.engine.step()
-            if not self.engine.finite():
+            norm = self.engine.step()
+            grad_norm, weights = torch.stack((norm, self.engine.weight_sum())).tolist()
+            if not math.isfinite(weights):
                 raise RunFailed(
                     f"the optimizer made weights that are not finite in step {self.engine.steps}, of a "
                     f"gradient of norm {grad_norm:.4g}; they are not saved. Is train.learning_rate too large?"
                 )
-            return grad_norm
+            return float(grad_norm)
         self.engine.discard()
         return math.inf
-
-    def _measure(self, scored: Sequence[Scored]) -> dict[str, float]:
-        """Measure the tokens of a step; a collective."""
-        metrics = TokenMetrics()
-        for batch, result in scored:
-            assert result.inputs.entropy is not None
-            metrics.add(
-                {**result.diagnostics, "entropy": result.inputs.entropy}, batch.token_mask, of_means=True
-            )
-            if (near := result.off_policy_keep) is not None:
-                left_out = (batch.token_mask & ~near).any(dim=1, keepdim=True)
-                metrics.add({"off_policy_masked": left_out}, batch.token_mask.any(dim=1, keepdim=True))
-        mismatch = mismatch_of([result for _, result in scored], self.step_loss.correction_traits)
-        metrics.add(mismatch, torch.ones_like(next(iter(mismatch.values())), dtype=torch.bool))
-        return _name(metrics.reduce(self.world))
 
     def _padded(self, packed: PackedMicroBatch) -> RolloutBatch:
         return collate(packed.samples, self.world.device)
@@ -219,6 +203,7 @@ def forward_pass(
     inputs = MicroBatchInputs(
         logprobs=logprobs,
         token_mask=batch.token_mask,
+        token_places=batch.token_places,
         advantages=batch.advantages,
         old_logprobs=batch.pad_known([s.old_logprobs for s in batch.samples], logprobs.detach()),
         sampler_logprobs=batch.sampler_logprobs,
@@ -231,6 +216,22 @@ def forward_pass(
         columns=batch.columns,
     )
     return step_loss.micro_batch(inputs, totals)
+
+
+def measure(scored: Sequence[Scored], traits: CorrectionTraits) -> tuple[Tensor, TokenMetrics]:
+    """Measure a step on this rank, without reading a value: its part of the loss, f64[1], and its tokens."""
+    metrics = TokenMetrics()
+    shares = torch.zeros(1, dtype=torch.float64, device=scored[0][1].loss.device)
+    for batch, result in scored:
+        assert result.inputs.entropy is not None
+        shares += result.loss
+        values = {**result.diagnostics, "entropy": result.inputs.entropy}
+        metrics.add(values, batch.token_places, of_means=True)
+        if (near := result.off_policy_keep) is not None:
+            left_out = (batch.token_mask & ~near).any(dim=1)
+            metrics.add({"off_policy_masked": left_out}, batch.trained_rows)
+    metrics.add(mismatch_of([result for _, result in scored], traits))
+    return shares, metrics
 
 
 def _rows_of(micro_batches: MicroBatches, scored: Sequence[Scored]) -> list[list[Row]]:

@@ -21,6 +21,7 @@ from grpox.errors import RunFailed, nearest
 from grpox.policy.batch import RolloutBatch, Sample
 from grpox.runtime.world import World
 from grpox.update.objective import MicroBatchLoss
+from grpox.update.token_metrics import select_values
 
 OF_TOKENS = ("ratio", "kl_old", "kl", "entropy", "advantages")
 """Values of each trained token, beside the diagnostics of the loss."""
@@ -57,16 +58,18 @@ class StepStatistics:
         self._tokens.clear()
         if not self._of_tokens:
             return
+        names, parts = list(self._of_tokens), []
         for batch, result in scored:
             values = _values_of_tokens(batch, result)
             self._check_names(values, result)
-            named = {name: values[name] for name in self._of_tokens}
-            places = torch.from_numpy(np.flatnonzero(batch.host_mask)).to(batch.token_mask.device)
-            together = torch.stack([each.flatten().index_select(0, places).float() for each in named.values()])
-            ends = batch.host_mask.sum(axis=1).cumsum()[:-1]
-            rows = np.split(together.cpu().numpy(), ends, axis=1)  # f32[names, tokens of the row] each
-            for sample, row in zip(batch.samples, rows, strict=True):
-                self._tokens[id(sample)] = dict(zip(named, row, strict=True))
+            selected = [select_values({name: values[name]}, batch.token_places) for name in names]
+            parts.append(torch.cat([each.float() for each in selected]))
+        samples = [sample for batch, _ in scored for sample in batch.samples]
+        lengths = np.concatenate([batch.host_mask.sum(axis=1) for batch, _ in scored])
+        together = torch.cat(parts, dim=1).cpu().numpy()  # read once
+        rows = np.split(together, lengths.cumsum()[:-1], axis=1)  # f32[names, tokens of the row] each
+        for sample, row in zip(samples, rows, strict=True):
+            self._tokens[id(sample)] = dict(zip(names, row, strict=True))
 
     def _check_names(self, values: Mapping[str, Tensor], result: MicroBatchLoss) -> None:
         for name, who in self._of_tokens.items():

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from grpox.runtime.world import World
+from grpox.update.token_metrics import select_values
 
 ROUNDING = 1e-4
 """The part by which entropies may differ that are the same. The first tokens of a group have one context, and
@@ -39,15 +40,15 @@ class Chosen:
 
 
 @torch.no_grad()
-def choose(entropies: Sequence[Tensor], masks: Sequence[Tensor], part: float, world: World) -> Chosen:
+def choose(entropies: Sequence[Tensor], places: Sequence[Tensor], part: float, world: World) -> Chosen:
     """Choose the tokens of a step; a collective.
 
     Args:
         entropies: f32[B, T] of each micro-batch on this rank.
-        masks: bool[B, T] of each.
+        places: i64[N] of each, where its tokens lie, of B * T.
         part: of the step's tokens, from 0, which keeps the highest alone, to 1.
     """
-    mine = torch.cat([values[mask] for values, mask in zip(entropies, masks, strict=True)])
+    mine = torch.cat([select_values({"": v}, p).squeeze(0) for v, p in zip(entropies, places, strict=True)])
     every = torch.cat(world.gather([mine.cpu()]))
     least = threshold(every, part)
     below = least - ROUNDING * abs(least) - 1e-6

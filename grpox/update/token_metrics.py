@@ -42,38 +42,54 @@ class TokenMetrics:
     def __init__(self) -> None:
         self._parts: dict[tuple[str, ...], list[_Part]] = defaultdict(list)
 
-    def add(self, values: Mapping[str, Tensor], mask: Tensor, of_means: bool = False) -> None:
-        """Add values [B, T] by name where mask bool[B, T].
+    def add(self, values: Mapping[str, Tensor], places: Tensor | None = None, of_means: bool = False) -> None:
+        """Add values by name.
 
         Args:
+            values: [B, T] each, or whatever shape they share.
+            places: i64[N], those that count, of B * T; default: all.
             of_means: take extremes over the means of micro-batches, as TRL's low_min, high_max; default: over
                 single tokens.
         """
-        selected = select_values(values, mask).double()
+        selected = select_values(values, places).double()
         spread = selected.mean(dim=1, keepdim=True) if of_means else selected
         self._parts[tuple(values)].append(_Part.of(selected, spread))
 
     def reduce(self, world: World) -> dict[str, tuple[float, float, float]]:
         """name -> (mean, min, max) over all ranks; names for which no token counted are left out."""
-        if not self._parts:
-            return {}
+        return self.reduce_beside(torch.zeros(1, dtype=torch.float64, device=world.device), world)[1]
+
+    def reduce_beside(self, total: Tensor, world: World) -> tuple[float, dict[str, tuple[float, float, float]]]:
+        """Reduce as `reduce` does, and `total` f64[1], a sum over all ranks, so that the host reads once."""
         together = sorted(self._parts)
         names = [name for each in together for name in each]
         wholes = [_whole(self._parts[each]) for each in together]
-        sums = world.reduce(torch.cat([sums for sums, _ in wholes]), dist.ReduceOp.SUM)
-        extremes = world.reduce(torch.cat([extremes for _, extremes in wholes]), dist.ReduceOp.MAX)
-        totals: dict[str, tuple[float, float]] = {}
-        ends: dict[str, tuple[float, float]] = {}
-        for name, (total, count), (low, high) in zip(names, sums.tolist(), extremes.tolist(), strict=True):
-            # A name can be among several that were added together, where a loss does not always tell the same.
-            total_before, count_before = totals.get(name, (0.0, 0.0))
-            totals[name] = total_before + total, count_before + count
-            ends[name] = max(ends.get(name, (low, high))[0], low), max(ends.get(name, (low, high))[1], high)
-        return {
-            name: (total / count, -ends[name][0], ends[name][1])
-            for name, (total, count) in totals.items()
-            if count
-        }
+        sums = world.reduce(torch.cat([total, *(sums.flatten() for sums, _ in wholes)]), dist.ReduceOp.SUM)
+        if wholes:
+            largest = world.reduce(torch.cat([ends.flatten() for _, ends in wholes]), dist.ReduceOp.MAX)
+            sums = torch.cat((sums, largest))
+        (whole, *numbers) = sums.tolist()
+        pairs = list(zip(numbers[0::2], numbers[1::2], strict=True))
+        return whole, _merge(names, pairs[: len(names)], pairs[len(names) :])
+
+
+Pair = tuple[float, float]
+
+
+def _merge(
+    names: Sequence[str], sums: Sequence[Pair], extremes: Sequence[Pair]
+) -> dict[str, tuple[float, float, float]]:
+    """name -> (mean, min, max) from (sum, count) and (-min, max) of each of `names`."""
+    totals: dict[str, Pair] = {}
+    ends: dict[str, Pair] = {}
+    for name, (total, count), (low, high) in zip(names, sums, extremes, strict=True):
+        # A name can be among several that were added together, where a loss does not always tell the same.
+        total_before, count_before = totals.get(name, (0.0, 0.0))
+        totals[name] = total_before + total, count_before + count
+        ends[name] = max(ends.get(name, (low, high))[0], low), max(ends.get(name, (low, high))[1], high)
+    return {
+        name: (total / count, -ends[name][0], ends[name][1]) for name, (total, count) in totals.items() if count
+    }
 
 
 def _whole(parts: Sequence[_Part]) -> tuple[Tensor, Tensor]:
@@ -85,7 +101,12 @@ def _whole(parts: Sequence[_Part]) -> tuple[Tensor, Tensor]:
     return torch.stack((sums, counts), dim=1), torch.stack((-least, most), dim=1)
 
 
-def select_values(values: Mapping[str, Tensor], mask: Tensor) -> Tensor:
-    """f[K, N], the values [B, T] of each name at the N places in the mask."""
-    places = mask.flatten().nonzero().squeeze(1)
-    return torch.stack([each.detach() for each in values.values()]).flatten(1).index_select(1, places)
+def select_values(values: Mapping[str, Tensor], places: Tensor | None = None) -> Tensor:
+    """f[K, N], the values [B, T] of each name at N places, i64[N] of B * T; default: at all."""
+    together = torch.stack([each.detach() for each in values.values()]).flatten(1)
+    return together if places is None else together.index_select(1, places)
+
+
+def places_of(mask: Tensor) -> Tensor:
+    """i64[N], where bool[B, T] is True, of B * T; on a GPU the host waits for the size of the result."""
+    return mask.flatten().nonzero().squeeze(1)

@@ -57,7 +57,7 @@ def steps(config: RunConfig, targets: Any, registry: Registry, world: World) -> 
     gradients: list[dict[str, torch.Tensor]] = []
     take_step = engine.step
 
-    def capture_and_step() -> float:
+    def capture_and_step() -> torch.Tensor:
         named = engine.module.named_parameters()
         gradients.append({n: safe_get_full_grad(p).clone() for n, p in named if p.requires_grad})
         return take_step()

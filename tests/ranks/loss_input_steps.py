@@ -152,7 +152,7 @@ def captured(engine: Engine) -> dict[str, torch.Tensor]:
     gradient: dict[str, torch.Tensor] = {}
     take_step = engine.step
 
-    def capture_and_step() -> float:
+    def capture_and_step() -> torch.Tensor:
         for name, parameter in engine.module.named_parameters():
             if parameter.requires_grad:
                 gradient[name] = safe_get_full_grad(parameter).clone()

@@ -49,7 +49,7 @@ def steps(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]
     gradients: list[dict[str, torch.Tensor]] = []
     take_step = engine.step
 
-    def capture_and_step() -> float:
+    def capture_and_step() -> torch.Tensor:
         named = engine.module.named_parameters()
         gradients.append({name: safe_get_full_grad(parameter).clone() for name, parameter in named})
         return take_step()

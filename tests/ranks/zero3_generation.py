@@ -85,7 +85,7 @@ class Rank:
         self.engine.begin_micro_batch(last=True)
         logits = self.engine(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits
         self.engine.backward(logits.float().pow(2).mean() / self.world.size)
-        return self.engine.step()
+        return float(self.engine.step())
 
 
 def main(out: str) -> None:

@@ -116,7 +116,7 @@ def step(
     gradient: dict[str, torch.Tensor] = {}
     take_step = engine.step
 
-    def capture_and_step() -> float:
+    def capture_and_step() -> torch.Tensor:
         for name, parameter in engine.module.named_parameters():
             gradient[name] = safe_get_full_grad(parameter).clone()
         return take_step()

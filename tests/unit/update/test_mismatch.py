@@ -88,7 +88,7 @@ def metrics_of(results: Sequence[MicroBatchLoss], correction: Correction) -> dic
     tokens = sum(int(result.inputs.token_mask.sum()) for result in results)
     assert {each.shape for each in values.values()} == {(tokens,)}
     metrics = TokenMetrics()
-    metrics.add(values, torch.ones(tokens, dtype=torch.bool))
+    metrics.add(values)
     reduced = metrics.reduce(ALONE)
     metrics_by_name = mismatch_metrics(reduced)
     assert reduced == {}

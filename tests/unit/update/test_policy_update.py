@@ -118,7 +118,7 @@ def test_a_step_that_is_not_taken_keeps_no_old_policy(fault: str, monkeypatch: p
     if fault == "loss":
         of_step(micro_batches)[-1].advantage = float("nan")
     else:
-        monkeypatch.setattr(engine, "step", lambda: float("inf"))
+        monkeypatch.setattr(engine, "step", lambda: torch.tensor(float("inf"), dtype=torch.float64))
     taken.step(micro_batches)
     assert taken.nonfinite.skipped == SkippedSteps(1, 1)
     assert all(sample.old_logprobs is None for sample in of_step(micro_batches))

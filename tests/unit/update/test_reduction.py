@@ -66,7 +66,7 @@ class BesideMany:
     device = torch.device("meta")
 
     def reduce(self, values, op):
-        assert values.device.type == "meta"
+        assert values.device.type == "cpu"  # a GPU would have to end its work before the host could read
         assert op == dist.ReduceOp.SUM
         return torch.tensor([2.0**24 + each for each in (4, 3, 1)], dtype=values.dtype)
 

@@ -24,7 +24,7 @@ from grpox.update.objective import (
     apply_correction,
 )
 from grpox.update.packing import LossTraits, StepTotals
-from grpox.update.token_metrics import TokenMetrics
+from grpox.update.token_metrics import TokenMetrics, places_of
 from grpox_corrections.configs import (
     GeometricMaskConfig,
     NoCorrectionConfig,
@@ -293,8 +293,8 @@ def metrics_of(correction: Correction, made: MicroBatchLoss) -> dict[str, Any]:
     """Mean, min and max over the tokens of all that a step measures."""
     metrics = TokenMetrics()
     mismatch = mismatch_of([made], CorrectionTraits.of(correction))
-    metrics.add(mismatch, torch.ones(int(MASK.sum()), dtype=torch.bool))
-    metrics.add(made.diagnostics, MASK)
+    metrics.add(mismatch)
+    metrics.add(made.diagnostics, places_of(MASK))
     return dict(metrics.reduce(World(0, 1, CPU)))
 
 

@@ -4,32 +4,44 @@ import torch
 
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
-from grpox.update.token_metrics import TokenMetrics
+from grpox.update.token_metrics import TokenMetrics, places_of
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
+NOWHERE = torch.zeros(0, dtype=torch.int64)
 
 
 def test_means_weigh_tokens_not_micro_batches():
     metrics = TokenMetrics()
-    metrics.add({"x": torch.tensor([[1.0, 2.0, 9.0]])}, torch.tensor([[True, True, False]]))
-    metrics.add({"x": torch.tensor([[6.0, 9.0, 9.0]])}, torch.tensor([[True, False, False]]))
+    metrics.add({"x": torch.tensor([[1.0, 2.0, 9.0]])}, torch.tensor([0, 1]))
+    metrics.add({"x": torch.tensor([[6.0, 9.0, 9.0]])}, torch.tensor([0]))
     assert metrics.reduce(ALONE)["x"] == (3, 1, 6)
 
 
 def test_micro_batch_extremes_are_of_their_means():
     metrics = TokenMetrics()
-    everywhere = torch.ones(1, 2, dtype=torch.bool)
-    metrics.add({"x": torch.tensor([[0.0, 1.0]])}, everywhere, of_means=True)
-    metrics.add({"x": torch.tensor([[1.0, 1.0]])}, everywhere, of_means=True)
+    metrics.add({"x": torch.tensor([[0.0, 1.0]])}, of_means=True)
+    metrics.add({"x": torch.tensor([[1.0, 1.0]])}, of_means=True)
     assert metrics.reduce(ALONE)["x"] == (0.75, 0.5, 1)
 
 
 def test_a_step_without_tokens_has_no_metric_rather_than_nan():
     metrics = TokenMetrics()
-    metrics.add({"x": torch.ones(1, 2)}, torch.zeros(1, 2, dtype=torch.bool))
-    metrics.add({"y": torch.ones(1, 2)}, torch.zeros(1, 2, dtype=torch.bool), of_means=True)
+    metrics.add({"x": torch.ones(1, 2)}, NOWHERE)
+    metrics.add({"y": torch.ones(1, 2)}, NOWHERE, of_means=True)
     assert metrics.reduce(ALONE) == {}
+
+
+def test_a_sum_of_the_step_is_read_together_with_its_metrics():
+    metrics = TokenMetrics()
+    metrics.add({"x": torch.tensor([[1.0, 2.0]]), "y": torch.tensor([[5.0, 3.0]])})
+    total = torch.tensor([0.25], dtype=torch.float64)
+    assert metrics.reduce_beside(total, ALONE) == (0.25, {"x": (1.5, 1, 2), "y": (4, 3, 5)})
+    assert TokenMetrics().reduce_beside(total, ALONE) == (0.25, {})
+
+
+def test_places_are_where_the_mask_is_true():
+    assert places_of(torch.tensor([[True, False], [False, True]])).tolist() == [0, 3]
 
 
 def test_phase_times_start_over_when_taken():

@@ -10,6 +10,7 @@ import torch
 
 from grpox.runtime.world import World
 from grpox.update.token_masks import choose, threshold
+from grpox.update.token_metrics import places_of
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -43,21 +44,21 @@ def test_a_part_is_the_decimal_number_that_was_written() -> None:
 
 
 def test_equal_entropies_are_kept_together() -> None:
-    (keep,) = choose([values(1, 2, 2, 2).view(1, 4)], [torch.ones(1, 4).bool()], 0.25, ALONE).keep
+    (keep,) = choose([values(1, 2, 2, 2).view(1, 4)], [places_of(torch.ones(1, 4).bool())], 0.25, ALONE).keep
     assert keep.tolist() == [[False, True, True, True]]
 
 
 @pytest.mark.parametrize("part", [0.0, 0.25, 0.5, 0.6])
 def test_entropies_that_differ_by_rounding_are_equal(part: float) -> None:
     entropies = values(1, 2, 2 + 1e-5, 2 - 1e-5).view(1, 4)
-    (keep,) = choose([entropies], [torch.ones(1, 4).bool()], part, ALONE).keep
+    (keep,) = choose([entropies], [places_of(torch.ones(1, 4).bool())], part, ALONE).keep
     assert keep.tolist() == [[False, True, True, True]]
 
 
 def test_what_is_masked_takes_no_part() -> None:
     entropies = torch.tensor([[1.0, 9.0, 2.0], [9.0, 3.0, 4.0]])
     mask = torch.tensor([[True, False, True], [False, True, True]])
-    chosen = choose([entropies], [mask], 0.5, ALONE)
+    chosen = choose([entropies], [places_of(mask)], 0.5, ALONE)
     # quantile(0.5) of [1, 2, 3, 4] is 2.5
     assert (chosen.keep[0] & mask).tolist() == [[False, False, False], [False, True, True]]
     assert chosen.metrics == {"top_entropy/threshold": 3, "top_entropy/kept": 0.5}
@@ -65,7 +66,7 @@ def test_what_is_masked_takes_no_part() -> None:
 
 def test_the_choice_is_that_of_the_step_and_not_of_its_micro_batches() -> None:
     low, high, mask = values(1, 2).view(1, 2), values(3, 4).view(1, 2), torch.ones(1, 2).bool()
-    kept = choose([low, high], [mask, mask], 0.5, ALONE).keep
+    kept = choose([low, high], [places_of(mask), places_of(mask)], 0.5, ALONE).keep
     assert [keep.tolist() for keep in kept] == [[[False, False]], [[True, True]]]
 
 
@@ -76,19 +77,19 @@ class BesideOthers(World):
 
 def test_the_choice_is_that_of_all_ranks() -> None:
     mask = torch.ones(1, 2).bool()
-    chosen = choose([values(1, 8).view(1, 2)], [mask], 0.5, BesideOthers(0, 2, torch.device("cpu")))
+    chosen = choose([values(1, 8).view(1, 2)], [places_of(mask)], 0.5, BesideOthers(0, 2, torch.device("cpu")))
     assert chosen.keep[0].tolist() == [[False, True]]
     assert chosen.metrics["top_entropy/kept"] == 0.75  # of [1, 8, 8, 9]
 
 
 def test_a_step_without_tokens_chooses_none_and_tells_nothing() -> None:
-    chosen = choose([torch.zeros(2, 3)], [torch.zeros(2, 3).bool()], 0.2, ALONE)
+    chosen = choose([torch.zeros(2, 3)], [places_of(torch.zeros(2, 3).bool())], 0.2, ALONE)
     assert chosen.metrics == {}
 
 
 def test_an_entropy_that_is_nan_stays_to_be_found_in_the_loss() -> None:
     mask = torch.ones(1, 4).bool()
-    (keep,) = choose([values(1, math.nan, 2, 3).view(1, 4)], [mask], 0.1, ALONE).keep
+    (keep,) = choose([values(1, math.nan, 2, 3).view(1, 4)], [places_of(mask)], 0.1, ALONE).keep
     assert keep.tolist() == [[False, True, False, True]]
-    (keep,) = choose([torch.full((1, 4), math.nan)], [mask], 0.1, ALONE).keep
+    (keep,) = choose([torch.full((1, 4), math.nan)], [places_of(mask)], 0.1, ALONE).keep
     assert keep.all()

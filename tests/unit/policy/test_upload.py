@@ -1,0 +1,50 @@
+"""Arrays of the host arrive on a device as they were, alone or as parts of one buffer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from grpox.policy.upload import ALIGNMENT, upload, upload_together
+
+CPU = torch.device("cpu")
+ARRAYS = [
+    np.array([[True, False, True]]),
+    np.arange(5),
+    np.zeros((0,), dtype=np.int64),
+    np.array([[0.5, np.nan], [-1.5, 2.0]], dtype=np.float32),
+    np.arange(12).reshape(3, 4)[:, ::2],
+]
+
+
+def test_parts_of_one_buffer_have_the_shapes_types_and_values_of_the_arrays() -> None:
+    moved = upload_together(ARRAYS, CPU, pinned=False)
+    for tensor, array in zip(moved, ARRAYS, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), array)
+        assert tensor.numpy().dtype == array.dtype
+        assert tensor.shape == array.shape
+    assert len({tensor.untyped_storage().data_ptr() for tensor in moved}) == 1
+    assert moved[3].data_ptr() % ALIGNMENT == moved[0].data_ptr() % ALIGNMENT
+
+
+def test_a_change_of_one_part_in_place_is_no_change_of_another() -> None:
+    one, other = upload_together([np.ones(2), np.ones(3)], CPU, pinned=False)
+    before = other._version
+    one.add_(1)
+    assert other._version == before
+    assert other.tolist() == [1, 1, 1]
+
+
+def test_on_a_cpu_nothing_is_copied() -> None:
+    array = np.arange(3)
+    (tensor,) = upload([array], CPU)
+    array[0] = 7
+    assert tensor.tolist() == [7, 1, 2]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tensors_are_on_the_device(device: str) -> None:
+    moved = upload(ARRAYS, torch.device(device))
+    assert {tensor.device.type for tensor in moved} == {device}
+    assert [tensor.shape for tensor in moved] == [array.shape for array in ARRAYS]
