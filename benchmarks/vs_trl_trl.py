@@ -107,7 +107,7 @@ def settings(run: ResolvedRun, own: dict[str, Any]) -> GRPOConfig:
         "temperature": sampling.temperature,
         "loss_type": config.loss.name,
         "epsilon": loss.clip_low,
-        "epsilon_high": loss.upper,
+        "epsilon_high": loss.clip_low if loss.clip_high is None else loss.clip_high,
         "beta": 0.0,
         "disable_dropout": True,
         "gradient_checkpointing": False,
