@@ -23,7 +23,7 @@ def run_part(part: Part, name: str) -> None:
         importlib.import_module(f"gpu_parts.{name}").measure(part)
     except Skipped as reason:
         part.write(SKIPPED, str(reason))
-    except (Exception, SystemExit) as error:  # a script that another benchmark calls may exit
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the part's reason; called scripts may exit
         traceback.print_exc()
         part.write(FAILED, "; ".join([*part.failures, describe(error)]))
     else:

@@ -6,6 +6,8 @@ products alone: logits twice, the gradient of the hidden states, and that of the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -121,16 +123,13 @@ def point(part: Part, inputs: Inputs, reference: tuple[Tensor, ...], rows: int |
     return found
 
 
-class chunks_of:  # noqa: N801 - used as a function
-    """Within the block the head's chunks have `rows` rows; None: as many as it chooses."""
-
-    def __init__(self, rows: int | None) -> None:
-        self.rows, self.own = rows, head._parts
-
-    def __enter__(self) -> None:
-        rows = self.rows
-        if rows is not None:
-            head._parts = lambda tokens, *_: [slice(at, at + rows) for at in range(0, tokens, rows)]
-
-    def __exit__(self, *_: object) -> None:
-        head._parts = self.own
+@contextmanager
+def chunks_of(rows: int | None) -> Iterator[None]:
+    """Give the head's chunks `rows` rows within the block; None: as many as it chooses."""
+    own = head._parts
+    if rows is not None:
+        head._parts = lambda tokens, *_: [slice(at, at + rows) for at in range(0, tokens, rows)]
+    try:
+        yield
+    finally:
+        head._parts = own

@@ -1,4 +1,4 @@
-"""Models of random weights in the shapes of Qwen2.5, on the device, and the numbers that follow from a shape."""
+"""Models of random weights in the shapes of Qwen2.5, and the numbers that follow from a shape."""
 
 from __future__ import annotations
 

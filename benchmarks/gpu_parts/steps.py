@@ -94,16 +94,14 @@ class Candidate:
         """Return the function that takes one optimizer step."""
         if self.name != "grpox":
             return lambda batches: float(self.engine.step(batches, tokens_of(batches)))
-        loss, correction = (
-            installed().build(bind(kind, getattr(config, kind))) for kind in ("loss", "correction")
-        )
+        kinds = ("loss", "correction")
+        loss, correction = (installed().build(bind(kind, getattr(config, kind))) for kind in kinds)
         update = PolicyUpdate(self.engine, None, loss, correction, config, self.world)
 
         def take(batches: Sequence[RolloutBatch]) -> float:
             # Each time without pi_old, as in the first step on a generation batch.
-            return update.step([[replace(sample) for sample in batch.samples] for batch in batches])[
-                "grad_norm"
-            ]
+            samples = [[replace(sample) for sample in batch.samples] for batch in batches]
+            return update.step(samples)["grad_norm"]
 
         return take
 
