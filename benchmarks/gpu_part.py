@@ -35,6 +35,7 @@ def main(arguments: str) -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     device = torch.device(given["device"])
     if device.type == "cuda":
+        torch.cuda.init()
         torch.cuda.set_device(0)
     run_part(Part(device, given["small"], Path(given["folder"]), Path(given["out"])), given["name"])
 

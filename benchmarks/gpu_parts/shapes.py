@@ -2,8 +2,9 @@
 
 grpox's `PolicyUpdate`, a bare loop on DeepSpeed ZeRO-3, and one in PyTorch alone take the same steps: sequences
 of 1024 tokens, three quarters of them completions, each with its own prompt, all of which teach; so nothing can
-be left out, and no prompt is shared. MFU is operations a second over the data sheet's bf16 peak. Each candidate
-has a process of its own, which frees the memory of the one before.
+be left out, and no prompt is shared. In bfloat16, PyTorch alone has no float32 master weights; the other two
+have. MFU is operations a second over the data sheet's bf16 peak. Each candidate has a process of its own, which
+frees the memory of the one before.
 """
 
 from __future__ import annotations
