@@ -16,7 +16,7 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.models import architecture_of
-from grpox_generators import stretches
+from grpox_generators import decoding
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import GROUPED, HfGenerator
 
@@ -311,7 +311,7 @@ def test_rows_that_have_ended_leave_and_change_nothing(generator, tokenizer, mon
     sampling = unsure(max_completion_length=24).model_copy(update=settings)
     given = prompts(tokenizer, samples=16)
     rollouts, rows = computed_rows(generator, given, sampling)
-    monkeypatch.setattr(stretches, "CUT_COST", math.inf)
+    monkeypatch.setattr(decoding, "CUT_COST", math.inf)
     whole, all_rows = computed_rows(generator, given, sampling)
     assert set(all_rows) == {48}
     assert len(rows) == len(all_rows)
@@ -321,6 +321,20 @@ def test_rows_that_have_ended_leave_and_change_nothing(generator, tokenizer, mon
     for one, other in zip(rollouts, whole, strict=True):
         assert one.completion_ids == other.completion_ids
         assert one.finish_reason == other.finish_reason
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", LEAVING.values(), ids=LEAVING)
+def test_looking_at_the_rows_every_16_tokens_changes_nothing(generator, tokenizer, monkeypatch, settings):
+    sampling = unsure(max_completion_length=24).model_copy(update=settings)
+    given = prompts(tokenizer, samples=16)
+    each = list(generator.generate(given, sampling, seed=7))
+    monkeypatch.setattr(decoding, "tokens_between_looks", lambda device: decoding.LOOK_EVERY)
+    rarely, rows = computed_rows(generator, given, sampling)
+    assert 0 < len(set(rows[:16])) <= 1
+    assert set(rows[16:]) != {48}  # rows leave at a look
+    for one, other in zip(each, rarely, strict=True):
+        assert (one.completion_ids, one.finish_reason) == (other.completion_ids, other.finish_reason)
         assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
 
 

@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -23,6 +29,14 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.toolkit import persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
+from grpox_generators.decoding import (
+    Batch,
+    PaddedPrompts,
+    cut,
+    generating,
+    most_of_all_ranks,
+    pad_prompts,
+)
 from grpox_generators.limits import build_rollout, check_length, end_ids, longest_completion
 from grpox_generators.sampling import (
     Distribution,
@@ -34,15 +48,6 @@ from grpox_generators.sampling import (
     own_uniform,
     refused_kwargs,
     runtime_kwargs,
-)
-from grpox_generators.stretches import (
-    Batch,
-    Idle,
-    PaddedPrompts,
-    cut,
-    generating,
-    most_of_all_ranks,
-    pad_prompts,
 )
 
 
@@ -135,11 +140,10 @@ class HfGenerator:
         draw = Draw(count, length, greedy, self.context.device, uniform)
         minimum = sampling.min_completion_length
         stops = StopTexts(sampling.stop, self.context.tokenizer, count, columns, minimum)
-        settings = self._generation_config(sampling, end_ids, length)
+        if not prompts:  # the row of a rank without any, which only follows the others' forwards
+            stops.ends = [0]
         own = of_rows if min(limits) < length else None
-        cache = self._prefill(padded) if self.shares_prompts else None
-        stop = stops if prompts else Idle()
-        sequences = self._run(Batch(padded, cache, settings, [distribution, draw], stop, own), sampling)
+        sequences = self._run(Batch(padded, length, end_ids, distribution, draw, stops, own), sampling)
         completions, logprobs = sequences[:, columns:].tolist(), draw.logprobs.tolist()
         sampled = iter(zip(completions, logprobs, stops.ends, strict=True))
         for prompt in prompts:
@@ -147,16 +151,13 @@ class HfGenerator:
                 most = longest_completion(prompt, sampling)
                 yield self._rollout(prompt, sample, token_ids[:most], row_logprobs, end_ids, end)
 
-    @property
-    def shares_prompts(self) -> bool:
-        """True where the keys and values of a prompt are computed once for its group."""
-        return self.config.cache_implementation == "dynamic"
-
     def _run(self, batch: Batch, sampling: SamplingConfig) -> Tensor:
         """Sequences i64[N, P + T]."""
         try:
-            leave = self.shares_prompts and not self.in_step and not keeps_rows(sampling)
-            return batch.run(self.model, leave, self.in_step)
+            if self.config.cache_implementation != "dynamic":
+                return self._run_whole(batch, sampling)
+            leave = not self.in_step and not keeps_rows(sampling)
+            return batch.decode(self.model, self._prefill(batch.prompts), leave, self.in_step)
         except NoProbabilities as error:
             reason = "an update broke it (a smaller train.learning_rate may help)"
             if sampling.generation_kwargs:
@@ -173,18 +174,28 @@ class HfGenerator:
             raise refused_kwargs(sampling, error) from error
 
     def _prefill(self, padded: PaddedPrompts) -> Any:
-        """Keys and values of all prompt tokens but the last, computed once a prompt, repeated for its group."""
+        """Compute the keys and values of all prompt tokens but the last, once a prompt."""
         mask = padded.attention_mask[:, :-1]
-        output = self.model(
+        return self.model(
             input_ids=padded.input_ids[:, :-1],
             attention_mask=mask,
             position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
             use_cache=True,
             logits_to_keep=1,
+        ).past_key_values
+
+    def _run_whole(self, batch: Batch, sampling: SamplingConfig) -> Tensor:
+        """Sample by transformers' generate, which makes caches of the other types; no row leaves."""
+        rows = batch.prompts.group_rows
+        sequences: Tensor = self.model.generate(
+            input_ids=batch.prompts.input_ids[rows],
+            attention_mask=batch.prompts.attention_mask[rows],
+            logits_processor=LogitsProcessorList([batch.distribution, batch.draw]),
+            stopping_criteria=StoppingCriteriaList([batch.stop]),
+            generation_config=self._generation_config(sampling, batch.end_ids, batch.length),
+            synced_gpus=self.in_step,
         )
-        cache = output.past_key_values
-        cache.reorder_cache(padded.group_rows)
-        return cache
+        return sequences
 
     def _generate_continuously(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, end_ids: Sequence[int], seed: int
@@ -200,7 +211,6 @@ class HfGenerator:
     ) -> GenerationConfig:
         # Temperature and the rest are applied by our own processors, of which the last draws the token and
         # raises its score above all others.
-        implementation = self.config.cache_implementation
         settings = {"disable_compile": not self.config.gather_weights, **runtime_kwargs(sampling)}
         return GenerationConfig(
             **settings,
@@ -209,7 +219,7 @@ class HfGenerator:
             eos_token_id=list(end_ids),
             pad_token_id=self.context.tokenizer.pad_token_id,
             use_cache=True,
-            cache_implementation=None if implementation == "dynamic" else implementation,
+            cache_implementation=self.config.cache_implementation,
         )
 
     def _rollout(

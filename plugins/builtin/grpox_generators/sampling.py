@@ -147,6 +147,9 @@ def runtime_kwargs(sampling: SamplingConfig) -> Mapping[str, Any]:
     return {name: sampling.generation_kwargs[name] for name in names if name in sampling.generation_kwargs}
 
 
+BLOCK = 256
+"""Tokens whose probabilities are summed in float32, which is as exact as a float32 softmax itself. Sums of
+blocks are float64."""
 AT_A_TIME = 64
 """Tokens for which a prompt's numbers are drawn at once. Another number would draw others."""
 
@@ -156,7 +159,7 @@ class NoProbabilities(Exception):
 
 
 class Draw(LogitsProcessor):  # type: ignore[misc]
-    """Draws each next token; must be the last processor of a generate() that takes the largest score.
+    """Draws each next token; as a processor, it must be the last of a generate() that takes the largest score.
 
     A row's random numbers do not depend on which other rows still run.
 
@@ -181,40 +184,96 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
         self.logprobs = torch.zeros(rows, length, device=device)
         """f32[N, T], of the tokens drawn; 0 where none was."""
         self._running = torch.arange(rows, device=device)
+        self._is_sound = torch.ones((), dtype=torch.bool, device=device)
         self._drawn = 0
 
+    def take(self, scores: Tensor) -> Tensor:
+        """Draw a token for each row that still runs.
+
+        Args:
+            scores: f32[B, V].
+
+        Returns:
+            i64[B].
+        """
+        probabilities = scores.softmax(dim=-1)
+        blocks = block_sums(probabilities).cumsum(dim=-1)
+        total = blocks[:, -1:]
+        self._is_sound &= total.isfinite().all()
+        tokens = scores.argmax(dim=-1, keepdim=True) if self.greedy else self._inverse(probabilities, blocks)
+        # Where one token of many is likely, the float32 softmax's own sum is off by 1e-5.
+        drawn = probabilities.gather(-1, tokens) / total
+        self.logprobs[self._running, self._drawn] = drawn.log().squeeze(-1).float()
+        self._drawn += 1
+        return tokens.squeeze(-1)
+
+    def check(self) -> None:
+        """Look at the scores of all tokens so far; waits for the device.
+
+        Raises:
+            NoProbabilities: some were no distribution.
+        """
+        if not self._is_sound:
+            raise NoProbabilities
+
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """The scores f32[B, V] of the rows that still run, the drawn token's raised above all others.
+        """As a logits processor: the scores f32[B, V], the drawn token's raised above all others.
 
         Raises:
             NoProbabilities: there is nothing to draw from.
         """
-        probabilities = scores.softmax(dim=-1)
-        sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
-        if not sums[:, -1].isfinite().all():
-            raise NoProbabilities
-        tokens = scores.argmax(dim=-1, keepdim=True) if self.greedy else self._inverse(sums)
-        # Where one token of many is likely, the float32 softmax's own sum is off by 1e-5.
-        drawn = probabilities.gather(-1, tokens) / sums[:, -1:]
-        self.logprobs[self._running, self._drawn] = drawn.log().squeeze(-1).float()
-        self._drawn += 1
-        return scores.scatter_(-1, tokens, torch.inf)
+        tokens = self.take(scores)
+        self.check()
+        return scores.scatter_(-1, tokens[:, None], torch.inf)
 
     def keep(self, remaining: Tensor) -> None:
         """Go on with the rows bool[B] of those of the last call."""
         self._running = self._running[remaining]
 
-    def _inverse(self, sums: Tensor) -> Tensor:
-        """Tokens i64[B, 1] of cumulated probabilities f64[B, V].
+    def _inverse(self, probabilities: Tensor, blocks: Tensor) -> Tensor:
+        """Draw by the inverse of the cumulated probabilities, first a block, then a token of it.
 
-        A uniform number is at most 1 - 2^-53, so what is looked for is less than the last sum, and the first
-        sum above it is that of a token of positive probability.
+        A uniform number is at most 1 - 2^-53, so the number looked for is less than the last sum, and the first
+        sum above it is that of a block, or a token, of positive probability. For a row that is no distribution
+        any token is returned; `check` then fails.
+
+        Args:
+            probabilities: f32[B, V].
+            blocks: f64[B, C], cumulated sums of blocks.
+
+        Returns:
+            i64[B, 1].
         """
         if self._uniform is None:
-            uniform = torch.rand(len(self.logprobs), 1, dtype=torch.float64, device=sums.device)
+            uniform = torch.rand(len(self.logprobs), 1, dtype=torch.float64, device=blocks.device)
         else:
             uniform = self._uniform()
-        return torch.searchsorted(sums, uniform[self._running] * sums[:, -1:], right=True)
+        wanted = uniform[self._running] * blocks[:, -1:]
+        if blocks.shape[1] == 1:
+            sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
+            return torch.searchsorted(sums, wanted, right=True).clamp(max=probabilities.shape[1] - 1)
+        block = torch.searchsorted(blocks, wanted, right=True).clamp(max=blocks.shape[1] - 1)
+        before = torch.where(block > 0, blocks.gather(1, (block - 1).clamp(min=0)), 0.0)
+        places = block * BLOCK + torch.arange(BLOCK, device=blocks.device)
+        inside = probabilities.gather(1, places.clamp(max=probabilities.shape[1] - 1))
+        sums = inside.masked_fill(places >= probabilities.shape[1], 0).cumsum(dim=-1, dtype=torch.float64)
+        # A block's own sum is float32: scaled to it, the number stays below the last of `sums`.
+        size = blocks.gather(1, block) - before
+        wanted = ((wanted - before) / size * sums[:, -1:]).minimum(sums[:, -1:] * (1 - 2**-52))
+        return (block * BLOCK + torch.searchsorted(sums, wanted, right=True)).clamp(
+            max=probabilities.shape[1] - 1
+        )
+
+
+def block_sums(probabilities: Tensor) -> Tensor:
+    """Sum probabilities f32[B, V] in blocks of `BLOCK` and a rest; if they are few, at once: f64[B, C]."""
+    whole = probabilities.shape[1] // BLOCK * BLOCK
+    if whole <= BLOCK:
+        return probabilities.cumsum(dim=-1, dtype=torch.float64)[:, -1:]
+    sums = [probabilities[:, :whole].view(len(probabilities), -1, BLOCK).sum(dim=-1)]
+    if whole < probabilities.shape[1]:
+        sums.append(probabilities[:, whole:].sum(dim=-1, keepdim=True))
+    return torch.cat(sums, dim=1).double()
 
 
 def own_uniform(prompts: Sequence[Prompt], device: torch.device) -> Callable[[], Tensor] | None:
@@ -289,6 +348,20 @@ class StopTexts(StoppingCriteria):  # type: ignore[misc]
                 if self.ends[row] is None and self._candidate(tail[-1]) and self.completes(tail):
                     self.ends[row] = length
         return torch.tensor([self.ends[row] is not None for row in self._running], device=input_ids.device)
+
+    def look(self, token_ids: Tensor, new: int) -> Tensor:
+        """Look at the last `new` tokens of each row that still runs.
+
+        Args:
+            token_ids: i64[B, P + T], prompts and completions so far.
+
+        Returns:
+            bool[B], rows that a text has ended, on the device of `token_ids`.
+        """
+        on_host = token_ids.cpu() if self.texts else token_ids
+        for columns in range(token_ids.shape[1] - new + 1, token_ids.shape[1] if self.texts else 0):
+            self(on_host[:, :columns], None)
+        return self(on_host, None).to(token_ids.device)
 
     def keep(self, remaining: Tensor) -> None:
         """Go on with the rows bool[B] of those of the last call."""

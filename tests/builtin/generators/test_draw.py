@@ -27,6 +27,49 @@ def test_tokens_are_drawn_as_often_as_their_probability_says():
     assert ((counts - expected)[1:99] ** 2 / expected[1:99]).sum() < 170
 
 
+def test_a_vocabulary_in_blocks_is_drawn_from_as_its_probabilities_say():
+    """1,000 tokens in four blocks, 10^6 draws: chi-square is below 1,200 but once in 10^5 times."""
+    torch.manual_seed(0)
+    scores = torch.randn(1, 1000)
+    scores[0, 256:300] = -torch.inf
+    tokens = torch.cat([Draw(10_000, 1, False, CPU).take(scores.expand(10_000, -1)) for _ in range(100)])
+    expected = scores[0].double().softmax(-1) * 1_000_000
+    counts = tokens.bincount(minlength=1000)
+    assert not counts[256:300].any()
+    possible = expected > 0
+    assert ((counts - expected)[possible] ** 2 / expected[possible]).sum() < 1200
+
+
+@pytest.mark.parametrize("size", [512, 700, 50_000])
+def test_in_blocks_the_token_is_that_of_one_cumulated_sum(size):
+    """Apart from numbers within float32's rounding of a boundary."""
+    torch.manual_seed(0)
+    scores = torch.randn(200, size) * 2
+    uniform = torch.rand(200, 1, dtype=torch.float64)
+    tokens = Draw(200, 1, False, CPU, lambda: uniform).take(scores)
+    sums = scores.softmax(-1).double().cumsum(-1) / scores.softmax(-1).double().sum(-1, keepdim=True)
+    above = sums.gather(1, tokens[:, None])
+    below = above - scores.softmax(-1).double().gather(1, tokens[:, None])
+    assert (above > uniform - 1e-6).all()
+    assert (below < uniform + 1e-6).all()
+
+
+@pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
+def test_in_blocks_the_ends_of_the_uniform_numbers_draw_no_forbidden_token(number):
+    scores = torch.randn(1, 1000)
+    scores[0, :300] = scores[0, 700:] = -torch.inf
+    uniform = torch.tensor([[number]], dtype=torch.float64)
+    assert 300 <= int(Draw(1, 1, False, CPU, lambda: uniform).take(scores)) < 700
+
+
+def test_scores_that_are_no_distribution_are_found_at_the_next_look():
+    draw = Draw(1, 2, False, CPU)
+    draw.take(torch.full((1, 1000), math.nan))
+    draw.take(torch.zeros(1, 1000))
+    with pytest.raises(NoProbabilities):
+        draw.check()
+
+
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (1 - 2**-53, 2)], ids=["least", "largest"])
 def test_the_ends_of_the_uniform_numbers_draw_no_forbidden_token(monkeypatch, uniform, token):
     monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.full(shape, uniform, **options))
