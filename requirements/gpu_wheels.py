@@ -24,6 +24,7 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).parents[1]
@@ -150,9 +151,13 @@ def wheel_of_grpox(folder: Path) -> Path:
 
 def expected(collected: Collected) -> list[str]:
     """What the wheels need of the packages that the machine has."""
-    needs = [need for wheel in collected.wheels.values() for need in needs_of(metadata_of(wheel))]
-    here = {canonicalize_name(need.name): need for need in needs if not collected.lacks(need.name)}
-    return sorted(str(need) for name, need in here.items() if name in collected.present)
+    bounds: dict[str, SpecifierSet] = {}
+    for wheel in collected.wheels.values():
+        for need in needs_of(metadata_of(wheel)):
+            name = canonicalize_name(need.name)
+            if name in collected.present and name not in collected.wheels:
+                bounds[name] = bounds.get(name, SpecifierSet()) & need.specifier
+    return sorted(f"{name}{specifier}" for name, specifier in bounds.items())
 
 
 def unmet(collected: Collected) -> list[str]:
