@@ -34,12 +34,12 @@ RESULT = Path(__file__).parent / "results" / "bad_inputs.json"
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one case."""
+    """The outcome of one case."""
 
     case: Case
     seconds: float
     cpu_seconds: float
-    """Of the processor: what it would take on a machine with nothing else to do."""
+    """Seconds of CPU time, which a machine without other work would need."""
     complaints: list[str]
 
     @property

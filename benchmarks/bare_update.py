@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import deepspeed
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +19,7 @@ from transformers import PreTrainedModel
 from grpox.config import RunConfig
 from grpox.policy.batch import RolloutBatch
 from grpox.policy.deepspeed_config import deepspeed_config
-from grpox.policy.engine import _skip_op_compilation
+from grpox.policy.deepspeed_import import deepspeed
 from grpox.policy.optimizers import AdamW
 from grpox.runtime.world import World
 
@@ -56,7 +55,6 @@ class BareZero3:
     """A loop on DeepSpeed ZeRO-3, with the settings that grpox gives it."""
 
     def __init__(self, model: PreTrainedModel, config: RunConfig, world: World) -> None:
-        _skip_op_compilation(world)
         self.world, self.temperature = world, config.sampling.temperature
         model.train()
         optimizer = AdamW(config.train).build(model.parameters(), config.train.learning_rate)

@@ -1,10 +1,11 @@
-"""What checkpoints cost: how long a save holds the training up, and how long it takes to verify one.
+"""Cost of checkpoints: how long a save delays the training, and how long verifying one takes.
 
 Trains a random Llama of some 26 million parameters (310 MB of weights and optimizer states) on the quickstart's
-problems, with checkpoints by a thread, and with checkpoints that the run waits for. What holds the training up
-is the time between two steps beyond that of the step itself; where a thread writes meanwhile, the steps beside
-it are compared with the others too. A checkpoint is then verified, and its bytes read twice, from the disk (its
-pages dropped from memory) and from memory.
+problems, with checkpoints written by a thread, and with checkpoints that the run waits for. The delay is the
+time
+between two steps beyond the time of the step itself. If a thread writes meanwhile, the steps beside it are also
+compared with the others. Then a checkpoint is verified, and its bytes are read twice, from the disk (its pages
+dropped from memory) and from memory.
 """
 
 from __future__ import annotations

@@ -61,10 +61,10 @@ def force_ends(scores: Tensor, ending: Tensor, end_ids: Sequence[int]) -> None:
 
 @dataclass
 class Unfinished:
-    """Completions that a call of generate was told to leave, so that another may go on with them."""
+    """Completions that a call of generate left unfinished, so that another call can continue them."""
 
     columns: int
-    """Of the prompts."""
+    """Columns of the prompts."""
     width: int
     """Columns so far."""
     lengths: list[int]
@@ -108,7 +108,7 @@ def force_in_vllm(lengths: Lengths) -> None:
     class EndsAtInVllm(VllmLogitsProcessor):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
             self.requests: dict[int, tuple[int, list[int], list[int]]] = {}
-            """Of each row: its length, what it has written, and the tokens that end it."""
+            """Request -> its length, the tokens written so far, and the tokens that end it."""
 
         def is_argmax_invariant(self) -> bool:
             return False

@@ -49,9 +49,9 @@ AS_COLOCATE = {
     "generation_config": "vllm",
     "logprobs_mode": "processed_logprobs",
 }
-"""What colocate sets of its engine, for vLLM by itself."""
+"""Settings that colocate passes to its engine, for vLLM without grpox."""
 GOAL = 0.9
-"""Of the tokens a second of `bare`, for colocate and server."""
+"""Goal for colocate and server, as a share of the tokens per second of `bare`."""
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def prompts_of(run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, count: int,
 
 
 def timed(generate: Callable[[], int], pids: Sequence[int]) -> Figures:
-    """What `generate` takes, which returns the tokens; `pids` are the processes, each with those below it."""
+    """Measure `generate`, which returns its number of tokens; children of the processes `pids` count too."""
     roots = [psutil.Process(pid) for pid in pids]
     family = [process for root in roots for process in (root, *root.children(recursive=True))]
 

@@ -40,7 +40,7 @@ PARTS = {
     **{f"loss={name}": [f"loss={name}"] for name in ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo")},
     **{f"advantage={name}": ["loss=dapo", f"advantage={name}"] for name in ("batch", "none")},
 }
-"""What is compared -> overrides; `loss=dapo` has the scaler `group`."""
+"""Candidate -> overrides; `loss=dapo` has the scaler `group`."""
 BASE = "loss=dapo"
 """From which the others differ."""
 SMOOTH = 10

@@ -1,4 +1,4 @@
-"""How much memory something takes for a while: peaks of processes and of /dev/shm above where they began."""
+"""Peak memory over a period: processes and /dev/shm, above their values at its start."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""What `grpox plan --memory` says that a run takes, beside what runs take: real runs, on the CPU.
+"""Memory that `grpox plan --memory` predicts, compared with the memory of real runs on the CPU.
 
     python benchmarks/memory_plan.py [--out FILE.json]
     python benchmarks/memory_plan.py --quick              one model, on two ranks
 
-Each point is a run of three steps by itself. A thread of each rank looks every 5 ms at the process's own
-memory, what is resident and in no file, and keeps the most for each phase; libraries and what they hold before
-the model is loaded are taken off. The allocator gives back what is freed, so that fragmentation, which no
-formula knows, is left out: --usual-allocator measures with it.
+Each point is a separate run of three steps. Every 5 ms a thread of each rank reads the process's own memory
+(resident, without mapped files) and records the maximum of each phase. The memory of libraries before the model
+is loaded is subtracted. The allocator returns freed memory at once, which excludes fragmentation, because no
+formula predicts it; --usual-allocator includes it.
 
     load        loading and sharding the model
     generate    weights to the copy that generates, and sampling

@@ -32,7 +32,7 @@ LATER = (
     "transformers.models.llama.modeling_llama",
     "safetensors",
 )
-"""What a run imports when it is under way, and belongs to what libraries take."""
+"""Modules that a run imports while it runs; their memory belongs to the libraries."""
 NAMED = {name: name for name in ("load", "generate", "update", "reduce", "step")}
 NAMED |= {"shard": "load", "sync": "generate"}
 """Phases of a run -> what they are called here; others are not measured."""

@@ -32,7 +32,7 @@ from grpox.update.policy_update import PolicyUpdate
 
 HIDDEN, LAYERS, HEADS = 64, 2, 2
 RESETS_PEAK = "5"
-"""What /proc/self/clear_refs takes to begin anew with VmHWM."""
+"""Value for /proc/self/clear_refs that resets VmHWM."""
 
 
 class Peak:
@@ -48,7 +48,7 @@ class Peak:
             Path("/proc/self/clear_refs").write_text(RESETS_PEAK)
 
     def held(self) -> int:
-        """What is held now, without what the allocator keeps for later."""
+        """Return the memory in use now, without the allocator's reserve."""
         gc.collect()
         if self.cuda:
             return torch.cuda.memory_allocated()

@@ -141,7 +141,7 @@ def one_run(
 
 
 def judged(folder: Path, run: Path, server: Server) -> Counter[str]:
-    """What MLflow has of a run, against what the run recorded."""
+    """Compare MLflow's data of a run with the data that the run recorded."""
     before = _values(server, run)
     _sync(folder, run)
     there = _values(server, run)

@@ -1,4 +1,4 @@
-"""How a benchmark ends: its figures as a JSON object, on the last line and in the file of --out."""
+"""The end of a benchmark: its figures as a JSON object, on the last line and in the file of --out."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def hash_of(text: str) -> str:
 
 
 def seconds(environment: dict[str, str]) -> float:
-    """Of one `grpox plugins list`, start and end of the process included."""
+    """Measure one `grpox plugins list`, including start and end of the process."""
     started = time.perf_counter()
     command = [GRPOX, "plugins", "list"]
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)

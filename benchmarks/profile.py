@@ -1,7 +1,7 @@
-"""Where one step's time goes; `step_profile` does it.
+"""Profile of one step's time, by `step_profile`.
 
-The standard library's module of this name is hidden from the scripts in this folder, and torch imports it: for
-whoever imports `profile`, this is that.
+This file hides the standard library's module `profile` from the scripts in this folder, but torch imports that
+module. An import of `profile` therefore gets the content of the standard library's module.
 """
 
 if __name__ == "__main__":

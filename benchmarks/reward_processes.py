@@ -1,6 +1,7 @@
-"""What a call of a reward function costs in a process of its own, against a thread.
+"""Cost of a call of a reward function in a separate process, compared with a thread.
 
-256 completions of about 1,000 characters and 256 tokens a call, with prompt and answer of the same length.
+Each call has 256 completions of about 1,000 characters and 256 tokens, with prompt and answer of the same
+length.
 """
 
 from __future__ import annotations

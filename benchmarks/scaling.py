@@ -1,4 +1,4 @@
-"""How a step's time grows with tokens, group size and ranks, and what the framework itself takes of it.
+"""Growth of a step's time with tokens, group size and ranks, and the framework's own share of it.
 
     python benchmarks/scaling.py [--steps 8] [--repeats 1] [--out FILE.json] [a.b=c ...]
     python benchmarks/scaling.py --quick                  a few points of few steps
@@ -57,7 +57,7 @@ Figures = dict[str, list[float]]
 
 
 def run(script: str, source: str, overrides: Sequence[str], ranks: int = 1) -> Figures:
-    """What `script` wrote of a run."""
+    """Return the figures that `script` wrote about a run."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"

@@ -20,10 +20,10 @@ ENDS_WITHIN = 60
 @dataclass(frozen=True)
 class Served:
     pid: int
-    """Of the command; vLLM's processes are below it."""
+    """Process id of the command; vLLM's processes are its children."""
     url: str
     environment: dict[str, str]
-    """What a run needs to be let in."""
+    """Environment variables that give a run access."""
 
 
 @contextmanager

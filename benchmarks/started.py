@@ -19,7 +19,7 @@ from grpox.training.inputs import open_model, open_tokenizer
 
 @dataclass(frozen=True)
 class Started:
-    """What a benchmark measures with, on one rank."""
+    """Objects of one rank that a benchmark measures."""
 
     run: ResolvedRun
     world: World

@@ -1,4 +1,4 @@
-"""Where one step's time goes: its phases, the parts of the update, and the operators that compute it.
+"""Profile of one step's time: its phases, the parts of the update, and the operators that compute it.
 
     python benchmarks/profile.py --model smollm2 --model-path FOLDER [--picture FILE.svg] [a.b=c ...]
     python benchmarks/profile.py --quick                  the quickstart's model
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed")
 WARM_UP = 1
 OPERATORS = 12
-"""How many are told apart."""
+"""Number of operators that are shown separately."""
 OTHERS = "all others"
 BARS = {"phases": "step", "update": "update", "operators": "update, by operator"}
 Seconds = dict[str, float]

@@ -1,4 +1,4 @@
-"""What a benchmark ran on: hardware and versions, for its JSON object."""
+"""Hardware and versions that a benchmark ran on, for its JSON object."""
 
 from __future__ import annotations
 

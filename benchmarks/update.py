@@ -33,9 +33,9 @@ from surroundings import surroundings
 
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed")
 GOAL = 0.95
-"""Of the speed of bare-zero3."""
+"""Goal, as a share of the speed of bare-zero3."""
 AGREEMENT = 1e-3
-"""How far, relatively, norms may differ by rounding."""
+"""Largest relative difference of norms by rounding."""
 
 
 def summary(ranks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -46,7 +46,8 @@ SIDES = {"grpox": "vs_trl_grpox.py", "trl": "vs_trl_trl.py"}
 
 
 Figures = dict[str, list[float]]
-"""Of one run: phase -> seconds of each step; rewards, mean_length, uninformative -> that of each step."""
+"""Figures of one run: phase -> seconds of each step; rewards, mean_length, uninformative -> value of each
+step."""
 
 
 def run_side(side: str, run: str, overrides: Sequence[str]) -> Figures:
@@ -110,9 +111,9 @@ def check_same_work(ours: Figures, theirs: Figures) -> None:
 
 
 def reward_difference(runs: dict[str, list[Figures]]) -> dict[str, Any]:
-    """How far the curves of mean reward differ at equal seeds; between two seeds of one side, as a measure.
+    """Measure the difference of the curves of mean reward at equal seeds, beside that of two seeds of one side.
 
-    The two draw their samples from different random streams, so that even identical algorithms differ.
+    The two sides draw their samples from different random streams, so even identical algorithms differ.
     """
     ours, theirs = ([run["rewards"] for run in runs[side]] for side in ("grpox", "trl"))
     pairs = [_distance(a, b) for a, b in zip(ours, theirs, strict=True)]

@@ -1,4 +1,4 @@
-"""How long the policy's weights take to the generator, and how much memory, beside a plain clone of them all.
+"""Time and memory to send the policy's weights to the generator, compared with a plain clone of all of them.
 
     python benchmarks/weight_sync.py --model-path FOLDER [--model smollm2] [--generators colocate,server]
                                      [--ranks 1] [--rounds 9] [--bucket-mib 64] [--out FILE.json]

@@ -30,7 +30,8 @@ def varied_lengths(count: int, longest: int, seed: int) -> list[int]:
 
 
 def is_informative(group: int) -> bool:
-    """Whether group number `group` of a run has differing rewards: `INFORMATIVE` of them, evenly spread."""
+    """Tell whether group `group` of a run has differing rewards: a share `INFORMATIVE` of groups does, evenly
+    spread."""
     return floor(round((group + 1) * INFORMATIVE, 9)) > floor(round(group * INFORMATIVE, 9))
 
 

@@ -3,7 +3,7 @@
 Shapes: `B` sequences of a micro-batch, `T` completion positions, `N` completions of a generation batch over
 all ranks, `K` reward functions, `G` completions per prompt. Torch is imported for type checkers only.
 
-All of it is plugin API, provisional until grpox's first release: docs/plugin-api.md says how a name is changed.
+All of this is plugin API, provisional until grpox's first release: docs/plugin-api.md describes how it changes.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ ModelPath = Annotated[str, Input.MODEL]
 
 
 class Capability(StrEnum):
-    """Names in `needs` and `provides` that the core knows; plugins may agree on others among themselves."""
+    """Names in `needs` and `provides` that the core knows; plugins may define further names among
+    themselves."""
 
     LOGPROBS = "logprobs"
     """A generator reports the log-probability of each token that it samples."""
     STREAMING = "streaming"
-    """A generator yields each rollout while other completions go on."""
+    """A generator yields each rollout while other completions are still sampled."""
     AHEAD = "ahead"
     """A generator has `begin`: it samples in the background while the policy is updated."""
     MAX_TOKENS = "max_tokens"
@@ -65,15 +66,15 @@ class Capability(StrEnum):
     ENTROPY_GRADIENT = "entropy_gradient"
     """The entropy that the core gives a loss has a gradient."""
     REFERENCE_LOGPROBS = "reference_logprobs"
-    """The core gives a loss the log-probabilities under the reference, whatever `train.beta` is."""
+    """The core gives a loss the log-probabilities under the reference, for any `train.beta`."""
     SAMPLER_LOGPROBS = "sampler_logprobs"
     """The core gives a loss the log-probabilities that the generator reported."""
     REWARDS = "rewards"
     """The core gives a loss the rewards of each sequence."""
     GROUP_IDS = "group_ids"
-    """The core tells a loss which sequences belong to one prompt."""
+    """The core gives a loss the group of each sequence."""
     SEQUENCE_IDS = "sequence_ids"
-    """The core gives a loss a number for each sequence."""
+    """The core gives a loss the id of each sequence."""
     COLUMNS = "columns"
     """The core gives a loss the dataset's columns."""
 
@@ -83,7 +84,7 @@ class Capability(StrEnum):
 
 @dataclass(frozen=True)
 class StepContext:
-    """The optimizer step that is about to be taken, for `begin_step`."""
+    """The optimizer step that begins, for `begin_step`."""
 
     step: int
     """Number of the step, counted from 1."""
@@ -93,7 +94,7 @@ class StepContext:
 
 
 class Stateful(Protocol):
-    """A component that remembers something from one call to the next; a component of any kind may be one.
+    """A component with a state that outlasts a call; a component of any kind can have one.
 
     Checkpoints save the state with the plugin's name and version, and a resumed run restores it on any number
     of ranks. A run has one state per component: rank 0 saves it, and states that differ between ranks are an
@@ -115,9 +116,9 @@ StatisticReduction = Literal["sum", "mean", "min", "max", "gather"]
 
 
 class StepAware(Protocol):
-    """A component that follows the optimizer steps; a component of any kind may be one, with either method.
+    """A component that follows the optimizer steps, with one or both methods; possible for every kind.
 
-    `statistics` names values of the step and how they are reduced over all ranks. Values of trained tokens are
+    `statistics` names values of the step, each with its reduction over all ranks. Values of trained tokens are
     ``ratio``, ``kl_old``, ``kl``, ``entropy``, ``advantages`` and the diagnostics of the run's loss; values of
     completions are ``reward``, ``advantage`` and ``length``. ``ratio`` is pi / pi_old, without the correction.
     A step that is skipped because it is not finite is reported too, and its values may be NaN.
@@ -130,7 +131,7 @@ class StepAware(Protocol):
         ...
 
     def end_step(self, statistics: Mapping[str, float | Tensor]) -> None:
-        """Take note of a step that is done; called once on every rank, with the same values on all of them.
+        """Process a completed step; called once on every rank, with the same values on all of them.
 
         Args:
             statistics: name -> a number, or for ``gather`` f32[values of all ranks] in row order, the tokens of
@@ -189,23 +190,24 @@ class LossOutput:
 class PolicyLoss(Protocol):
     """A per-token policy loss. It never sees a normaliser, a rank or an accumulation step.
 
-    Optional attributes: ``folds_correction: bool = False``, read by `grpox.update.objective`; and what a loss
-    tells of itself to tests and tools: ``gradient: "value" | "surrogate" = "value"`` (a surrogate's gradient is
-    not that of its value), ``zero_at_zero_advantage: bool = False`` (it adds no gradient where the advantage is
-    0), ``entropy_as_constant: bool = False`` (its value depends on the entropy, and its gradient must not),
-    ``sign: "policy" | "other" = "policy"`` (a step against the gradient raises the probability of a token with
-    positive advantage, or need not).
+    Optional attributes: ``folds_correction: bool = False``: the loss applies the correction itself. The others
+    are declarations for tests and tools. ``gradient: "value" | "surrogate" = "value"``: the gradient of a
+    surrogate is not that of its value. ``zero_at_zero_advantage: bool = False``: tokens with advantage 0 add no
+    gradient. ``entropy_as_constant: bool = False``: the value depends on the entropy, and the gradient must
+    not.
+    ``sign: "policy" | "other" = "policy"``: whether a step must raise the probability of a token with positive
+    advantage.
 
-    ``scope: "token" | "group" = "token"``: a loss of scope "group" is given whole groups, all G sequences of
-    each prompt in one micro-batch.
+    ``scope: "token" | "group" = "token"``: a loss of scope "group" gets whole groups, all G sequences of each
+    prompt in one micro-batch.
     """
 
     reduction: ClassVar[Reduction]
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        """The loss of every token, to be minimised: f32[B, T].
+        """Return the loss of every token, to be minimised: f32[B, T].
 
-        The run goes on with the tensors of `inputs`: a loss that changes one in place ends it.
+        The run uses the tensors of `inputs` afterwards: a loss that changes one in place ends the run.
         """
         ...
 
@@ -224,9 +226,9 @@ class Turn:
     policy_version: int
     """Optimizer steps taken by the weights that sampled it."""
     reward: float | None = None
-    """The environment's reward for this turn; None where it gives none."""
+    """The environment's reward for this turn; None if it gives none."""
     state_key: str | None = None
-    """Equal for turns that began in the same state of an environment; None where that is unknown."""
+    """Equal for turns that began in the same state of an environment; None if this is unknown."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +248,8 @@ class AdvantageInputs:
     labels: Sequence[str] = ()
     """K labels of the reward functions, in the order of the columns of `rewards`."""
     token_rewards: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
-    """Label of a reward function that returned lists -> N of f32[T_i]: each reward at the last token of what
-    it rates, 0 elsewhere; all NaN where the function abstained."""
+    """Label of a reward function that returned lists -> N of f32[T_i]: each reward at the last token of its
+    turn or part, 0 elsewhere; all NaN where the function abstained."""
 
 
 class AdvantageScaler(Protocol):
@@ -268,9 +270,12 @@ class AdvantageScaler(Protocol):
     """
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        """rewards f32[N, K] (NaN: that function abstained), weights f32[K], group_ids i64[N] -> f32[N].
+        """Return the advantages f32[N].
 
-        All three are the scaler's own.
+        Args:
+            rewards: f32[N, K], NaN where a function abstained; the scaler's own copy, as are the others.
+            weights: f32[K].
+            group_ids: i64[N].
         """
         ...
 
@@ -278,19 +283,24 @@ class AdvantageScaler(Protocol):
 class Correction(Protocol):
     """Importance weights that correct for sampling from another distribution than pi_old.
 
-    Optional, and read by the metrics alone (`grpox.update.mismatch`): a method ``raw(old, sampler, mask)`` ->
-    [B, T]: R before any cap or mask, perhaps infinite, where that is not exp(log pi_old - log mu) of single
-    tokens; and ``weighs_by_raw: bool = True``, False where kept tokens weigh something else than raw or a cap.
+    Optional, and read only by the metrics (`grpox.update.mismatch`): a method ``raw(old, sampler, mask)`` ->
+    [B, T] returns R before any cap or mask, perhaps infinite. It is needed if R is not exp(log pi_old - log mu)
+    of single tokens. ``weighs_by_raw: bool = True`` is False if kept tokens have another weight than raw or a
+    cap.
 
-    ``monotone: bool = True``, for tests: a kept token weighs no less the likelier the trainer finds it than the
-    generator did.
+    ``monotone: bool = True``, for tests: the weight of a kept token does not fall if its probability under the
+    trainer rises, compared with that under the generator.
     """
 
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """old f32[B, T], sampler f32[B, T], mask bool[B, T] -> weights f32[B, T], keep bool[B, T].
+        """Return weights f32[B, T] and keep bool[B, T], both without a gradient.
 
-        Neither carries a gradient. Missing sampler log-probabilities arrive equal to `old`; masked positions
-        may hold any value. The run goes on with the arguments: a correction that changes one in place ends it.
+        Args:
+            old: f32[B, T], log pi_old.
+            sampler: f32[B, T], log mu; equal to `old` where the generator reported none.
+            mask: bool[B, T]; masked positions of the others may have any value.
+
+        The run uses the arguments afterwards: a correction that changes one in place ends the run.
         """
         ...
 
@@ -305,10 +315,10 @@ Scores = Sequence[float | Sequence[float] | None]
 
 
 class FailedScore(float):
-    """A score that a reward function could not obtain: NaN with a reason, of which `on_error` decides.
+    """A score that a reward function could not obtain: NaN with a reason; `on_error` decides what happens.
 
-    A function that fails for some of its completions returns it for those, and scores for the others. One that
-    has nothing to say returns None instead.
+    A function that fails for some of its completions returns it for these, and scores for the others. A
+    function without an opinion on a completion returns None instead.
     """
 
     def __new__(cls, reason: str) -> FailedScore:
@@ -317,11 +327,11 @@ class FailedScore(float):
         return score
 
     reason: str
-    """Why there is no score, as the user should read it."""
+    """Reason for the missing score, for the user."""
 
 
 def completion_text(completion: Text) -> str:
-    """The text of a completion: the string itself, or the content of its last message."""
+    """Return the text of a completion: the string itself, or the content of its last message."""
     if isinstance(completion, str):
         return completion
     content = completion[-1].get("content") if completion else None
@@ -378,13 +388,13 @@ class Prompt:
     num_samples: int
     """Completions to sample (G in training)."""
     seed: int | None = None
-    """Seed of this prompt's draws, which then depend on nothing else that is sampled with it; None: they follow
-    from the seed of the call. A generator that cannot seed a prompt by itself goes by the call's."""
+    """Seed of this prompt's draws, which then do not depend on other prompts; None: the seed of the call
+    determines them. A generator without seeds per prompt uses that of the call."""
     max_tokens: int | None = None
     """Longest completion of this prompt, in tokens; None: `sampling.max_completion_length`. Only a generator
     that provides "max_tokens" is given one."""
     row: int | None = None
-    """The dataset's row; None where the prompt is of no dataset."""
+    """The dataset's row; None if the prompt belongs to no dataset."""
 
 
 FINISH_REASONS = ("stop", "length", "budget", "turns", "done", "error")
@@ -405,16 +415,16 @@ class Rollout:
     finish_reason: str
     """``stop``, ``length`` or another of `FINISH_REASONS`."""
     policy_version: int
-    """Optimizer steps taken by the weights that sampled it."""
+    """Number of optimizer steps behind the weights that sampled it."""
     sampler_logprobs: tuple[float, ...] | None = None
-    """Log-probability of each completion token under the sampling distribution, or None if unknown. For a token
-    that the model did not write any finite number, such as 0."""
+    """Log-probability of each completion token under the sampling distribution, or None if unknown. For tokens
+    that the model did not write: any finite number, such as 0."""
     model_mask: tuple[bool, ...] | None = None
-    """False for tokens the model did not write (tools, environment); None when it wrote all."""
+    """False for tokens that the model did not write (tools, environment); None if it wrote all."""
     turns: tuple[Turn, ...] = ()
-    """The model's turns, in order; empty where the whole completion is one turn."""
+    """The model's turns, in order; empty if the whole completion is one turn."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further facts about the completion, as plain values, which the record shows."""
+    """Further facts about the completion, as plain values, which are recorded."""
 
 
 @dataclass(frozen=True)
@@ -428,7 +438,7 @@ class ScoredRollout:
     reward: float
     """Weighted sum; NaN when every function abstained."""
     advantage: float
-    """The mean over the tokens that the model wrote, where they have different advantages."""
+    """The mean over the tokens that the model wrote, if these have different advantages."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Values that reward functions logged for it through `log_extra`."""
 
@@ -439,7 +449,7 @@ class GeneratorContext:
 
     model_path: Path
     build_model: Callable[[], PreTrainedModel]
-    """A plain, unpartitioned copy of the architecture; its weights mean nothing before the first sync."""
+    """A plain, unsharded copy of the architecture; its weights are arbitrary before the first sync."""
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]
     device: torch.device
@@ -448,21 +458,21 @@ class GeneratorContext:
     seed: int
     policy: PreTrainedModel
     """The module under training. Its parameters are this rank's shards: each forward gathers them layer by
-    layer, a collective. For generators without weights of their own; whoever runs it restores its mode."""
+    layer, a collective. For generators without weights of their own, which must restore its mode after use."""
 
 
 @dataclass(frozen=True)
 class GeneratorMemory:
-    """Memory that a generator holds on each rank, for ``grpox plan --memory`` and for messages about memory."""
+    """Memory of a generator on each rank, for ``grpox plan --memory`` and for messages about memory."""
 
     holds: Literal["whole", "shards", "engine", "none"]
-    """A whole copy of the policy, its shards, an engine of its own, or nothing."""
+    """Content: a whole copy of the policy, its shards, a separate engine, or nothing."""
     together: int | None = None
     """Completions that a rank samples at a time, at most; None: all of its generation batch."""
     engine: str = ""
     """The engine's name in messages."""
     engine_ranks: int = 1
-    """Ranks that hold one engine together."""
+    """Number of ranks that share one engine."""
     cache: int | None = None
     """Bytes of the engine's keys and values; None: what `share_key` leaves of the GPU."""
     share_key: str = ""
@@ -473,41 +483,41 @@ class GeneratorMemory:
 
 WeightStream = Iterator[tuple[str, "Tensor"]]
 """(name, full tensor) pairs gathered bucket by bucket: a collective, to be exhausted on every rank or begun on
-none. They are what the checkpoint of the model holds: parameters, tied ones once, and persistent buffers. The
-tensors may be the policy's own memory: read them, and copy what is kept after `sync`."""
+none. They are the tensors of the model's checkpoint: parameters, tied ones once, and persistent buffers. The
+tensors may be the policy's own memory: only read them, and copy those that are needed after `sync`."""
 
 
 class Generator(Protocol):
-    """Samples completions from the current policy. One lives in every process.
+    """Samples completions from the current policy. Every process has one.
 
-    Optional, of its config model, called while the run file is checked: a method ``check_sampling(sampling:
-    SamplingConfig) -> list[Problem]`` tells which settings of `sampling` it cannot honour, a method
-    ``check_run(config: RunConfig) -> list[Problem]`` what does not fit the rest of the run. A method
-    ``memory(gpu: bool) -> GeneratorMemory`` tells what it holds; without it that counts as unknown.
+    Its config model may have methods, called while the run file is checked. ``check_sampling(sampling:
+    SamplingConfig) -> list[Problem]`` returns the settings of `sampling` that it cannot honour,
+    ``check_run(config: RunConfig) -> list[Problem]`` its conflicts with the rest of the run.
+    ``memory(gpu: bool) -> GeneratorMemory`` returns its memory; without this method the memory is unknown.
 
     The generator itself may have a method ``preflight(model: PreTrainedConfig) -> None``. It is called in the
-    main process before the model is loaded, and raises for what the run would fail without.
+    main process before the model is loaded, and raises if the run would fail for a reason that it can detect.
 
-    One that provides "ahead" has a method ``begin(prompts, sampling, seed) -> Iterable[Rollout]``, with the
-    arguments of `generate`. Sampling is under way when it returns, with the weights of now, and goes on while
-    the policy is updated: so it uses no collective, neither meanwhile nor when the rollouts are read. They are
-    read once, perhaps only after other calls of `generate`, `sleep`, `wake` and `sync`; a sync waits until they
-    are sampled, so that none is of the weights that it brings. Samples that could not be drawn may be left out:
-    `generate` is then asked for them. What else went wrong is raised when the rollouts are read.
+    A generator that provides "ahead" has a method ``begin(prompts, sampling, seed) -> Iterable[Rollout]``, with
+    the arguments of `generate`. It starts sampling with the current weights and returns; sampling continues
+    while the policy is updated. So it must use no collective, also not while the rollouts are read. They are
+    read once, perhaps only after other calls of `generate`, `sleep`, `wake` and `sync`. A sync waits until they
+    are sampled, so that none of them comes from the new weights. Samples that could not be drawn may be left
+    out: the core then requests them by `generate`. Other errors are raised when the rollouts are read.
     """
 
     def start(self, context: GeneratorContext) -> None: ...
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
-        """Rollouts in order of completion; `prompts` are this rank's share and may be empty."""
+        """Return rollouts in order of completion; `prompts` are this rank's share and may be empty."""
         ...
 
     def sync(self, weights: WeightStream, version: int) -> None:
-        """Take the policy's weights; later rollouts carry `version`."""
+        """Load the policy's weights; later rollouts have this `version`."""
         ...
 
     def sleep(self) -> None:
-        """Generation is over for now: give memory back where that is cheap."""
+        """Release memory if this is cheap: no completions are sampled until `wake`."""
         ...
 
     def wake(self) -> None: ...
@@ -519,7 +529,7 @@ class Generator(Protocol):
 
 
 class DatasetSource(Protocol):
-    """A source of prompts: a dataset with a prompt column and whatever columns the rewards read."""
+    """A source of prompts: a dataset with a prompt column and the columns that the rewards read."""
 
     def load(self) -> datasets.Dataset | datasets.IterableDataset: ...
 
@@ -527,8 +537,9 @@ class DatasetSource(Protocol):
 class OptimizerFactory(Protocol):
     """Builds the optimizer of the run.
 
-    Under ZeRO-3 each rank gives it another flat part of a group's parameters. ``elementwise: bool = True``, for
-    tests: it changes each weight by itself, so that its steps are the same on any number of ranks.
+    Under ZeRO-3 the optimizer of each rank gets another flat part of a group's parameters. ``elementwise: bool
+    =
+    True``, for tests: each weight is changed independently, so that steps are the same on any number of ranks.
     """
 
     def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer: ...
@@ -547,18 +558,20 @@ class SchedulerFactory(Protocol):
 
 
 class Control(Protocol):
-    """A way for observers to act on the run; hooks that name the argument `control` are given it.
+    """Access for observers to change the run; hooks that name the argument `control` receive it.
 
-    What is asked for takes effect before the next step, on all ranks, and is part of checkpoints.
+    Changes take effect before the next step, on all ranks, and are part of checkpoints.
     """
 
     @property
     def hyperparameters(self) -> Mapping[str, float]:
         """Current values of the settings that may change.
 
-        They are ``learning_rate_factor``, ``beta`` where the run has a reference, ``entropy_coef`` where it is
-        not 0, and as ``loss.NAME``, ``advantage.NAME`` and ``correction.NAME`` those that these components name
-        in their attribute ``hyperparameters``: fields of their attribute `config`, to be read at each use.
+        They are ``learning_rate_factor``, ``beta`` if the run has a reference, and ``entropy_coef`` if it is
+        not 0.
+        Components can add parameters as ``loss.NAME``, ``advantage.NAME`` and ``correction.NAME``: their
+        attribute
+        ``hyperparameters`` names fields of their attribute `config`, which they must read at each use.
         """
         ...
 
@@ -580,7 +593,7 @@ class RunContext:
     """Facts about the run for lifecycle hooks."""
 
     config: RunConfig
-    """With its secrets: what an observer writes or sends of it goes through `grpox.errors.redacted`."""
+    """Config with its secrets: pass it through `grpox.errors.redacted` before it is written or sent."""
     output_dir: Path
     total_steps: int
     world_size: int
@@ -590,35 +603,35 @@ class RunContext:
     source: str
     """The run file or recipe, as the user named it."""
     resumed_at: int | None = None
-    """Optimizer steps done when the run went on from a checkpoint, 0 where it was begun and had none yet; None
-    for one that starts."""
+    """Optimizer steps done in the checkpoint from which the run continues; 0 if it was started before and had
+    no checkpoint; None for a new run."""
     metrics_bytes: int = 0
     """Size of metrics.jsonl at that step."""
     generations_before: int = 0
-    """Generation batches collected until then."""
+    """Number of generation batches collected before that step."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Key of the run file, such as ``data.path`` -> fingerprint of the file or folder that it names."""
 
 
 @dataclass(frozen=True)
 class SweepContext:
-    """A sweep, as lifecycle hooks are told of it."""
+    """A sweep, for lifecycle hooks."""
 
     config: RunConfig
-    """The first run's. With its secrets, as in `RunContext`."""
+    """Config of the first run, with its secrets, as in `RunContext`."""
     folder: Path
-    """It holds the folders of the runs."""
+    """Folder that contains the folders of the runs."""
     source: str
     """The run file or recipe, as the user named it."""
     axes: Mapping[str, Sequence[str]]
-    """Key of the run file -> its values, as they were typed."""
+    """Key of the run file -> its values, as the user typed them."""
     runs: int
     """Number of its runs."""
 
 
 @dataclass(frozen=True)
 class SweptRun:
-    """One run of a sweep, as it stands."""
+    """Current state of one run of a sweep."""
 
     name: str
     """Name of its folder: ``learning_rate=1e-6_seed=0``."""
@@ -632,19 +645,19 @@ class SweptRun:
     """Seconds of training."""
     folder: str
     run_id: str | None
-    """The id that a tracker gave it (`grpox_tracked_run`); None where none follows it."""
+    """Id that a tracker gave the run (`grpox_tracked_run`); None if no tracker follows it."""
     error: str = ""
 
 
 @dataclass(frozen=True)
 class SweepResults:
-    """All runs of a sweep, and which is the best."""
+    """All runs of a sweep, and the best of them."""
 
     run: str
     """The run file or recipe."""
     metric: str
     lowest: bool
-    """True where the lowest value is the best."""
+    """True if the lowest value is the best."""
     runs: tuple[SweptRun, ...]
 
     @property
@@ -654,7 +667,7 @@ class SweepResults:
 
     @property
     def best(self) -> SweptRun | None:
-        """The best of those that finished; the first of equals, None where none has a value."""
+        """The best of the finished runs, the first of equal ones; None if none has a value."""
         done = [run for run in self.finished if run.value is not None]
         sign = -1 if self.lowest else 1
         return max(done, key=lambda run: sign * (run.value or 0.0), default=None)

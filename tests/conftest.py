@@ -48,7 +48,8 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def environment_kept() -> Iterator[None]:
-    """What libraries set in this process for a module's tests does not reach the processes of the next one."""
+    """Remove variables that libraries set in this process during a module's tests, for the processes of the
+    next one."""
     before = dict(os.environ)
     yield
     for name in os.environ.keys() - before.keys():

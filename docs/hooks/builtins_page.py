@@ -23,7 +23,7 @@ def built_ins() -> str:
 
 
 def anchor(kind: str, name: str) -> str:
-    """Of a component on the page."""
+    """Return the anchor of a component on the page."""
     return f"{kind}-{name}"
 
 

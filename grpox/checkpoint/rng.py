@@ -1,14 +1,19 @@
-"""The random numbers of every library of a process: saved, and put back."""
+"""The random numbers of every library of a process: saved, and put back.
+
+Of several visible GPUs only the rank's own has its state saved: the state of another would allocate memory
+there, and a resumed rank may see fewer GPUs.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 def random_state() -> dict[str, Any]:
@@ -25,7 +30,7 @@ def random_state() -> dict[str, Any]:
             float(cached),
         ),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": [torch.cuda.get_rng_state(device) for device in _own_gpu()],
     }
 
 
@@ -48,17 +53,25 @@ def set_random_state(state: dict[str, Any]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for device in _own_gpu() if state["cuda"] else ():
+        torch.cuda.set_rng_state(_state_of(state["cuda"], device), device)
+
+
+def _own_gpu() -> list[int]:
+    """List the GPU of this process; empty without one."""
+    return [torch.cuda.current_device()] if torch.cuda.is_available() else []
+
+
+def _state_of(states: Sequence[Tensor], device: int) -> Tensor:
+    """Return the state of this rank's own GPU; an earlier grpox saved those of all visible ones."""
+    return states[device] if device < len(states) else states[0]
 
 
 @contextmanager
 def preserve_random_state() -> Iterator[None]:
     """Restore the state of all generators after the block."""
     python, numpy = random.getstate(), np.random.get_state()
-    # This process's device alone: a state of another device allocates memory there.
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=_own_gpu()):
         try:
             yield
         finally:

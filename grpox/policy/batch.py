@@ -257,6 +257,29 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """The lengths of S sequences that lie one behind the other, for attention that needs no mask."""
+
+    starts: Tensor  # i32[S + 1], where each begins in the R * L positions, and R * L
+    longest: int
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of a model's forward that give the lengths, under transformers' names.
+
+        transformers passes a mask of four dimensions on as it is. This one is a placeholder, which attention by
+        lengths never reads: without it transformers would look for the sequences in the positions, which are on
+        the device.
+        """
+        return {
+            "attention_mask": torch.empty(1, 1, 1, 1, dtype=torch.bool, device=self.starts.device),
+            "cu_seq_lens_q": self.starts,
+            "cu_seq_lens_k": self.starts,
+            "max_length_q": self.longest,
+            "max_length_k": self.longest,
+        }
+
+
+@dataclass(frozen=True)
 class Layout:
     """The rows of a micro-batch as the model reads them, R rows of L positions, padded on the right or packed.
 
@@ -270,6 +293,7 @@ class Layout:
     places: Tensor  # i64[N]: of each token in the mask, where it lies in it, of B * T
     sources: Tensor  # i64[N]: the position that predicts it, of R * L
     targets: Tensor  # i64[N]: the tokens themselves
+    lengths: Lengths | None = None  # of packed sequences, or of padded rows; None: attention goes by `sees`
 
 
 def rows_of(
@@ -308,7 +332,13 @@ def rows_of(
     return sorted(rows, key=lambda row: -row.length)
 
 
-def lay_out(batch: RolloutBatch, shared_width: int, packed: bool = False, pad_token_id: int = 0) -> Layout:
+def lay_out(
+    batch: RolloutBatch,
+    shared_width: int,
+    packed: bool = False,
+    pad_token_id: int = 0,
+    by_lengths: bool = False,
+) -> Layout:
     """Lay a micro-batch out in rows, on its own device.
 
     Args:
@@ -316,6 +346,7 @@ def lay_out(batch: RolloutBatch, shared_width: int, packed: bool = False, pad_to
         packed: all in one row without padding, R = 1. Where positions begin anew a sequence begins; attention
             must know that, since there is no mask.
         pad_token_id: any token of the vocabulary; what is computed for it is used nowhere.
+        by_lengths: attention accepts lengths of sequences; rows that sequences share need a mask all the same.
     """
     sequences = batch.samples
     rows = rows_of(sequences, shared_width)
@@ -348,6 +379,10 @@ def lay_out(batch: RolloutBatch, shared_width: int, packed: bool = False, pad_to
     places = np.flatnonzero(batch.host_mask)
     columns = size if packed else longest
     shares = any(len(row.members) > 1 for row in rows)
+    lengths = None
+    if by_lengths and not shares:
+        widths = [row.length if packed else longest for row in rows]
+        lengths = Lengths(from_lists(np.cumsum([0, *widths]), np.int32, device), longest)
     return Layout(
         input_ids=from_lists(ids, np.int64, device).view(-1, columns),
         position_ids=from_lists(positions, np.int64, device).view(-1, columns),
@@ -355,6 +390,7 @@ def lay_out(batch: RolloutBatch, shared_width: int, packed: bool = False, pad_to
         places=from_lists(places, np.int64, device),
         sources=from_lists(predictors.ravel()[places], np.int64, device),
         targets=from_lists(targets.ravel()[places], np.int64, device),
+        lengths=lengths,
     )
 
 

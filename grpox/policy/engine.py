@@ -18,10 +18,12 @@ from torch import Tensor, nn
 
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, RunFailed, describe, text_of
+from grpox.policy.attention import set_attention
 from grpox.policy.deepspeed_config import deepspeed_config, reference_config
 from grpox.policy.deepspeed_import import deepspeed
+from grpox.policy.logprobs import ForwardMode
 from grpox.policy.lora.layers import adapted_layers
-from grpox.policy.scoring_forward import install_scoring_forward, restore_forward
+from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
 from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.foreign_code import call
 from grpox.runtime.world import World
@@ -54,10 +56,9 @@ class Engine:
         self.steps = 0
         """Number of steps so far, including skipped ones; the version of the weights."""
         self._learning_rate_factor: float | None = None
-        _skip_op_compilation(world)
+        self._attention = model.config._attn_implementation
         disable_dropout(model)
         self._adapted = bool(adapted_layers(model))
-        self.mode = install_scoring_forward(model, config.train)
         if config.train.gradient_checkpointing:
             _enable_checkpointing(model, config)
         model.train()
@@ -74,12 +75,21 @@ class Engine:
             self._deepspeed.checkpoint_engine = files
             # DeepSpeed would save scripts beside the weights, but a checkpoint contains no code.
             self._deepspeed._copy_recovery_script = lambda folder: None
+        self.mode = _try_forward_modes(self._deepspeed, config, world)
+        self.unused_modes = describe_unused_modes(self.module, config.train, self.mode, world.device)
+        """Forward modes that the run allows and does not use, with the reasons; None without any."""
 
     @property
     def module(self) -> PreTrainedModel:
         """The policy; its parameters are this rank's shards."""
         module: PreTrainedModel = self._deepspeed.module
         return module
+
+    @property
+    def chosen_attention(self) -> str | None:
+        """Name of the attention function that replaced the model's own; None if none did."""
+        name = str(self.module.config._attn_implementation)
+        return None if name == self._attention else name
 
     @property
     def learning_rate(self) -> float:
@@ -173,17 +183,19 @@ class Engine:
         """Remove all hooks from the module; the engine cannot be used afterwards."""
         self._deepspeed.destroy()
         restore_forward(self.module)
+        set_attention(self.module, self._attention)
 
 
 class FrozenEngine:
     """The reference policy: a model for forward passes only, with weights sharded by ZeRO-3."""
 
     def __init__(self, model: PreTrainedModel, config: RunConfig, world: World) -> None:
-        _skip_op_compilation(world)
         model.eval().requires_grad_(False)
-        self.mode = install_scoring_forward(model, config.train)
         settings = reference_config(config, world.size)
         self._deepspeed, *_ = _initialize(config, model=model, config=settings)
+        self.mode = _try_forward_modes(self._deepspeed, config, world)
+        self.unused_modes = describe_unused_modes(model, config.train, self.mode, world.device)
+        """As `Engine.unused_modes`."""
 
     @property
     def module(self) -> nn.Module:
@@ -217,6 +229,24 @@ def _enable_checkpointing(model: PreTrainedModel, config: RunConfig) -> None:
         raise ConfigError(text_of(error), "train.gradient_checkpointing", given="true") from error
 
 
+def _try_forward_modes(engine: Any, config: RunConfig, world: World) -> ForwardMode:
+    """Install the fastest forward mode that agrees with the model's own forward pass; a collective."""
+    zero = getattr(engine.optimizer, "parameter_offload", engine.optimizer)
+    coordinator = zero.get_param_coordinator()
+
+    def run(**inputs: Any) -> Any:
+        try:
+            return engine(**inputs)
+        finally:
+            # ZeRO-3 records the order in which modules run, for prefetching. A trial has no backward pass: its
+            # order would be wrong for training, and DeepSpeed caches what follows from the first one.
+            if not coordinator.is_invalid_trace():
+                coordinator._invalidate_trace()
+
+    names_none = not any("attn_implementation" in key for key in config.model.init)
+    return install_scoring_forward(engine.module, config.train, run, world, chooses_attention=names_none)
+
+
 def _initialize(run: RunConfig, /, **arguments: Any) -> Any:
     """Call `deepspeed.initialize`; if user settings exist, raise its errors as ConfigError."""
     try:
@@ -226,10 +256,3 @@ def _initialize(run: RunConfig, /, **arguments: Any) -> Any:
             raise
         what = f"DeepSpeed cannot start with these settings: {describe(error)}"
         raise ConfigError(what, "deepspeed.settings") from error
-
-
-def _skip_op_compilation(world: World) -> None:
-    """Prevent DeepSpeed from compiling its shared-memory collectives on CPU, which takes 35 to 95 s and needs a
-    file lock that a killed process never releases."""
-    if world.device.type == "cpu":
-        deepspeed.ops.__compatible_ops__ = {}

@@ -35,6 +35,8 @@ class ForwardMode:
     """Hidden size if sequences can share their prompt in a row; 0: they cannot."""
     packed: bool = False
     """True: the sequences of a micro-batch are in one row without padding."""
+    by_lengths: bool = False
+    """True: attention accepts lengths of sequences, so transformers needs to make no mask."""
     failures: tuple[str, ...] = field(default=(), compare=False)
     """Errors raised by the trials of other modes, for the user."""
 
@@ -67,7 +69,7 @@ def completion_logprobs(
     """
     if mode == FULL_LOGITS:
         return _of_all_logits(model, batch, temperature, entropy_gradient)
-    layout = lay_out(batch, mode.shared_width, mode.packed)
+    layout = lay_out(batch, mode.shared_width, mode.packed, by_lengths=mode.by_lengths)
     logprobs, entropies = _rows_logprobs(model, layout, temperature, entropy_gradient)
     whole = logprobs.new_zeros(batch.token_mask.numel())
     return (
@@ -84,10 +86,11 @@ def _rows_logprobs(
     Args:
         entropy_gradient: True if the entropies also need a gradient.
     """
+    attends = {"attention_mask": layout.sees} if layout.lengths is None else layout.lengths.arguments()
     result: tuple[Tensor, Tensor] = model(
         input_ids=layout.input_ids,
         position_ids=layout.position_ids,
-        attention_mask=layout.sees,
+        **attends,
         scored=(layout.sources, layout.targets, temperature, entropy_gradient),
     )
     return result

@@ -29,6 +29,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem, plain, text_of
 from grpox.errors.formatting import some
+from grpox.policy.attention import VARLEN
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
 
@@ -138,6 +139,8 @@ def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
         # Initialisation cannot be left out: it also fills the buffers and ties the embeddings.
         with torch.random.fork_rng(devices=[]):
             own = copy.deepcopy(config)
+            if own._attn_implementation == VARLEN:  # which gains nothing where sequences have a row each
+                own._attn_implementation = "sdpa"
             return AutoModelForCausalLM.from_config(own, dtype=dtype, trust_remote_code=trusted)
 
     return build

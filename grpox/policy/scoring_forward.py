@@ -1,84 +1,124 @@
 """Installs a forward pass that returns chosen log-probabilities, if a trial shows that the model supports it.
 
 The modes rely on common properties of causal language models: a body, a linear head on its last hidden state,
-and attention that a mask can restrict. A trial on short sequences compares each mode with the model's own
-forward pass; a model whose results differ keeps its own forward pass.
+and attention that a mask or lengths can restrict. A trial on short sequences, on the device and with the model
+sharded as in training, compares each mode with the model's own forward pass; a model whose results differ keeps
+its own forward pass.
 """
 
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from grpox.errors import describe, plain
-from grpox.policy.batch import RolloutBatch, Sample, collate
-from grpox.policy.logprobs import (
-    FULL_LOGITS,
-    ForwardMode,
-    LogitTransform,
-    Wanted,
-    chosen_logprobs,
-    completion_logprobs,
+from grpox.policy.attention import (
+    VARLEN,
+    accept_placeholder,
+    layers_beyond_lengths,
+    prefers_varlen,
+    set_attention,
+    shares_by_default,
+    takes_lengths,
 )
+from grpox.policy.forward_trial import ForwardTrial
+from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, LogitTransform, Wanted, chosen_logprobs
 from grpox.policy.lora import head as adapted_head
 from grpox.policy.lora.layers import is_adapted
+from grpox.runtime.world import World
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from grpox.config import TrainConfig
 
-FAR = 1e-3
-"""Largest difference between the log-probabilities of two modes, as a fraction of their spread over tokens."""
-ROUNDINGS = 16
-"""Largest difference in rounding steps, used if the model's precision is so low that they are larger."""
 
+def install_scoring_forward(
+    model: PreTrainedModel,
+    train: TrainConfig,
+    run: Callable[..., Any] | None = None,
+    world: World | None = None,
+    chooses_attention: bool = False,
+) -> ForwardMode:
+    """Install the fastest forward mode that the run allows and `model` supports; a collective.
 
-def install_scoring_forward(model: PreTrainedModel, train: TrainConfig) -> ForwardMode:
-    """Install the fastest forward mode that the run allows and `model` supports, before the model is sharded.
+    Args:
+        run: runs the forward pass of `model`, which may be sharded; default: `model`.
+        world: the ranks, all of which take part; default: this process alone.
+        chooses_attention: True if the run file names no attention, so a faster one may replace the default.
 
     Returns:
-        the mode; in a trial it gave the log-probabilities of the model's own forward pass.
+        the mode; in a trial on every rank it gave the log-probabilities of the model's own forward pass.
     """
+    world = world or World(0, 1, next(model.parameters()).device)
     if not train.chunked_logprobs or not _add_scoring(model):
         return FULL_LOGITS
-    chunked = ForwardMode(chunked=True)
-    allowed = [chunked]
-    if train.packing and _attends_by_positions(model):
-        allowed.insert(0, replace(chunked, packed=True))
-    if train.prefix_sharing and _attends_as_masked(model):
-        allowed.insert(0, replace(chunked, shared_width=int(model.config.get_text_config().hidden_size)))
-    failures: list[str] = []
-    for mode in allowed:
-        try:
-            if _agrees(model, mode):
-                return replace(mode, failures=tuple(failures))
-        except Exception as error:  # noqa: BLE001 - a model's code may raise anything for unusual inputs
-            failures.append(f"the trial of {mode} raised {plain(describe(error))}")
+    trial = ForwardTrial(model, run or model, world)
+    if trial.is_possible:
+        default = str(model.config._attn_implementation)
+        if chooses_attention and prefers_varlen(model, world.device):
+            if trial.accepts_varlen() and (mode := _first_that_agrees(trial, model, train)):
+                return mode
+            set_attention(model, default)
+        if mode := _first_that_agrees(trial, model, train):
+            return mode
     restore_forward(model)
-    return replace(FULL_LOGITS, failures=tuple(failures))
+    return replace(FULL_LOGITS, failures=tuple(trial.failures))
 
 
-def describe_unused_modes(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode) -> str | None:
-    """Name the modes that the run allows and the model does not support, with the errors of their trials."""
-    message = _lost(model, train, mode) if train.chunked_logprobs else ""
+def _first_that_agrees(trial: ForwardTrial, model: PreTrainedModel, train: TrainConfig) -> ForwardMode | None:
+    """Try the modes that the run and the model's attention allow, the fastest first."""
+    by_lengths = takes_lengths(model) and not layers_beyond_lengths(model)
+    if by_lengths and model.config._attn_implementation != VARLEN:
+        accept_placeholder(model.config._attn_implementation)
+    chunked = ForwardMode(chunked=True, by_lengths=by_lengths)
+    allowed = [chunked]
+    if train.packing and by_lengths:
+        allowed.insert(0, replace(chunked, packed=True))
+    if _may_share(model, train, trial.world.device) and _attends_as_masked(model):
+        allowed.insert(0, replace(chunked, shared_width=int(model.config.get_text_config().hidden_size)))
+    for mode in allowed:
+        if trial.agrees(mode):
+            return replace(mode, failures=tuple(trial.failures))
+    return None
+
+
+def _may_share(model: PreTrainedModel, train: TrainConfig, device: torch.device) -> bool:
+    """Return True if the run allows shared prompts; ``auto`` allows them where they are known to be faster."""
+    return shares_by_default(model, device) if train.prefix_sharing == "auto" else train.prefix_sharing
+
+
+def describe_unused_modes(
+    model: PreTrainedModel, train: TrainConfig, mode: ForwardMode, device: torch.device | None = None
+) -> str | None:
+    """Name the modes that the run allows and the model does not support, with the reasons from their trials.
+
+    Args:
+        device: where the model runs; default: where its parameters are.
+    """
+    device = device or next(model.parameters()).device
+    message = _lost(model, train, mode, device) if train.chunked_logprobs else ""
     return "; ".join(each for each in (message, *mode.failures) if each) or None
 
 
-def _lost(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode) -> str:
-    name = type(model).__name__
-    if _attends_by_positions(model):
-        installed = {"chunked_logprobs": mode.chunked, "packing": mode.packed, "prefix_sharing": False}
-        lost = " and ".join(f"train.{key}" for key, used in installed.items() if getattr(train, key) > used)
-        attention = model.config._attn_implementation
+def _lost(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode, device: torch.device) -> str:
+    name, attention = type(model).__name__, model.config._attn_implementation
+    is_auto = train.prefix_sharing == "auto"
+    shares = _may_share(model, train, device)
+    if takes_lengths(model):
+        allowed = {
+            "chunked_logprobs": (True, mode.chunked),
+            "packing": (train.packing and not mode.shared_width, mode.packed),
+            "prefix_sharing": (shares and not is_auto, bool(mode.shared_width)),
+        }
+        lost = " and ".join(f"train.{key}" for key, (wanted, used) in allowed.items() if wanted > used)
+        attention += "".join(f", with layers of type {kind}" for kind in layers_beyond_lengths(model))
         return f"{name} cannot use {lost}: model.init.attn_implementation is {attention}" if lost else ""
-    if mode.shared_width or mode.packed or (mode.chunked and not train.prefix_sharing):
+    if mode.shared_width or mode.packed or (mode.chunked and not shares):
         return ""
     if mode.chunked:
         return f"{name} cannot use train.prefix_sharing: it computes each prompt again for each completion"
@@ -123,51 +163,11 @@ def _attends_as_masked(model: PreTrainedModel) -> bool:
     # Where not all layers are windowed, layer_types says which.
     windowed = getattr(config, "sliding_window", None) is not None and not getattr(config, "layer_types", None)
     return (
-        model.config._attn_implementation == "sdpa"
+        model.config._attn_implementation in ("sdpa", VARLEN)
         and kinds == {"full_attention"}
         and not windowed
         and isinstance(getattr(config, "hidden_size", None), int)
     )
-
-
-def _attends_by_positions(model: PreTrainedModel) -> bool:
-    """Return True if the attention kernel accepts sequences of any lengths in one row, separated by positions.
-
-    https://huggingface.co/docs/transformers/attention_interface
-    """
-    return str(model.config._attn_implementation).startswith("flash_attention")
-
-
-@torch.no_grad()
-def _agrees(model: PreTrainedModel, mode: ForwardMode) -> bool:
-    """Return True if `mode` gives the log-probabilities and entropies of the model's own forward pass."""
-    batch = _trial(model)
-    training = model.training
-    model.eval()
-    try:
-        expected = completion_logprobs(model, batch, 0.7)
-        actual = completion_logprobs(model, batch, 0.7, mode)
-    finally:
-        model.train(training)
-    mask = batch.token_mask
-    far = max(FAR, ROUNDINGS * torch.finfo(model.dtype).eps) * float(expected[0][mask].std())
-    # A model with NaN agrees with nothing; the run reports it more clearly.
-    return math.isfinite(far) and all(
-        torch.allclose(one[mask], other[mask], rtol=0, atol=far)
-        for one, other in zip(expected, actual, strict=True)
-    )
-
-
-def _trial(model: PreTrainedModel) -> RolloutBatch:
-    """Build two sequences of one prompt, and one sequence of another prompt."""
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    tokens = [(7919 * (place + 1)) % vocabulary for place in range(20)]
-    parts = [(tokens[:5], tokens[5:9]), (tokens[:5], tokens[9:12]), (tokens[12:15], tokens[15:20])]
-    samples = [
-        Sample(tuple(prompt), tuple(completion), np.ones(len(completion), bool), np.zeros(len(completion)), 0.0)
-        for prompt, completion in parts
-    ]
-    return collate(samples, next(model.parameters()).device)
 
 
 def score_in_forward(model: Any, body: nn.Module, head: nn.Module, transform: LogitTransform) -> None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged
 
 Draw = Callable[[int], Sequence[int]]
-"""How many -> dataset indices of the next prompts."""
+"""Function that returns the dataset indices of the next prompts, given their number."""
 IsFlat = Callable[[Sequence[ScoredRow]], bool]
-"""Whether the rewards of a group are all equal."""
+"""Function that tells whether the rewards of a group are all equal."""
 
 
 @dataclass(frozen=True)

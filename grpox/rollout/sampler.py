@@ -83,7 +83,7 @@ class CompletionSampler:
 
     Args:
         times: phase timer; a new one by default.
-        sleeps: whether the generator sleeps between two calls, since others need its memory meanwhile.
+        sleeps: True if the generator sleeps during updates, which then have its memory; see `release`.
     """
 
     def __init__(
@@ -102,6 +102,8 @@ class CompletionSampler:
         self.times = times or PhaseTimes()
         self.sleeps = sleeps
         self.synced_version: int | None = None
+        self._is_awake = False
+        """True from the first sampling after an update until `release`."""
 
     def sync(self) -> None:
         """Bring the generator to the current weights, if it is not there yet; a collective."""
@@ -132,7 +134,7 @@ class CompletionSampler:
         with self._asking(), self.times.phase("generate"):
             if not hasattr(self.generator, "begin"):
                 raise RunFailed("the generator says that it samples ahead, and has no method 'begin'")
-            self.generator.wake()
+            self._wake()
             arriving = self.generator.begin(request.of_rank(self.world), request.sampling, self._seed(request))
             return PrefetchedBatch(self.engine.steps, arriving)
 
@@ -168,11 +170,28 @@ class CompletionSampler:
             missing = incomplete(wanted, rollouts)
             if prefetched is None or self._any_rank(bool(missing)):
                 rollouts += self._generate(missing, request, arrived, rollouts)
-            if self.sleeps:
-                self.generator.sleep()
             rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
             check_rollouts(rollouts, wanted, self.versions(prefetched))
         return rollouts
+
+    def release(self) -> None:
+        """Let the generator sleep, if it is awake: call before an update, which needs its memory; a collective.
+
+        Between batches of an evaluation or rounds of dynamic sampling the generator stays awake: vLLM forgets
+        its weights when it sleeps, and would need them again for each batch.
+        """
+        if self.sleeps and self._is_awake:
+            on_every_rank(self.world, self.times, self._sleep)
+
+    def _sleep(self) -> None:
+        self.times.memory.look()  # while the generator still has its own
+        with self._asking(), self.times.phase("generate"):
+            self.generator.sleep()
+        self._is_awake = False
+
+    def _wake(self) -> None:
+        self.generator.wake()
+        self._is_awake = True
 
     def _any_rank(self, missing: bool) -> bool:
         """Tell whether rollouts are `missing` on any rank, whose generators then need the weights of now."""
@@ -190,7 +209,7 @@ class CompletionSampler:
     ) -> list[Rollout]:
         """Draw whole groups; rollouts that `have` holds already are left out when they are drawn again."""
         there = {(rollout.group_id, rollout.sample) for rollout in have}
-        self.generator.wake()
+        self._wake()
         # A list of its own: what was asked for is looked at again when all has come.
         arriving = self.generator.generate(list(wanted), request.sampling, self._seed(request))
         with ExitStack() as stack:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import re
 import resource
+import sys
 import time
 import traceback
 from collections import defaultdict
@@ -125,12 +126,42 @@ def _in_use() -> str:
 
 
 @dataclass
+class PeakMemory:
+    """Highest memory in use since the last `take`: of this rank's GPU, or of this process on a CPU.
+
+    On a GPU it includes what torch's own statistics leave out, such as the pool in which a vLLM engine keeps
+    weights and cache, and other processes on the same GPU. `look` is called where much is in use.
+    """
+
+    most: int = 0
+    """Most bytes of the GPU in use at a call of `look`."""
+
+    def look(self) -> None:
+        """Compare the memory of now; does not wait for the GPU."""
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            self.most = max(self.most, total - free)
+
+    def take(self) -> int:
+        """Return the peak in bytes and start again; on a CPU the peak since the process began."""
+        self.look()
+        if torch.cuda.is_available():
+            most = max(self.most, torch.cuda.max_memory_reserved())
+            torch.cuda.reset_peak_memory_stats()
+            self.most = 0
+            return most
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@dataclass
 class PhaseTimes:
-    """Wall-clock seconds of each phase since the last `take`, and the current phase."""
+    """Wall-clock seconds of each phase since the last `take`, the current phase, and the peak of memory."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     generator: str = ""
     """Settings that reduce the memory of the run's generator, for messages."""
+    memory: PeakMemory = field(default_factory=PeakMemory)
     failed: str = "none"
     """The phase in which the last exception was raised."""
     _error: BaseException | None = None

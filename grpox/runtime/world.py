@@ -1,6 +1,6 @@
 """The processes of a run: rendezvous, rank, size, device, and the few collectives that the core needs.
 
-Processes listen only on the interfaces that they need. By default, gloo and nccl listen on the interface of the
+Processes listen only on the interfaces that they need. By default, gloo listens on the interface of the
 host's name, and torch's TCPStore on all interfaces. On many machines the host's name means loopback, which
 other machines cannot reach.
 
@@ -34,7 +34,6 @@ from grpox.runtime.phases import WAITING, PhaseTimes
 
 LOOPBACK = ("lo", "lo0")
 """Names of the loopback interface on Linux and on macOS."""
-VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 SECONDS_TO_MEET = 600.0
 """Longest wait of ranks for one another at the start, as in torchrun: machines may start minutes apart."""
 
@@ -47,7 +46,8 @@ def name_interface(place: Place) -> None:
     """Choose the interface on which gloo listens, unless the user names one: loopback if all ranks are on this
     machine, so that no other machine can connect; else the interface that leads to rank 0's machine.
 
-    nccl itself finds the fastest interfaces between machines.
+    nccl itself finds the fastest interfaces between machines. It gets none here, because weights may go by nccl
+    to servers on other machines, even if all ranks are on this one.
 
     Raises:
         ConfigError: the machine of rank 0 is unknown here, or its name means loopback.
@@ -56,8 +56,7 @@ def name_interface(place: Place) -> None:
         names = {name for _, name in socket.if_nameindex()}
         for interface in LOOPBACK:
             if interface in names:
-                for variable in VARIABLES:
-                    os.environ.setdefault(variable, interface)
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
                 # vLLM's engines ask for this address instead.
                 os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")
     elif "GLOO_SOCKET_IFNAME" not in os.environ and place.address:

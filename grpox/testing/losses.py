@@ -59,7 +59,7 @@ from grpox.update.objective import per_token_loss
 
 LARGEST_LOG_RATIO = 20.0
 BFLOAT16_ERROR = 0.05
-"""Of the largest loss: some six roundings to eight bits of mantissa."""
+"""Tolerance as a share of the largest loss: about six roundings to eight bits of mantissa."""
 OPTIONAL = {**NEEDED, "correction_weights": "folds_correction = True"}
 """Inputs that are None unless the loss declares them, and the declaration."""
 

@@ -68,7 +68,7 @@ class RewardConformance(Conformance):
         copies = copy.deepcopy(arguments)
         _called(function, arguments)
         for name, value in copies.items():
-            advice = "the same lists go to the next reward function: copy before you change them"
+            advice = "a run passes copies, but other callers do not: copy before you change them"
             require(arguments[name] == value, f"it changes {name}", _shown(self.completions), advice)
 
     def test_the_same_twice(self) -> None:

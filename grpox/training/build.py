@@ -24,7 +24,6 @@ from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.layers import describe_training
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference import BaseAsReference
-from grpox.policy.scoring_forward import describe_unused_modes
 from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards
@@ -140,14 +139,27 @@ def build_engines(
     scheduler = build("train.scheduler") if train.scheduler else NamedSchedule(train)
     steps = parts.inputs.schedule.total_steps
     engine = Engine(model, config, world, steps, optimizer, scheduler, files)
-    slower = describe_unused_modes(model, train, engine.mode)
-    if slower and world.is_main:
-        logger.warning("%s (docs/speed.md)", slower)
+    if engine.chosen_attention and world.is_main:
+        logger.info("attention: %s", engine.chosen_attention)
+    for name, reason in unused_modes(engine, reference).items():
+        if world.is_main:
+            logger.warning("%s%s (docs/speed.md)", "" if name == "policy" else f"the {name}: ", reason)
     if config.model.lora is not None:
         if world.is_main:
             logger.info("%s", describe_training(engine.module))
         reference = BaseAsReference(engine) if parts.run.needs_reference else None
     return engine, reference
+
+
+def unused_modes(engine: Engine, reference: FrozenEngine | BaseAsReference | None) -> dict[str, str]:
+    """Return for each engine of a run why it cannot use faster forward passes; empty if it uses all.
+
+    A reference whose reason is the policy's is left out.
+    """
+    reasons = {"policy": engine.unused_modes}
+    if isinstance(reference, FrozenEngine) and reference.unused_modes != engine.unused_modes:
+        reasons["reference"] = reference.unused_modes
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def build_collector(

@@ -33,10 +33,12 @@ class GenerationFeed:
     """Capabilities that the loss needs; the samples carry nothing for others."""
 
     def collect(self, plan: StepPlan) -> list[GenerationBatch]:
-        """Collect the missing generation batches of a step; a collective."""
+        """Collect the missing generation batches of a step, then release the generator; a collective."""
         sampled = {generation for generation, _ in self.state.samples}
         needed = {micro_batch.generation for micro_batch in plan.micro_batches}
-        return [self._collect(generation, plan.step) for generation in sorted(needed - sampled)]
+        new = [self._collect(generation, plan.step) for generation in sorted(needed - sampled)]
+        self.collector.sampler.release()
+        return new
 
     def _collect(self, generation: int, step: int) -> GenerationBatch:
         progress, cursor = self.progress(step - 1), self.state.cursor  # before the draw moves the epoch on

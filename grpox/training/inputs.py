@@ -253,7 +253,7 @@ def start_sampler(
     """Start the generator on every rank.
 
     Args:
-        sleeps: True if it sleeps between two calls, because others need its memory.
+        sleeps: True if it sleeps during updates, which need its memory.
     """
 
     def start() -> None:

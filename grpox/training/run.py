@@ -17,7 +17,7 @@ from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, new
 from grpox.checkpoint.save_model import CARD, check_hub, model_card, push_model, save_model
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import RunConfig
-from grpox.contracts import Generator, RunContext
+from grpox.contracts import Capability, Generator, RunContext
 from grpox.data.schedule import Schedule
 from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
@@ -35,6 +35,7 @@ from grpox.runfile.checked import unchecked_message
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.differences import check_ranks
 from grpox.runfile.lock.of_run import lock_of
+from grpox.runtime.determinism import check_determinism, prepare_determinism
 from grpox.runtime.files import restrict_umask, write_atomically, write_error_message
 from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.logs import get_logger
@@ -43,13 +44,21 @@ from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE, Watchdog, enable_tcp_keepalive
 from grpox.runtime.world import World, on_every_rank, start_world, translate_lost_ranks
-from grpox.training.build import TrainerParts, TrainInputs, build_engines, build_observers, build_trainer
+from grpox.training.build import (
+    TrainerParts,
+    TrainInputs,
+    build_engines,
+    build_observers,
+    build_trainer,
+    unused_modes,
+)
 from grpox.training.components import RunComponents
 from grpox.training.given import given_objects, make_whole
 from grpox.training.inputs import (
     generator_context,
     open_generator,
     open_model,
+    provides,
     start_sampler,
 )
 
@@ -114,6 +123,8 @@ def train_run(
     config = run.config
     quieten()
     restrict_umask()
+    if config.train.deterministic:
+        prepare_determinism()
     # Longer than any rank may stall, so that a stalled rank reports it before the others give up.
     world = start_world(config.watchdog.end_after + 2 * GRACE)
     enable_tcp_keepalive(config.watchdog.host_lost_after)
@@ -127,6 +138,9 @@ def train_run(
         _report_unchecked(run, world)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
         check_deepspeed(config)
+        if config.train.deterministic:
+            name, has_own = run.components["generator"].label, provides(run, Capability.OTHER_NUMERICS)
+            check_determinism(name, has_own, world.device)
         if config.hub is not None and world.is_main:
             check_hub(config.hub)
         seed_libraries(config.train.seed)
@@ -213,6 +227,8 @@ def _train_and_save(
         enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
         times.take()  # none of this is the first step's
         summary = trainer.run() | trainer.checkpoints.summary()
+        if slower := unused_modes(engine, reference):
+            summary["unused_forward_modes"] = slower
     finally:
         with times.phase("close"):
             generator.close()

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
 
 from grpox.checkpoint.progress import TrainingState
 from grpox.contracts import RunContext
@@ -61,7 +57,8 @@ class StepReport:
             update: the metrics of `PolicyUpdate.step`.
             seconds: duration of the whole step on this rank.
         """
-        times = self.collector.sampler.times.take()
+        phases = self.collector.sampler.times
+        times, peak = phases.take(), phases.memory.take()
         for batch in new:
             self.state.num_tokens += sum(len(r.prompt_ids) + len(r.completion_ids) for r in batch.rollouts)
         if not self.is_main:
@@ -73,7 +70,7 @@ class StepReport:
             **times,
             "step_time": seconds,
             "tokens_per_second/trained": tokens / times["time/update"],
-            "memory/peak_gib": _peak_memory_gib(),
+            "memory/peak_gib": peak / 2**30,
         }
         if new:
             rows = [row for batch in new for row in (*batch.rows, *batch.dropped)]
@@ -87,11 +84,3 @@ class StepReport:
         self.warn.all(mismatch_warnings(metrics, step, promised=self.logprobs_promised))
         self.state.metrics = metrics
         self.observers.step_finished(self.context, step, metrics, self.control)
-
-
-def _peak_memory_gib() -> float:
-    """Return the peak memory of this process: on the GPU if there is one, else resident."""
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**30
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, KiB on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -17,6 +17,7 @@ from grpox.config.sampling import PREFIX, bare_name
 from grpox.contracts import RunContext
 from grpox.data.schedule import Schedule, StepPlan
 from grpox.observing.observers import Observers
+from grpox.runtime.determinism import deterministic_algorithms
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
@@ -81,7 +82,7 @@ class Trainer:
         self.feed.prefetch(plan)
         micro_batches = self.feed.micro_batches(plan)
         try:
-            with self.times.phase("update"):
+            with self.times.phase("update"), deterministic_algorithms(self.context.config.train.deterministic):
                 self.policy.score_old(self.feed.later_micro_batches(plan))
                 update = self.policy.step(micro_batches)
         finally:  # also of a step that ends the run

@@ -1,4 +1,4 @@
-"""How a run ends that cannot go on: exit code, message, and the state of its MLflow run."""
+"""End of a failing run: exit code, message, and the state of its MLflow run."""
 
 import signal
 import sys

@@ -47,7 +47,7 @@ cp -r "$DISK/run" resumed
 
 
 def _namespace() -> list[str]:
-    """What gives a command mounts of its own; skips where nothing here does."""
+    """Return the command that gives another command its own mounts; skip if this machine has none."""
     for command in (["unshare", "--map-root-user", "--mount"], ["unshare", "--mount"]):
         probe = [*command, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
         try:
@@ -60,7 +60,7 @@ def _namespace() -> list[str]:
 
 @dataclass
 class Ending:
-    """How a run ended."""
+    """The end of a run."""
 
     code: int
     stderr: str

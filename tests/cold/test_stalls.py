@@ -42,7 +42,7 @@ with grpox.runtime.watchdog.Watchdog(config, times, Path("stalls"), 0), times.ph
 
 @dataclass
 class Ended:
-    """How a rank ended."""
+    """The end of a rank."""
 
     code: int
     stderr: str

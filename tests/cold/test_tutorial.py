@@ -37,9 +37,9 @@ BLOCK = re.compile(
 STATUS = "echo $?"
 """The command behind one that may fail."""
 ELSEWHERE = "another terminal"
-"""How the title of a block begins whose command runs until the page ends."""
+"""Beginning of the title of a block whose command runs until the page ends."""
 PORT = "8111"
-"""That of a page's server; here it listens on one that is free."""
+"""Port of a page's server, which is replaced here by a free one."""
 OURS = re.compile(r"grpox [^;&|<>$`]*")
 """A command that is grpox alone. It is forked: a cold one would do the same, later."""
 IN_ITS_ENVIRONMENT = """
@@ -51,7 +51,7 @@ runpy.run_module("grpox", run_name="__main__", alter_sys=True)
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """That of a new environment in which grpox and pytest are commands, and pip asks no index."""
+    """Variables of a new environment in which grpox and pytest are commands, and pip uses no index."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)
     commands = tmp_path / "venv" / "bin"
     site = next((tmp_path / "venv").glob("lib/*/site-packages"))
@@ -157,7 +157,8 @@ def run(command: str, last: int, folder: Path, environment: dict[str, str]) -> s
 
 
 def assert_shown(command: str, shown: str, output: str) -> None:
-    """What the page shows is what is printed, where ``...`` stands for anything. It may show nothing at all."""
+    """Compare the printed output with the page, where ``...`` matches any text. The page may show no output at
+    all."""
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     same = not shown.strip() or doctest.OutputChecker().check_output(shown, output, flags)
     assert same, f"$ {command}\nthe page shows\n{shown}\nand it prints\n{output}"

@@ -41,7 +41,7 @@ def strips_in_place(completions: list[Any], **columns: Any) -> list[float]:
 
 
 class KeepsState:
-    """What belongs to one call is kept on the object."""
+    """Stores data of one call on the object."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []

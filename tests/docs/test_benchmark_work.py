@@ -1,4 +1,4 @@
-"""What benchmarks are compared on is what they say, and their figures mean what they say."""
+"""Benchmarks compare the work that they name, and their figures have the meaning that they state."""
 
 import importlib.resources
 import os

@@ -134,7 +134,7 @@ def links() -> list[tuple[Path, str]]:
 
 
 def is_generated(page: Path) -> bool:
-    """Whether a page gets headings when the site is built; `test_docs_site.py` then knows its anchors."""
+    """Tell whether a page gets headings when the site is built; `test_docs_site.py` then knows its anchors."""
     return re.search(r"^(<!-- generated: |::: )", page.read_text(encoding="utf-8"), re.MULTILINE) is not None
 
 
@@ -165,7 +165,7 @@ def test_examples_are_valid_yaml_and_python(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_a_formula_within_a_line_has_nothing_that_github_reads_as_markdown(page: Path) -> None:
-    """That is escapes, such as a backslash before a comma, and underscores that could begin emphasis."""
+    """Refuse escapes, such as a backslash before a comma, and underscores that could begin emphasis."""
     text = re.sub(r"^ *```.*?^ *```|`[^`]+`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     formulas = re.findall(r"(?<![\\\w])\$(\S(?:[^$\n]*\S)?)\$(?!\w)", text)
     assert [tex for tex in formulas if re.search(r"\\[^A-Za-z ]|[^A-Za-z0-9]_", tex)] == []

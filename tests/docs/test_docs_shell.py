@@ -1,4 +1,4 @@
-"""What the pages show for other programs than grpox: shell, make, pip, the benchmarks' options, TOML."""
+"""Commands of other programs than grpox on the pages: shell, make, pip, the benchmarks' options, TOML."""
 
 from __future__ import annotations
 

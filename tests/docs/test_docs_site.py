@@ -41,7 +41,7 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 class Html(HTMLParser):
-    """What the tests need to know of a page."""
+    """Facts about a page that the tests need."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ WHOLE = {name for name, field in RunConfig.model_fields.items() if field.is_requ
 ADDED_TO = {"checkpoint", "deepspeed", "model", "sampling", "train"}
 """Sections of which a page shows the keys that it is about; any other is replaced by what the page shows."""
 RANKS = {"tensor_parallel_size: 2": 2}
-"""What needs several ranks, and how many."""
+"""Text of a block -> number of ranks that it needs."""
 RUN_FILES = [
     block
     for block in blocks_in("yaml")

@@ -57,13 +57,13 @@ class Case:
     """Texts that the error must hold: the key or file, and what it is about."""
     arguments: tuple[str, ...] = ("validate", "run.yaml")
     opened: bool = False
-    """Whether tokenizer, model or data must be opened to see it."""
+    """True if tokenizer, model or data must be opened to detect it."""
     code: int = 2
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left."""
+    """The result of a command."""
 
     code: int
     stdout: str
@@ -89,7 +89,7 @@ def in_process(arguments: Sequence[str]) -> Outcome:
 
 
 def complaints(case: Case, outcome: Outcome) -> list[str]:
-    """What is wrong with how grpox answered; empty if nothing is."""
+    """List the errors of grpox's answer; empty if it is right."""
     text = outcome.stderr
     found = []
     if outcome.code != case.code:

@@ -11,6 +11,6 @@ from fuzz_schema import schema_cases
 
 
 def all_cases() -> list[Case]:
-    """Those that the run file alone shows come first."""
+    """Return all cases; those that the run file alone shows come first."""
     cases = [*schema_cases(), *run_file_cases(), *command_cases(), *data_cases(), *model_cases()]
     return sorted(cases, key=lambda case: case.opened)

@@ -24,13 +24,13 @@ PLACES = {
     "correction": "correction",
     "reward": "rewards.0",
 }
-"""Where a run file names a component of each kind."""
+"""Key of a run file that names a component of each kind."""
 NEEDED: dict[str, dict[str, Any]] = {
     "evaluation": {"evaluation.path": "../shared/train.jsonl"},
     "hub": {"hub.repo": "user/name"},
     "data.source": {"data.path": None},
 }
-"""What keys ask for besides."""
+"""Further keys that a key requires."""
 
 
 def schema_cases() -> list[Case]:

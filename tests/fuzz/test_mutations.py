@@ -70,7 +70,7 @@ def _mutated_bytes(text: bytes, chance: random.Random) -> bytes:
 
 
 def _tried(text: bytes) -> str:
-    """What became of a run file; another exception than those it may raise passes through."""
+    """Return the outcome of a run file; an unexpected exception passes through."""
     Path("run.yaml").write_bytes(text)
     try:
         with given_up_when_it_hangs():

@@ -28,7 +28,7 @@ KEPT = 50
 
 
 def succeed(command: Sequence[str | Path], cwd: Path, **variables: str) -> str:
-    """What `command` prints. Nothing of this process's own Python reaches it."""
+    """Return the output of `command`, which inherits nothing of this process's own Python."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [str(part) for part in command],

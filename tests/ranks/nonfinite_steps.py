@@ -85,7 +85,7 @@ def steps(config: RunConfig, registry: Registry, world: World, fault: str) -> di
 
 
 def far(config: RunConfig, registry: Registry, world: World) -> str:
-    """What is told of a step as long as float32 can be."""
+    """Return the report of a step that is as long as float32 permits."""
     config = config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": 5e37})})
     train = config.train
     engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))

@@ -6,7 +6,7 @@ from rank_scripts import run_script
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    """What each of two ranks generated, before and after an optimizer step."""
+    """Return the samples of each of two ranks, before and after an optimizer step."""
     import torch
 
     folder = tmp_path_factory.mktemp("sharded")

@@ -32,7 +32,7 @@ SHORT = {
         "early_stop": {"metric": "accuracy", "patience": 9},
     },
 }
-"""Of the run that stands in for the user's."""
+"""Settings of the run that stands in for the user's."""
 
 
 def train() -> None:

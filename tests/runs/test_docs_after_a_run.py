@@ -16,7 +16,7 @@ NOT_RUN = {
 }
 """Commands that are only parsed, by how they begin, and why."""
 CODES = {"plugins diff before.json runs/b": 1}
-"""What a command ends with that is not 0: these differ."""
+"""Command -> its exit code, if that is not 0: these differ."""
 BEFORE = "plugins lock quickstart --output before.json"
 """Needs no run, but one of the others needs what it makes."""
 COMMANDS_AFTER = [
@@ -31,7 +31,7 @@ SCRIPT = Path(__file__).with_name("docs_after_a_run.py")
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
-    """What each of the commands came to, one after the other in one process."""
+    """Return the outcome of each command, run one after the other in one process."""
     folder = tmp_path_factory.mktemp("reader")
     done = processes.run(SCRIPT, folder, env={"MLFLOW_TRACKING_URI": None})
     assert done.returncode == 0, done.stderr[-4000:]

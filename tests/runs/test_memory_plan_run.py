@@ -1,4 +1,4 @@
-"""What `grpox plan --memory` says is what a run takes, on two ranks."""
+"""Agreement of `grpox plan --memory` with the memory of a run, on two ranks."""
 
 from __future__ import annotations
 

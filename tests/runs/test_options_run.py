@@ -57,3 +57,14 @@ def test_the_ratio_is_to_what_the_generator_reported_if_the_run_says_so(grpox, f
     for one, other in zip(policy, generator, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
         assert other["ratio/mean"] == pytest.approx(one["ratio/mean"], abs=1e-4)
+
+
+def test_a_deterministic_run_on_a_cpu_is_the_run_that_it_was(grpox, folder):
+    def bits(name, *overrides):
+        two = ("train.max_steps=2", "train.beta=0.1", "train.per_device_train_batch_size=64")
+        timed = ("time/", "step_time", "tokens_per_second/", "memory/")
+        steps = train(grpox, folder, name, *two, *overrides, ranks=2)
+        weights = (folder / "runs" / name / "model" / "model.safetensors").read_bytes()
+        return weights, [{n: v for n, v in step.items() if not n.startswith(timed)} for step in steps]
+
+    assert bits("deterministic", "train.deterministic=true") == bits("plain")

@@ -1,4 +1,4 @@
-"""What the pages show: their fenced blocks, and the commands in these."""
+"""Fenced blocks of the pages, and the commands in them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RANKS = re.compile(r"--(?:nproc-per-node|ntasks-per-node|num_accelerators)[= ](\
 NODES = re.compile(r"--n(?:nodes|odes)[= ](\d+)")
 PROGRAMS = "grpox|make|pip|python|pytest|torchrun|deepspeed|srun|sbatch|mpirun|mlflow|tensorboard"
 SHELL = re.compile(rf"(?:\w+=\S+ )*(?:\$ )?(?:\.venv/bin/\w|(?:{PROGRAMS})\s)")
-"""How a line begins that is a command."""
+"""Beginning of a line that is a command."""
 
 
 def _tutorials() -> set[str]:
@@ -115,7 +115,7 @@ class Command:
 
     @property
     def needs_a_run(self) -> bool:
-        """Whether it looks at what a run has left, or loads what a run does."""
+        """Tell whether it reads the files of a run, or loads modules that a run loads."""
         return self.words[0] in ("runs", "eval") or any(word.startswith("runs/") for word in self.words)
 
 
@@ -173,7 +173,7 @@ COMMANDS = [command for block in BLOCKS for command in commands_of(block)]
 
 @dataclass(frozen=True)
 class Ended:
-    """What a command came to."""
+    """The outcome of a command."""
 
     code: int
     output: str
@@ -181,7 +181,8 @@ class Ended:
 
 
 def invoke(words: Sequence[str], ranks: int = 1) -> Ended:
-    """What `grpox` with these words does, in this process, which stands for the first of `ranks`."""
+    """Run `grpox` with these words in this process, which stands for the first of `ranks`; return the
+    outcome."""
     output, errors = StringIO(), StringIO()
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
     with patch.dict("os.environ", place), redirect_stdout(output), redirect_stderr(errors):

@@ -12,7 +12,7 @@ from support.docs_blocks import BLOCKS, ROOT, Block, Command, files_of, name_of
 
 RECIPES = ROOT / "grpox" / "runfile" / "recipes"
 JUDGE = "async def ask(prompt, completion):\n    return float(len(completion) < 20)\n\n\n"
-"""What the judge of docs/rewards.md calls."""
+"""Function that the judge of docs/rewards.md calls."""
 SOURCE = """\
 from datasets import Dataset
 
@@ -71,7 +71,7 @@ OWN_FILES = {
         "sums-heldout.jsonl": HELD_OUT,
     },
 }
-"""What the reader of a page has besides, because the page does not show it."""
+"""Files that the reader of a page has, although the page does not show them."""
 
 
 def block_with(page: str, text: str) -> Block:
@@ -81,7 +81,7 @@ def block_with(page: str, text: str) -> Block:
 
 
 def made_by(commands: Iterable[Command]) -> set[str]:
-    """What is not there before these commands."""
+    """Return the files that these commands create."""
     words = {word for command in commands for word in command.words[:2]}
     made = {"copy": {"quickstart", "quickstart.yaml"}, "import-trl": {"run.yaml"}}
     return {name for word in words for name in made.get(word, ())}

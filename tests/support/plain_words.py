@@ -1,6 +1,6 @@
 """Finds names and docstrings in the code that are not plain; docs/contributing.md has the rules.
 
-    python tests/support/plain_words.py            # of all of grpox/ and plugins/
+    python tests/support/plain_words.py            # grpox/ and plugins/; elsewhere docstrings alone
     python tests/support/plain_words.py FILE ...
 
 A function is a verb and a value a noun, so that participles name nothing. A docstring begins with a verb or a
@@ -10,6 +10,7 @@ noun.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -28,7 +29,7 @@ PARTICIPLES = {
 }
 """Words that no name has as a part, each with better ones."""
 OPENINGS = ("What", "Whether", "Those", "That", "Of", "Which", "Where", "How")
-"""Words that no docstring begins with."""
+"""Words that no docstring of a module, class, function or attribute begins with."""
 PUBLISHED = {"preserve_random_state", "preserve_env"}
 """Names of the plugin API, which stay."""
 WRITTEN = {
@@ -38,6 +39,7 @@ WRITTEN = {
 }
 """Names that files and JSON have as keys, by the modules that use them."""
 _OF_LIBRARIES = re.compile(r"NotFoundError$")
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _PARTS = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -47,19 +49,39 @@ def problems_of(source: str, allowed: Set[str] = PUBLISHED) -> Iterator[tuple[in
     Args:
         allowed: names that may be as they are.
     """
+    yield from _name_problems(source, allowed)
+    yield from _docstring_problems(source)
+
+
+def _name_problems(source: str, allowed: Set[str]) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         for name in _names(node):
             for word in PARTICIPLES.keys() & {part.lower() for part in _PARTS.split(name)}:
                 if name not in allowed and not _OF_LIBRARIES.search(name):
-                    yield (
-                        getattr(node, "lineno", 1),
-                        f"{name}: '{word}' names nothing; better: {PARTICIPLES[word]}",
-                    )
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            opening = re.match(r"\w+", ast.get_docstring(node) or "")
+                    line = getattr(node, "lineno", 1)
+                    yield line, f"{name}: '{word}' names nothing; better: {PARTICIPLES[word]}"
+
+
+def _docstring_problems(source: str) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(source)):
+        for docstring in _docstrings(node):
+            opening = re.match(r"\w+", inspect.cleandoc(str(docstring.value)))
             if opening and opening[0] in OPENINGS:
-                line = node.body[0].lineno
-                yield line, f"a docstring begins with '{opening[0]}'; better: a verb or a noun"
+                yield docstring.lineno, f"a docstring begins with '{opening[0]}'; better: a verb or a noun"
+
+
+def _docstrings(node: ast.AST) -> Iterator[ast.Constant]:
+    """Yield the docstring of a module, class or function, and those of the attributes assigned in it."""
+    for block in ("body", "orelse", "finalbody"):
+        statements = getattr(node, block, None)
+        if not isinstance(statements, list):  # a lambda or a conditional expression has no statements
+            continue
+        is_documented = block == "body" and isinstance(node, _DOCUMENTED)
+        for previous, statement in zip([None, *statements], statements, strict=False):
+            match statement:
+                case ast.Expr(ast.Constant(value=str()) as text):
+                    if isinstance(previous, ast.Assign | ast.AnnAssign) or (previous is None and is_documented):
+                        yield text
 
 
 def _names(node: ast.AST) -> list[str]:
@@ -77,19 +99,30 @@ def _names(node: ast.AST) -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the problems of files and return the exit code."""
-    listed = subprocess.run(
-        ["git", "ls-files", "grpox/*.py", "plugins/*.py"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    files = [Path(argument) for argument in arguments] or [ROOT / name for name in listed.stdout.splitlines()]
     count = 0
-    for file in files:
+    for file in [Path(argument) for argument in arguments] or _listed("grpox", "plugins"):
         written = next((names for name, names in WRITTEN.items() if file == ROOT / name), set())
-        for line, problem in sorted(problems_of(file.read_text(encoding="utf-8"), PUBLISHED | written)):
-            print(f"{file}:{line}: {problem}")
-            count += 1
+        count += _print(file, problems_of(file.read_text(encoding="utf-8"), PUBLISHED | written))
+    for file in [] if arguments else _listed("benchmarks", "docs", "tests"):
+        count += _print(file, _docstring_problems(file.read_text(encoding="utf-8")))
     if count:
         print(f"{count} found; docs/contributing.md has the rules")
     return int(count > 0)
+
+
+def _listed(*folders: str) -> list[Path]:
+    patterns = [f"{folder}/*.py" for folder in folders]
+    listed = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [ROOT / name for name in listed.stdout.splitlines()]
+
+
+def _print(file: Path, problems: Iterator[tuple[int, str]]) -> int:
+    ordered = sorted(problems)
+    for line, problem in ordered:
+        print(f"{file}:{line}: {problem}")
+    return len(ordered)
 
 
 if __name__ == "__main__":

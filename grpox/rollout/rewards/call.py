@@ -30,7 +30,7 @@ from grpox.runtime.foreign_code import copied
 from grpox.runtime.signals import raise_if_signal
 
 CANCEL_SECONDS = 1.0
-"""How long a cancelled coroutine is waited for; one that goes on after that counts as hanging."""
+"""Seconds to wait for a cancelled coroutine; one that continues after that counts as hanging."""
 
 
 class RewardCall:

@@ -142,9 +142,14 @@ def _seed(seed: int) -> None:
 
 
 def _use_device(index: int | None) -> None:
+    """Make the rank's GPU the current one once the function first uses CUDA.
+
+    Setting it now would allocate CUDA's context, about half a GiB of the GPU, also for a function that never
+    uses it.
+    """
     torch = sys.modules.get("torch")  # where the function has not imported it, it needs no device
     if index is not None and torch is not None:
-        torch.cuda.set_device(index)
+        torch.cuda._lazy_call(lambda: torch.cuda.set_device(index))
 
 
 def _prefer_for_oom_kill() -> None:

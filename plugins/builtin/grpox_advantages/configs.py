@@ -47,5 +47,5 @@ class QuantileConfig(ScaledConfig):
     """Parameters of quantile."""
 
     q: float = Field(0.4, gt=0, lt=1)
-    """Quantile of the group's rewards that is the baseline; 0.4 in the QAE paper (arXiv 2509.22611). A
-    smaller q turns more groups into groups whose failures are punished."""
+    """Quantile of the group's rewards that is the baseline; 0.4 in the QAE paper (arXiv 2509.22611). With a
+    larger q, more groups punish their failures and fewer reward their successes."""

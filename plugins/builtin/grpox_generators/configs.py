@@ -49,11 +49,11 @@ class HfConfig(Parameters):
         return GeneratorMemory("whole" if self.gather_weights else "shards", together=self.batch_size)
 
     def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
-        """Find the settings of `sampling` that hf cannot honour with these parameters."""
+        """Return the settings of `sampling` that hf cannot honour with these parameters."""
         problems = unknown_kwargs(sampling)
         if not self.continuous_batching:
             return problems
-        # Its logits processors see only the last token, and its requests end only at tokens.
+        # Its logits processors see only the last token, and only tokens end its requests.
         refused = {
             "min_completion_length": sampling.min_completion_length > 0,
             "repetition_penalty": sampling.repetition_penalty != 1,
@@ -76,7 +76,7 @@ class VllmParameters(Parameters):
     """Parameters of a generator that samples with vLLM."""
 
     def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
-        """Find the settings of `sampling` that vLLM cannot honour."""
+        """Return the settings of `sampling` that vLLM cannot honour."""
         return vllm_sampling.refused(sampling)
 
 

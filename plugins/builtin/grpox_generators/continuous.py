@@ -1,7 +1,7 @@
-"""transformers' continuous batching: as a completion ends, another takes its place in the batch.
+"""Continuous batching of transformers: a new completion replaces each one that ends.
 
-It pays where completions differ much in length, and needs flash attention to be fast: with sdpa every token's
-attention goes over the keys of the whole batch, under a mask.
+This pays when completions differ much in length. It needs flash attention to be fast: with sdpa each token
+attends to the keys of the whole batch, under a mask.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from grpox.toolkit import TEXT, shorten, text_of
 from grpox_generators.limits import longest_completion
 
 Completion = tuple[Prompt, int, list[int], list[float]]
-"""Prompt, place in its group, tokens with the ending one, their log-probabilities."""
+"""Prompt, number in its group, tokens including the ending one, their log-probabilities."""
 
-# At each call it warns of processors that it has not sorted yet, such as min_p's. Errors are raised here.
+# The library warns at each call of processors that it has not classified, such as min_p's. Errors are raised
+# here.
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
 
 PAGE_SIZE = 32
-"""Positions of one page of the cache on CPU. On CUDA the library chooses, as its kernels want it."""
+"""Positions per page of the cache on a CPU. On CUDA the library chooses the size that suits its kernels."""
 
 
 def complete(
@@ -41,14 +42,14 @@ def complete(
     """Complete every prompt.
 
     Args:
-        model: in evaluation mode, in one piece.
+        model: in evaluation mode, not sharded.
         sampling: the run's settings.
         config: the distribution and `eos_token_id`.
         batch_size: completions in progress at a time.
         seed: seeds the global random state, which the caller restores.
 
     Raises:
-        RunFailed: a request failed, for example for want of memory.
+        RunFailed: a request failed, for example because memory ran out.
     """
 
     def alike(prompt: Prompt) -> tuple[int, int]:
@@ -64,7 +65,8 @@ def complete(
             continuous_batching_config=_settings(model, min(batch_size, wanted), longest, seed),
         )
         try:
-            # Before the start: else the first batch, and with it each draw, would depend on a thread's timing.
+            # Add requests before the start: otherwise a thread's timing decides the first batch, and so each
+            # draw.
             names = manager.add_requests([list(prompt.token_ids) for prompt in group], length)
             prompt_of = dict(zip(names, group, strict=True))
             manager.start()
@@ -95,7 +97,7 @@ def _results(manager: Any, wanted: int) -> Iterator[Any]:
 def _settings(model: Any, in_progress: int, longest: int, seed: int) -> ContinuousBatchingConfig:
     sizes: dict[str, Any] = {}
     if model.device.type == "cpu":
-        # The library would take nine tenths of the machine's memory.
+        # By default the library takes nine tenths of the machine's memory.
         pages = -(-longest // PAGE_SIZE) + 1
         sizes = {
             "page_size": PAGE_SIZE,

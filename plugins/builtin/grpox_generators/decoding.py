@@ -33,8 +33,10 @@ CUT_COST = 0.2
 
 @contextmanager
 def generating(policy: Any) -> Iterator[None]:
-    """The policy as a generator of tokens: in evaluation mode, which also turns gradient checkpointing off (it
-    forbids a cache of keys and values), and without the checkpoint's defaults for sampling."""
+    """Let the policy generate: in evaluation mode and without the checkpoint's sampling defaults.
+
+    Evaluation mode also turns off gradient checkpointing, which forbids a cache of keys and values.
+    """
     training, defaults = policy.training, policy.generation_config
     policy.eval()
     policy.generation_config = GenerationConfig()
@@ -46,7 +48,7 @@ def generating(policy: Any) -> Iterator[None]:
 
 
 def most_of_all_ranks(number: int) -> int:
-    """The largest `number` of all ranks; a collective."""
+    """Return the largest `number` of all ranks; a collective."""
     largest = torch.tensor(number)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest)
@@ -54,7 +56,7 @@ def most_of_all_ranks(number: int) -> int:
 
 @dataclass(frozen=True)
 class PaddedPrompts:
-    """B prompts; P is the longest's length, at least 2."""
+    """B prompts; P is the length of the longest, at least 2."""
 
     input_ids: Tensor  # i64[B, P]
     attention_mask: Tensor  # i64[B, P]
@@ -64,18 +66,21 @@ class PaddedPrompts:
 
     @property
     def lengths(self) -> Tensor:
-        """i64[B]: tokens of each prompt."""
+        """i64[B]: number of tokens of each prompt."""
         return self.attention_mask.sum(dim=1)
 
     @property
     def group_rows(self) -> Tensor:
-        """i64[N]: the prompt of each completion."""
+        """i64[N]: number of the prompt of each completion."""
         return torch.arange(len(self.repeats), device=self.repeats.device).repeat_interleave(self.repeats)
 
 
 def pad_prompts(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> PaddedPrompts:
-    """Pad to the longest, and to 2 at least: then there always are columns to prefill before the last one, and
-    ranks that generate in step run the same number of forwards."""
+    """Pad to the longest prompt, and to 2 at least.
+
+    The second column ensures that there are columns to prefill before the last one, and that ranks which
+    generate in step run the same number of forwards.
+    """
     length = max(2, *(len(prompt.token_ids) for prompt in prompts))
     input_ids = torch.full((len(prompts), length), pad_token_id)
     attention_mask = torch.zeros_like(input_ids)
@@ -88,7 +93,7 @@ def pad_prompts(prompts: Sequence[Prompt], pad_token_id: int, device: torch.devi
 
 
 def cut(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[Prompt]]:
-    """Cut into runs of at most `batch_size` completions, whole groups; a larger group is a run of its own."""
+    """Split into batches of at most `batch_size` completions, whole groups; a larger group is its own batch."""
     batch: list[Prompt] = []
     size = 0
     for prompt in prompts:
@@ -156,16 +161,16 @@ class Batch:
     """i64[N], the longest of each completion; None: T of all."""
 
     def decode(self, model: Any, cache: Any, leave: bool, in_step: bool) -> Tensor:
-        """Sample until all have ended.
+        """Sample until all rows have ended.
 
         Args:
-            model: transformers'.
+            model: model of transformers.
             cache: keys and values of all prompt tokens but the last, a row for each prompt.
-            leave: rows that have ended leave; no other rank may be in step.
-            in_step: other ranks sample at the same time through the same shards.
+            leave: True: ended rows leave; no other rank may be in step.
+            in_step: True: other ranks sample at the same time through the same shards.
 
         Returns:
-            i64[N, P + T], prompts with padding, completions, anything.
+            i64[N, P + T]: prompts with padding, then completions, then arbitrary tokens.
         """
         prompts, device = self.prompts, self.prompts.input_ids.device
         every = tokens_between_looks(device)

@@ -1,6 +1,7 @@
-"""Keys of `sampling.generation_kwargs` that hf gives to transformers, written out to import no torch.
+"""Keys of `sampling.generation_kwargs` that hf passes to transformers; listed here so that torch is not
+imported.
 
-A key not given is one that grpox sets itself, or one of another way to decode than sampling token by token.
+The other keys are either set by grpox or belong to another decoding method than sampling token by token.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ LOGITS = (
     "begin_suppress_tokens",
     "watermarking_config",
 )
-"""They change the distribution, in greedy decoding too."""
+"""Keys that change the distribution, in greedy decoding too."""
 
 OF_ROWS = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "watermarking_config")
-"""Keys of those that remember each row's prompt or tokens."""
+"""Keys whose processors remember the prompt or tokens of each row."""
 
 WARPERS = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
-"""They drop tokens where there is sampling, so not in greedy decoding."""
+"""Keys that drop tokens when sampling, but have no effect in greedy decoding."""
 
 RUNTIME = ("cache_config", "max_cache_len", "disable_compile", "remove_invalid_values", "renormalize_logits")
-"""They change how it is computed."""
+"""Keys that change the computation, but not the distribution."""
 
 OWNED = {
     "max_length": "sampling.max_completion_length",
@@ -57,7 +58,7 @@ OWNED = {
     "output_attentions": "",
     "output_hidden_states": "",
 }
-"""Set by grpox: the key of the run file to use in its place, or none."""
+"""Keys that grpox sets -> key of the run file to use instead, or none."""
 
 OTHER_DECODING = (
     "num_beams",
@@ -90,13 +91,14 @@ OTHER_DECODING = (
     "prompt_lookup_num_tokens",
     "max_matching_ngram_size",
 )
-"""Of beams, speculation, encoders, clocks: hf samples one token after another, in one forward each."""
+"""Keys of beam search, speculation, encoders and clocks: hf samples one token after another, one per
+forward."""
 
 ALLOWED = (*LOGITS, *WARPERS, *RUNTIME)
 
 
 def unknown_kwargs(sampling: SamplingConfig) -> list[Problem]:
-    """One problem for each key of `sampling.generation_kwargs` that hf does not give to transformers."""
+    """Return one problem for each key of `sampling.generation_kwargs` that hf does not pass to transformers."""
     return [_refusal(name) for name in sampling.generation_kwargs if name not in ALLOWED]
 
 

@@ -1,7 +1,7 @@
-"""Sampling with transformers' generate, on a whole copy of the policy kept on every rank.
+"""Sampling with transformers' generate, on a full copy of the policy on every rank.
 
-The copy is filled from the ZeRO-3 shards at each sync. With `gather_weights: false` there is none: generating
-through the shards themselves gathers every layer once per token.
+Each sync fills the copy from the ZeRO-3 shards. With `gather_weights: false` there is no copy: generation
+gathers every layer of the shards once per token.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ from grpox_generators.sampling import (
 
 
 class HfGenerator:
-    """Generates one group per prompt, the prompt's keys and values computed once and shared by its group."""
+    """Generates one group per prompt; the group shares the prompt's keys and values, which are computed
+    once."""
 
     stateless = True
 
@@ -72,7 +73,7 @@ class HfGenerator:
             self.model: Any = context.policy
             return
         self.model = context.build_model().to(context.device).eval().requires_grad_(False)
-        # Defaults shipped with a checkpoint (a temperature, say) must not leak into sampling.
+        # A checkpoint's own defaults, such as a temperature, must not affect sampling.
         self.model.generation_config = GenerationConfig()
         if not self.config.continuous_batching:
             group_heads(self.model)
@@ -80,12 +81,12 @@ class HfGenerator:
 
     @torch.no_grad()
     def sync(self, weights: WeightStream, version: int) -> None:
-        """Copy the weights; the stream is not begun where the policy itself generates."""
+        """Copy the weights. If the policy itself generates, the stream is not read."""
         if self.config.gather_weights:
             for name, tensor in weights:
                 own = self._weights[name]
                 if own.dtype != tensor.dtype:
-                    # Loading keeps some buffers in float32, which building a model does not.
+                    # Loading keeps some buffers in float32, building a model does not.
                     own.data = own.to(tensor.dtype)
                 own.copy_(tensor)
         self.version = version
@@ -108,17 +109,19 @@ class HfGenerator:
                 yield from self._generate_batch(batch, sampling, ends)
 
     def sleep(self) -> None:
-        """The copy stays: moving it away and back would cost more than it frees on the sizes hf is for."""
+        """Do nothing: for models of the sizes that hf suits, moving the copy costs more than its memory is
+        worth."""
 
     def wake(self) -> None:
-        """Nothing to bring back, as nothing was given away."""
+        """Do nothing, because `sleep` releases nothing."""
 
     def close(self) -> None:
         del self.model
         self._weights = {}
 
     def _batches(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-        """This rank's batches; where ranks go in step, as many as the rank with most, the last ones empty."""
+        """Return this rank's batches. If ranks generate in step, empty batches fill up to the largest number of
+        a rank."""
         batches = list(cut(prompts, self.config.batch_size))
         idle = most_of_all_ranks(len(batches)) - len(batches) if self.in_step else 0
         return batches + [[]] * idle
@@ -152,7 +155,7 @@ class HfGenerator:
                 yield self._rollout(prompt, sample, token_ids[:most], row_logprobs, end_ids, end)
 
     def _run(self, batch: Batch, sampling: SamplingConfig) -> Tensor:
-        """Sequences i64[N, P + T]."""
+        """Return the sequences i64[N, P + T]."""
         try:
             if self.config.cache_implementation != "dynamic":
                 return self._run_whole(batch, sampling)
@@ -231,7 +234,10 @@ class HfGenerator:
         end_ids: Sequence[int],
         stop: int | None,
     ) -> Rollout:
-        """The completion up to its end: an ending token, or the token `stop` that completed a stop text."""
+        """Build the rollout of a completion up to its end.
+
+        Its end is the first ending token, or the token number `stop` that completed a stop text.
+        """
         ends = [place + 1 for place, token in enumerate(token_ids) if token in end_ids][:1]
         ends += [stop] if stop is not None and stop <= len(token_ids) else []
         length = min(ends, default=len(token_ids))
@@ -250,10 +256,10 @@ def grouped_attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' sdpa, with its arguments.
+    """Compute transformers' sdpa attention, with the same arguments.
 
     For a single query [B, H, 1, D], the H / K heads that share one of the K heads of keys [B, K, L, D] are
-    computed as if they were positions of one head: all of them see the same keys.
+    computed as positions of one head, because all of them see the same keys.
     """
     heads = key.shape[1]
     shared = query.shape[2] == 1 and query.shape[1] > heads and others.get("position_bias") is None
@@ -269,7 +275,7 @@ def grouped_attention(
 
 
 def group_heads(model: Any) -> None:
-    """Let a model that only generates use it in place of transformers' sdpa."""
+    """Let a model that only generates use `grouped_attention` in place of transformers' sdpa."""
     if model.config.get_text_config()._attn_implementation == "sdpa":
         AttentionInterface.register(GROUPED, grouped_attention)
         AttentionMaskInterface.register(GROUPED, sdpa_mask)

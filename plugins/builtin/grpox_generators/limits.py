@@ -1,4 +1,4 @@
-"""Requests and answers that all generators have: ends of a completion, positions, refused keys, a rollout."""
+"""Requests and results that all generators share: end of a completion, positions, refused keys, a rollout."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from grpox.errors import ConfigError, Problem, RunFailed, nearest
 
 
 def end_ids(sampling: SamplingConfig, stop_token_ids: Sequence[int], vocabulary: int) -> tuple[int, ...]:
-    """The tokens that end a completion: those of model and tokenizer, and those of the run file.
+    """Return the tokens that end a completion: those of model and tokenizer, and those of the run file.
 
     Raises:
-        ConfigError: one of the run file's is no token of the vocabulary.
+        ConfigError: a token of the run file is not in the vocabulary.
     """
     outside = [token for token in sampling.stop_token_ids if not 0 <= token < vocabulary]
     if outside:
@@ -24,10 +24,13 @@ def end_ids(sampling: SamplingConfig, stop_token_ids: Sequence[int], vocabulary:
 
 
 def check_length(prompts: Sequence[Prompt], sampling: SamplingConfig, limit: int | None, whose: str) -> None:
-    """Refuse what exceeds `limit` positions, those of `whose`; None is no limit.
+    """Refuse a prompt and completion that need more than `limit` positions; None means no limit.
+
+    Args:
+        whose: owner of the limit, for the message.
 
     Raises:
-        RunFailed: a prompt and its longest completion allowed do not fit together.
+        RunFailed: a prompt and its longest allowed completion do not fit together.
     """
     sizes = [(len(prompt.token_ids), longest_completion(prompt, sampling), prompt) for prompt in prompts]
     if limit is None or not sizes:
@@ -41,7 +44,7 @@ def check_length(prompts: Sequence[Prompt], sampling: SamplingConfig, limit: int
 
 
 def longest_completion(prompt: Prompt, sampling: SamplingConfig) -> int:
-    """Return the most tokens that a completion of `prompt` may have.
+    """Return the largest number of tokens that a completion of `prompt` may have.
 
     Raises:
         RunFailed: the prompt's own limit leaves no room for a token.
@@ -66,9 +69,9 @@ def build_rollout(
     """Build the rollout of a completion.
 
     Args:
-        sample: its number in the prompt's group.
-        is_stopped: it has come to an end by itself, and is not only as long as it may be.
-        version: the policy's.
+        sample: number of the completion in the prompt's group.
+        is_stopped: True if the completion ended by itself, not only by its length limit.
+        version: version of the policy.
     """
     return Rollout(
         group_id=prompt.group_id,
@@ -82,12 +85,12 @@ def build_rollout(
 
 
 def refused_key(name: str, allowed: Sequence[str], owned: Mapping[str, str], what: str) -> Problem:
-    """Say why a key of `sampling.generation_kwargs` is refused.
+    """Return the problem of a refused key of `sampling.generation_kwargs`.
 
     Args:
-        allowed: the keys that there may be.
-        owned: those that grpox sets itself -> the key of the run file to use in its place, or none.
-        what: why it is refused where grpox does not set it.
+        allowed: keys that are accepted.
+        owned: keys that grpox sets itself -> key of the run file to use instead, or none.
+        what: reason for keys that grpox does not set.
     """
     key = f"sampling.generation_kwargs.{name}"
     if name in owned:

@@ -1,8 +1,8 @@
-"""Facts that generators exchange across the ranks of a run, and an engine that several ranks hold together.
+"""Exchange between the ranks of a run, and an engine that several ranks share.
 
-Tensor parallelism: `size` ranks that follow one another hold one engine and ask it the same. Every rank runs a
-scheduler of its own; they stay in step because each is given the same requests in the same order. Source:
-vLLM's `ExecutorWithExternalLauncher`, as TRL uses it.
+With tensor parallelism, `size` consecutive ranks share one engine. Every rank runs its own scheduler; the
+schedulers stay in step because all get the same requests in the same order. Source: vLLM's
+`ExecutorWithExternalLauncher`, as TRL uses it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def from_all_ranks(item: Item, context: GeneratorContext) -> list[Item]:
 
 
 def engine_arguments(size: int, world_size: int) -> dict[str, Any]:
-    """Return the arguments that tell vLLM of the ranks.
+    """Return the arguments that describe the ranks to vLLM.
 
-    Without the external launcher it would take each rank for a world of its own, on the machine's first GPU.
+    Without the external launcher, vLLM would treat each rank as a separate world on the machine's first GPU.
     """
     if world_size == 1:
         return {}
@@ -40,7 +40,7 @@ def engine_arguments(size: int, world_size: int) -> dict[str, Any]:
 
 
 def ask_together(mine: Sequence[Item]) -> tuple[list[Item], slice]:
-    """Gather the requests of this rank's group in rank order, and which are `mine`; a collective."""
+    """Return the requests of this rank's group in rank order, and the slice of `mine`; a collective."""
     from vllm.distributed.parallel_state import get_tp_group
 
     group = get_tp_group()
@@ -54,11 +54,13 @@ def ask_together(mine: Sequence[Item]) -> tuple[list[Item], slice]:
 
 @contextmanager
 def own_segments(context: GeneratorContext) -> Iterator[None]:
-    """While an engine is started: name its segments after this run, and remove the names when all have them.
+    """Name the engine's shared memory segments after this run, and remove the names when all ranks have opened
+    them.
 
-    With ranks that a launcher started, vLLM gives every run of a host the same names, and removes them when its
-    process ends in good order: a run beside another, or after one that was killed, finds them taken. A segment
-    without a name lives as long as a process uses it.
+    If a launcher started the ranks, vLLM uses the same names for every run on a host, and removes them only
+    when
+    its process ends normally. A run beside another, or after a killed one, then finds the names in use. A
+    segment without a name exists as long as a process uses it.
     """
     if context.world_size == 1 or context.device.type != "cpu":
         yield

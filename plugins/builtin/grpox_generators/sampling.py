@@ -1,11 +1,12 @@
-"""Sampling by transformers' generate: the distribution, the draw of each token, and the texts that end one.
+"""Sampling by transformers' generate: the distribution, the draw of each token, and texts that end a
+completion.
 
-The distribution is made of logits processors. A token is drawn by the inverse of the cumulated probabilities:
-one uniform number a row, where torch.multinomial makes a random number for each token of the vocabulary, which
-on CPU takes longer than the model's attention. A prompt can have a seed of its own.
+Logits processors form the distribution. A token is drawn by the inverse of the cumulative probabilities, with
+one uniform number per row: torch.multinomial draws a random number for each token of the vocabulary, which on
+a CPU takes longer than the model's attention. A prompt can have its own seed.
 
-A completion ends with the first token that completes one of the texts. They are looked for in the decoded text,
-not in the tokens' spellings, because a character may be spread over tokens.
+A completion ends with the first token that completes a stop text. The search uses the decoded text, not the
+tokens' spellings, because a character may span several tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from grpox_generators.generation_kwargs import LOGITS, OF_ROWS, RUNTIME, WARPERS
 
 
 def distribution_config(sampling: SamplingConfig, end_ids: Sequence[int]) -> GenerationConfig:
-    """Collect the settings of the distribution: those that make a logits processor in transformers.
+    """Build the transformers settings that become logits processors.
 
     Args:
         end_ids: tokens that end a completion; suppressed before `min_completion_length`.
@@ -61,19 +62,19 @@ def refused_kwargs(sampling: SamplingConfig, error: Exception) -> ConfigError:
 
 
 class Distribution(LogitsProcessor):  # type: ignore[misc]
-    """All processors of a sampling config, made and ordered by transformers itself.
+    """All processors of a sampling config, created and ordered by transformers.
 
-    Some of them look at the tokens so far, padding included: in padded rows a repetition penalty would fall on
-    the padding token, which often is EOS. So rows of unequal prompts are processed apart, each without its
-    padding, wherever such a processor is in use.
+    Some of them look at earlier tokens, including padding: in padded rows a repetition penalty would also
+    penalize the padding token, which often is EOS. If such a processor is in use, prompts of different lengths
+    are therefore processed separately, each without its padding.
 
     Args:
-        model: whose processors they are.
+        model: model that provides the processors.
         sampling: the settings.
         end_ids: as for `distribution_config`.
         prompts: i64[N, P], padded on the left.
-        lengths: i64[N], of the prompts without padding.
-        limits: i64[N], the longest of each completion; default: that of `sampling`.
+        lengths: i64[N], tokens of each prompt without padding.
+        limits: i64[N], longest allowed completion of each row; default: the limit of `sampling`.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Distribution(LogitsProcessor):  # type: ignore[misc]
         return scores
 
     def keep(self, remaining: Tensor) -> None:
-        """Go on with the rows bool[B] of those of the last call; not for what `keeps_rows` names."""
+        """Keep the rows of the last call that bool[B] selects; not allowed if `keeps_rows` is true."""
         self._kinds = self._kinds[remaining]
         left = set(self._kinds.tolist())
         self._parts = {kind: part for kind, part in self._parts.items() if kind in left}
@@ -127,13 +128,15 @@ def keeps_rows(sampling: SamplingConfig) -> bool:
 def _processors(
     model: Any, sampling: SamplingConfig, end_ids: Sequence[int], prompts: Tensor, limit: int
 ) -> LogitsProcessorList:
-    """transformers' processors for prompts i64[N, P] without padding, and completions of `limit` tokens."""
+    """Return transformers' processors for prompts i64[N, P] without padding, and completions of `limit`
+    tokens."""
     config = distribution_config(sampling, end_ids)
     config.max_length = prompts.shape[1] + limit
     config._eos_token_tensor = torch.tensor(list(end_ids), device=prompts.device) if end_ids else None
     try:
-        # Its own, because generate() applies temperature and what follows after any processor it is given: the
-        # draw has to come last.
+        # The model's own processors: generate() applies temperature and later steps after any processor that it
+        # is
+        # given, but the draw must come last.
         return model._get_logits_processor(
             config, input_ids_seq_length=prompts.shape[1], encoder_input_ids=prompts, device=prompts.device
         )
@@ -142,7 +145,7 @@ def _processors(
 
 
 def runtime_kwargs(sampling: SamplingConfig) -> Mapping[str, Any]:
-    """The `generation_kwargs` that are no part of the distribution."""
+    """Return the `generation_kwargs` that do not belong to the distribution."""
     names = ("cache_config", "max_cache_len", "disable_compile")
     return {name: sampling.generation_kwargs[name] for name in names if name in sampling.generation_kwargs}
 
@@ -151,24 +154,24 @@ BLOCK = 256
 """Tokens whose probabilities are summed in float32, which is as exact as a float32 softmax itself. Sums of
 blocks are float64."""
 AT_A_TIME = 64
-"""Tokens for which a prompt's numbers are drawn at once. Another number would draw others."""
+"""Number of tokens for which a prompt's random numbers are drawn at once. Another value gives other numbers."""
 
 
 class NoProbabilities(Exception):
-    """The scores of a row are no distribution: not finite, or every token forbidden."""
+    """The scores of a row are no distribution: they are not finite, or every token is forbidden."""
 
 
 class Draw(LogitsProcessor):  # type: ignore[misc]
     """Draws each next token; as a processor, it must be the last of a generate() that takes the largest score.
 
-    A row's random numbers do not depend on which other rows still run.
+    A row's random numbers do not depend on the set of rows that still run.
 
     Args:
         rows: N, completions of the batch.
-        length: T, the longest that a completion may get.
-        greedy: take the likeliest token instead.
-        device: of the scores.
-        uniform: gives N uniform numbers, f64[N, 1], for each token; default: those of torch's global state.
+        length: T, largest number of tokens of a completion.
+        greedy: take the most likely token instead.
+        device: device of the scores.
+        uniform: returns N uniform numbers, f64[N, 1], for each token; default: torch's global state.
     """
 
     def __init__(
@@ -182,7 +185,7 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
         self.greedy = greedy
         self._uniform = uniform
         self.logprobs = torch.zeros(rows, length, device=device)
-        """f32[N, T], of the tokens drawn; 0 where none was."""
+        """f32[N, T]: log-probabilities of the tokens drawn, 0 after the end of a completion."""
         self._running = torch.arange(rows, device=device)
         self._is_sound = torch.ones((), dtype=torch.bool, device=device)
         self._drawn = 0
@@ -217,17 +220,17 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
             raise NoProbabilities
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """As a logits processor: the scores f32[B, V], the drawn token's raised above all others.
+        """Return the scores f32[B, V] of the running rows, with the drawn token's score above all others.
 
         Raises:
-            NoProbabilities: there is nothing to draw from.
+            NoProbabilities: a row has no distribution to draw from.
         """
         tokens = self.take(scores)
         self.check()
         return scores.scatter_(-1, tokens[:, None], torch.inf)
 
     def keep(self, remaining: Tensor) -> None:
-        """Go on with the rows bool[B] of those of the last call."""
+        """Keep the rows of the last call that bool[B] selects."""
         self._running = self._running[remaining]
 
     def _inverse(self, probabilities: Tensor, blocks: Tensor) -> Tensor:
@@ -277,7 +280,8 @@ def block_sums(probabilities: Tensor) -> Tensor:
 
 
 def own_uniform(prompts: Sequence[Prompt], device: torch.device) -> Callable[[], Tensor] | None:
-    """Return a function that gives the numbers of each next token, a row for each completion of each prompt.
+    """Return a function that returns the uniform numbers of each next token, one row per completion of each
+    prompt.
 
     Returns:
         None unless every prompt has a seed.
@@ -289,17 +293,17 @@ def own_uniform(prompts: Sequence[Prompt], device: torch.device) -> Callable[[],
 
 
 class _OwnUniform:
-    """One generator a prompt. They are the CPU's, so that every device samples the same."""
+    """One random generator per prompt, on the CPU, so that every device samples the same."""
 
     def __init__(self, seeds: Sequence[int], sizes: Sequence[int], device: torch.device) -> None:
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._sizes = sizes
         self._device = device
         self._numbers = torch.empty(sum(sizes), 0, dtype=torch.float64)
-        """f64[N, S], S at most `AT_A_TIME`: of the tokens that come next."""
+        """f64[N, S], S at most `AT_A_TIME`: numbers of the next tokens."""
 
     def __call__(self) -> Tensor:
-        """f64[N, 1], of the next token."""
+        """Return f64[N, 1] for the next token."""
         if not self._numbers.shape[1]:
             drawn = [
                 torch.rand(size, AT_A_TIME, generator=generator, dtype=torch.float64)
@@ -311,14 +315,15 @@ class _OwnUniform:
 
 
 class StopTexts(StoppingCriteria):  # type: ignore[misc]
-    """Ends rows whose completion completes a stop text, and remembers where.
+    """Ends rows whose completion completes a stop text, and records the position.
 
     Args:
-        texts: what to stop at; none are allowed to be empty.
-        tokenizer: decodes; special tokens are part of the text.
+        texts: stop texts, none of them empty.
+        tokenizer: decodes the tokens; special tokens are part of the text.
         rows: N, completions in the batch.
-        prompt_length: columns of the prompt; a text that began there does not count.
-        min_length: a text completed by one of so many first tokens does not count, as no EOS can be among them.
+        prompt_length: columns of the prompt; a text that begins in the prompt does not count.
+        min_length: a text completed within this number of tokens does not count, as EOS is suppressed there
+            too.
     """
 
     def __init__(
@@ -334,9 +339,10 @@ class StopTexts(StoppingCriteria):  # type: ignore[misc]
         self.prompt_length = prompt_length
         self.min_length = min_length
         self.ends: list[int | None] = [None] * rows
-        """Tokens of each completion up to and including the one that completed a text; None: none did."""
+        """Number of tokens of each completion up to and including the one that completed a text; None: no text
+        yet."""
         self._running = list(range(rows))
-        # A token holds at least a byte. Four more, so that the first character of the text is whole.
+        # A token has at least one byte. Four more tokens make the first character of the text whole.
         self._window = max((len(text.encode()) for text in texts), default=0) + 4
         self._may_complete: dict[int, bool] = {}
 
@@ -364,22 +370,23 @@ class StopTexts(StoppingCriteria):  # type: ignore[misc]
         return self(on_host, None).to(token_ids.device)
 
     def keep(self, remaining: Tensor) -> None:
-        """Go on with the rows bool[B] of those of the last call."""
+        """Keep the rows of the last call that bool[B] selects."""
         self._running = [row for row, stays in zip(self._running, remaining.tolist(), strict=True) if stays]
 
     def completes(self, token_ids: list[int]) -> bool:
         """Tell whether the last of `token_ids` completes a stop text."""
         before, text = self._decode(token_ids[:-1]), self._decode(token_ids)
-        # The last token may also change what came before it: the parts of a character become whole.
+        # The last token may also change earlier text: the parts of a character become one character.
         pairs = enumerate(zip(before, text, strict=False))
         known = next((place for place, (old, new) in pairs if old != new), len(before))
         return any(text.rfind(stop) + len(stop) > known for stop in self.texts if stop in text)
 
     def _candidate(self, token_id: int) -> bool:
-        """Tell whether a text could end in this token; for most, no earlier token need be decoded."""
+        """Tell whether a text could end in this token. For most tokens the answer is no, and nothing else is
+        decoded."""
         if token_id not in self._may_complete:
             alone = self._decode([token_id])
-            # White space and parts of characters look different alone.
+            # White space and parts of characters look different when decoded alone.
             unclear = not alone.strip() or "\ufffd" in alone
             self._may_complete[token_id] = unclear or any(
                 text[-1] in alone or text[-1].isspace() for text in self.texts

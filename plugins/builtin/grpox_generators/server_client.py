@@ -1,4 +1,4 @@
-"""One vLLM server as a run talks to it: what it is, completions as they end, and its routes for weights."""
+"""Client of one vLLM server: its description, completions as they end, and routes for weights."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from grpox_vllm_serving.protocol import ABOUT_PATH
 
 GENERATE = "/inference/v1/generate"
 SHORT = 16
-"""Tokens up to which a group's completions come in one answer: pieces would cost more than they hide."""
+"""Number of tokens up to which all completions of a group arrive in one answer: streaming them costs more time
+than it saves."""
 LONGEST_LOOK = 60.0
-"""Seconds in which a server that works says what it is, also between the steps of a large model."""
+"""Seconds within which a working server describes itself, also between the steps of a large model."""
 REFUSED = (400, 422)
-"""Statuses of a request that no repetition mends."""
+"""Statuses of requests for which a retry cannot help."""
 IDLE = 2.0
-"""Seconds that an unused connection is kept. vLLM closes its end after 5: a request sent just then would seem
-to have met a server that is gone."""
+"""Seconds for which an unused connection is kept open. vLLM closes its end after 5: a request sent at that
+moment would look like one to a lost server."""
 LONGEST_LINE = 2**28
-"""Bytes of one event: a whole completion with its log-probabilities."""
+"""Largest size of an event in bytes: a whole completion with its log-probabilities."""
 
 
 class ServerLost(Exception):
@@ -35,30 +36,31 @@ class ServerLost(Exception):
 
 
 class ServerUnfit(ServerLost):
-    """It is silent for too long, or has other weights: asking it again will not help."""
+    """The server is silent for too long, or has other weights: a retry cannot help."""
 
 
 @dataclass
 class Completion:
-    """One completion, as its pieces come in."""
+    """One completion, assembled from the pieces that arrive."""
 
     index: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
     versions: tuple[str, ...] = ()
-    """The weights that made it, in the server's words; more than one if they changed under way."""
+    """Weight versions that sampled the completion, as the server names them; several if they changed during
+    sampling."""
 
 
 class ServerClient:
-    """HTTP to one server, in the event loop in which this is created."""
+    """HTTP client of one server, in the event loop in which this object is created."""
 
     def __init__(self, url: str, token: str, config: VllmServerConfig) -> None:
         self.url = url
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=config.connect_timeout, sock_read=config.read_timeout
         )
-        # A long run of one host has more requests open than aiohttp's default of 100.
+        # With one host, a large run has more open requests than aiohttp's default of 100.
         self._session = aiohttp.ClientSession(
             timeout=timeout,
             headers={"Authorization": f"Bearer {token}"},
@@ -79,13 +81,13 @@ class ServerClient:
         return await self._json("POST", path, body)
 
     async def complete(self, token_ids: list[int], params: Mapping[str, Any]) -> AsyncIterator[Completion]:
-        """The completions of one prompt, each when it has ended.
+        """Yield the completions of one prompt, each when it has ended.
 
         Args:
-            params: of vLLM's SamplingParams, as JSON has them.
+            params: arguments of vLLM's SamplingParams, as JSON.
         """
         stream = params["max_tokens"] > SHORT
-        # A piece at the first token and one at the end, none between: nobody reads along.
+        # One piece at the first token and one at the end are enough: nobody reads the text as it grows.
         params = {**params, "stream_interval": 2**30}
         body = {"token_ids": token_ids, "sampling_params": params, "stream": stream}
         open_ones: dict[int, Completion] = {}
@@ -113,7 +115,7 @@ class ServerClient:
         async for line in response.content:
             if line.startswith(b"data: {"):
                 event = json.loads(line[len(b"data: ") :])
-                if error := event.get("error"):  # in the middle of a stream the status can change no more
+                if error := event.get("error"):  # after the stream has begun, the status cannot change any more
                     if error.get("code") in REFUSED:
                         raise _refused(str(error["message"]))
                     raise ServerLost(f"{self.url} failed: {shorten(str(error), TEXT)}")
@@ -123,7 +125,7 @@ class ServerClient:
     async def _answer(
         self, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield a response with a status of success; raise the error that any other one stands for."""
+        """Yield a response with a status of success; raise the matching error for any other status."""
         try:
             async with self._session.request(method, self.url + path, json=body) as response:
                 await self._check(path, response)
@@ -168,7 +170,7 @@ def _lost(url: str, error: BaseException) -> ServerLost:
 
 
 def _message(text: str) -> str:
-    """The message in vLLM's JSON of an error, or the whole text."""
+    """Return the message in vLLM's JSON of an error, or the whole text."""
     try:
         return str(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError):

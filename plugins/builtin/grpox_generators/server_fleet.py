@@ -1,4 +1,5 @@
-"""The servers of a run as one process sees them: which answer, what they are, and requests to them all."""
+"""The servers of a run as one process sees them: which answer, their descriptions, and requests to all of
+them."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class LoopThread:
-    """An event loop in a thread of its own.
+    """An event loop in its own thread.
 
-    It is not shared with async rewards: a reward that blocks would stop the servers' answers.
+    Async rewards do not share it: a blocking reward would delay the servers' answers.
     """
 
     def __init__(self) -> None:
@@ -49,17 +50,18 @@ class LoopThread:
             raise
 
     def close(self) -> None:
-        """End the loop; what is still at work in it is dropped."""
+        """End the loop; unfinished work is dropped."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
 class Fleet:
-    """HTTP clients of all configured servers; `abouts` holds those in use, by address."""
+    """HTTP clients of all configured servers; `abouts` has the descriptions of servers in use, by address."""
 
     def __init__(self, config: VllmServerConfig, model: Mapping[str, Any], sends_weights: bool = True) -> None:
-        """`model` is the signature of the run's, see `grpox_vllm_serving.protocol`."""
+        """Connect to the servers; `model` is the signature of the run's model, see
+        `grpox_vllm_serving.protocol`."""
         token = read_token(config.token_file, "generator.token_file")
         self.config = config
         self.loop = LoopThread()
@@ -68,20 +70,20 @@ class Fleet:
         self.lost: dict[str, str] = {}
         """Address -> why the server is not in use."""
         self.last_loss = ""
-        """Reason for which a server was last given up."""
+        """Reason for which the last server was given up."""
         self._given_up: dict[str, str] = {}
         self._sends_weights = sends_weights
         self._model = model
         self._ours: dict[str, str] = {}
-        """Start of a server (its instance) -> the weights that this run sent it last."""
+        """Start of a server (its instance) -> weights that this run sent it last."""
         self.loop.run(self._open(token))
 
     def find(self) -> bool:
-        """Put into use every server that answers; return True if one did within `start_timeout`.
+        """Use every server that answers; return True if one did within `start_timeout`.
 
         Raises:
-            ConfigError: a server is of another model or version, or refuses the token.
-            RunFailed: another run uses one.
+            ConfigError: a server has another model or version, or refuses the token.
+            RunFailed: another run uses a server.
         """
         deadline = time.monotonic() + self.config.start_timeout
         has_warned = False
@@ -98,7 +100,7 @@ class Fleet:
         return True
 
     def look(self) -> dict[str, dict[str, Any]]:
-        """Ask every server what it is, once: those that answer and were not given up are then in use."""
+        """Ask every server once for its description, and use those that answer and were not given up."""
         before, used = set(self.lost), set(self.abouts)
         answers = self.loop.run(_all({url: client.about() for url, client in self.clients.items()}))
         lost = {url: str(answer) for url, answer in answers.items() if isinstance(answer, ServerLost)}
@@ -116,19 +118,19 @@ class Fleet:
         return self.abouts
 
     def readmit(self) -> None:
-        """Use servers that were given up again, if they answer: they are about to be sent weights."""
+        """Use servers again that were given up, if they answer: they are about to receive weights."""
         self._given_up.clear()
 
     def sent(self, version: str) -> None:
-        """Remember that the servers in use have the weights `version` from this run."""
+        """Record that the servers in use have the weights `version` from this run."""
         self._ours.update({about["instance"]: version for about in self.abouts.values()})
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
-        """Ask all servers in use for the same; those that fail are in use no longer."""
+        """Send the same request to all servers in use; stop using those that fail."""
         self.loop.run(self.post_each(path, dict.fromkeys(self.abouts, body)))
 
     async def post_each(self, path: str, bodies: Mapping[str, Mapping[str, Any] | None]) -> None:
-        """As `post`, within the loop, with a body for each address."""
+        """Send requests as `post` does, within the loop, with a separate body for each address."""
         answers = await _all({url: self.clients[url].post(path, body) for url, body in bodies.items()})
         for url, answer in answers.items():
             if isinstance(answer, ServerLost):
@@ -137,13 +139,13 @@ class Fleet:
                 self.give_up(url, f"{url} failed at {path}: {answer}")
 
     def give_up(self, url: str, why: str) -> None:
-        """Use a server no longer, until `readmit`."""
+        """Stop using a server until `readmit`."""
         if self.abouts.pop(url, None) is not None:
             self.lost[url] = self._given_up[url] = self.last_loss = why
             logger.warning("vllm-server: lost a server: %s", why)
 
     def close(self) -> None:
-        """End the connections; the servers go on."""
+        """Close the connections; the servers continue to run."""
         for client in self.clients.values():
             self.loop.run(client.close())
         self.loop.close()
@@ -188,7 +190,7 @@ def _check(url: str, about: Mapping[str, Any], signature: Mapping[str, Any]) -> 
 
 
 def _check_folder(url: str, about: Mapping[str, Any]) -> None:
-    """Refuse a server whose folder for weights cannot be written to from here."""
+    """Refuse a server if this machine cannot write to the server's folder for weights."""
     folder = Path(about["weights_folder"])
     try:
         if (folder / INSTANCE_FILE).read_text(encoding="ascii") == about["instance"]:

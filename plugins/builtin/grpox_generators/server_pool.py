@@ -1,4 +1,4 @@
-"""Spreads requests over servers by how much each has to do, and hands completions on as they end."""
+"""Spreads requests over servers by their load, and returns completions as they end."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ class Request:
 
     prompt: Prompt
     params: dict[str, Any]
-    """Of vLLM's SamplingParams."""
+    """Arguments of vLLM's SamplingParams."""
     delivered: set[int] = field(default_factory=set)
-    """Samples that have arrived: a repeated request draws them again alike, and delivers none twice."""
+    """Samples that have arrived. A repeated request draws the same samples again, and none is delivered
+    twice."""
 
     @property
     def missing(self) -> int:
@@ -38,11 +39,11 @@ class Request:
 
 @dataclass(eq=False)
 class Member:
-    """A server that has the weights of now."""
+    """A server with the current weights."""
 
     client: ServerClient
     room: int
-    """Completions to have there at a time: enough that it never waits for a request."""
+    """Number of completions in progress there: large enough that the server never waits for a request."""
     outstanding: int = 0
 
 
@@ -60,16 +61,16 @@ class ServerPool:
         )
         self._complete = retrying.wraps(self._attempt)
         self.lost: dict[str, str] = {}
-        """Address -> why that server gets no more requests."""
+        """Address -> reason for which the server gets no more requests."""
 
     async def run(self, requests: Sequence[Request], deliver: Callable[[Request, Completion], None]) -> None:
-        """Complete `requests`; what is still missing when it returns no server was left to complete.
+        """Complete `requests`. Requests that are incomplete on return found no server.
 
         Args:
             deliver: called once for each sample, in order of completion.
 
         Raises:
-            ConfigError: a server does not take a request.
+            ConfigError: a server refuses a request.
         """
         waiting = deque(requests)
         running: dict[asyncio.Task[None], tuple[Member, Request]] = {}
@@ -96,7 +97,7 @@ class ServerPool:
         finally:
             for task in running:
                 task.cancel()
-            # Also those that failed meanwhile: asyncio complains of an error that nobody looks at.
+            # Include tasks that failed meanwhile: asyncio reports errors that nobody retrieves.
             await asyncio.gather(*running, return_exceptions=True)
 
     def _least_busy(self) -> Member | None:
@@ -123,10 +124,10 @@ class ServerPool:
 
 
 class PendingRequests:
-    """Requests to a pool, under way in the fleet's thread from the start. To be used by one thread.
+    """Requests to a pool, in progress in the fleet's thread from the start; for use by one thread.
 
     Args:
-        version: the policy's, of the weights that sample.
+        version: version of the policy whose weights sample.
     """
 
     def __init__(self, fleet: Fleet, pool: ServerPool, requests: Sequence[Request], version: int) -> None:
@@ -138,11 +139,11 @@ class PendingRequests:
         self._work.add_done_callback(lambda _: self._inbox.put(None))
 
     def arriving(self) -> Iterator[tuple[Request, Completion]]:
-        """In order of completion, until all are in or no server is left; to be read once.
+        """Yield completions as they end, until all have arrived or no server is left; read it once.
 
         Raises:
-            ConfigError: a server does not take a request.
-            RunFailed: a server answers with what cannot be used.
+            ConfigError: a server refuses a request.
+            RunFailed: a server sends an unusable answer.
         """
         try:
             while (item := self._inbox.get()) is not None:
@@ -153,15 +154,15 @@ class PendingRequests:
         self._give_up_lost()
 
     def wait(self) -> None:
-        """Wait until no request is under way; answers and errors can still be read."""
+        """Wait until no request is in progress; answers and errors can still be read."""
         wait([self._work])
         self._give_up_lost()
 
     def cancel(self) -> None:
-        """Cancel the requests that are still under way."""
+        """Cancel the requests that are still in progress."""
         self._work.cancel()
 
     def _give_up_lost(self) -> None:
-        """Do it once: a server may come back before all answers are read."""
+        """Give each lost server up once: it may come back before all answers are read."""
         while self._pool.lost:
             self._fleet.give_up(*self._pool.lost.popitem())

@@ -1,4 +1,4 @@
-"""Sends a policy's weights to vLLM servers: through files that both sides see, or by vLLM's nccl backend."""
+"""Sends a policy's weights to vLLM servers through files that both sides see."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import itertools
 import os
 import secrets
 import shutil
-import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
-from itertools import chain
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from safetensors import SafetensorError
@@ -20,25 +16,23 @@ from safetensors.torch import save_file
 
 from grpox.contracts import WeightStream
 from grpox.errors import RunFailed
-from grpox.toolkit import base_buffers, base_parameters
 from grpox_generators.server_fleet import Fleet
-from grpox_generators.stored_names import as_stored
 
 Bucket = dict[str, torch.Tensor]
 
 
 class FileSender:
-    """Bucket by bucket: the next is gathered and written while the servers load the one before."""
+    """Sends bucket by bucket: gathers and writes one while the servers load the one before."""
 
     def __init__(self, fleet: Fleet, bucket_bytes: int) -> None:
         self._fleet = fleet
         self._bucket_bytes = bucket_bytes
         self._written: list[Path] = []
-        # Two runs that use one server by mistake must not write into each other's files.
+        # Two runs that use one server by mistake must not overwrite each other's files.
         self._names = (f"{secrets.token_hex(4)}-{number:06d}.safetensors" for number in itertools.count())
 
     def send(self, weights: WeightStream) -> None:
-        """Replace the weights of all servers in use; one that fails is given up by the fleet.
+        """Replace the weights of all servers in use; the fleet gives up a server that fails.
 
         Raises:
             RunFailed: the folder for weights cannot be written.
@@ -50,7 +44,7 @@ class FileSender:
         try:
             for bucket in buckets(weights, self._bucket_bytes):
                 name = next(self._names)
-                self._write(bucket, name)
+                self._write(on_host(bucket), name)
                 if loading is not None:
                     loading.result()
                 loading = fleet.loop.start(self._load(name))
@@ -58,16 +52,16 @@ class FileSender:
                 loading.result()
         finally:
             if loading is not None:
-                loading.cancel()  # after an interrupt; else it has ended
+                loading.cancel()  # after an interrupt; otherwise it has ended
             for file in self._written:
                 file.unlink(missing_ok=True)
         fleet.post("/finish_weight_update", {"weight_version": None})
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no file or connection is open."""
 
     def _write(self, bucket: Bucket, name: str) -> None:
-        """Into every server's folder, once for each file system."""
+        """Write the bucket into every server's folder, once for each file system."""
         first: Path | None = None
         for url, about in list(self._fleet.abouts.items()):
             folder = Path(about["weights_folder"])
@@ -89,119 +83,12 @@ class FileSender:
         body = {"update_info": {"file": name}}
         await self._fleet.post_each("/update_weights", dict.fromkeys(self._fleet.abouts, body))
         for about in list(self._fleet.abouts.values()):
-            # A server that loaded it still has it mapped until its layers are complete.
+            # A server that has loaded the file keeps it mapped until its layers are complete.
             Path(about["weights_folder"], name).unlink(missing_ok=True)
 
 
-class NcclSender:
-    """vLLM's own transfer between GPUs: this process is rank 0 of a group with all workers of all servers."""
-
-    def __init__(self, fleet: Fleet, policy: Any) -> None:
-        self._fleet = fleet
-        self._source = _StreamSource(policy)
-        self._engine: Any = None
-        self._group: tuple[str, ...] = ()
-
-    def send(self, weights: WeightStream) -> None:
-        """Replace the weights of all servers in use."""
-        group = tuple(about["instance"] for about in self._fleet.abouts.values())
-        if group != self._group:
-            self._join(group)
-        self._source.weights = weights
-        self._engine.send_weights()
-
-    def close(self) -> None:
-        """Leave the group."""
-        if self._engine is not None:
-            self._engine.shutdown()
-            self._engine = None
-
-    def _join(self, group: tuple[str, ...]) -> None:
-        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
-
-        if self._engine is not None:
-            self.close()
-            self._fleet.post("/shutdown_weight_transfer_engine")
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-        workers = sum(about["world_size"] for about in self._fleet.abouts.values())
-        self._engine = WeightTransferTrainerFactory.trainer_init(
-            NCCLTrainerInitInfo(
-                master_address=_address_seen_by(next(iter(self._fleet.abouts))),
-                master_port=port,
-                world_size=1 + workers,
-                rank=0,
-            ),
-            client=_WeightRoutes(self._fleet),
-            source=self._source,
-        )
-        self._group = group
-
-
-class _WeightRoutes:
-    """Routes that vLLM's trainer side calls, called on all servers."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Each server's workers follow those of the servers before it in the group."""
-        offset, bodies = init_info["rank_offset"], {}
-        for url, about in self._fleet.abouts.items():
-            bodies[url] = {"init_info": init_info | {"rank_offset": offset}}
-            offset += about["world_size"]
-        self._post_each("/init_weight_transfer_engine", bodies)
-
-    def start_weight_update(self) -> None:
-        self._post("/start_weight_update")
-
-    def update_weights(self, update_info: Any) -> None:
-        self._post("/update_weights", {"update_info": update_info})
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._post("/finish_weight_update", {"weight_version": weight_version})
-
-    def _post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
-        self._post_each(path, dict.fromkeys(self._fleet.abouts, body))
-
-    def _post_each(self, path: str, bodies: Mapping[str, Mapping[str, Any] | None]) -> None:
-        """The group cannot go on without one of its members."""
-        members = list(self._fleet.abouts)
-        self._fleet.loop.run(self._fleet.post_each(path, bodies))
-        if list(self._fleet.abouts) != members:
-            raise RunFailed(f"a vLLM server was lost while it received weights by nccl: {self._fleet.lost}")
-
-
-class _StreamSource:
-    """The run's stream of weights as vLLM's trainer side reads it: names and shapes first, without a gather."""
-
-    def __init__(self, policy: Any) -> None:
-        self._policy = policy
-        self.weights: WeightStream = iter(())
-
-    def metadata(self) -> list[Any]:
-        from vllm.distributed.weight_transfer import ParamMeta
-
-        return [
-            ParamMeta(name, shape.dtype, tuple(shape.shape))
-            for name, shape in as_stored(self._policy, self._shapes())
-        ]
-
-    def _shapes(self) -> WeightStream:
-        """Return the tensors that will be streamed, without their data."""
-        for name, tensor in chain(base_parameters(self._policy), base_buffers(self._policy)):
-            # Under ZeRO-3 a parameter's own shape is that of its shard.
-            shape = getattr(tensor, "ds_shape", tensor.shape)
-            yield name, torch.empty(shape, dtype=tensor.dtype, device="meta")
-
-    def __iter__(self) -> WeightStream:
-        return self.weights
-
-
 def _save(bucket: Bucket, file: Path, same: Path | None) -> None:
-    """Write `bucket`; `same`, where given, is a file that holds it already, perhaps on the same file system."""
+    """Write `bucket`, or link or copy `same`, a file that already has the same content."""
     if same is None:
         save_file(bucket, file)
         return
@@ -212,7 +99,7 @@ def _save(bucket: Bucket, file: Path, same: Path | None) -> None:
 
 
 def buckets(weights: WeightStream, limit: int) -> Iterator[Bucket]:
-    """Parameters together up to `limit` bytes; a larger one by itself."""
+    """Group parameters into buckets of up to `limit` bytes; a larger parameter is its own bucket."""
     bucket: Bucket = {}
     size = 0
     for name, tensor in weights:
@@ -225,10 +112,14 @@ def buckets(weights: WeightStream, limit: int) -> Iterator[Bucket]:
         yield bucket
 
 
-def _address_seen_by(url: str) -> str:
-    """This host's address on the way to a server; nothing is sent."""
-    parts = urlsplit(url)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((parts.hostname, parts.port or 80))
-        address: str = probe.getsockname()[0]
-    return address
+def on_host(bucket: Bucket) -> Bucket:
+    """Copy a bucket from a GPU into pinned memory, and wait once for all of it; on a CPU return it as it is."""
+    device = next(iter(bucket.values())).device
+    if device.type == "cpu":
+        return bucket
+    copies = {
+        name: torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+        for name, tensor in bucket.items()
+    }
+    torch.accelerator.current_stream(device).synchronize()
+    return copies

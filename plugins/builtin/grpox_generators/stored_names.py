@@ -1,6 +1,6 @@
-"""The policy's weights as its checkpoint holds them, which is what vLLM loads.
+"""The policy's weights under the names and shapes of its checkpoint, which vLLM loads.
 
-In memory transformers keeps the experts of a layer in one tensor, and has other names for some weights.
+In memory, transformers keeps the experts of a layer in one tensor and uses other names for some weights.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from grpox.contracts import WeightStream
 
 
 def as_stored(model: PreTrainedModel, weights: WeightStream) -> WeightStream:
-    """`weights`, which are those of `model`, under the names and in the shapes of its files.
+    """Yield the weights of `model` under the names and in the shapes of its files.
 
-    It is what transformers does when it saves a model, one weight after the other: those that are one weight
-    in the files are held until all have come.
+    This follows transformers' saving of a model, one weight at a time. Weights that form one weight in the
+    files are stored until all of them have arrived.
     """
     back = [conversion.reverse_transform() for conversion in reversed(_conversions(model))]
     renamings = [each for each in back if isinstance(each, WeightRenaming)]
@@ -44,12 +44,12 @@ def as_stored(model: PreTrainedModel, weights: WeightStream) -> WeightStream:
 
 def _converted(model: PreTrainedModel, name: str, converter: Any) -> WeightStream:
     for stored, weight in converter.convert(name, model=model, config=model.config).items():
-        # What sends it on takes no views with gaps.
+        # The receiver accepts only contiguous tensors.
         yield stored, (weight[0] if isinstance(weight, list) else weight).contiguous()
 
 
 def _conversions(model: PreTrainedModel) -> list[Any]:
-    """Return the conversions by which `model` was loaded; of one that was not, those of its kind."""
+    """Return the conversions by which `model` was loaded; without a load, those of its architecture."""
     loaded = getattr(model, "_weight_conversions", None)
     if loaded is not None:
         return list(loaded)

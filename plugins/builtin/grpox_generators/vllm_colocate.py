@@ -1,7 +1,7 @@
-"""Sampling with vLLM in the training process: an engine on each rank, or on a group of them, on their devices.
+"""Sampling with vLLM in the training process: one engine per rank, or per group of ranks, on their devices.
 
-The engine starts without weights (`load_format: dummy`): the first sync brings the policy's, as do later ones.
-On CUDA it sleeps while the policy is updated, and forgets its weights: they are brought anew when it wakes.
+The engine starts without weights (`load_format: dummy`); each sync brings the policy's. On CUDA the engine
+sleeps during the update and drops its weights; it gets them again when it wakes.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from grpox_vllm_serving.launch import CPU_BLOCK_SIZE, SHARED_MEMORY
 from grpox_vllm_serving.reloaded import as_loaded, head_is_embedding, pack_again, untouched
 
 ENVIRONMENT = {
-    # The engine's core in this process: there its weights can be set without copying them to another.
+    # Run the engine's core in this process, so that its weights can be set without a copy to another process.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Its warnings at each sync are about buffers that hold no weights.
+    # vLLM's warnings at each sync are about buffers without weights.
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    # Its CPU build would bind every rank's threads to the same cores.
+    # vLLM's CPU build would bind the threads of all ranks to the same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-"""Set before vLLM is imported, where the user has not."""
+"""Environment variables set before vLLM is imported, unless the user has set them."""
 CHANGED = ("LOCAL_WORLD_SIZE", "LD_PRELOAD")
-"""Variables that vLLM's CPU build sets when it starts: its engine's ranks, as those of the machine; and
-libraries for its workers, which the processes of rewards would load too."""
+"""Variables that vLLM's CPU build sets at its start. LOCAL_WORLD_SIZE then counts the engine's ranks as those
+of the machine; LD_PRELOAD names libraries for its workers, which the reward processes would also load."""
 NAME, NUMBER = "policy", 1
 """The engine's name and number of its only adapter."""
 
 
 class VllmColocateGenerator:
-    """One request per prompt for its whole group, so that the prompt is computed once."""
+    """Samples with one request per prompt for its whole group, so that the prompt is computed once."""
 
     stateless = True
 
     def __init__(self, config: VllmColocateConfig) -> None:
-        # Here and not in `start`, which comes after the model is loaded.
+        # Checked here because `start` comes after the model is loaded.
         size, ranks = config.tensor_parallel_size, world_size()
         if ranks % size:
             what = "the ranks cannot be divided into groups of this size"
@@ -76,12 +76,12 @@ class VllmColocateGenerator:
         self._asleep: set[str] = set()
         """Parts of the engine that are asleep: weights, kv_cache."""
         self._adapter: AdapterFiles | None = None
-        """Where the engine takes the policy's adapter by itself."""
+        """Files of the policy's adapter if the engine computes it separately, else None."""
         self._base_buffers: list[Tensor] | None = None
-        """The buffers that it holds then beside the frozen weights; None where it holds neither."""
+        """Buffers that the engine then has beside the frozen weights; None while it has no frozen weights."""
 
     def start(self, context: GeneratorContext) -> None:
-        """Start the engine; after DeepSpeed, since vLLM would otherwise make a process group of its own."""
+        """Start the engine, after DeepSpeed: otherwise vLLM would create its own process group."""
         self.context = context
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -89,7 +89,7 @@ class VllmColocateGenerator:
         policy = context.policy.config.get_text_config()
         self._tied = bool(getattr(policy, "tie_word_embeddings", False))
         self._vocabulary = policy.vocab_size
-        # A model that is only evaluated has its adapters merged in.
+        # In a model that is only evaluated, the adapters are merged.
         if self.config.lora_sync == "adapter" and adapted_layers(context.policy):
             self._adapter = AdapterFiles(context.policy)
         with (
@@ -98,9 +98,10 @@ class VllmColocateGenerator:
             own_segments(context),
             tempfile.TemporaryDirectory() as folder,
         ):
-            # Without the weights: a hub id, a folder and an object given in Python all start alike.
+            # Save the config without weights, so that a hub id, a folder and a Python object all start in the
+            # same way.
             config = copy.deepcopy(context.policy.config)
-            # A model that was loaded from nowhere does not say what it is.
+            # A model that was not loaded from files does not name its architecture.
             config.architectures = config.architectures or [type(context.policy).__name__]
             config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)
@@ -108,8 +109,8 @@ class VllmColocateGenerator:
         [self._head_is_embedding] = self._engine.apply_model(head_is_embedding)
 
     def sync(self, weights: WeightStream, version: int) -> None:
-        """Take the weights bucket by bucket, as they are gathered; or the adapter alone, and `weights` are not
-        begun."""
+        """Load the weights bucket by bucket as they are gathered, or only the adapter; then `weights` is not
+        read."""
         self._wake("weights")
         if self._adapter is None:
             self._reload(weights)
@@ -128,7 +129,7 @@ class VllmColocateGenerator:
         seeded, mine = ask_together([(prompt, seed_of(prompt, seed)) for prompt in prompts])
         if not seeded:
             return
-        # vLLM would cut a completion off at its context without a word.
+        # vLLM would cut a completion off at its context length without a message.
         limit = self._engine.llm_engine.model_config.max_model_len
         theirs = [prompt for prompt, _ in seeded]
         check_length(theirs, sampling, limit, "vLLM's engine (generator.max_model_len)")
@@ -141,20 +142,20 @@ class VllmColocateGenerator:
                 yield build_rollout(prompt, completion.index, token_ids, chosen, is_stopped, self.version)
 
     def sleep(self) -> None:
-        """On CUDA give the memory of weights and cache back to the update."""
+        """On CUDA, release the memory of weights and cache for the update."""
         if self._sleeps:
             self._engine.sleep(level=2)
             self._base_buffers = None
             self._asleep = {"weights", "kv_cache"}
 
     def wake(self) -> None:
-        """On CUDA take the memory again, and the weights where no sync has brought them: a collective."""
+        """On CUDA, reserve the memory again, and load the weights unless a sync has done so; a collective."""
         if "weights" in self._asleep:
             self.sync(stream_weights(self.context.policy), self.version)
         self._wake("kv_cache")
 
     def close(self) -> None:
-        """Free what the engine holds, but not as it would itself: that destroys the run's process group."""
+        """Free the engine's memory without vLLM's own shutdown, which would destroy the run's process group."""
         from vllm.distributed.parallel_state import destroy_model_parallel
 
         client = self._engine.llm_engine.engine_core
@@ -166,7 +167,8 @@ class VllmColocateGenerator:
             self._adapter.close()
 
     def _lacks_base(self) -> bool:
-        """Return True where the frozen weights are to be brought: at first, and when a buffer has changed."""
+        """True if the engine needs the frozen weights: at first, after sleep, and after a change of a
+        buffer."""
         buffers = [buffer for _, buffer in base_buffers(self.context.policy)]
         before = self._base_buffers
         same = before is not None and all(map(torch.equal, before, buffers))
@@ -179,7 +181,7 @@ class VllmColocateGenerator:
             self._engine.apply_model(_see_what_is_loaded)
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
             self._engine.apply_model(pack_again)
-        for _ in weights:  # a collective: whatever the engine left must be gathered on every rank
+        for _ in weights:  # a collective: every rank must gather all weights that the engine did not read
             pass
 
     def _wake(self, what: str) -> None:
@@ -188,7 +190,7 @@ class VllmColocateGenerator:
             self._asleep.remove(what)
 
     def _outputs(self, seeded: Sequence[tuple[Prompt, int]], sampling: SamplingConfig) -> list[Any]:
-        """vLLM's answer to each prompt with its seed."""
+        """Return vLLM's answer to each prompt with its seed."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import StructuredOutputsParams
@@ -196,7 +198,7 @@ class VllmColocateGenerator:
         ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
         requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in seeded]
         try:
-            # It is a mapping in a run file and an object in vLLM.
+            # A run file has a mapping here, vLLM needs an object.
             structured = sampling.generation_kwargs.get("structured_outputs")
             typed = {"structured_outputs": StructuredOutputsParams(**structured)} if structured else {}
             params = [
@@ -245,7 +247,7 @@ class VllmColocateGenerator:
 
 
 def _see_what_is_loaded(model: Any) -> None:
-    """Have the next load of weights, of which vLLM says only how it ended, fail where it left some out."""
+    """Make the next load of weights fail if it omits some: vLLM only reports how the load ended."""
     load_weights = model.load_weights
 
     def load(weights: WeightStream) -> Any:
@@ -261,20 +263,21 @@ def _see_what_is_loaded(model: Any) -> None:
 
 
 class AdapterFiles:
-    """The adapter of `policy` in a folder of this process, for its engine to read.
+    """The adapter of `policy` in a folder of this process, from which its engine reads it.
 
-    vLLM loads an adapter from files as peft writes them, into room that it sets apart when the engine starts.
+    vLLM loads an adapter from files in peft's format, into memory that it reserves when the engine starts.
     https://docs.vllm.ai/en/latest/features/lora/
     """
 
     def __init__(self, policy: nn.Module) -> None:
-        """
+        """Create the folder for the files.
+
         Raises:
-            ConfigError: vLLM has no room for an adapter of this rank, or of the head.
+            ConfigError: vLLM supports no adapter of this rank, or none of the head.
         """
         self._policy = policy
         self._layers = adapted_layers(policy)
-        # Removed with this object too, where a run ends before its generator is closed.
+        # The folder is removed with this object too, if a run ends before its generator is closed.
         self._files = tempfile.TemporaryDirectory(
             prefix="grpox-adapter-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         )
@@ -286,10 +289,10 @@ class AdapterFiles:
             "enable_lora": True,
             "max_loras": 1,
             "max_lora_rank": _room(rank),
-            # Layers that have none would compute with zeros.
+            # Layers without an adapter would compute with zeros.
             "lora_target_modules": list(dict.fromkeys(name.rpartition(".")[2] for name in self._layers)),
         }
-        """Of vLLM's engine."""
+        """Arguments of vLLM's engine."""
 
     def request(self, **more: Any) -> Any:
         """Return the reference to the adapter for a request to the engine."""
@@ -298,7 +301,7 @@ class AdapterFiles:
         return LoRARequest(NAME, NUMBER, self._files.name, **more)
 
     def send(self, engine: Any) -> None:
-        """Have the engine take the adapter as it is now; a collective."""
+        """Load the current adapter into the engine; a collective."""
         state = {name: tensor.cpu() for name, tensor in stream_adapters(self._policy)}
         write_adapter(self._policy, state, "", Path(self._files.name))
         engine.llm_engine.add_lora(self.request(load_inplace=True))
@@ -309,7 +312,7 @@ class AdapterFiles:
 
 
 def _room(rank: int) -> int:
-    """The smallest rank that vLLM sets room apart for and that holds an adapter of `rank`."""
+    """Return the smallest rank that vLLM can reserve memory for and that fits an adapter of `rank`."""
     from vllm.config.lora import MaxLoRARanks
 
     rooms = get_args(MaxLoRARanks)

@@ -1,4 +1,4 @@
-"""The settings of `sampling` in vLLM's names, torch-free: what a request of any vLLM generator asks for.
+"""The settings of `sampling` under vLLM's names, without torch: a request of any vLLM generator.
 
 https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html
 """
@@ -25,10 +25,10 @@ ALLOWED = (
     "structured_outputs",
     "thinking_token_budget",
 )
-"""Keys of `sampling.generation_kwargs` that go to vLLM's SamplingParams as they are."""
+"""Keys of `sampling.generation_kwargs` that are passed to vLLM's SamplingParams unchanged."""
 
 HOTTEST = 2.0
-"""The highest temperature that vLLM takes."""
+"""Highest temperature that vLLM accepts."""
 
 OWNED = {
     "max_tokens": "sampling.max_completion_length",
@@ -50,11 +50,11 @@ OWNED = {
     "include_stop_str_in_output": "",
     "skip_special_tokens": "",
 }
-"""Set by grpox: the key of the run file to use in its place, or none."""
+"""Arguments that grpox sets -> key of the run file to use instead, or none."""
 
 
 def refused(sampling: SamplingConfig) -> list[Problem]:
-    """One problem for each setting that vLLM does not take."""
+    """Return one problem for each setting that vLLM does not accept."""
     what = "vLLM's SamplingParams has no such key for a run file"
     unknown = [name for name in sampling.generation_kwargs if name not in ALLOWED]
     problems = [refused_key(name, ALLOWED, OWNED, what) for name in unknown]
@@ -68,11 +68,11 @@ def refused(sampling: SamplingConfig) -> list[Problem]:
 def request_params(
     sampling: SamplingConfig, end_ids: Sequence[int], prompt: Prompt, seed: int
 ) -> dict[str, Any]:
-    """The arguments of SamplingParams for the completions of one prompt.
+    """Return the arguments of SamplingParams for the completions of one prompt.
 
     Args:
-        end_ids: every token that ends a completion, EOS among them.
-        seed: of this request; vLLM adds to it the number of the completion.
+        end_ids: all tokens that end a completion, including EOS.
+        seed: seed of this request; vLLM adds the number of the completion.
     """
     longest = longest_completion(prompt, sampling)
     return {
@@ -85,20 +85,20 @@ def request_params(
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
-        # All the ends are told here, so vLLM need not know which of them the checkpoint calls EOS.
+        # The request names all ending tokens, so vLLM need not know which of them the checkpoint calls EOS.
         "stop_token_ids": list(end_ids),
         "ignore_eos": True,
         "stop": list(sampling.stop),
-        # Texts are only looked at for what ends a completion.
+        # Decoded text is needed only for stop texts.
         "detokenize": bool(sampling.stop),
         "skip_special_tokens": False,
-        "logprobs": 0,  # that of the sampled token alone
+        "logprobs": 0,  # log-probability of the sampled token only
         **sampling.generation_kwargs,
     }
 
 
 def seed_of(prompt: Prompt, seed: int) -> int:
-    """The prompt's own seed, or one that follows from the call's and its group alone."""
+    """Return the prompt's own seed, or one that depends only on the seed of the call and the prompt's group."""
     if prompt.seed is not None:
         return prompt.seed
     return int(np.random.SeedSequence([seed, prompt.group_id]).generate_state(1)[0])

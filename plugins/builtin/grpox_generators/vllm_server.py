@@ -1,6 +1,6 @@
-"""Sampling with vLLM servers, which `grpox serve` starts: on this host's other GPUs, or on other hosts.
+"""Sampling with vLLM servers, started by `grpox serve` on other GPUs of this host or on other hosts.
 
-The main process sends the weights; every process asks the servers for its own share of the prompts.
+The main process sends the weights; every process sends its own share of the prompts to the servers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from grpox_generators.configs import VllmServerConfig
 from grpox_generators.limits import build_rollout, check_length, end_ids
 from grpox_generators.ranks import from_all_ranks
 from grpox_generators.server_fleet import Fleet
+from grpox_generators.server_nccl import NcclSender, in_lockstep
 from grpox_generators.server_pool import Member, PendingRequests, Request, ServerPool
-from grpox_generators.server_weights import FileSender, NcclSender
+from grpox_generators.server_weights import FileSender
 from grpox_generators.stored_names import as_stored
 from grpox_generators.vllm_sampling import request_params, seed_of
 from grpox_vllm_serving.protocol import signature
@@ -30,14 +31,15 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 ROUNDS_WITHOUT_PROGRESS = 3
-"""Times in a row that all servers may be lost before a single completion is in."""
+"""Number of rounds in a row in which all servers may be lost before a single completion has arrived."""
 
 
 class VllmServerGenerator:
-    """One request per prompt for its whole group; completions are handed on as they end.
+    """Samples with one request per prompt for its whole group; completions are returned as they end.
 
-    A lost server's requests go to the others. When all are lost, the run waits for one to be started again,
-    sends it the weights and asks for what is missing. A sample drawn again is the same one, and counts once.
+    Requests of a lost server go to the others. If all servers are lost, the run waits until one is started
+    again, sends it the weights and requests the missing samples. A sample that is drawn again is the same, and
+    counts once.
     """
 
     stateless = True
@@ -50,13 +52,13 @@ class VllmServerGenerator:
         """Requests of `begin` since the last sync."""
 
     def preflight(self, model: PreTrainedConfig) -> None:
-        """See that the servers that answer are fit, before the model is loaded.
+        """Check the servers that answer, before the model is loaded.
 
-        While none does, because they are being started, the model is loaded; `start` waits for one.
+        If no server answers because all are still starting, the model is loaded meanwhile, and `start` waits.
 
         Raises:
-            ConfigError: one is of another model or version or refuses the token; or none answers and none is to
-                be waited for.
+            ConfigError: a server has another model or version or refuses the token; or no server answers and
+                `start_timeout` is 0.
         """
         with closing(Fleet(self.config, signature(model))) as fleet:
             if fleet.look():
@@ -81,22 +83,31 @@ class VllmServerGenerator:
             self._tell_dtypes(str(context.policy.dtype).removeprefix("torch."))
 
     def sync(self, weights: WeightStream, version: int) -> None:
-        """Send the weights to every server that answers, those among them that were lost before.
+        """Send the weights to every server that answers, including servers that were lost before.
 
-        What was begun with the earlier ones is waited for.
+        Requests that began with the earlier weights are completed first.
         """
         if self._begun:
             for pending in self._begun:
                 pending.wait()
             self._begun.clear()
-            from_all_ranks(None, self.context)  # new weights are for nothing that other ranks ask for, either
+            from_all_ranks(None, self.context)  # other ranks also finish their requests first
         self.version = version
         self._fleet.readmit()
-        if self.context.rank == 0:
-            self._send(weights)
-        for _ in weights:  # a collective, to be gone through on every rank
+        weights = in_lockstep(weights, self.context, self._bucket_bytes)
+        try:
+            if self.context.rank == 0:
+                self._send(weights)
+        except Exception:
+            self._gather_rest(weights)
+            raise
+        self._gather_rest(weights)
+
+    def _gather_rest(self, weights: WeightStream) -> None:
+        """Go through what is left of a collective, and wait for all ranks, also where sending has failed."""
+        for _ in weights:
             pass
-        from_all_ranks(None, self.context)  # all wait for all
+        from_all_ranks(None, self.context)
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily. A collective."""
@@ -105,7 +116,7 @@ class VllmServerGenerator:
             rounds = 0
             while True:
                 in_before = sum(len(request.delivered) for request in requests)
-                # In order of completion, until all are in or no server is left.
+                # Completions arrive as they end, until all have arrived or no server is left.
                 if wanted := [request for request in requests if request.missing]:
                     yield from self._read(self._ask(wanted))
                 rounds = 0 if sum(len(request.delivered) for request in requests) > in_before else rounds + 1
@@ -116,9 +127,9 @@ class VllmServerGenerator:
                 self.sync(stream_weights(self.context.policy), self.version)
 
     def begin(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
-        """As `generate`, but in the background and without collectives.
+        """Sample as `generate` does, but in the background and without collectives.
 
-        Where no server is left, samples are left out.
+        If no server is left, the missing samples are omitted.
         """
         with self._translate_config_errors():
             pending = self._ask(self._requests(prompts, sampling, seed))
@@ -130,10 +141,10 @@ class VllmServerGenerator:
             yield from self._read(pending)
 
     def sleep(self) -> None:
-        """The servers have devices of their own."""
+        """Do nothing: the servers have their own devices."""
 
     def wake(self) -> None:
-        """The servers have devices of their own."""
+        """Do nothing: the servers have their own devices."""
 
     def close(self) -> None:
         for pending in self._begun:
@@ -144,8 +155,12 @@ class VllmServerGenerator:
 
     @property
     def _tag(self) -> str:
-        """The version as servers know it: with the run's name, since two runs count alike."""
+        """The version as servers know it. It includes the run's name, because two runs use the same numbers."""
         return f"{self._run}/{self.version}"
+
+    @property
+    def _bucket_bytes(self) -> int:
+        return self.config.bucket_mib * 2**20
 
     def _send(self, weights: WeightStream) -> None:
         fleet = self._fleet
@@ -153,9 +168,9 @@ class VllmServerGenerator:
             raise RunFailed(str(fleet.none_answers()))
         if self._sender is None:
             self._sender = self._new_sender()
-        # Nothing is being sampled now, unless for a run that was killed: its completions are waited for.
+        # Only a killed run can have requests in progress here: their completions are awaited.
         fleet.post("/pause?mode=wait")
-        # The name comes last: whoever has it is ready.
+        # Set the version last: a server with this version is ready.
         fleet.post("/update_weight_version", {"new_version": f"{self._tag}/loading"})
         fleet.post("/collective_rpc", {"method": "forget_weight_update"})
         self._sender.send(as_stored(self.context.policy, weights))
@@ -165,7 +180,7 @@ class VllmServerGenerator:
         fleet.sent(self._tag)
 
     def _tell_dtypes(self, ours: str) -> None:
-        """Another dtype is no mistake, but one cause of a mismatch."""
+        """Warn about another dtype: it is allowed, but one cause of a mismatch."""
         for url, about in self._fleet.look().items():
             if about["dtype"] != ours:
                 what = f"{url} samples in {about['dtype']} for a policy in {ours} (grpox serve --dtype {ours})"
@@ -187,8 +202,8 @@ class VllmServerGenerator:
             what = "some servers receive weights by nccl and some through files"
             raise ConfigError(what, "generator.urls", allowed="the same grpox serve --weights for all servers")
         if transfers == {"nccl"}:
-            return NcclSender(self._fleet, self.context.policy)
-        return FileSender(self._fleet, self.config.bucket_mib * 2**20)
+            return NcclSender(self._fleet, self.context.policy, self._bucket_bytes)
+        return FileSender(self._fleet, self._bucket_bytes)
 
     def _requests(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> list[Request]:
         ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
@@ -199,10 +214,11 @@ class VllmServerGenerator:
         ]
 
     def _ask(self, requests: Sequence[Request]) -> PendingRequests:
-        """Ask the servers that have the weights of now."""
+        """Send requests to the servers that have the current weights."""
         ranks = self.context.world_size
         members = [
-            # Room for twice what the server samples at a time, shared with the other ranks.
+            # Room for twice the number of completions that the server samples at a time, shared with the other
+            # ranks.
             Member(self._fleet.clients[url], max(1, 2 * int(about["max_num_seqs"]) // ranks))
             for url, about in self._fleet.look().items()
             if about["weight_version"] == self._tag

@@ -1,7 +1,7 @@
-"""Datasets and tables as MLflow's pages show them.
+"""Datasets and tables in the form that MLflow's pages show.
 
-A dataset is its name, digest, place and columns; no row is loaded. A table is the file of MLflow's `log_table`,
-written once: `log_table` itself fetches and uploads the whole table for every row.
+A dataset consists of its name, digest, location and columns; its rows are not loaded. A table has the format of
+MLflow's `log_table`, but is written once: `log_table` itself fetches and uploads the whole table for every row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIGEST_LENGTH = 32
 """Hexadecimal digits; MLflow takes 36 characters."""
 _NAME_LENGTH = 500
 TRAIN, EVALUATION = "train", "eval"
-"""Contexts, as MLflow's own examples name them."""
+"""Contexts of datasets, with the names of MLflow's own examples."""
 EVAL_TABLE, SWEEP_TABLE = "eval_table.json", "sweep_table.json"
 
 
@@ -46,7 +46,7 @@ def datasets_of(run: RunContext) -> list[dict[str, str]]:
     if evaluation is not None:
         eval_dataset = _dataset(evaluation.path, run.fingerprints.get("evaluation.path"), EVALUATION, {})
         if all(eval_dataset[key] == datasets[0][key] for key in ("name", "digest")):
-            # MLflow knows a dataset by both and would leave out the second context.
+            # MLflow identifies a dataset by name and digest, and would omit the second context.
             eval_dataset["name"] += f" ({EVALUATION})"
         datasets.append(eval_dataset)
     return datasets
@@ -91,7 +91,7 @@ def _described(
 
 
 def _columns(path: Path) -> dict[str, str]:
-    """Read schema and number of records of a file, as far as that is cheap."""
+    """Read schema and number of records of a file, as far as this is cheap."""
     try:
         look = look_at(path) if path.is_file() else None
     except (UnreadableData, OSError):
@@ -113,10 +113,10 @@ def table_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def completions_table(folder: Path) -> str | None:
-    """Format the completions of the report as such a table; None where the run saved none.
+    """Format the completions of the report as a table; None if the run saved none.
 
-    The report shows at most eight batches from the first to the last, each with at most 16 completions from
-    the best to the worst.
+    The report shows at most eight batches from the first to the last, each with at most 16 completions from the
+    best to the worst.
     """
     batches, _ = read_samples(folder)
     rows = [

@@ -1,4 +1,4 @@
-"""The MLflow run of a run's folder: what creating it late needs, and how far the run came."""
+"""The MLflow run that belongs to a run's folder: the data to create it late, and the progress of shipping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INTERRUPTIONS = ("KeyboardInterrupt", "Terminated", "SystemExit")
 
 @dataclass(frozen=True)
 class FollowedRun:
-    """``mlflow.json`` in a run's folder. It holds no secret."""
+    """Content of ``mlflow.json`` in a run's folder. It contains no secret."""
 
     tracking_uri: str
     """Store of the run, without a password."""
@@ -31,35 +31,35 @@ class FollowedRun:
     key: str
     """The MLflow run's tag ``grpox.run``, by which we find a run whose creation was never confirmed."""
     start_time: int
-    """Unix milliseconds."""
+    """Start in Unix milliseconds."""
     run_name: str | None = None
     log_completions: bool = True
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     datasets: list[dict[str, str]] = field(default_factory=list)
-    """Data that it reads: see `grpox_mlflow.contents`."""
+    """Data that the run reads: see `grpox_mlflow.contents`."""
     registration: dict[str, Any] | None = None
-    """Registered model of its own models: see `grpox_mlflow.registry`; None: they are not registered."""
+    """Registered model for the run's models: see `grpox_mlflow.registry`; None: they are not registered."""
     traces_done: int = 0
-    """Bytes of traces.jsonl that this store has."""
+    """Bytes of traces.jsonl that this store already has."""
     experiment_id: str | None = None
     run_id: str | None = None
-    """None until the run is created."""
+    """MLflow's id of the run; None until the run is created."""
 
     def write(self, folder: Path) -> None:
-        """Write it into the run's folder, whole or not at all."""
+        """Write the record into the run's folder, atomically."""
         with atomic_path(folder / FILE) as unfinished:
             text = json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
             unfinished.write_text(text, encoding="utf-8")
-            flush_to_disk(unfinished)  # a resumed run that found it empty would begin another in MLflow
+            flush_to_disk(unfinished)  # if empty, a resumed run would begin another in MLflow
 
     @classmethod
     def begin(cls, uri: str, experiment: str, params: Iterable[tuple[str, str]], **others: Any) -> FollowedRun:
-        """Make the record of a run that begins now.
+        """Create the record of a new run.
 
         Args:
-            uri: of the store, with its password.
-            params: names and values, as long as they are.
+            uri: address of the store, with its password.
+            params: names and full values.
             others: further fields.
         """
         names = Names()
@@ -87,7 +87,7 @@ class FollowedRun:
 
     @classmethod
     def read(cls, folder: Path) -> FollowedRun | None:
-        """Read the record in a run's folder; None where MLflow does not follow the run."""
+        """Read the record in a run's folder; None if MLflow does not track the run."""
         try:
             return cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -95,7 +95,7 @@ class FollowedRun:
 
 
 def address_of(followed: FollowedRun) -> str:
-    """The run's store; with the password that its record lacks, from the environment."""
+    """Return the address of the run's store, with the password from the environment, which the record omits."""
     known = followed.tracking_uri
     if MASK not in known:
         return known
@@ -107,10 +107,10 @@ def address_of(followed: FollowedRun) -> str:
 
 
 def ending(folder: Path) -> tuple[str, int]:
-    """(MLflow's status, unix milliseconds) of a run that is over.
+    """Return (MLflow's status, Unix milliseconds) of a run that has ended.
 
-    FINISHED with a summary; FAILED or, where a signal ended it, KILLED with a failure; KILLED with neither,
-    since it had no time to say anything.
+    A run with a summary is FINISHED. A run with a failure is FAILED, or KILLED if a signal ended it. A run with
+    neither is KILLED, because it had no time to record anything.
     """
     error = read_mapping(folder / "failure.json").get("error")
     if (folder / "summary.json").exists():
@@ -125,7 +125,7 @@ def ending(folder: Path) -> tuple[str, int]:
 
 
 def tags_of(folder: Path) -> dict[str, str]:
-    """Tags that follow from a run's files as they are now."""
+    """Return tags that follow from the current files of a run."""
     summary, error = read_mapping(folder / "summary.json"), read_mapping(folder / "failure.json").get("error")
     stopped = summary.get("stopped_early")
     tags = {

@@ -1,4 +1,4 @@
-"""Names and values that MLflow accepts: of runs, metrics and parameters, of flattened configs."""
+"""Names and values that MLflow accepts, for runs, metrics, parameters and flattened configs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 NAME_LENGTH = 250
 VALUE_LENGTH = 6000
-"""MLflow's limits in characters; it cuts longer parameter values without a word."""
+"""Longest parameter value in characters; MLflow cuts longer values silently."""
 TAG_LENGTH = 5000
-"""Characters of a tag's value that every version of MLflow takes."""
+"""Longest tag value in characters that every version of MLflow accepts."""
 KEY_TAG, FOLDER_TAG = "grpox.run", "grpox.output_dir"
 """Tags of every run: its key, which is the same in every store, and its folder."""
 PARENT_TAG = "mlflow.parentRunId"
@@ -23,10 +23,10 @@ CHANGED = "changed."
 
 
 class Names:
-    """Maps our names to names MLflow accepts: one to one, and the same each time.
+    r"""Maps our names to names that MLflow accepts: one to one, and always the same.
 
-    Characters other than ``\\w . - : /`` and space become ``_``; MLflow also refuses names that are not
-    normal as paths (``a//b``, ``../a``), whose odd parts are dropped.
+    Characters other than ``\w . - : /`` and space become ``_``. MLflow also refuses names that are not
+    normalized paths (``a//b``, ``../a``); the invalid parts are dropped.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,8 @@ class Names:
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, value as text) of every leaf: ``train.seed``, ``rewards.0.name``; empty ones as JSON."""
+    """Return (dotted key, value as text) of every leaf: ``train.seed``, ``rewards.0.name``; empty ones as
+    JSON."""
     for key, value in config.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, list | tuple) and value:
@@ -60,7 +61,7 @@ def flattened(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def shortened(value: str) -> str:
-    """Return `value`, cut to MLflow's limit with a note that all of it is in ``config.yaml``."""
+    """Return `value`, cut to MLflow's limit with a note that ``config.yaml`` has the full value."""
     if len(value) <= VALUE_LENGTH:
         return value
     note = f" ... ({len(value)} characters, whole in config.yaml)"
@@ -68,10 +69,10 @@ def shortened(value: str) -> str:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str], when: str = "") -> dict[str, str]:
-    """Return changed parameters as tags, because MLflow's own parameters never change.
+    """Return changed parameters as tags, because MLflow's own parameters cannot change.
 
     Args:
-        when: text behind each, such as `` after step 3``.
+        when: text appended to each, such as `` after step 3``.
     """
     names = Names()
     return {
@@ -82,7 +83,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str], when: str = "") -
 
 
 def model_name_problem(name: str) -> str:
-    """Say why MLflow takes no registered model of this name; empty where it does."""
+    """Return why MLflow refuses this name for a registered model; empty if it accepts it."""
     refused = sorted(set(name) & set("/:%\"'`"))
     if refused:
         return f"contains {' '.join(refused)}, which MLflow does not allow in a model's name"
@@ -92,9 +93,9 @@ def model_name_problem(name: str) -> str:
 
 
 def invented_name() -> str:
-    """Invent a name as MLflow does, a new one each time.
+    """Invent a name in MLflow's style, a new one for each call.
 
-    MLflow draws it from Python's global generator, whose state is the same in all runs of one seed.
+    MLflow itself draws from Python's global generator, whose state is equal in all runs with the same seed.
     """
     from mlflow.utils.name_utils import _generate_random_name
 

@@ -1,6 +1,6 @@
 """The parent MLflow run of a sweep's runs: the grid as parameters, and at the end the table of results.
 
-The sweep's folder has its data like that of any run, so that `grpox sync` ships what a server missed.
+The sweep's folder has the same files as the folder of any run, so `grpox sync` ships data that a server missed.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ logger = get_logger(__name__)
 PARENT = "GRPOX_MLFLOW_PARENT"
 """Environment variable with the id of the parent run."""
 NAMED = "GRPOX_MLFLOW_NAMED"
-"""Environment variable that has a run named after its folder, which says its setting."""
+"""Environment variable that names a run after its folder, which describes the run's setting."""
 RUN_NAME = "tracking.mlflow.run_name"
 
 
 class ParentRun:
-    """Follows a sweep from its start, through each run that ends, to its end.
+    """Tracks a sweep: its start, each run that ends, and its end.
 
-    An outage of the store is one warning; the sweep continues, and its folder has everything.
+    An outage of the store causes one warning; the sweep continues, and its folder has all data.
 
     Args:
-        config: as the sweep's runs have it.
-        sweep: its folder, and the grid, which becomes the parameters.
+        config: MLflow config of the sweep's runs.
+        sweep: the sweep's folder and grid; the grid becomes the parameters.
 
     Raises:
         ConfigError: another process writes this sweep to MLflow.
@@ -75,20 +75,20 @@ class ParentRun:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that tell the sweep's runs their parent."""
+        """Return the variables that name the parent to the sweep's runs."""
         parent = {} if self.run_id is None else {PARENT: self.run_id}
         return parent | ({NAMED: "1"} if self._are_named else {})
 
     def update(self, results: SweepResults) -> None:
-        """Record how many runs are complete, and the value of the best."""
+        """Record the number of complete runs and the best value."""
         self._record(results)
         self._ship(self._shipment.ship)
 
     def conclude(self, results: SweepResults, status: str) -> None:
-        """Record the end of the sweep with its table, and give every run without a parent this one.
+        """Record the end of the sweep with its table, and set this parent in every run without one.
 
         Args:
-            status: MLflow's.
+            status: MLflow's status.
         """
         value = self._record(results)
         runs, best = results.runs, results.best
@@ -108,7 +108,7 @@ class ParentRun:
             logger.info("MLflow run %s (%s): %s", self.run_id, status, self._shipment.place)
 
     def _record(self, results: SweepResults) -> dict[str, float]:
-        """Append a line to metrics.jsonl, with complete runs as its step; returns the best value."""
+        """Append a line to metrics.jsonl, with complete runs as its step; return the best value."""
         best, finished = results.best, len(results.finished)
         value = {} if best is None or best.value is None else {f"best/{results.metric}": best.value}
         line = {"step": finished, "time": time.time(), "metrics": {"sweep/finished": finished, **value}}
@@ -117,7 +117,7 @@ class ParentRun:
         return value
 
     def _end(self, children: Sequence[str]) -> None:
-        """Ship the rest, and set the parent of runs that began while the store was away."""
+        """Ship the rest, and set the parent of runs that began during an outage of the store."""
         self._shipment.ship()
         client = self._shipment.open()
         for child in children:
@@ -125,7 +125,7 @@ class ParentRun:
                 client.set_tag(child, PARENT_TAG, str(self.run_id))
 
     def _ship(self, write: Callable[[], object], begins: bool = False) -> None:
-        """Write to the store; an error is a warning, and ends a sweep only at its start.
+        """Write to the store; an error causes a warning, and ends a sweep only at its start.
 
         Raises:
             RunFailed: the sweep begins, and the store can never be used.
@@ -144,7 +144,7 @@ class ParentRun:
 
 
 def _rows(results: SweepResults) -> list[dict[str, object]]:
-    """Make the table of results: one flat row a run, with a column for each axis."""
+    """Return the table of results: one flat row per run, with a column for each axis."""
     return [
         {
             **run.setting,

@@ -1,6 +1,7 @@
-"""Runs as MLflow stores them, read and never written: a missing store is an error and is not created.
+"""Runs in MLflow's store, only read and never written: a missing store is an error and is not created.
 
-Importing this module imports no MLflow: that takes two seconds, which a mistake in the address should not cost.
+Importing this module does not import MLflow, which takes two seconds; a wrong address is reported without that
+wait.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 REQUEST_SECONDS = 20
-"""Seconds that a server may take for an answer."""
+"""Time limit in seconds for a server's answer."""
 _TABLES = {"alembic_version", "experiments", "runs"}
-"""Tables that a database of MLflow has; in one without them MLflow would make them."""
+"""Tables that every MLflow database has. MLflow would create them in a database without them."""
 _MOST_NAMED = 8
-"""Runs that a message names."""
+"""Largest number of runs that a message lists."""
 _LOOKED_AT = 200
-"""Newest runs among which a slip is looked for."""
+"""Number of newest runs that are searched for a similar name."""
 
 
 class Store:
@@ -46,7 +47,7 @@ class Store:
 
     @cached_property
     def experiments(self) -> dict[str, str]:
-        """Id -> name of those that were not deleted."""
+        """Return id -> name of the experiments that were not deleted."""
         names: dict[str, str] = {}
         token = None
         while token != "":
@@ -56,11 +57,11 @@ class Store:
         return names
 
     def search(self, condition: str = "", most: int = 100, experiment: str | None = None) -> list[TrackedRun]:
-        """The newest runs first, at most `most`, in one request.
+        """Return at most `most` runs, the newest first, in one request.
 
         Args:
-            condition: in MLflow's language of searches.
-            experiment: only runs of the one of this name.
+            condition: filter in MLflow's search language.
+            experiment: name of the only experiment to search.
 
         Raises:
             ConfigError: there is no such experiment.
@@ -79,7 +80,7 @@ class Store:
         return [_tracked(run, names.get(run.info.experiment_id, "")) for run in runs]
 
     def course(self, run: TrackedRun, metric: str) -> Course | None:
-        """Values of a metric by step, the last of a repeated step; None where the run has none."""
+        """Return a metric's values by step, the last value of a repeated step; None if the run has none."""
         if metric not in run.last:
             return None
         values = self._client.get_metric_history(run.run_id, metric)
@@ -88,7 +89,7 @@ class Store:
         return Course(metric, list(last_of_step.values())) if points else None
 
     def artifacts(self, run: TrackedRun) -> dict[str, int | None]:
-        """Name -> files in it, of a folder; None of a file."""
+        """Return name -> number of files in a folder, or None for a file."""
         entries = self._client.list_artifacts(run.run_id)
         return {
             entry.path: len(self._client.list_artifacts(run.run_id, entry.path)) if entry.is_dir else None
@@ -98,17 +99,17 @@ class Store:
 
 @contextmanager
 def reading(uri: str) -> Iterator[Store]:
-    """Open the store at `uri`, to be read within.
+    """Open the store at `uri` for reading, within the context.
 
     Raises:
-        ConfigError: it is not there, or MLflow is not.
-        RunFailed: it cannot be read, or does not answer.
+        ConfigError: the store does not exist, or MLflow is not installed.
+        RunFailed: the store cannot be read or does not answer.
     """
     try:
         with quick_requests(REQUEST_SECONDS):
             tables = _tables_in(uri)
             yield Store(_client(uri, tables), uri)
-    # MLflow hands on whatever its databases and the network raise.
+    # MLflow passes on any error of its databases and of the network.
     except Exception as error:
         package = type(error).__module__.partition(".")[0]
         if not isinstance(error, OSError) and package not in ("mlflow", "sqlalchemy", "requests", "sqlite3"):
@@ -118,13 +119,14 @@ def reading(uri: str) -> Iterator[Store]:
 
 @contextmanager
 def find_runs(names: list[str], uri: str | None) -> Iterator[tuple[Store, list[TrackedRun]]]:
-    """Open the store with the runs that `names` mean: ids, beginnings of ids, names or folders.
+    """Open the store with the runs that `names` refer to: ids, beginnings of ids, names or folders.
 
     Args:
-        uri: of the store; default: that of the first name which is a run's folder, else that of a run.
+        uri: address of the store; default: the store of the first name that is a run's folder, else the store
+            that a run would use.
 
     Raises:
-        ConfigError: a name means no run, or several.
+        ConfigError: a name matches no run, or several.
     """
     followed = (FollowedRun.read(Path(name)) for name in names)
     first = next((each for each in followed if each is not None), None)
@@ -134,7 +136,7 @@ def find_runs(names: list[str], uri: str | None) -> Iterator[tuple[Store, list[T
 
 def _tracked(run: Run, experiment: str) -> TrackedRun:
     info, data = run.info, run.data
-    # Only as a message has a run's data the step of each value.
+    # Only a run's full record has the step of each value.
     values = data.to_proto().metrics
     return TrackedRun(
         run_id=info.run_id,
@@ -157,7 +159,7 @@ def _find_run(store: Store, name: str) -> TrackedRun:
     conditions = [f"attributes.run_id LIKE '{name}%'"] if re.fullmatch("[0-9a-f]{1,32}", name) else []
     if (quoted := _quote(name)) is not None:
         conditions.append(f"attributes.run_name = {quoted}")
-    # A name may be the beginning of another run's id.
+    # A name may also be the beginning of another run's id.
     matches = {run.run_id: run for condition in conditions for run in store.search(condition)}
     if not matches:
         raise ConfigError(_no_run(store, name))
@@ -170,11 +172,11 @@ def _find_run(store: Store, name: str) -> TrackedRun:
 
 
 def _in_folder(store: Store, name: str) -> TrackedRun | None:
-    """The run whose record is in the folder `name`; where that is gone, the last that was written there."""
+    """Return the run whose record is in the folder `name`; if that run is gone, the last run written there."""
     folder = Path(name)
     followed = FollowedRun.read(folder)
     if followed is None:
-        # A run's name is no path.
+        # The name of a run is not a path.
         quoted = _quote(str(folder.absolute())) if folder.name else None
         runs = store.search(f"tags.`{FOLDER_TAG}` = {quoted}", most=1) if quoted else []
         return runs[0] if runs else None
@@ -185,7 +187,7 @@ def _in_folder(store: Store, name: str) -> TrackedRun | None:
 
 
 def _quote(text: str) -> str | None:
-    """Quote `text` for MLflow's searches, which know no escapes; None where it has quotes of both kinds."""
+    """Quote `text` for MLflow's searches, which have no escapes; None if it contains both kinds of quotes."""
     return next((f"{quote}{text}{quote}" for quote in "'\"" if quote not in text), None)
 
 
@@ -201,11 +203,11 @@ def _no_run(store: Store, name: str) -> Problem:
 
 
 def _tables_in(uri: str) -> set[str]:
-    """The tables of an SQLite file; of another store none.
+    """Return the tables of an SQLite file; for another store, an empty set.
 
     Raises:
-        ConfigError: the store is not there: MLflow would make it.
-        OSError: nothing listens there: MLflow would try to reach it for minutes.
+        ConfigError: the store does not exist: MLflow would create it.
+        OSError: no server listens there: MLflow would retry for minutes.
     """
     scheme, _, rest = uri.partition(":")
     # sqlite+pysqlite:///mlflow.db
@@ -215,7 +217,7 @@ def _tables_in(uri: str) -> set[str]:
     if path is not None and not path.is_file():
         missing = "there is no such database"
     elif path is not None:
-        # Opened to read: another way SQLite makes a file of a name that it does not find.
+        # Open for reading only: otherwise SQLite creates a missing file.
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         missing = "" if tables >= _TABLES else "is not a database of MLflow"
@@ -240,11 +242,11 @@ def _client(uri: str, tables: set[str]) -> MlflowClient:
         what = f"MLflow is not installed here: {text_of(error)}"
         raise ConfigError(what, allowed="pip install mlflow, in this environment") from error
     if tables:
-        # For what it imports: then the metadata has every table.
+        # Imported so that the metadata has every table.
         import mlflow.store.tracking.sqlalchemy_store
         from mlflow.store.db.base_sql_model import Base
 
-        # MLflow would bring a database that lacks tables of its version up to date as soon as it opens it.
+        # On opening a database without the tables of its version, MLflow would migrate it.
         if not tables >= set(Base.metadata.tables):
             raise RunFailed(
                 f"the database {redact(uri)} is older than MLflow {mlflow.__version__}, which would change it\n"

@@ -1,4 +1,4 @@
-"""JSON lines of a run's files, read a piece at a time, and requests of a size that MLflow accepts."""
+"""JSON lines of a run's files, read in pieces, and requests of a size that MLflow accepts."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 METRICS, SYSTEM = "metrics.jsonl", "system"
-"""The run's file of metrics, and the folder of what each machine recorded of itself in the same form."""
+"""The run's file of metrics, and the folder with the system metrics of each machine in the same form."""
 METRICS_PER_BATCH, PARAMS_PER_BATCH = 1000, 100
 """MLflow's limits for one request."""
 BYTES_PER_REQUEST = 900_000
-"""MLflow refuses a request of more than a million."""
+"""Largest request in bytes; MLflow refuses requests above a million."""
 _OVERHEAD = 150
-"""Bytes of a metric or parameter besides its name and text: numbers, names of fields, punctuation."""
+"""Bytes of a metric or parameter besides its name and text: numbers, field names, punctuation."""
 
 
 class RecordedLines(Generic[Item]):
-    """Reads a file of JSON lines a piece at a time, so that memory does not grow with what waits.
+    """Reads a file of JSON lines in pieces, so that memory does not grow with the amount of unread data.
 
     Args:
-        read: returns the items of a line; none if it is no JSON because its process was killed.
-        most: items of a piece, unless one line has more.
+        read: returns the items of a line; none if the line is not JSON because its process was killed.
+        most: largest number of items of a piece, unless one line has more.
         position: bytes already read.
     """
 
     def __init__(self, path: Path, read: Callable[[bytes], list[Item]], most: int, position: int = 0) -> None:
         self._path, self._read, self._most = path, read, most
-        # A run that went back to a checkpoint has a shorter file.
+        # After a run resumes from a checkpoint, its file may be shorter.
         self.position = min(position, self.size)
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return self._path.stat().st_size if self._path.exists() else 0
 
     def left(self) -> int:
@@ -54,7 +54,8 @@ class RecordedLines(Generic[Item]):
             return sum(1 for _ in file)
 
     def pieces(self) -> Iterator[tuple[list[Item], int]]:
-        """Yield items of the next lines and where these end; `position` moves there with the next request."""
+        """Yield items of the next lines and the position of their end; `position` moves there with the next
+        request."""
         while self.position < self.size:
             items: list[Item] = []
             end = self.position
@@ -73,7 +74,8 @@ class RecordedLines(Generic[Item]):
 
 
 def recorded_metrics(path: Path) -> RecordedLines[Metric]:
-    """Read every value of a file of metrics with its step and time, evaluations' as ``evaluation/...``."""
+    """Read every value of a file of metrics with its step and time; those of evaluations as
+    ``evaluation/...``."""
     names = Names()
 
     def read(line: bytes) -> list[Metric]:
@@ -92,11 +94,11 @@ def recorded_metrics(path: Path) -> RecordedLines[Metric]:
 
 
 def in_requests(entities: Sequence[Entity], most: int) -> Iterator[list[Entity]]:
-    """Split `entities` into requests, in order: at most `most` in each, and no more than fit."""
+    """Split `entities` into requests, in order: at most `most` in each, and no request above the size limit."""
     batch: list[Entity] = []
     size = 0
     for entity in entities:
-        # As JSON, which writes a letter outside ASCII in up to twelve bytes.
+        # Measured as JSON, in which a letter outside ASCII takes up to twelve bytes.
         own = len(json.dumps([entity.key, entity.value])) + _OVERHEAD
         if batch and (len(batch) == most or size + own > BYTES_PER_REQUEST):
             yield batch

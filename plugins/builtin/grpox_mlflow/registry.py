@@ -1,7 +1,7 @@
 """The run's model and checkpoints as versions of a registered model, with their metrics.
 
-Everything follows from the files of the run's folder, and the registry's entries have the run's key: so writing
-can be repeated after any error, and by `grpox sync`. A version's files have the layout of MLflow's transformers
+All data comes from the files of the run's folder, and the registry's entries have the run's key. So writing can
+be repeated after any error, also by `grpox sync`. A version's files have the layout of MLflow's transformers
 flavor, so that `mlflow.transformers.load_model` reads them. MLflow's own writer would load and save the model.
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 BEST = "best"
-"""Alias of the best version; MLflow itself gives ``latest`` to the newest one."""
+"""Alias of the best version; MLflow itself gives ``latest`` to the newest version."""
 STEP, FOLDER, METRIC, VALUE = "grpox.step", "grpox.folder", "grpox.metric", "grpox.value"
 UPLOADED, MODEL = "grpox.uploaded", "grpox.model_id"
 VERSIONS = "mlflow.modelVersions"
-"""The tag by which MLflow's pages lead from a run's model to its version."""
+"""Tag by which MLflow's pages link a run's model to its version."""
 MLMODEL, REQUIREMENTS, CARD = "MLmodel", "requirements.txt", "README.md"
 WEIGHTS, TOKENIZER = "model", "components/tokenizer"
 """Folders of an MLflow model of the transformers flavor."""
@@ -42,22 +42,22 @@ SIGNATURE = {
     "outputs": json.dumps([{"type": "string", "name": "completion", "required": True}]),
     "params": None,
 }
-"""A prompt in, a completion out, as text."""
+"""Signature of the model: the input is a prompt, the output a completion, both as text."""
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt")
 _LINKED = ("evaluation/", "reward", "rewards/")
-"""Beginnings of the names of metrics that are linked to a model."""
+"""Prefixes of the names of metrics that are linked to a model."""
 
 
 @dataclass(frozen=True)
 class Registration:
-    """Settings by which a run's models are registered, saved in ``mlflow.json``."""
+    """Settings for registering a run's models, saved in ``mlflow.json``."""
 
     name: str
     """Name of the registered model."""
     upload_gib: float
-    """Size up to which a model's files are uploaded."""
+    """Size in GiB up to which a model's files are uploaded."""
     metric: str
-    """Metric by which versions are compared."""
+    """Metric that compares versions."""
     lowest: bool
     versions: Mapping[str, str]
     """Versions of libraries."""
@@ -70,19 +70,19 @@ class Saved:
     step: int
     folder: Path
     loadable: bool
-    """True of a Hugging Face folder; a checkpoint is never uploaded, as it has the optimizer's states."""
+    """True for a Hugging Face folder; a checkpoint is never uploaded, because it contains optimizer states."""
 
     @property
     def size(self) -> int:
-        """Bytes of all its files."""
+        """Size of all its files in bytes."""
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
 
 
 class Registry:
-    """Brings a registered model up to date with a run's folder.
+    """Updates a registered model from a run's folder.
 
     Args:
-        key: of the run, wherever it is kept.
+        key: key of the run, which is the same in every store.
     """
 
     def __init__(self, folder: Path, registration: Registration, key: str) -> None:
@@ -94,11 +94,12 @@ class Registry:
         self._run_id = self._experiment_id = ""
 
     def upload_bytes(self) -> int:
-        """Count the bytes that are still to be uploaded."""
+        """Count the bytes that have not been uploaded yet."""
         return sum(s.size for s in self._saved() if s.folder not in self._done and self._uploads(s))
 
     def write(self, client: MlflowClient, run_id: str, experiment_id: str) -> None:
-        """Register models that are not registered yet, and delete versions whose checkpoint is gone."""
+        """Register models that are not registered yet, and delete versions whose checkpoint no longer
+        exists."""
         from mlflow.exceptions import MlflowException
 
         saved = list(self._saved())
@@ -122,21 +123,21 @@ class Registry:
                 if each.folder.exists():
                     raise
         for folder, version in versions.items():
-            # Only now, when the newest is there: MLflow would give its number to the next one.
+            # Deleted only after the newest version exists: otherwise MLflow would reuse the number.
             if folder not in folders and not folder.exists():
                 client.delete_model_version(self._registration.name, version.version)
         self._name_best(client)
         self._done = folders
 
     def _saved(self) -> Iterator[Saved]:
-        """Checkpoints from the first to the last, then the trained model."""
+        """Return the checkpoints from the first to the last, then the trained model."""
         for folder in reversed(checkpoints_in(self._folder)):
             yield Saved(step_of(folder), folder, loadable=False)
         try:
             summary = json.loads((self._folder / "summary.json").read_text(encoding="utf-8"))
             yield Saved(int(summary["steps"]), self._folder / "model", loadable=True)
         except (OSError, ValueError, KeyError, TypeError):
-            return  # not trained to its end
+            return  # training did not finish
 
     def _uploads(self, saved: Saved) -> bool:
         return saved.loadable and saved.size <= self._registration.upload_gib * GIB
@@ -161,7 +162,7 @@ class Registry:
             self._run_id,
             tags=tags,
             description=self._description(saved),
-            await_creation_for=0,  # it is there when this returns, and MLflow would say that it waits
+            await_creation_for=0,  # ready on return; MLflow would print that it waits
             model_id=model.model_id,
         )
         # A server does this by itself, a database does not.
@@ -171,7 +172,7 @@ class Registry:
     def _logged_model(
         self, client: MlflowClient, saved: Saved, metrics: Mapping[str, Metric], tags: dict[str, str]
     ) -> LoggedModel:
-        """Log the model with files and metrics, as MLflow's runs show it; continue what an earlier try left."""
+        """Log the model with files and metrics, as MLflow's runs show it; continue an interrupted attempt."""
         from mlflow.entities import LoggedModelOutput, Metric
 
         run_id, experiment = self._run_id, self._experiment_id
@@ -196,7 +197,7 @@ class Registry:
     def _write_files(self, client: MlflowClient, saved: Saved, model_id: str) -> None:
         versions = self._registration.versions
         libraries = [name for name in ("torch", "transformers") if name in versions]
-        # A local part such as +cpu is of a build that no index has.
+        # A local suffix such as +cpu denotes a build that no index has.
         requirements = "".join(f"{name}=={versions[name].partition('+')[0]}\n" for name in libraries)
         with tempfile.TemporaryDirectory() as folder:
             small = Path(folder)
@@ -205,7 +206,7 @@ class Registry:
             if (saved.folder / CARD).exists():
                 (small / CARD).write_bytes((saved.folder / CARD).read_bytes())
             client.log_model_artifacts(model_id, folder)
-        # Of a Hugging Face folder the small files: tokenizer, chat template, config.
+        # Small files of a Hugging Face folder: tokenizer, chat template, config.
         for path in sorted(saved.folder.iterdir()) if saved.loadable else ():
             if path.is_file() and path.name != CARD and not path.name.endswith(_WEIGHT_SUFFIXES):
                 client.log_model_artifact(model_id, str(path), TOKENIZER)
@@ -213,7 +214,7 @@ class Registry:
             client.log_model_artifacts(model_id, str(saved.folder), WEIGHTS)
 
     def _mlmodel(self, saved: Saved, model_id: str) -> str:
-        """Compose the file MLmodel, which tells MLflow how to load the weights and from which folder."""
+        """Compose the file MLmodel, which defines for MLflow how to load the weights and from which folder."""
         folder, versions = str(saved.folder), self._registration.versions
         flavors: dict[str, Any] = {"grpox": {"folder": folder, "version": versions.get("grpox", "unknown")}}
         if saved.loadable:
@@ -245,7 +246,7 @@ class Registry:
         return str(yaml.safe_dump(content, sort_keys=False, width=1000))
 
     def _metrics(self, step: int) -> dict[str, Metric]:
-        """Read the metrics of the policy after `step` steps, by name, the last of a repeated step."""
+        """Read the metrics of the policy after `step` steps, by name; of a repeated step, the last values."""
         last: dict[str, Metric] = {}
         for values, _ in recorded_metrics(self._folder / METRICS).pieces():
             last |= {value.key: value for value in values if value.step == step}
@@ -261,7 +262,7 @@ class Registry:
         return f"The model after step {saved.step}, in {saved.folder}.{where}"
 
     def _name_best(self, client: MlflowClient) -> None:
-        """Give the alias to the best of this run's versions, unless its holder is better."""
+        """Give the alias to the best of this run's versions, unless the version that has it is better."""
         name, metric = self._registration.name, self._registration.metric
         mine = [v for v in self._versions(client).values() if v.tags.get(METRIC) == metric and VALUE in v.tags]
         if not mine:
@@ -273,6 +274,7 @@ class Registry:
             client.set_registered_model_alias(name, BEST, best.version)
 
     def _rank(self, version: ModelVersion) -> tuple[float, int]:
-        """Rank by value; of equal ones the later version is better: a run's last is its trained model."""
+        """Rank by value; among equal values the later version is better, as a run's last version is its trained
+        model."""
         value = float(version.tags[VALUE])
         return (-value if self._registration.lowest else value), int(version.version)

@@ -1,7 +1,8 @@
-"""Brings the MLflow run of a run's folder up to date with the folder, which is the truth.
+"""Updates the MLflow run of a run's folder from that folder, which is the authoritative record.
 
-Everything may be written twice without harm, because a server may have carried out a request that it did not
-answer: each value has the time at which it was recorded, by which the store recognizes it.
+Writing twice is harmless. This matters because a server may have executed a request without answering. The
+store
+recognizes each value by its recorded time.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ if TYPE_CHECKING:
 COMPLETIONS = "completions"
 _FILES = ("config.yaml", LOCK_FILE, "summary.json", "sweep.json", SWEEP_TABLE)
 _SHOWING = ("report.html", EVAL_TABLE)
-"""Files that show completions."""
+"""Names of files that show completions."""
 _LOGGED = "mlflow.loggedArtifacts"
-"""The run's tag that lists the artifacts which are tables."""
+"""Tag of the run that lists the artifacts which are tables."""
 
 Progress = Callable[[int, int], None]
-"""Receives the bytes of metrics.jsonl that are shipped, and all its bytes."""
+"""Callback that receives the shipped bytes of metrics.jsonl and its total bytes."""
 
 
 class Shipment:
-    """Ships what MLflow lacks of a run; after an error the same call continues where it came.
+    """Ships the data of a run that MLflow lacks; after an error the same call continues from the same point.
 
     Args:
-        folder: the run's.
-        followed: as in the folder.
-        uri: of the store, with the password that `followed` lacks.
-        live: the run is going on: an MLflow run that exists is marked RUNNING.
+        folder: the run's folder.
+        followed: record in the folder.
+        uri: address of the store, with the password that `followed` omits.
+        live: True while the run continues: an existing MLflow run is then marked RUNNING.
     """
 
     def __init__(self, folder: Path, followed: FollowedRun, uri: str, live: bool) -> None:
@@ -63,30 +64,30 @@ class Shipment:
         self.values = self.files = 0
         """Values and files of completions shipped so far."""
         self.more_tags: Mapping[str, str] = {}
-        """Tags that do not follow from the folder's files."""
+        """Tags that cannot be derived from the folder's files."""
         self.ending: tuple[str, int] | None = None
-        """MLflow's status of a run that has ended, and when it did (unix milliseconds)."""
+        """MLflow's status of an ended run, and its end in Unix milliseconds."""
         self.is_table_due = False
-        """True to write the table of completions before the run is over."""
+        """True to write the table of completions before the run has ended."""
         self.recorded = recorded_metrics(folder / METRICS)
         self._folder, self._uri, self._live = folder, uri, live
         self._client: MlflowClient | None = None
         self._run_id = ""
         self._is_old = False
-        """True if the MLflow run existed, so that it may have some of the data."""
+        """True if the MLflow run existed before, and so may have some of the data."""
         self._tags: dict[str, str] = {}
         self._steps: dict[str, set[int]] | None = None
         """Steps of each metric that the MLflow run had when it was opened."""
         self._shipped: dict[str, tuple[int, int]] = {}
-        """Files as they were shipped: name -> (size, time of change)."""
+        """Shipped files: name -> (size, modification time)."""
         self._all_recorded = {folder / METRICS: self.recorded}
-        """Files of metrics: of the run, and of what each machine recorded of itself."""
+        """Files of metrics: the run's own, and the system metrics of each machine."""
         self._traces = recorded_traces(folder, followed.traces_done)
         registration = followed.registration
         self._registry = Registry(folder, Registration(**registration), followed.key) if registration else None
 
     def open(self) -> MlflowClient:
-        """Find the run in the store, or create it as it was when it started, with its parameters."""
+        """Find the run in the store, or create it with its original start time and parameters."""
         if self._client is not None:
             return self._client
         client, experiment_id = open_store(self._uri, self.followed.experiment)
@@ -110,10 +111,10 @@ class Shipment:
         return client
 
     def ship(self, progress: Progress | None = None) -> None:
-        """Ship all that the folder has and MLflow lacks.
+        """Ship all data of the folder that MLflow lacks.
 
         Raises:
-            Exception: any error of the store; what was shipped before it stays shipped.
+            Exception: any error of the store; data shipped before the error remains.
         """
         client = self.open()
         if self._steps is None:
@@ -127,19 +128,19 @@ class Shipment:
         self._ship_tags(client)
         if self.ending is not None:
             client.set_terminated(self._run_id, *self.ending)
-        # Last: a server that has no room for files still gets everything else.
+        # Files come last: a server without space for files still gets all other data.
         self._ship_files(client)
         if self._registry is not None:
             self._registry.write(client, self._run_id, self.followed.experiment_id or "")
         self._ship_traces(client)
 
     def lacking(self) -> str:
-        """Count what MLflow lacks: ``3 steps``, ``0 steps, 12 traces``."""
+        """Describe what MLflow lacks: ``3 steps``, ``0 steps, 12 traces``."""
         steps, traces = pluralize(self.recorded.left(), "step"), self._traces.left()
         return f"{steps}, {pluralize(traces, 'trace')}" if traces else steps
 
     def upload_bytes(self) -> int:
-        """Bytes of models that are to be uploaded."""
+        """Return the bytes of models that wait for upload."""
         return 0 if self._registry is None else self._registry.upload_bytes()
 
     @property
@@ -153,12 +154,12 @@ class Shipment:
         return place_of(self._uri, self.followed.experiment_id or "", self.followed.run_id or "")
 
     def _note(self, **changes: Any) -> None:
-        """Write into the run's folder what is known of its MLflow run."""
+        """Record facts about the MLflow run in the run's folder."""
         self.followed = replace(self.followed, **changes)
         self.followed.write(self._folder)
 
     def _find(self, client: MlflowClient, experiment_id: str) -> Run | None:
-        """Find the run; of several, which a lost answer may leave behind, keep the first."""
+        """Find the run; keep the first of several, which a lost answer can cause."""
         from mlflow.exceptions import MlflowException
 
         key, run_id = self.followed.key, self.followed.run_id
@@ -183,14 +184,14 @@ class Shipment:
         # The traces may be in another store.
         self._traces.position = 0
         self.followed = replace(followed, traces_done=0)
-        # An earlier request to create the run may have been carried out after all.
+        # An earlier request to create the run may have been executed.
         return self._find(client, experiment_id) or created
 
     def _look(self, client: MlflowClient) -> dict[str, set[int]]:
-        """Note the files that an existing MLflow run has; returns the steps of its metrics."""
+        """Record the files that an existing MLflow run has; return the steps of its metrics."""
         there = {entry.path: entry.file_size for entry in client.list_artifacts(self._run_id, COMPLETIONS)}
         for name, path in self._files():
-            # Only completions are never written twice with another content.
+            # Only files of completions never change under the same name.
             if name.startswith(COMPLETIONS) and there.get(name) == path.stat().st_size:
                 self._shipped[name] = _stamp(path)
         names = client.get_run(self._run_id).data.metrics
@@ -203,7 +204,7 @@ class Shipment:
     ) -> None:
         there = self._steps or {}
         for values, end in recorded.pieces():
-            # A run that went back to a checkpoint computes some steps a second time, with the same result.
+            # A run that resumes from a checkpoint repeats some steps, with the same result.
             missing = [value for value in values if value.step not in there.get(value.key, ())]
             for batch in in_requests(missing, METRICS_PER_BATCH):
                 client.log_batch(self._run_id, metrics=batch, synchronous=True)
@@ -212,7 +213,7 @@ class Shipment:
                 progress(end, recorded.size)
 
     def _ship_traces(self, client: MlflowClient) -> None:
-        """Ship a piece at a time, and between two pieces the metrics recorded meanwhile."""
+        """Ship traces in pieces, and between two pieces the metrics recorded meanwhile."""
         for traces, end in self._traces.pieces():
             followed = self.followed
             write_traces(self._uri, followed.experiment_id or "", self._run_id, followed.key, traces)
@@ -220,11 +221,11 @@ class Shipment:
             self._ship_metrics(client, self.recorded)
 
     def _make_table(self) -> None:
-        """Write the table of completions into the run's folder, when it is due or the run is over."""
+        """Write the table of completions into the run's folder, if it is due or the run has ended."""
         if not self.followed.log_completions or not (self.is_table_due or self.ending is not None):
             return
         self.is_table_due = False
-        with suppress(ConfigError, OSError):  # the report tells of files that cannot be read
+        with suppress(ConfigError, OSError):  # the report describes files that cannot be read
             text = completions_table(self._folder)
             path = self._folder / EVAL_TABLE
             if text is not None and not (path.exists() and path.read_text(encoding="utf-8") == text):
@@ -243,9 +244,9 @@ class Shipment:
             del self._tags[ERROR]
 
     def _ship_files(self, client: MlflowClient) -> None:
-        """Ship every file; one that fails does not stop the others and is tried again the next time.
+        """Ship every file. If one fails, continue with the others and retry it next time.
 
-        If nobody answers, the others are not tried: each would wait as long.
+        If the server does not answer at all, stop: every other file would wait as long.
         """
         failure: Exception | None = None
         for name, path in self._files():
@@ -253,7 +254,7 @@ class Shipment:
             if self._shipped.get(name) == stamp:
                 continue
             try:
-                # Completions are shown as they are, whatever they look like.
+                # Completions are shown unchanged, even if they look like secrets.
                 is_config = path.suffix in (".yaml", ".json") and name not in _SHOWING
                 masked = _without_secrets(path) if is_config else None
                 if masked is None:

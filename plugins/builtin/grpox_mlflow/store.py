@@ -1,4 +1,4 @@
-"""Opens the tracking store; one that cannot be used is an error within seconds."""
+"""Opens the tracking store; an unusable store is an error within seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PROBE_SECONDS = 5
 """Seconds that the start of a run waits for an answer."""
 OPEN_SECONDS = 120
-"""Seconds that a run waits for others that open the same SQLite file."""
+"""Seconds that a run waits for other processes that open the same SQLite file."""
 _SQLITE = "sqlite:///"
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _ERROR_LENGTH = 500
@@ -38,7 +38,7 @@ def resolved_uri(configured: str | None) -> str:
 
 
 def sqlite_path(uri: str) -> Path | None:
-    """Absolute path of the SQLite file `uri` names, or None when it names none."""
+    """Return the absolute path of the SQLite file in `uri`, or None for another kind of store."""
     name = uri.removeprefix(_SQLITE)
     return None if name in (uri, "", ":memory:") else Path(name).absolute()
 
@@ -47,7 +47,7 @@ def sqlite_path(uri: str) -> Path | None:
 def quick_requests(seconds: int = PROBE_SECONDS) -> Iterator[None]:
     """Limit MLflow's HTTP requests to one attempt of `seconds`, instead of retries for minutes.
 
-    MLflow also stops printing a run's address each time that its end is written.
+    MLflow also stops printing a run's address each time that the run's end is written.
     """
     quick = {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -63,11 +63,11 @@ def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
     """Return a client of the store, and the id of `experiment`, which is created if missing.
 
     Raises:
-        Exception: the store cannot be used now; `is_passing` tells whether it may be later.
+        Exception: the store cannot be used now; `is_passing` tells whether a retry may succeed.
     """
     with _alone(uri):
         probe(uri)
-    # Imported here, as it takes two seconds, which a missing database should not cost.
+    # Imported here because it takes two seconds; a missing database is reported before.
     from mlflow import MlflowClient
 
     with _alone(uri):
@@ -80,7 +80,7 @@ def _alone(uri: str) -> Iterator[None]:
     """Lock an SQLite file while it is opened: MLflow fails if two processes create its tables at once.
 
     Raises:
-        TimeoutError: others took all of `OPEN_SECONDS`.
+        TimeoutError: other processes had the lock for all of `OPEN_SECONDS`.
     """
     path = sqlite_path(uri)
     if path is None:
@@ -91,11 +91,11 @@ def _alone(uri: str) -> Iterator[None]:
         try:
             yield
         finally:
-            file.unlink(missing_ok=True)  # whoever waits for it sees that it is gone, and makes another
+            file.unlink(missing_ok=True)  # a waiting process sees this, and creates another
 
 
 def is_passing(error: Exception) -> bool:
-    """Tell whether an error may pass by itself: no answer, a failing server, a locked database."""
+    """Tell whether a retry may succeed after an error: no answer, a failing server, a locked database."""
     from mlflow.exceptions import MlflowException
 
     if isinstance(error, MlflowException):
@@ -106,7 +106,7 @@ def is_passing(error: Exception) -> bool:
 
 
 def format_error(error: Exception) -> str:
-    """Describe an error in one line without secrets; of a chain, the system error at its root."""
+    """Describe an error in one line without secrets; in a chain, the system error at its root."""
     root = list(chain(error, with_contexts=True))[-1]
     text = (
         redact(" ".join(text_of(root if isinstance(root, OSError) else error).split())) or type(root).__name__
@@ -115,7 +115,7 @@ def format_error(error: Exception) -> str:
 
 
 def place_of(uri: str, experiment_id: str, run_id: str) -> str:
-    """The run's page on a server, or the shell command that shows the store."""
+    """Return the run's page on a server, or the shell command that shows the store."""
     shown = redact(uri)
     if shown.startswith(("http://", "https://")):
         return f"{shown.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
@@ -126,7 +126,7 @@ def place_of(uri: str, experiment_id: str, run_id: str) -> str:
 
 
 def probe(uri: str) -> None:
-    """Raise where MLflow would retry for minutes: the database is missing, or the file is none."""
+    """Raise if MLflow would retry for minutes: the database is missing, or the file is not a database."""
     path = sqlite_path(uri)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
     from mlflow.exceptions import MlflowException
 
     path = sqlite_path(uri)
-    # Beside the database, where MLflow would put them into the working directory of the moment.
+    # Beside the database; MLflow would put them into the current working directory.
     location = None if path is None else (path.parent / "mlartifacts").as_uri()
     experiment = client.get_experiment_by_name(name)
     if experiment is None:

@@ -1,4 +1,4 @@
-"""Brings MLflow up to date with the folder of a run that is over; a second time changes nothing."""
+"""Updates MLflow from the folder of a run that has ended; a second call changes nothing."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from grpox_mlflow.shipment import Progress, Shipment
 from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
 
 WAIT_SECONDS = 20.0
-"""Seconds that a server may not answer before we give up."""
+"""Seconds without an answer of the server after which the sync gives up."""
 _PAUSE, _REQUEST = 2.0, 20
 
 
 def sync(folder: Path, uri: str | None = None, progress: Progress | None = None) -> Shipment:
-    """Write what MLflow lacks of a run: values, parameters, tags, files, and how the run ended.
+    """Write the data of a run that MLflow lacks: values, parameters, tags, files and outcome.
 
     Args:
-        uri: of the store; default: the run's own.
+        uri: address of the store; default: the run's own store.
 
     Returns:
-        The shipment, with counts of what was missing, and its place.
+        The shipment, with counts of missing data, and its location.
 
     Raises:
-        ConfigError: the folder holds no run that MLflow follows, or the run is still going on.
+        ConfigError: MLflow does not track the run of this folder, or the run has not ended.
         RunFailed: the store cannot be used.
     """
     followed = FollowedRun.read(folder)
@@ -42,7 +42,7 @@ def sync(folder: Path, uri: str | None = None, progress: Progress | None = None)
 
 
 def _ship(shipment: Shipment, progress: Progress | None) -> None:
-    """Ship; after an error that may pass, continue where it came, as long as there is some progress."""
+    """Ship; after an error that may pass, continue from the same point while there is some progress."""
     since, reached = time.monotonic(), (0, 0)
     while True:
         try:

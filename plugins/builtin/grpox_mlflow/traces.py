@@ -1,8 +1,9 @@
-"""Rollouts as MLflow's traces: drawn from each generation batch, kept in the run's folder, written from there.
+"""Rollouts as MLflow's traces: drawn from each generation batch, saved in the run's folder, shipped from there.
 
-MLflow takes about thirteen traces a second, so a few are drawn. A trace has spans for generation and each
-reward, and rewards as feedback. Its id follows from its run, step and row: so a request may be repeated, and a
-resumed run makes no second one.
+MLflow accepts about thirteen traces per second, so only some rollouts are drawn. A trace has spans for
+generation
+and each reward, and the rewards as feedback. Its id depends only on its run, step and row: a request may
+therefore be repeated, and a resumed run creates no duplicates.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ if TYPE_CHECKING:
 
 FILE = "traces.jsonl"
 TEXT_LENGTH = 20_000
-"""Characters kept of a prompt or completion."""
+"""Largest number of characters of a prompt or completion."""
 PER_PIECE = 20
-"""Traces written between two looks at the metrics."""
+"""Number of traces written before the metrics are shipped again."""
 _PREVIEW = 1000
-"""Characters that the list of traces shows of prompt and completion."""
+"""Characters of prompt and completion in the list of traces."""
 
 Trace = Mapping[str, Any]
 """A line of ``traces.jsonl``."""
 
 
 class TracedRollouts:
-    """Appends to ``traces.jsonl``, one JSON object a rollout.
+    """Appends rollouts to ``traces.jsonl``, one JSON object per rollout.
 
     Args:
-        folder: the run's.
-        most: rollouts drawn from each generation batch, the same ones in a run that is resumed.
-        seed: the run's.
+        folder: the run's folder.
+        most: number of rollouts drawn from each generation batch; a resumed run draws the same ones.
+        seed: the run's seed.
     """
 
     def __init__(self, folder: Path, most: int, seed: int) -> None:
@@ -53,7 +54,7 @@ class TracedRollouts:
         self._batches = 0
 
     def go_back(self, step: int) -> None:
-        """Remove the traces of steps after `step`, which the run takes again."""
+        """Remove the traces of steps after `step`, which the run repeats."""
         with suppress(OSError):
             lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
             before = [line for line in lines if line.endswith("\n") and _step(line) <= step]
@@ -61,7 +62,7 @@ class TracedRollouts:
                 self._path.write_text("".join(before), encoding="utf-8")
 
     def draw(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
-        """Draw some of a batch that is first used in `step`; they wait here until its times are known."""
+        """Draw rollouts of a batch that is first used in `step`; they wait here until its times are known."""
         if not self._most or not rollouts:
             return
         now = time.time()
@@ -72,9 +73,9 @@ class TracedRollouts:
             self._drawn.append({"step": step, "batch": self._batches, "row": row, "time": now, **record})
 
     def write(self, metrics: Mapping[str, float]) -> None:
-        """Append what was drawn, with the seconds of sampling and scoring by the metrics of the step.
+        """Append the rollouts drawn, with the seconds of sampling and scoring from the metrics of the step.
 
-        A disk that is full loses them: they are a sample, and everything is in the files of completions.
+        A full disk loses them: traces are only a sample, and the files of completions have all data.
         """
         drawn, self._drawn, self._batches = self._drawn, [], 0
         if not drawn:
@@ -87,7 +88,7 @@ class TracedRollouts:
 
 
 def recorded_traces(folder: Path, position: int = 0) -> RecordedLines[Trace]:
-    """Read ``traces.jsonl``, a piece at a time."""
+    """Read ``traces.jsonl`` in pieces."""
 
     def read(line: bytes) -> list[Trace]:
         with suppress(ValueError):
@@ -98,10 +99,10 @@ def recorded_traces(folder: Path, position: int = 0) -> RecordedLines[Trace]:
 
 
 def write_traces(uri: str, experiment_id: str, run_id: str, key: str, traces: Sequence[Trace]) -> None:
-    """Write traces to the store, or once more what it has of them.
+    """Write traces to the store; traces that it already has are written again.
 
     Args:
-        key: of the run, wherever it is kept.
+        key: key of the run, which is the same in every store.
     """
     from mlflow.tracing.client import TracingClient
 
@@ -115,7 +116,7 @@ def write_traces(uri: str, experiment_id: str, run_id: str, key: str, traces: Se
 
 
 def trace_id(key: str, trace: Trace) -> str:
-    """``tr-`` and 32 hexadecimal digits."""
+    """Return an id of the form ``tr-`` and 32 hexadecimal digits."""
     return f"tr-{_digest(key, trace['step'], trace['batch'], trace['row'])}"
 
 
@@ -136,7 +137,7 @@ def _record(scored: ScoredRollout) -> dict[str, Any]:
         "finish_reason": rollout.finish_reason,
         "policy_version": rollout.policy_version,
         "prompt_tokens": len(rollout.prompt_ids),
-        # Those of the model: what an environment wrote was not generated.
+        # Count the model's tokens only: text written by an environment was not generated.
         "completion_tokens": len(rollout.completion_ids)
         if rollout.model_mask is None
         else sum(map(bool, rollout.model_mask)),
@@ -144,7 +145,7 @@ def _record(scored: ScoredRollout) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float | None:
-    """JSON has no number for NaN, which here means that nobody scored."""
+    """Return a number, or None for NaN, which JSON lacks; here it means that nobody scored."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -156,7 +157,7 @@ def _cut(text: str) -> str:
 
 
 def _step(line: str) -> float:
-    """The step of a line; infinite of what is none."""
+    """Return the step of a line; infinity if the line is not a trace."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, TypeError, KeyError):
@@ -190,7 +191,7 @@ def _info(trace: Trace, experiment_id: str, run_id: str, key: str) -> TraceInfo:
 
 
 def _feedback(trace: Trace, run_id: str, key: str) -> Iterator[Assessment]:
-    """The score of each reward function that gave one, and their weighted sum."""
+    """Return the score of each reward function that gave one, and their weighted sum."""
     from mlflow.entities import AssessmentSource, Feedback
 
     scores = {"reward": trace["reward"], **{f"rewards/{name}": v for name, v in trace["rewards"].items()}}
@@ -205,15 +206,16 @@ def _feedback(trace: Trace, run_id: str, key: str) -> Iterator[Assessment]:
             create_time_ms=milliseconds,
             last_update_time_ms=milliseconds,
         )
-        # Of its own, so that a second writing adds none.
+        # A fixed id, so that a second write adds no duplicate.
         feedback.assessment_id = f"a-{_digest(trace_id(key, trace), name)}"
         yield feedback
 
 
 def _spans(trace: Trace, key: str) -> Iterator[Span]:
-    """The whole, the generation, and each reward function, which all score at the same time.
+    """Return the spans of the whole, of the generation, and of each reward function; all rewards run at the
+    same time.
 
-    How long one rollout took is not known: the times are those of its generation batch.
+    The time of a single rollout is not known: the times are those of its generation batch.
     """
     from mlflow.entities import Span
     from mlflow.tracing.constant import SpanAttributeKey
@@ -254,7 +256,7 @@ def _spans(trace: Trace, key: str) -> Iterator[Span]:
 
 
 def _times(trace: Trace) -> tuple[int, int, int]:
-    """Unix nanoseconds at which sampling began, scoring began, and scoring ended."""
+    """Return the Unix nanoseconds at which sampling began, scoring began, and scoring ended."""
     end = trace["time"]
     scored = end - trace["seconds"].get("reward", 0.0)
     begin = scored - trace["seconds"].get("generate", 0.0)
@@ -267,5 +269,5 @@ def _usage(trace: Trace) -> dict[str, int]:
 
 
 def _digest(*parts: object) -> str:
-    """32 hexadecimal digits."""
+    """Return 32 hexadecimal digits."""
     return hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()[:32]

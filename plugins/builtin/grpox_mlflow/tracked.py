@@ -1,4 +1,4 @@
-"""A run of MLflow in plain values, none of which is an MLflow object."""
+"""A run of MLflow in plain values, without MLflow's objects."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from grpox.toolkit import Curve, binned, parameter_defaults
 from grpox_mlflow.naming import CHANGED, FOLDER_TAG, flattened
 
 EVALUATION, SYSTEM = "evaluation/", "system/"
-"""Beginnings of the names of metrics whose steps are not those of the optimizer alone."""
+"""Prefixes of metrics whose steps are not only those of the optimizer."""
 OF_RUN = "run."
-"""Prefix of parameters that are no keys of a run file: ranks and steps."""
+"""Prefix of parameters that are not keys of a run file: ranks and steps."""
 BLOCKS, PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-"""Eight heights, and what stands for them where the terminal's encoding has no blocks."""
+"""Eight heights, and their replacements if the terminal's encoding has no blocks."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Point:
     step: int
     value: float
     time: int
-    """Unix milliseconds."""
+    """Time in Unix milliseconds."""
 
     def __str__(self) -> str:
         return f"{self.value:.4g} at {self.step}"
@@ -51,7 +51,7 @@ class Course:
 
     @property
     def highest(self) -> Point:
-        """The highest value, the first of several; NaN only where there is nothing else."""
+        """The highest value, the first of several; NaN only if there is no other value."""
         return max(self._numbers, key=lambda point: point.value)
 
     @property
@@ -63,7 +63,7 @@ class Course:
         return [point for point in self.points if not math.isnan(point.value)] or self.points
 
     def as_json(self) -> dict[str, object]:
-        """First, last, lowest and highest, each ``{"step": ..., "value": ...}``."""
+        """Return first, last, lowest and highest, each as ``{"step": ..., "value": ...}``."""
         points = {"first": self.first, "last": self.last, "lowest": self.lowest, "highest": self.highest}
         return {name: {"step": point.step, "value": strict(point.value)} for name, point in points.items()}
 
@@ -78,9 +78,9 @@ class TrackedRun:
     name: str
     status: str
     started: int
-    """Unix milliseconds, as all times here."""
+    """Start in Unix milliseconds, as all times here."""
     ended: int | None
-    """None while the run goes on, or was killed without a word."""
+    """End; None while the run continues, or if it was killed without a record of its end."""
     params: Mapping[str, str]
     tags: Mapping[str, str]
     last: Mapping[str, Point]
@@ -99,13 +99,13 @@ class TrackedRun:
 
     @property
     def steps(self) -> int:
-        """Optimizer steps whose metrics MLflow has."""
+        """Number of optimizer steps whose metrics MLflow has."""
         of_steps = [name for name in self.last if not name.startswith((EVALUATION, SYSTEM))]
         return max((self.last[name].step for name in of_steps), default=0)
 
     @property
     def total_steps(self) -> int | None:
-        """Steps that the run is to take, as last resumed; None where it does not say."""
+        """Planned number of optimizer steps, since the last resume; None if the run does not record it."""
         # "100 -> 200 after step 100"
         changed = self.tags.get(f"{CHANGED}run.total_steps", "").partition(" -> ")[2].partition(" ")[0]
         total = changed or self.params.get("run.total_steps", "")
@@ -113,11 +113,11 @@ class TrackedRun:
 
     @property
     def folder(self) -> Path | None:
-        """The output folder on the machine of the run."""
+        """Output folder on the machine of the run."""
         return Path(self.tags[FOLDER_TAG]) if FOLDER_TAG in self.tags else None
 
     def as_json(self) -> dict[str, object]:
-        """Identity, status and progress, times in UTC."""
+        """Return identity, status and progress, with times in UTC."""
         return {
             "run_id": self.run_id,
             "name": self.name,
@@ -167,8 +167,8 @@ def _iso(milliseconds: int) -> str:
 
 
 def sparkline(course: Course, width: int, encoding: str = "utf-8") -> str:
-    """Draw the course in at most `width` characters, its lowest value to its highest; NaN is a gap."""
-    # MLflow keeps an infinity as the largest number that there is, beside which nothing else would be seen.
+    """Draw the values in at most `width` characters, scaled from lowest to highest; NaN is a gap."""
+    # MLflow stores infinity as the largest number, which would flatten all other values.
     values = [point.value if abs(point.value) < 1e300 else math.nan for point in course.points]
     drawn = binned(Curve([float(point.step) for point in course.points], values), width).values
     blocks = BLOCKS if encoding.lower().startswith("utf") else PLAIN_BLOCKS
@@ -176,7 +176,7 @@ def sparkline(course: Course, width: int, encoding: str = "utf-8") -> str:
     if not numbers:
         return ""
     low, span = min(numbers), max(numbers) - min(numbers)
-    # A constant, but for rounding, is a line in the middle.
+    # A constant, except for rounding, is a line in the middle.
     moves = span > 1e-9 * max(map(abs, numbers))
     heights = {value: (value - low) / span if moves else 0.5 for value in numbers}
     return "".join(
@@ -186,12 +186,12 @@ def sparkline(course: Course, width: int, encoding: str = "utf-8") -> str:
 
 
 def changed_params(params: Mapping[str, str], registry: Any = None) -> dict[str, str]:
-    """Return the params, as text, that differ from an empty run file's; keys without a default among them.
+    """Return the params, as text, that differ from an empty run file's, including keys without a default.
 
     Args:
         params: dotted key -> value, as the plugin for MLflow writes them.
-        registry: default: of what is installed now. Of a component that it lacks, every parameter counts as
-            changed.
+        registry: default: the installed components. If it lacks a component, every parameter of that component
+            counts as changed.
     """
     defaults: dict[str, str] = {}
     for prefix, values in parameter_defaults(params, registry).items():
@@ -204,7 +204,7 @@ def changed_params(params: Mapping[str, str], registry: Any = None) -> dict[str,
 
 
 def same(one: str | None, other: str | None) -> bool:
-    """Tell whether two values are equal, as numbers where they are: a run file may have 1 for 1.0."""
+    """Tell whether two values are equal; numbers compare by value, as a run file may have 1 for 1.0."""
     if one == other or one is None or other is None:
         return one == other
     try:

@@ -1,8 +1,10 @@
-"""Follows a run into MLflow. What the run records lies in its folder; a background thread ships it from there.
+"""Tracks a run in MLflow. The run records its data in its folder; a background thread ships it from there.
 
-A hook only wakes that thread, and a server that is away costs neither time nor values. The store is opened when
-the run starts: it takes 2 s (5 s for a new SQLite file) of the interpreter's lock, and a mistake in the address
-is an error before the model loads. The run starts without a store that does not answer.
+A hook only wakes that thread, so an unreachable server costs neither time nor values. The store is opened when
+the
+run starts: this takes 2 s (5 s for a new SQLite file) of the interpreter's lock, and a wrong address is an
+error
+before the model loads. If the store does not answer, the run starts without it.
 """
 
 from __future__ import annotations
@@ -38,24 +40,25 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 CLOSE_SECONDS = 20.0
-"""Seconds that the end of a run waits for what is not written yet."""
+"""Seconds that the end of a run waits for data that is not written yet."""
 UPLOAD_BYTES_PER_SECOND = 20e6
-"""Rate that adds to this wait when a model is to be uploaded."""
+"""Upload rate in bytes per second that extends this wait if a model is to be uploaded."""
 REQUEST_SECONDS = 30
 """Seconds that the background thread waits for an answer."""
 PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
 INTERVAL, LONGEST = 1.0, 30.0
-"""Seconds from the end of one writing to the next, at least and at most."""
+"""Seconds from the end of one write to the next, at least and at most."""
 SHARE = 0.1
-"""Part of the time that writing may take, because it takes the interpreter's lock from the run."""
+"""Largest share of the time spent writing, because writing takes the interpreter's lock from the run."""
 
 
 class MlflowTracker:
-    """Parameters, metrics, completions, checkpoints and the final status of a run, in MLflow.
+    """Records parameters, metrics, completions, checkpoints and the final status of a run in MLflow.
 
-    Every write names its run, so that MLflow's active run is neither read nor changed. When the store stops
-    taking values, the next hook call logs it once. It is no failure of the observer, which would be counted: an
-    outage changes no metric of the run.
+    Every write names its run, so MLflow's active run is neither read nor changed. When the store stops
+    accepting
+    values, the next hook call logs this once. An outage is not counted as a failure of the observer, so it
+    changes no metric of the run.
     """
 
     files = (FOLLOWED, TRACES, EVAL_TABLE)
@@ -69,9 +72,9 @@ class MlflowTracker:
 
     @hookimpl
     def grpox_run_started(self, run: RunContext) -> None:
-        """Raises RunFailed when the store can never be used."""
+        """Start tracking; raises RunFailed if the store can never be used."""
         self._uri = resolved_uri(self._config.tracking_uri)
-        # Absolute: the process may change folders.
+        # Absolute, because the process may change folders.
         self._folder = run.output_dir.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
         followed = self._followed(run)
@@ -82,7 +85,7 @@ class MlflowTracker:
         self._shipment = Shipment(self._folder, followed, self._uri, live=True)
         with quick_requests():
             self._open()
-        # The thread tries again by itself.
+        # The thread retries by itself.
         self._environment.enter_context(quick_requests(REQUEST_SECONDS))
         self._writer = Writer(self._shipment.ship)
         self._writer.wake()
@@ -125,7 +128,7 @@ class MlflowTracker:
 
     @hookimpl
     def grpox_sweep_started(self, sweep: SweepContext) -> dict[str, str]:
-        """Raises RunFailed when the store can never be used."""
+        """Start tracking a sweep; raises RunFailed if the store can never be used."""
         self._parent = ParentRun(self._config, sweep)
         return self._parent.environment
 
@@ -145,7 +148,7 @@ class MlflowTracker:
         return None if followed is None else followed.run_id
 
     def _followed(self, run: RunContext) -> FollowedRun:
-        """Continue the MLflow run of a resumed run, with its changes as tags; else begin one."""
+        """Continue the MLflow run of a resumed run, with its changes as tags; else begin a new one."""
         dumped = redacted(run.config.model_dump(mode="json"))
         of_run = {"world_size": run.world_size, "total_steps": run.total_steps}
         new = FollowedRun.begin(
@@ -162,15 +165,16 @@ class MlflowTracker:
         return new.resume(before, f" after step {run.resumed_at}")
 
     def _name(self) -> str:
-        """Name the run; a sweep's run has the name of its folder, which says its setting."""
+        """Return the run's name; a run of a sweep is named after its folder, which describes its setting."""
         name = self._config.run_name
         if not os.environ.get(NAMED):
             return name or invented_name()
-        # The end, as all begin alike.
+        # The end of the name, as all begin alike.
         return (f"{name} {self._folder.name}" if name else self._folder.name)[-NAME_LENGTH:]
 
     def _registration(self, run: RunContext) -> dict[str, Any] | None:
-        """The registered model; its versions are compared as the run file compares checkpoints."""
+        """Return the settings of the registered model; the run file's criterion for checkpoints compares its
+        versions."""
         if self._config.register_as is None:
             return None
         checkpoint = run.config.checkpoint
@@ -236,7 +240,7 @@ class MlflowTracker:
 
     @contextmanager
     def _waking(self) -> Iterator[None]:
-        """Wake the writer after what is recorded within, and log its last error."""
+        """Wake the writer after the records written in this context, and log its last error."""
         if self._writer is None:
             raise RunFailed("the MLflow run was never started, or has ended")
         yield
@@ -246,7 +250,7 @@ class MlflowTracker:
             self._warn(error)
 
     def _close(self, writer: Writer, status: str) -> None:
-        """Write what waits and the final status, and log where the run is; raise if there was no time."""
+        """Write all remaining data and the final status, and log the run's location; raise if time ran out."""
         self._writer = None
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
         seconds = CLOSE_SECONDS + self._shipment.upload_bytes() / UPLOAD_BYTES_PER_SECOND
@@ -265,13 +269,13 @@ class MlflowTracker:
 
 
 class Writer:
-    """Calls `write` in a thread of its own when woken, and again after an error until it succeeds.
+    """Calls `write` in its own thread when woken, and retries after an error until it succeeds.
 
-    Nothing is queued: the data lie on the disk, and `write` knows how far it came.
+    Nothing is queued: the data is on the disk, and `write` knows its position.
 
     Args:
-        write: writes all data that wait.
-        pauses: seconds after the first, second, ... error in a row; then the last of them again and again.
+        write: writes all data that waits.
+        pauses: seconds of pause after the first, second, ... error in a row; then the last value each time.
     """
 
     def __init__(self, write: Callable[[], object], pauses: tuple[float, ...] = PAUSES) -> None:
@@ -279,21 +283,21 @@ class Writer:
         self._pauses = pauses
         self._error: Exception | None = None
         self._due, self._closing, self._stopped = threading.Event(), threading.Event(), threading.Event()
-        # A daemon: a server that hangs must not keep the process from ending once `close` gave up.
+        # A daemon thread: a hanging server must not prevent the end of the process after `close` has given up.
         self._thread = threading.Thread(target=self._work, name="mlflow-writer", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
-        """Have the thread write; never blocks."""
+        """Wake the thread; never blocks."""
         self._due.set()
 
     def take_error(self) -> Exception | None:
-        """Return the first error of a row, once; or None."""
+        """Return the first of several errors in a row, once; otherwise None."""
         error, self._error = self._error, None
         return error
 
     def close(self, seconds: float, progress: Callable[[], None]) -> bool:
-        """Write a last time, in at most `seconds`, with `progress` every 5 s; tell if that was in time."""
+        """Write a last time, in at most `seconds`, with `progress` every 5 s; return False if time ran out."""
         self._closing.set()
         self._due.set()
         deadline = time.monotonic() + seconds
@@ -322,7 +326,7 @@ class Writer:
                     self._error = error
                 failures += 1
                 pause = self._pauses[min(failures, len(self._pauses)) - 1]
-                if self._closing.wait(pause):  # a shorter pause once it is time to close
+                if self._closing.wait(pause):  # a shorter pause when closing
                     self._stopped.wait(min(pause, self._pauses[0]))
                 self._due.set()
 
@@ -331,5 +335,5 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # A container may run under a user id that has no name.
+        # A container may run under a user id without a name.
         return "unknown"

@@ -1,4 +1,4 @@
-"""Output of `grpox runs`: as JSON for programs, and as tables for the terminal."""
+"""Output of `grpox runs`: JSON for programs, and tables for the terminal."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "ye
 NINE_COLUMNS = 140
 """Width of a terminal below which the list of runs stacks its columns."""
 NARROW = 100
-"""Width below which metrics leave out their lowest value."""
+"""Width below which tables of metrics omit their lowest value."""
 LOCAL_UI = "http://127.0.0.1:5000"
 """Address at which `mlflow ui` listens by default."""
 REPORT = "report.html"
 _WIDE, _SLIM = 24, 12
-"""Characters of a curve."""
+"""Widths of a curve in characters."""
 _FACTS = {
     "mlflow.source.name": "run file",
     "grpox.version": "grpox",
@@ -63,14 +63,14 @@ _OTHER_TAGS = ("mlflow.", "grpox.", "version.", "plugin.", CHANGED)
 Row = Sequence[str | Text | None]
 """Cells of a table."""
 View = tuple[object, RenderableType]
-"""One content twice: as JSON for programs, times in UTC, and for the terminal."""
+"""The same content twice: as JSON for programs, with times in UTC, and for the terminal."""
 
 
 # -- list ------------------------------------------------------------------------------------------------
 
 
 def list_runs(store: Store, experiment: str | None, status: str | None, last: int, console: Console) -> View:
-    """Search the newest runs; one request more for each run that evaluates.
+    """Search the newest runs, with one more request for each run with evaluations.
 
     Raises:
         ConfigError: there is no such experiment or status.
@@ -83,7 +83,7 @@ def list_runs(store: Store, experiment: str | None, status: str | None, last: in
             raise ConfigError("no such status", "--status", given=status, allowed=allowed, nearest=near)
     objects, rows = [], []
     for run in store.search(condition, last, experiment):
-        # The accuracy, else the first reward.
+        # The accuracy if there is one, else the first reward.
         metric = next((name for name in main_metrics(run) if name.startswith(EVALUATION)), None)
         course = store.course(run, metric) if metric else None
         reward = strict(run.last["reward"].value) if "reward" in run.last else None
@@ -96,7 +96,7 @@ def list_runs(store: Store, experiment: str | None, status: str | None, last: in
 
 
 def _list_table(rows: list[dict[str, str]], narrow: bool) -> Table:
-    """Build a line a run; a terminal too narrow for nine columns has all but id and status in one."""
+    """Build one line per run; a terminal too narrow for nine columns stacks all but id and status in one."""
     if len({cells["experiment"] for cells in rows}) == 1:
         for cells in rows:
             del cells["experiment"]  # the same for all runs
@@ -119,7 +119,7 @@ def _cells(run: TrackedRun, course: Course | None) -> dict[str, str]:
         "experiment": run.experiment,
         "status": run.status,
         "started": moment(run.started),
-        # Of one that is not over, how long ago it started: that is no duration if it was killed.
+        # For a run without an end, show how long ago it started: that is no duration if the run was killed.
         "duration": duration(run.seconds) if run.ended is not None else "",
         "steps": f"{run.steps}/{run.total_steps}" if run.total_steps else str(run.steps),
         "reward": figures(reward) if reward else "",
@@ -142,7 +142,7 @@ def show_run(store: Store, run: TrackedRun, every_param: bool, console: Console)
     """Read the histories of the main metrics and the list of artifacts.
 
     Args:
-        every_param: with the parameters that have their default.
+        every_param: True: include parameters with their default value.
     """
     courses = {name: course for name in main_metrics(run) if (course := store.course(run, name))}
     params = run.params if every_param else changed_params(run.params)
@@ -151,7 +151,7 @@ def show_run(store: Store, run: TrackedRun, every_param: bool, console: Console)
     }
     artifacts: dict[str, int | None] | None = None
     listed = "cannot be listed from here"
-    with suppress(Exception):  # they may lie elsewhere than the runs, and out of reach
+    with suppress(Exception):  # artifacts may be in a different, unreachable place
         artifacts = store.artifacts(run)
         files = {name: "" if n is None else f"/ ({pluralize(n, 'file')})" for name, n in artifacts.items()}
         listed = ", ".join(f"{name}{count}" for name, count in files.items()) or "none"
@@ -175,7 +175,7 @@ def show_run(store: Store, run: TrackedRun, every_param: bool, console: Console)
 def _facts(run: TrackedRun) -> dict[str, str]:
     over = f", took {duration(run.seconds)}" if run.ended is not None else ""
     newest = max((point.time for point in run.last.values()), default=0)
-    # A run whose process was killed stays RUNNING: the age of its values tells.
+    # A killed run stays RUNNING in MLflow: show the age of its last values.
     age = f"{duration(max(0.0, time() - newest / 1000))} ago" if newest else "none yet"
     facts = {
         "experiment": run.experiment,
@@ -247,7 +247,7 @@ def _compare_tables(
     params: Mapping[str, Sequence[str | None]],
     courses: Mapping[str, Sequence[Course | None]],
 ) -> Group:
-    """Build two tables with a column for each run."""
+    """Build two tables with one column per run."""
     outcomes: list[Row] = [
         ["status", *(_status(run.status) for run in runs)],
         ["steps", *(str(run.steps) for run in runs)],
@@ -277,7 +277,8 @@ def places(run: TrackedRun, uri: str) -> tuple[dict[str, str], str | None]:
 
 
 def _report(run: TrackedRun) -> Path | None:
-    """Find the report in the run's folder, unless a later run uses that; else among artifacts on disk."""
+    """Return the report in the run's folder, unless a later run uses that folder; else among local
+    artifacts."""
     folders = []
     followed = FollowedRun.read(run.folder) if run.folder is not None else None
     if followed is not None and run.folder is not None and followed.key == run.tags.get(KEY_TAG):
@@ -292,7 +293,7 @@ def _report(run: TrackedRun) -> Path | None:
 
 
 def _table(headings: Sequence[tuple[str, bool]], rows: Iterable[Row]) -> Table:
-    """Build a table; True in a heading means a column that is never wrapped, else it is folded."""
+    """Build a table; True in a heading means that the column is never wrapped."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading, no_wrap in headings:
         table.add_column(Text(heading), overflow="ellipsis" if no_wrap else "fold", no_wrap=no_wrap)

@@ -1,4 +1,5 @@
-"""1 if the completion's Python code passes the tests of its row, each completion in a confined process."""
+"""Reward 1 if the completion's Python code passes the tests of its row; each completion runs in a confined
+process."""
 
 from __future__ import annotations
 
@@ -31,36 +32,36 @@ MEANINGS = {
 }
 JUDGE = Path(__file__).with_name("code_judge.py")
 GRACE_SECONDS = 5.0
-"""For the start of the interpreter, beyond the code's own time; ten times what it takes."""
+"""Seconds added to the code's own time for the start of the interpreter, ten times what it needs."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONSAFEPATH": "1"}
-"""All of it: no secret of the trainer's; sets in the same order in every run; and no module that the code has
-left in its folder, for a Python that a test starts there."""
+"""Whole environment of the judging process. It has no secrets of the trainer, sets have the same order in every
+run, and a Python that a test starts cannot import modules that the code left in its folder."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The outcome of the code; if its process was killed, nothing passed and it was late."""
+    """The outcome of the code. If its process was killed, no test passed and `late` is true."""
 
     passed: list[bool]
-    """Of each test."""
+    """Outcome of each test."""
     output: str | None = None
-    """Of a program; None where it failed."""
+    """Output of a program; None if the program failed."""
     late: bool = False
     lacking: tuple[str, ...] = ()
     """Parts of the confinement that the kernel denied: ``network``, ``files``."""
     crash: str = ""
-    """Why the judging process ended without a verdict: nothing passed."""
+    """Reason why the judging process ended without a verdict; then no test passed."""
 
 
 class Code:
     """``passed = tests`` or ``passed / tests``.
 
-    The code is the last fenced block of the completion, or all of it where there is none.
+    The code is the last fenced block of the completion, or the whole completion if it has none.
 
     Raises:
-        ConfigError: the kernel denies a part of the confinement, which the config requires.
-        RuntimeError: no code can be judged on this machine.
+        ConfigError: the config requires the confinement, but the kernel denies a part of it.
+        RuntimeError: this machine cannot judge code.
     """
 
     def __init__(self, config: CodeConfig) -> None:
@@ -87,10 +88,10 @@ class Code:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """One score per completion; None where it has no tests.
+        """Return one score per completion; None for a row without tests.
 
         Raises:
-            TypeError: the tests of a row are of no form that the config names.
+            TypeError: the tests of a row have a form that the config does not support.
         """
         rows = [_checked(row) for row in columns[self.config.column]]
         tests = [[test for test in row if not (isinstance(test, str) and _asks_nothing(test))] for row in rows]
@@ -131,13 +132,13 @@ class Code:
 
 
 def code_in(text: str) -> str:
-    """The last fenced block of `text`, or all of it."""
+    """Return the last fenced block of `text`, or all of `text` without one."""
     blocks = BLOCK.findall(text)
     return str(blocks[-1]) if blocks else text
 
 
 def _checked(row: Any) -> Sequence[Any]:
-    """The tests of a row: strings, or mappings with an input and an output."""
+    """Return the tests of a row: strings, or mappings with an input and an output."""
     tests = [] if row is None else [row] if isinstance(row, str) else row
     if isinstance(tests, Sequence):
         if all(isinstance(test, str) for test in tests):
@@ -153,7 +154,7 @@ PAIR = ("input", "output")
 
 @lru_cache(maxsize=4096)
 def _asks_nothing(test: str) -> bool:
-    """Return True for statements that any code would pass: they only define, as a file for pytest does."""
+    """Return True for statements that any code would pass: they only define, like a file for pytest."""
     try:
         body = ast.parse(test).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -175,32 +176,32 @@ def _only_defines(statement: ast.stmt) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines without white space at their ends, or empty ones at the end."""
+    """Return lines without trailing white space, and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def run_tests(code: str, tests: list[str], config: CodeConfig) -> Judgement:
-    """Return which of `tests` pass on what `code` defines, within the time and memory of `config`."""
+    """Return which of `tests` pass after `code` has run, within the time and memory of `config`."""
     verdict = _judged({"code": code, "input": None}, config, tests)
     return Judgement(**{"passed": [False] * len(tests), **verdict})
 
 
 def run_program(code: str, text: str, config: CodeConfig) -> Judgement:
-    """Return what the program `code` writes when it is given `text`."""
+    """Return the output of the program `code` for the input `text`."""
     return Judgement(**{"passed": [], **_judged({"code": code, "input": text}, config)})
 
 
 def _judged(about: dict[str, Any], config: CodeConfig, *more: Any) -> dict[str, Any]:
-    """Return the verdict of a fresh process on these, or why there is none, as fields of `Judgement`.
+    """Return the verdict of a new process, or the reason why there is none, as fields of `Judgement`.
 
-    It is killed with all it started when it takes too long.
+    The process and all that it started are killed when the time is over.
     """
     folder = tempfile.mkdtemp(prefix="grpox-code-")
     try:
         about |= {"folder": folder, "seconds": config.timeout_seconds, "memory": config.memory_mib << 20}
         most = config.timeout_seconds + GRACE_SECONDS
         deadline = time.monotonic() + most
-        # Without site-packages, the user's and the environment's own settings: the same everywhere.
+        # Without site-packages, user settings and environment settings: the same behaviour everywhere.
         command = ["-s", "-S", "-P", str(JUDGE), str(JUDGE.parents[1])]
         child = Child(command, most, environment=ENVIRONMENT, folder=folder)
         try:
@@ -220,10 +221,11 @@ def _judged(about: dict[str, Any], config: CodeConfig, *more: Any) -> dict[str, 
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder with all that code has left in it, as far as the disk lets.
+    """Remove a folder with everything that code has left in it, as far as the disk permits.
 
-    Folders may be unreadable, and nested too deep for a path or for recursion: what a folder holds is moved to
-    the top, under a new name, before the folder goes. Nothing outside is touched: no link is followed.
+    Folders may be unreadable, or nested too deep for a path or for recursion. The content of a folder is
+    therefore moved to the top, under a new name, before the folder is removed. No link is followed, so nothing
+    outside changes.
     """
     with contextlib.suppress(OSError):
         top = os.open(folder, FOLDER)
@@ -237,7 +239,7 @@ def remove_folder(folder: str) -> None:
                     inside = os.open(name, FOLDER, dir_fd=top)
                     try:
                         for inner in os.listdir(inside):
-                            _is_opened_up(inner, inside)  # only a folder that may be written can be moved
+                            _is_opened_up(inner, inside)  # only a writable folder can be moved
                             os.rename(inner, f"{prefix}{next(numbers)}", src_dir_fd=inside, dst_dir_fd=top)
                     finally:
                         os.close(inside)
@@ -248,7 +250,7 @@ def remove_folder(folder: str) -> None:
 
 
 def _is_opened_up(name: str, parent: int) -> bool:
-    """Return whether it is a folder; if so, let it be read and written."""
+    """Return True for a folder, after making it readable and writable."""
     try:
         handle = os.open(name, FOLDER | os.O_PATH, dir_fd=parent)
     except NotADirectoryError:

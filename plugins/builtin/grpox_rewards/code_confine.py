@@ -1,7 +1,7 @@
-"""Takes from a process what code under test does not need: other processes, the network, files, memory.
+"""Confines a process that runs code under test: no other processes, no network, few files, limited memory.
 
-Each part is the kernel's own and needs no privilege, and each may be missing where a kernel or container denies
-it: `confine` tells which. A flaw of the kernel undoes all of it.
+Each part is a feature of the kernel and needs no privilege. A kernel or container may deny a part; `confine`
+returns which. A flaw of the kernel defeats all of them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 FILE_BYTES = 16 << 20
 OPEN_FILES = 64
 READABLE = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/dev/urandom")
-"""What code may read beside Python's own library."""
+"""Paths that code may read besides Python's own library."""
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""What the kernel calls the architecture of a system call (linux/audit.h)."""
+"""Architecture of a system call in the kernel's numbering (linux/audit.h)."""
 
 NEWEST = 462
-"""The last call that the lists were made with, of Linux 6.10: what later kernels add is refused unseen."""
+"""Newest system call that the lists cover, of Linux 6.10; calls of later kernels are refused."""
 
 NUMBERS = {
     "x86_64": """
@@ -87,16 +87,17 @@ WHOLE = 0xFFFFFFFF
 
 
 def fork_apart() -> int:
-    """Fork, as `os.fork` does, into a user, process, network and IPC namespace, where the kernel gives them.
+    """Fork like `os.fork`, into a new user, process, network and IPC namespace if the kernel permits.
 
-    The child is the first process of its namespace: whatever it starts ends with it, and it has no number for
-    any process outside. After `unshare`, which does the same to the next child, a test could start no thread.
+    The child is the first process of its namespace: all processes that it starts end with it, and it has no
+    number for a process outside. `unshare` would do the same to the next child, but then a test could not
+    start threads.
     """
     namespaces = 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000
     clone = CLONE.get(os.uname().machine)
     if clone is None or sys.maxsize < 2**32:
         return os.fork()
-    call = ctypes.PyDLL(None).syscall  # which keeps the interpreter's lock, as a fork must
+    call = ctypes.PyDLL(None).syscall  # keeps the interpreter's lock, as a fork must
     ctypes.pythonapi.PyOS_BeforeFork()
     child: int = call(clone, ctypes.c_long(namespaces | signal.SIGCHLD), 0, 0, 0, 0)
     if child == 0:
@@ -107,15 +108,15 @@ def fork_apart() -> int:
 
 
 def confine(folder: str, seconds: int, memory: int) -> tuple[str, ...]:
-    """Confine this process, for good.
+    """Confine this process permanently.
 
     Args:
-        folder: where it may write.
-        seconds: of CPU time.
-        memory: bytes of address space.
+        folder: folder in which the process may write.
+        seconds: limit of CPU time.
+        memory: limit of the address space in bytes.
 
     Returns:
-        what could not be taken away: of ``network`` (with processes and signals) and ``files``.
+        Parts that the kernel denied: ``network`` (with processes and signals) and ``files``.
     """
     limits = {
         resource.RLIMIT_CPU: seconds,
@@ -127,37 +128,39 @@ def confine(folder: str, seconds: int, memory: int) -> tuple[str, ...]:
     }
     for kind, limit in limits.items():
         resource.setrlimit(kind, (limit, limit))
-    LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which Landlock and seccomp ask for
+    LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, required by Landlock and seccomp
     lacking = () if _confine_files(folder) else ("files",)
-    # Root's capabilities, and those that the new user namespace gives: else it would look into other processes.
+    # Drop root's capabilities and those of the new user namespace, which would allow to inspect other
+    # processes.
     LIBC.capset(ctypes.c_char_p(struct.pack("=Ii", 0x20080522, 0)), ctypes.c_char_p(bytes(24)))
-    die_with_parent()  # after what would undo it, and before that is refused
+    die_with_parent()  # after calls that would undo it, and before it is refused itself
     return lacking if _deny_calls() else (*lacking, "network")
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it ends (PR_SET_PDEATHSIG)."""
+    """Let the kernel kill this process when its parent ends (PR_SET_PDEATHSIG)."""
     LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
 def hide() -> None:
-    """Let no process of the same user look into this one, its files and memory (PR_SET_DUMPABLE)."""
+    """Hide memory and files of this process from processes of the same user (PR_SET_DUMPABLE)."""
     LIBC.prctl(4, 0, 0, 0, 0)
 
 
 def limit_memory(memory: int) -> None:
-    """At most `memory` bytes of address space."""
+    """Limit the address space to `memory` bytes."""
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
 
 
 def _confine_files(folder: str) -> bool:
-    """Let it read Python's own files and write in `folder` only, by Landlock; whether the kernel can."""
+    """Allow reading Python's own files, and writing only in `folder`, by Landlock; return False if the kernel
+    cannot."""
     version = LIBC.syscall(444, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return False
     reads = 1 << 2 | 1 << 3  # READ_FILE, READ_DIR
     rights = (1 << 13) - 1 | (1 << 13 if version >= 2 else 0) | (1 << 14 if version >= 3 else 0)
-    # Beside what seccomp refuses: devices' own calls, TCP, and unix sockets and signals to outside.
+    # In addition to what seccomp refuses: ioctl of devices, TCP, and unix sockets and signals to outside.
     rights |= 1 << 15 if version >= 5 else 0
     ports, scopes = (3 if version >= 4 else 0), (3 if version >= 6 else 0)
     attributes = ctypes.create_string_buffer(struct.pack("=QQQ", rights, ports, scopes), 24)
@@ -168,7 +171,7 @@ def _confine_files(folder: str) -> bool:
     for path in {paths["stdlib"], paths["platstdlib"], f"{sys.base_prefix}/lib", *READABLE}:
         _allow(ruleset, path, reads)
     _allow(ruleset, "/dev/null", 1 << 1 | 1 << 2)
-    _allow(ruleset, folder, rights & ~1)  # bit 0: to execute
+    _allow(ruleset, folder, rights & ~1)  # all rights except bit 0, execution
     done: bool = LIBC.syscall(446, ruleset, 0) == 0
     os.close(ruleset)
     return done
@@ -180,14 +183,15 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     except OSError:
         return
     if not os.path.isdir(path):
-        rights &= 1 << 1 | 1 << 2 | 1 << 14  # what there is to allow of a file
+        rights &= 1 << 1 | 1 << 2 | 1 << 14  # rights that apply to a file
     rule = ctypes.create_string_buffer(struct.pack("=Qi", rights, opened), 12)
     LIBC.syscall(445, ruleset, 1, rule, 0)
     os.close(opened)
 
 
 def _deny_calls() -> bool:
-    """Refuse the calls of `NUMBERS`, and in part those of `_checked`, by seccomp; whether the kernel can."""
+    """Refuse the calls of `NUMBERS`, and some arguments of those of `_checked`, by seccomp; return False if the
+    kernel cannot."""
     machine = os.uname().machine
     if machine not in AUDIT_ARCH or sys.maxsize < 2**32:
         return False
@@ -209,8 +213,8 @@ def _filter(machine: str) -> Iterable[bytes]:
     yield struct.pack("=HBBI", load, 0, 0, 4)  # the architecture
     yield struct.pack("=HBBI", equal, 1, 0, AUDIT_ARCH[machine])
     yield kill
-    yield struct.pack("=HBBI", load, 0, 0, 0)  # the call's number
-    yield struct.pack("=HBBI", at_least, 0, 1, NEWEST + 1)  # x32, too: the same calls under other numbers
+    yield struct.pack("=HBBI", load, 0, 0, 0)  # the number of the call
+    yield struct.pack("=HBBI", at_least, 0, 1, NEWEST + 1)  # includes x32, the same calls under other numbers
     yield unknown
     lines = (line for line in NUMBERS[machine].splitlines() if "#" not in line)
     for number in sorted(int(word) for line in lines for word in line.split() if word.isdigit()):
@@ -222,7 +226,7 @@ def _filter(machine: str) -> Iterable[bytes]:
             block.append(struct.pack("=HBBI", load, 0, 0, 16 + 8 * place))
             block.append(struct.pack("=HBBI", mask, 0, 0, bits))
             for left, value in zip(range(len(values), 0, -1), values, strict=True):
-                block.append(struct.pack("=HBBI", equal, left, 0, value))  # over the others, and the refusal
+                block.append(struct.pack("=HBBI", equal, left, 0, value))  # over other values and refusal
             block.append(refuse)
         yield struct.pack("=HBBI", equal, 0, len(block) + 1, number)
         yield from block
@@ -231,15 +235,16 @@ def _filter(machine: str) -> Iterable[bytes]:
 
 
 def _checked(architecture: str) -> dict[int, list[tuple[int, tuple[int, ...], int]]]:
-    """Return, of each call that is allowed in part, which arguments may have which values, and their mask.
+    """Return the partly allowed calls: for each, the arguments, their allowed values and the mask.
 
     The kernel reads the lower half of an argument, as the filter does.
     """
     return {
-        # A pair of streams, which asyncio needs: a pair for datagrams sends to other sockets, too.
+        # Only a pair of streams, which asyncio needs: a pair for datagrams can send to other sockets, too.
         SOCKETPAIR[architecture]: [(0, (1,), WHOLE), (1, (1,), 0xF)],  # AF_UNIX, SOCK_STREAM
-        # TCGETS, TIOCGWINSZ, FIONBIO, FIONREAD, FIONCLEX, FIOCLEX: nothing that writes or sends signals.
+        # TCGETS, TIOCGWINSZ, FIONBIO, FIONREAD, FIONCLEX, FIOCLEX: none of them writes or sends signals.
         IOCTL[architecture]: [(1, (0x5401, 0x5413, 0x5421, 0x541B, 0x5450, 0x5451), WHOLE)],
-        # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, locks, F_DUPFD_CLOEXEC: no F_SETFL with its O_ASYNC, no F_SETOWN.
+        # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, locks, F_DUPFD_CLOEXEC; not F_SETFL with its O_ASYNC, not
+        # F_SETOWN.
         FCNTL[architecture]: [(1, (0, 1, 2, 3, 5, 6, 7, 1030), WHOLE)],
     }

@@ -1,7 +1,8 @@
-"""The program that judges one completion: it runs the code in a confined child, and the tests in itself.
+"""The program that judges one completion: it runs the code in a confined child process, and the tests in
+itself.
 
-Nothing that decides is where the completion could reach it: tests and verdict are in this process, which the
-child may not look into, and are read after the child has been made.
+The completion can reach nothing that decides: tests and verdict are in this process, which the child cannot
+inspect, and are read only after the child has been created.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from grpox_rewards.code_remote import Channel, Closed, RemoteProcess, serve
 sys.path.remove(sys.argv[1])
 
 LONGEST = 1 << 30
-"""Bytes of a message with the code or its tests."""
+"""Largest size in bytes of a message with the code or its tests."""
 MOST_OUTPUT = 1 << 20
-"""Bytes of output that are read; beyond, the test has failed."""
+"""Largest output in bytes; with more, the test has failed."""
 
 
 class OutOfTime(BaseException):
-    """So that no test catches it by what it expects of the code."""
+    """The time limit, as a separate exception so that no test expects it from the code."""
 
 
 def main() -> None:
-    """Two messages in, the code and then its tests, which a program has none of; one out, the verdict.
+    """Read the code and, unless it is a program, its tests; send the verdict.
 
-    They come and go over the socket that standard input is.
+    All are messages through the socket that is the standard input.
     """
     hide()
     die_with_parent()
@@ -74,12 +75,12 @@ def main() -> None:
     except OutOfTime:
         verdict["late"] = True
     os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)  # and with it all that it started: there is a verdict when nothing of it runs
+    os.waitpid(child, 0)  # ends all that it started, too: at the verdict nothing of it runs
     trainer.send(json.dumps(verdict).encode())
 
 
 def _sealed_file(text: str) -> int:
-    """Return a file in memory, open at the begin of `text`, that nobody can change or lengthen."""
+    """Return an open file in memory, at the beginning of `text`, that nobody can change or extend."""
     file = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(file, "wb", closefd=False) as writing:
         writing.write(text.encode("utf-8", "surrogatepass"))
@@ -90,7 +91,7 @@ def _sealed_file(text: str) -> int:
 
 
 def _silence() -> None:
-    """Have tests print to nowhere: what a completion gets them to print is no verdict, and fills no memory."""
+    """Discard the output of tests: a completion could print a false verdict there, or fill the memory."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for file in (0, 1, 2):
         os.dup2(nowhere, file)
@@ -107,14 +108,14 @@ def _run(code: dict[str, Any], is_program: bool, pipes: tuple[int, int], standar
     """Confine this process, run the code, and answer the tests; never returns.
 
     Args:
-        pipes: of the tests' questions and of the answers.
-        standard: a program's input and output.
+        pipes: file descriptors for the tests' questions and for the answers.
+        standard: file descriptors of a program's input and output.
     """
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)
         stdin, stdout = standard if is_program else (nowhere, nowhere)
         for place, file in enumerate((stdin, stdout, nowhere, *pipes)):
-            os.dup2(file, place)  # `main` has opened others before each of these: none is overwritten too early
+            os.dup2(file, place)  # `main` opened lower numbers before: none is overwritten too early
         os.closerange(5, 1024)
         channel = Channel(3, 4)
         os.environ.clear()
@@ -122,11 +123,11 @@ def _run(code: dict[str, Any], is_program: bool, pipes: tuple[int, int], standar
         sys.argv[:] = ["completion.py"]
         lacking = confine(code["folder"], int(code["seconds"]) + 1, code["memory"])
         channel.send(json.dumps(lacking).encode())
-        site.setquit()  # exit() and quit(), which Python has not without its site-packages
+        site.setquit()  # defines exit() and quit(), missing without site-packages
         namespace = _module("__main__" if is_program else "completion")
         status = 0
         try:
-            # Without this module's own `from __future__ import annotations`, here and in `_passes`.
+            # dont_inherit: without this module's own `from __future__ import annotations`, as in `_passes`.
             exec(compile(code["code"], "completion.py", "exec", dont_inherit=True), namespace)
             if not is_program:
                 serve(channel, namespace)
@@ -140,16 +141,16 @@ def _run(code: dict[str, Any], is_program: bool, pipes: tuple[int, int], standar
 
 
 def _leave(status: int, namespace: dict[str, Any]) -> NoReturn:
-    """End as Python does, but for what belongs to the judge: what has been written by then is written."""
+    """End as Python does, with the exit functions and written output, but without this module's own cleanup."""
     atexit._run_exitfuncs()
     if sys.stdout is not None and not getattr(sys.stdout, "closed", False):
         sys.stdout.flush()
-    namespace.clear()  # closes its files
+    namespace.clear()  # closes the code's files
     os._exit(status)
 
 
 def _module(name: str) -> dict[str, Any]:
-    """Return the names of a new module that is imported as `name`: dataclasses and pickle look it up there."""
+    """Return the names of a new module, imported as `name`, where dataclasses and pickle look it up."""
     module = sys.modules[name] = ModuleType(name)
     return vars(module)
 
@@ -158,7 +159,7 @@ def _module(name: str) -> dict[str, Any]:
 
 
 def _test(completion: RemoteProcess, tests: list[str], passed: list[bool], end: float) -> None:
-    """Set in `passed` which tests run to their end, and in time, with a completion that answers.
+    """Set in `passed` the tests that run to their end in time while the completion's process answers.
 
     Raises:
         OutOfTime: a test has not ended by `end`.
@@ -167,7 +168,7 @@ def _test(completion: RemoteProcess, tests: list[str], passed: list[bool], end: 
         names = completion.names()
         for place, test in enumerate(tests):
             is_passed = _passes(test, names)
-            if time.monotonic() >= end:  # a bare `except` of the test's has caught it
+            if time.monotonic() >= end:  # a bare `except` of the test has caught OutOfTime
                 raise OutOfTime
             if not completion.is_open:
                 return
@@ -189,7 +190,7 @@ def _passes(test: str, names: dict[str, Any]) -> bool:
 
 
 def _output(child: int, output: int) -> str | None:
-    """Return what the program wrote; None if it failed or wrote too much."""
+    """Return the output of the program; None if it failed or wrote too much."""
     written = bytearray()
     while part := os.read(output, 1 << 16):
         written += part

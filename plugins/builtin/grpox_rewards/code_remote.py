@@ -1,8 +1,8 @@
-"""The names that a completion defines, as tests in another process see them: plain values are copied, the rest
-stays there.
+"""Names that a completion defines, for tests in another process: plain values are copied, other objects stay.
 
-A test that compares can so be decided by no code of the completion's: it holds a copy of a plain value, or a
-`Remote`, which equals nothing but itself.
+So no code of the completion can decide a comparison in a test: the test has a copy of a plain value, or a
+`Remote`,
+which equals only itself.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from typing import Any
 from grpox_rewards.code_values import decode, encode
 
 MOST_BYTES = 16 << 20
-"""Of one message."""
+"""Largest size of one message in bytes."""
 HIDDEN = {*dir(builtins), *sys.stdlib_module_names}
-"""Names that mean in a test what they mean in Python, whatever the completion defines."""
+"""Names that keep Python's own meaning in a test, even if the completion defines them."""
 CHANGEABLE = (list, dict, set, deque, bytearray)
-"""Arguments of a test's that a function may change."""
+"""Types of a test's arguments that a function may change."""
 SCALARS = (str, bytes, int, float, bool, type(None))
 
 
 class Closed(BaseException):
-    """The other process is gone, or sent what is no message; no exception that a test may expect."""
+    """The other process has ended, or sent an invalid message; a test cannot expect this exception."""
 
 
 class Channel:
-    """Messages from one file descriptor and to another, framed as `grpox.runtime.child` does it.
+    """Messages from one file descriptor and to another, in the format of `grpox.runtime.child`.
 
     Args:
-        most: bytes of a message that is received.
+        most: largest size in bytes of a received message.
     """
 
     def __init__(self, source: int, sink: int, most: int = MOST_BYTES) -> None:
@@ -64,7 +64,7 @@ class Channel:
         return self._exactly(length)
 
     def _exactly(self, count: int) -> bytes:
-        data = bytearray()  # which grows with what has come, not with what was announced
+        data = bytearray()  # grows with the received data, not with the announced length
         while len(data) < count:
             try:
                 part = os.read(self._source, min(1 << 16, count - len(data)))
@@ -80,7 +80,7 @@ class Channel:
 
 
 def serve(channel: Channel, namespace: dict[str, Any]) -> None:
-    """Send the names of `namespace`, then call what is asked for, until nobody asks."""
+    """Send the names of `namespace`, then execute the requested calls until no more arrive."""
     objects: list[Any] = []
 
     def keep(value: Any) -> list[Any]:
@@ -100,7 +100,7 @@ def serve(channel: Channel, namespace: dict[str, Any]) -> None:
             after = [x if isinstance(x, CHANGEABLE) else None for x in arguments]
             answer = encode((True, value, after), keep)
         except Exception as error:  # noqa: BLE001 - for the test, which may expect it
-            # The nearest of Python's own, by which a test may catch it.
+            # The nearest class among Python's own exceptions, by which a test may catch it.
             kind = next(each for each in type(error).__mro__ if each.__module__ == "builtins")
             answer = encode((False, kind.__name__, str(error), list(error.args)), keep)
         channel.send(answer)
@@ -114,9 +114,9 @@ def _is_shown(name: str) -> bool:
 
 
 class Remote:
-    """An object of the completion's: it can be called, its attributes and items read, and gone through.
+    """An object of the completion, which a test can call, iterate, and read attributes and items of.
 
-    It does not compare or say yes or no: the completion would be told what a test is after.
+    It has no comparison and no truth value: these would show the completion what the test expects.
     """
 
     __slots__ = ("_handle", "_remote_process")
@@ -157,32 +157,36 @@ class Remote:
 
 
 class RemoteProcess:
-    """The process of a completion, for the process of its tests."""
+    """The process of a completion, as the process of its tests sees it."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._asking = allocate_lock()  # threads of a test's ask one after the other
+        self._asking = allocate_lock()  # threads of a test send requests one after the other
         self.is_open = True
-        """False once an answer has not come, or was none."""
+        """False after a missing or invalid answer."""
 
     def names(self) -> dict[str, Any]:
-        """Return what the completion defined, once it has run."""
+        """Return the names that the completion defined, once it has run."""
         names = self._receive()
         if type(names) is not dict:
             raise Closed
         return {name: value for name, value in names.items() if type(name) is str and _is_shown(name)}
 
     def ask(self, function: Any, /, *positional: Any, **named: Any) -> Any:
-        """Return what a function there returns; raises what it raises, as the nearest exception of Python's.
+        """Call a function in the completion's process and return its result.
 
         Args:
-            function: the completion's, or one of Python's.
+            function: function of the completion, or one of Python's own.
+
+        Raises:
+            Exception: the function raised it, here as the nearest of Python's own exceptions.
+            Closed: the process has ended, or its answer is invalid.
         """
         question = encode((function, positional, named), _refer)
         with self._asking:
             if not self.is_open:
                 raise Closed
-            self.is_open = False  # until the whole answer is here, which no other call may take for its own
+            self.is_open = False  # until the whole answer is here, so that no other call reads it
             self._channel.send(question)
             match self._receive():
                 case (True, value, list(after)):
@@ -205,14 +209,14 @@ class RemoteProcess:
 
 
 def _refer(value: Any) -> list[Any]:
-    """Return the node of what is no plain value of a test's: the completion's own, or a name of Python's.
+    """Return the node of a value that is not plain: an object of the completion, or a name of Python's own.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the value is neither.
     """
     if type(value) is Remote:
         return ["object", value._handle]
-    owner = getattr(value, "__objclass__", value)  # str.upper says of which type it is, not of which module
+    owner = getattr(value, "__objclass__", value)  # str.upper names its type, not its module
     module, name = str(getattr(owner, "__module__", None)), getattr(value, "__qualname__", None)
     if isinstance(name, str) and module.partition(".")[0] in sys.stdlib_module_names:
         current: Any = sys.modules.get(module)
@@ -224,19 +228,19 @@ def _refer(value: Any) -> list[Any]:
 
 
 def _exception(name: str, text: str, arguments: list[Any]) -> Exception:
-    """Return what the completion raised, as its process describes it."""
+    """Return the exception that the completion raised, from the description of its process."""
     kind = getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return RuntimeError(text)
-    if issubclass(kind, StopIteration | StopAsyncIteration):  # either ends a loop of the test's quietly
+    if issubclass(kind, StopIteration | StopAsyncIteration):  # both would end a loop of the test silently
         return RuntimeError(f"{name}: {text}")
     if all(type(argument) in SCALARS for argument in arguments):
-        with suppress(TypeError, ValueError, OverflowError):  # its own class took others
+        with suppress(TypeError, ValueError, OverflowError):  # the exception's own class had other arguments
             exception = kind(*arguments)
             if str(exception) == text:
                 return exception
     for base in kind.__mro__:
-        with suppress(TypeError):  # one that takes more than a text
+        with suppress(TypeError):  # a class that needs more than a text
             exception = base(text)
             if isinstance(exception, Exception):
                 return exception
@@ -244,7 +248,7 @@ def _exception(name: str, text: str, arguments: list[Any]) -> Exception:
 
 
 def _take_over(before: Any, now: Any) -> None:
-    """Change a test's argument as the function has changed its copy."""
+    """Apply the changes that a function made to its copy of a test's argument."""
     if any(isinstance(before, kind) and isinstance(now, kind) for kind in (list, bytearray)):
         before[:] = now
     elif any(isinstance(before, kind) and isinstance(now, kind) for kind in (dict, set)):

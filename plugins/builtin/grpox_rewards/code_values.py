@@ -1,8 +1,8 @@
-"""Values as bytes and back: who reads them gets plain values of exact types, and runs no code of the writer's.
+"""Values as bytes and back: the reader gets plain values of exact types, and runs no code of the writer.
 
-A message is a JSON list of nodes, and the last holds the value. A node is the name of its kind, followed by
-its parts: null, true, numbers and strings stand for themselves, and ``[n]`` for node number n, an earlier one.
-Nothing nests deeper than that, and a list that is in two places is one list again.
+A message is a JSON list of nodes; the last node has the value. A node is the name of its kind, followed by its
+parts: null, booleans, numbers and strings represent themselves, and ``[n]`` refers to an earlier node number n.
+There is no deeper nesting, and a list that occurs in two places is decoded as one list.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from itertools import chain
 from typing import Any
 
 DEEPEST = 400
-"""Levels of nesting that are copied, well below Python's limit on recursion."""
+"""Largest depth of nesting that is copied, well below Python's limit on recursion."""
 TEXT = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 LARGEST_NUMBER = 1 << 63
-"""JSON has no limit, but Python takes a time to read a long number that grows with its square."""
+"""Limit of numbers written as JSON numbers: Python's time to read a long decimal number grows with its
+square."""
 
 
 def _items_of(pairs: Any) -> Iterable[Any]:
@@ -35,7 +36,7 @@ def _days_of(duration: timedelta) -> list[int]:
     return [duration.days, duration.seconds, duration.microseconds]
 
 
-# Methods of the kind itself, because a subclass may have others.
+# Methods of the kind itself, because a subclass may override them.
 CONTAINERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
     list: (list.__iter__, lambda *items: [*items]),
     tuple: (tuple.__iter__, lambda *items: items),
@@ -46,7 +47,8 @@ CONTAINERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]
     Counter: (_items_of, lambda *items: Counter(_make_dict(*items))),
     deque: (lambda value: [value.maxlen, *value], lambda maxlen, *items: deque(items, maxlen)),
 }
-"""Kinds that are copied and have any parts -> how a value is taken to its parts, and made of them."""
+"""Copied kinds with parts of any kind -> function that returns the parts of a value, function that builds
+it."""
 ATOMS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
     int: (lambda value: [int.__format__(value, "x")], lambda text: int(text, 16)),
     str: (
@@ -65,20 +67,20 @@ ATOMS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[..., Any]]] = {
     Decimal: (lambda value: [str(value)], Decimal),
     Fraction: (lambda value: [value.numerator, value.denominator], Fraction),
 }
-"""Kinds that are copied and have numbers and strings alone."""
+"""Copied kinds whose parts are only numbers and strings -> the same two functions."""
 PARTS = {kind: parts for kind, (parts, _) in (CONTAINERS | ATOMS).items()}
 ANY_PARTS = {kind.__name__: make for kind, (_, make) in CONTAINERS.items()}
 PLAIN_PARTS = {kind.__name__: make for kind, (_, make) in ATOMS.items()}
 BASES = (int, float, str, list, tuple, dict, set, frozenset, complex, bytes, bytearray)
-"""An object of a subclass is copied as one of these."""
+"""Types that represent objects of their subclasses."""
 
 
 def encode(value: Any, hand_over: Callable[[Any], list[Any]]) -> bytes:
     """Return `value` as bytes.
 
     Args:
-        hand_over: gives a node for what is not copied: other objects, what is nested too deep, and a container
-            where it contains itself.
+        hand_over: returns a node for values that are not copied: other objects, deeper nesting, and a container
+            inside itself.
     """
     nodes = _Nodes(hand_over)
     nodes.add(["tuple", nodes.put(value, 0)])
@@ -92,14 +94,15 @@ class _Nodes:
         self.all: list[list[Any]] = []
         self._hand_over = hand_over
         self._known: dict[int, tuple[list[int] | None, Any]] = {}
-        """Id -> the reference, or None inside the value itself; and the value, so that no other gets its id."""
+        """Id -> (reference, value). The reference is None inside the value itself; the stored value keeps its
+        id unique."""
 
     def add(self, node: list[Any]) -> list[int]:
         self.all.append(node)
         return [len(self.all) - 1]
 
     def put(self, value: Any, depth: int) -> Any:
-        """Add `value`; return what stands for it among the parts of another."""
+        """Add `value`; return its representation among the parts of another value."""
         kind = type(value)
         if kind not in PARTS:
             if value is None or kind is bool or kind is float:
@@ -125,7 +128,7 @@ class _Nodes:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether JSON gives the string back as it is: two surrogates become one character."""
+    """Return whether JSON preserves the string: it joins two surrogates to one character."""
     try:
         return str.isascii(value) or bool(str.encode(value))
     except UnicodeEncodeError:
@@ -133,10 +136,13 @@ def _is_text(value: str) -> bool:
 
 
 def decode(data: bytes, take: Mapping[str, Callable[..., Any]]) -> Any:
-    """Return the value that `encode` made bytes of; raises some Exception where they are nothing of the kind.
+    """Return the value that `encode` wrote.
 
     Args:
-        take: makes of a node that `hand_over` gave what it stands for, by the name it begins with.
+        take: returns the value of a node from `hand_over`, by the name with which the node begins.
+
+    Raises:
+        Exception: the bytes are not a message of `encode`.
     """
     values: list[Any] = []
     for name, *parts in json.loads(data.decode("ascii")):

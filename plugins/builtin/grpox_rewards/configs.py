@@ -55,7 +55,7 @@ class RegexConfig(Parameters):
 
     @property
     def flags(self) -> re.RegexFlag:
-        """The three flags in the form of `re`."""
+        """Return the three flags as flags of `re`."""
         chosen = re.NOFLAG
         chosen |= re.IGNORECASE if self.ignore_case else re.NOFLAG
         chosen |= re.MULTILINE if self.multiline else re.NOFLAG
@@ -312,7 +312,7 @@ class JudgeConfig(ServiceConfig):
 
     @property
     def columns(self) -> list[str]:
-        """The dataset columns that the template names."""
+        """Dataset columns that the template names."""
         return [name for name in template_fields(self.prompt) if name not in ("prompt", "completion")]
 
     @field_validator("url")
@@ -353,10 +353,10 @@ class JudgeConfig(ServiceConfig):
 
 
 def template_fields(template: str) -> list[str]:
-    """List the names in braces of a template, in order, each once.
+    """Return the names in braces of a template, in order, each once.
 
     Raises:
-        ValueError: a brace is not closed, or a name is none: ``{0}``, ``{a.b}``, ``{a!r}``.
+        ValueError: a brace is not closed, or its content is not a name: ``{0}``, ``{a.b}``, ``{a!r}``.
     """
     names: list[str] = []
     for _, name, specification, conversion in Formatter().parse(template):

@@ -1,4 +1,5 @@
-"""A reward for right answers that falls with their length, and for wrong ones that rises: half a cosine."""
+"""A reward that falls with the length of right answers and rises with the length of wrong ones: half a
+cosine."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from grpox_rewards.configs import CosineConfig, ExactConfig, MathConfig
 
 
 class Cosine:
-    """`end + (start - end) (1 + cos(pi length / max_length)) / 2`, start and end by correctness.
+    """`end + (start - end) (1 + cos(pi length / max_length)) / 2`, with start and end by correctness.
 
-    A right answer scores `max_value_correct` at length 0 and `min_value_correct` at max_length; a wrong one
+    A right answer scores `max_value_correct` at length 0 and `min_value_correct` at max_length. A wrong one
+    scores
     `min_value_wrong` and `max_value_wrong`: a short wrong answer is the worst, so that the model thinks longer
-    where it fails (arXiv 2502.03373, appendix C.1). Lengths are in tokens, the ending EOS included.
+    where it fails (arXiv 2502.03373, appendix C.1). Lengths are in tokens, including the ending EOS.
     """
 
     def __init__(self, config: CosineConfig) -> None:
@@ -31,7 +33,7 @@ class Cosine:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """One score per completion; None where the judge of correctness abstains."""
+        """Return one score per completion; None if the judge of correctness abstains."""
         answers = {self.config.column: columns[self.config.column]}
         verdicts: list[float | None] = self._judge(completions=completions, log_metric=log_metric, **answers)
         return [
@@ -51,7 +53,7 @@ class Cosine:
 
 
 def _judge(config: CosineConfig) -> Callable[..., list[float | None]]:
-    """Build the reward that tells right from wrong."""
+    """Build the reward that judges correctness."""
     if config.correct_by == "math":
         from grpox_rewards.math import Math
 

@@ -1,4 +1,5 @@
-"""Scores from a language model that judges: an OpenAI-compatible service is asked about each completion."""
+"""Scores from a language model as judge: an OpenAI-compatible service receives a request for each
+completion."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ FENCED = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
 
 @dataclass(frozen=True)
 class Verdict:
-    """One reply of the judge, read."""
+    """One parsed reply of the judge."""
 
     score: float
-    """In [0, 1], or a `FailedScore`."""
+    """Score in [0, 1], or a `FailedScore`."""
     tokens_in: int = 0
     tokens_out: int = 0
     is_cached: bool = False
@@ -31,13 +32,13 @@ class Verdict:
 
 
 class Judge:
-    """`(score - lowest) / (highest - lowest)` of the score in the judge's reply.
+    """`(score - lowest) / (highest - lowest)` for the score in the judge's reply.
 
     Equal requests of a call are sent once. A reply without exactly one score in range is a failure, like a
-    service that does not answer: it gets no default score, and `on_error` decides.
+    service that does not answer: it has no default score, and `on_error` decides.
 
     Raises:
-        ConfigError: the environment lacks the key, or the cache's folder cannot be made.
+        ConfigError: the key is missing in the environment, or the cache's folder cannot be created.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
@@ -55,7 +56,7 @@ class Judge:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float]:
-        """One score in [0, 1] per completion; `FailedScore` for those without a readable reply."""
+        """Return one score in [0, 1] per completion; `FailedScore` for those without a readable reply."""
         rows = [dict(zip(self.config.columns, row, strict=True)) for row in self._rows(columns, len(prompts))]
         bodies = [
             self._body(prompt, completion, row)
@@ -70,12 +71,12 @@ class Judge:
         return [scores[body] for body in bodies]
 
     def _rows(self, columns: Mapping[str, Sequence[Any]], count: int) -> list[tuple[Any, ...]]:
-        """The values of the template's columns, for each completion."""
+        """Return the values of the template's columns for each completion."""
         named = [columns[name] for name in self.config.columns]
         return list(zip(*named, strict=True)) if named else [()] * count
 
     def _body(self, prompt: Text, completion: Text, row: Mapping[str, Any]) -> bytes:
-        """The request about one completion, the same bytes for the same content."""
+        """Return the request for one completion, with the same bytes for the same content."""
         config = self.config
         request = config.prompt.format(prompt=plain(prompt), completion=completion_text(completion), **row)
         messages = [{"role": "system", "content": config.system}] if config.system is not None else []
@@ -124,14 +125,14 @@ class Judge:
 
 
 def plain(prompt: Text) -> str:
-    """Return a prompt as text: the string itself, or a paragraph for each message."""
+    """Return a prompt as text: the string itself, or one paragraph per message."""
     if isinstance(prompt, str):
         return prompt
     return "\n\n".join(f"{message.get('role', '')}: {completion_text([message])}" for message in prompt)
 
 
 def read_answer(answer: Any) -> tuple[str, int, int]:
-    """Return the reply in an answer of the service, and the tokens of request and reply (0 where unknown).
+    """Return the reply in an answer of the service, and the tokens of request and reply (0 if unknown).
 
     Raises:
         ServiceFailed: the answer has no reply.
@@ -151,7 +152,7 @@ def read_score(reply: str, config: JudgeConfig) -> float:
     """Return the score of a reply, in [0, 1].
 
     Raises:
-        ValueError: the reply has none, several, or one out of range; the text says which.
+        ValueError: the reply has no score, several, or one out of range; the text says which.
     """
     score = _in_json(reply, config.json_field) if config.json_field else _by_pattern(reply, config.pattern)
     if not config.lowest <= score <= config.highest:

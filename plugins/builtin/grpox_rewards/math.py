@@ -1,6 +1,6 @@
-"""1 if the completion's final expression equals the answer column's, judged by math-verify.
+"""Reward 1 if the completion's final expression equals the answer column's, judged by math-verify.
 
-A long-lived process judges the completion, and is killed when it takes too long.
+A long-lived process judges the completions; it is killed when one takes too long.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from grpox.runtime.child import Child, ChildFailed, ChildLate, Restarted
 from grpox_rewards.configs import MathConfig
 
 START_SECONDS = 120.0
-"""The process answers after one to three seconds; a machine busy compiling may take much longer."""
+"""Time limit for the start. The process answers after one to three seconds; a busy machine may take much
+longer."""
 WORKER = Path(__file__).with_name("math_worker.py")
 
 SCORES = {"right": 1.0, "wrong": 0.0, "unreadable": None, "timeout": 0.0, "crash": 0.0}
-"""By the judgement: the first three are what the process replies, unreadable where the answer holds none."""
+"""Verdict -> score. The process replies with one of the first three; unreadable: the answer has no
+expression."""
 
 
 def _start() -> Child:
-    # -P: run by path, the folder of the file would come first on sys.path, and math.py shadow `math`.
+    # -P keeps this folder off sys.path, where math.py would shadow `math`.
     child = Child(["-P", str(WORKER)], stall=START_SECONDS)
     try:
         child.receive(time.monotonic() + START_SECONDS)
@@ -39,8 +41,9 @@ def _start() -> Child:
 class Math:
     """``1[expression(text) = expression(answer)]``, source: https://github.com/huggingface/Math-Verify.
 
-    math-verify guards itself with signal.alarm, which works in no thread but the main one; here it runs in a
-    process of its own, started at the first call, which is killed when it takes too long.
+    math-verify limits its time with signal.alarm, which works only in the main thread. Here it therefore runs
+    in
+    a separate process, which starts at the first call and is killed when a judgement takes too long.
     """
 
     def __init__(self, config: MathConfig) -> None:
@@ -55,11 +58,11 @@ class Math:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """One score per completion; None where the answer is None or holds no expression.
+        """Return one score per completion; None if the answer is None or contains no expression.
 
         Raises:
             TypeError: an answer is neither a string nor a number.
-            RuntimeError: the process that judges cannot be started.
+            RuntimeError: the judging process cannot be started.
         """
         answers = [answer_text(answer) for answer in columns[self.config.column]]
         verdicts = [
@@ -74,11 +77,12 @@ class Math:
         return [SCORES[verdict] for verdict in verdicts]
 
     def _judge(self, answer: str, completion: str) -> str:
-        """Return whether `completion` ends in an expression equal to `answer`, as a key of `SCORES`."""
+        """Judge whether `completion` ends in an expression equal to `answer`; return a key of `SCORES`."""
         if self._child.current is not None and self._child.current.has_ended():
             self._child.stop()
         child = self._child.get()
-        # A call that took too long goes on in its thread while the next one asks: replies would be mixed up.
+        # A call that took too long continues in its thread during the next one: without the lock, replies would
+        # mix.
         with child.in_use:
             try:
                 child.send(json.dumps({"answer": answer, "completion": completion}).encode())
@@ -89,7 +93,8 @@ class Math:
 
 
 def answer_text(answer: Any) -> str | None:
-    """An answer as math-verify can read it: 1e-05, which it would take for 1*e-05, becomes 0.00001."""
+    """Return an answer that math-verify reads correctly: 1e-05, which it would read as 1*e-05, becomes
+    0.00001."""
     if answer is None or isinstance(answer, str):
         return answer
     if isinstance(answer, int | float) and not isinstance(answer, bool):

@@ -1,4 +1,4 @@
-"""The program that `grpox_rewards.math` runs: requests as JSON in, words out."""
+"""The program that `grpox_rewards.math` runs: it reads requests as JSON and writes words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from grpox.runtime.child import connect_to_parent
 
 MEMORY_BYTES = 4 * 1024**3
-"""Address space: an expression such as 9**9**9**9 ends in a MemoryError and not in the machine's memory."""
+"""Limit of the address space in bytes: an expression such as 9**9**9**9 raises MemoryError before it fills the
+machine."""
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 # Three letters in a row outside braces that are no LaTeX command: a sentence, not an expression.
 PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
@@ -24,25 +25,26 @@ TARGETS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig()
 
 
 def expressions(text: str) -> list[Any]:
-    """Return math-verify's reading of running text: a sympy expression and its string, or less."""
-    # Its own time limit is off, since the process that asks kills this one.
+    """Return math-verify's reading of running text: a sympy expression and its string, or fewer items."""
+    # math-verify's own time limit is off, because the requesting process kills this one.
     parsed: list[Any] = parse(text, TARGETS, extraction_mode="first_match", parsing_timeout=None)
     return parsed
 
 
 @functools.lru_cache(maxsize=1024)
 def answer_expressions(answer: str) -> list[Any]:
-    """As `expressions`, for text that is an answer and nothing else, and may be LaTeX without delimiters."""
+    """Return expressions like `expressions` does, from text that is only an answer and may be LaTeX without
+    delimiters."""
     bare = not any(mark in answer for mark in DELIMITERS) and not PROSE.search(answer)
     parsed = expressions(f"${answer}$") if bare else []
     return parsed if _readable(parsed) else expressions(answer)
 
 
 def judge(answer: str, completion: str) -> str:
-    """The verdict: "right" or "wrong", or "unreadable" when the answer holds no expression.
+    r"""Return the verdict: "right" or "wrong", or "unreadable" if the answer contains no expression.
 
-    Of a completion with ``<answer>...</answer>`` the last such answer counts, else its last expression, what
-    is \\boxed first.
+    From a completion with ``<answer>...</answer>``, the last such answer counts; otherwise its last expression,
+    preferably one in \boxed.
     """
     gold = answer_expressions(answer)
     if not _readable(gold):
@@ -57,7 +59,7 @@ def _readable(parsed: list[Any]) -> bool:
 
 
 def main() -> None:
-    """Say that a first judgement has come out right, then answer each request until the parent ends."""
+    """Report that a first judgement has succeeded, then answer each request until the parent ends."""
     parent = connect_to_parent()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)

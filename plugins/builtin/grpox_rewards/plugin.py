@@ -1,6 +1,5 @@
-"""Offers the built-in rewards: exact, regex, format, length, soft_overlong, cosine, repetition, math, code,
-reward_model, http and judge.
-"""
+"""The built-in rewards: exact, regex, format, length, soft_overlong, cosine, repetition, math, code,
+reward_model, http and judge."""
 
 from __future__ import annotations
 
@@ -108,5 +107,5 @@ REWARDS = (
 
 @hookimpl
 def grpox_rewards() -> tuple[ComponentSpec, ...]:
-    """Offer twelve rewards; text rewards read the text of the completion's last message."""
+    """Return the twelve rewards; text rewards read the text of the completion's last message."""
     return REWARDS

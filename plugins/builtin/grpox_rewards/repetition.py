@@ -1,4 +1,4 @@
-"""A penalty for saying the same again: the share of n-grams that repeat an earlier one."""
+"""A penalty for repetition: the share of n-grams that repeat an earlier one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Repetition:
     def __call__(
         self, *, completions: Sequence[Text], completion_ids: Sequence[Sequence[int]], **columns: Any
     ) -> list[float]:
-        """One score in (-1, 0] per completion."""
+        """Return one score in (-1, 0] per completion."""
         if self.config.unit == "tokens":
             return [self._score(ids) for ids in completion_ids]
         return [self._score(completion_text(completion).lower().split()) for completion in completions]

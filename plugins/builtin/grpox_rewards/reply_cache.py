@@ -1,4 +1,4 @@
-"""Replies of a judge on disk, by the content of their requests."""
+"""A judge's replies on disk, stored by the content of their requests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from grpox.toolkit import text_of, write_atomically
 class ReplyCache:
     """A file for each reply, named by the SHA-256 of address and request: ``ab/abcd....json``.
 
-    Files are put in place whole, so that ranks and runs may share the folder. It holds texts of prompts and
-    completions, and no keys.
+    Files are written atomically, so ranks and runs can share the folder. It contains texts of prompts and
+    completions, but no keys.
 
     Raises:
-        ConfigError: the folder cannot be made.
+        ConfigError: the folder cannot be created.
     """
 
     def __init__(self, folder: str, url: str) -> None:
@@ -31,7 +31,7 @@ class ReplyCache:
             raise ConfigError(what, given=folder, allowed="cache: a folder that may be written") from error
 
     def find(self, request: bytes) -> Any | None:
-        """Return the answer to `request`; None where there is none, or its file is damaged."""
+        """Return the answer to `request`; None if there is none, or its file is damaged."""
         try:
             return json.loads(self._file(request).read_text(encoding="utf-8"))["answer"]
         except (OSError, ValueError, KeyError, TypeError):

@@ -22,29 +22,31 @@ from grpox_rewards.configs import RewardModelConfig
 
 
 class RewardModel:
-    """Reads prompt and completion through the model's own tokenizer, in batches of similar lengths.
+    """Scores prompt and completion with the model's own tokenizer, in batches of similar lengths.
 
-    Conversational data goes through the tokenizer's chat template, which writes its own special tokens; plain
+    Conversational data goes through the tokenizer's chat template, which writes its own special tokens. Plain
     text is prompt and completion joined, with the special tokens that the tokenizer adds.
 
     Raises:
-        ConfigError: the folder holds no such model, one with several outputs or without trained head, or no
-            tokenizer.
+        ConfigError: the folder has no such model or no tokenizer, or the model has several outputs or no
+            trained
+            head.
     """
 
     def __init__(self, config: RewardModelConfig, model: PreTrainedModel | None = None) -> None:
-        """
+        """Load the model and its tokenizer.
+
         Args:
-            model: in place of the weights under `config.model`, where its tokenizer is still read.
+            model: replaces the weights under `config.model`; its tokenizer is still read from there.
         """
         self.config = config
         self._tokenizer: PreTrainedTokenizerBase = _loaded(config, "tokenizer", AutoTokenizer.from_pretrained)
-        self._tokenizer.truncation_side = "left"  # the end of the completion is what the score is read from
+        self._tokenizer.truncation_side = "left"  # the score is read at the end of the completion
         cuda = torch.cuda.is_available()
-        # The run's on this rank, which joining the world has chosen.
+        # The device of this rank, which was chosen when the process group started.
         self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         self._model = (_model(config) if model is None else model).to(self._device).eval()
-        # The model's padding token and the tokenizer's truncation are set for each call, for all threads.
+        # The model's padding token and the tokenizer's truncation are set in each call, for all threads.
         self._one_at_a_time = threading.Lock()
         self._max_length = config.max_length or _positions(self._model, self._tokenizer)
 
@@ -56,7 +58,7 @@ class RewardModel:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float]:
-        """One score per completion.
+        """Return one score per completion.
 
         Raises:
             ValueError: the data is conversational and the tokenizer has no chat template.
@@ -68,9 +70,9 @@ class RewardModel:
         return scores
 
     def _scored(self, pairs: Sequence[tuple[Text, Text]]) -> tuple[list[float], float]:
-        """One score per pair, and the part of them that was cut."""
+        """Return one score per pair, and the share of pairs that were cut."""
         sequences, cut = zip(*(self._token_ids(*pair) for pair in pairs), strict=True)
-        # Each text once: in another batch it would score otherwise by a rounding, which is no difference.
+        # Score each text once: in another batch its score would differ by rounding.
         texts = [tuple(ids) for ids in sequences]
         distinct = sorted(set(texts), key=lambda ids: (len(ids), ids))
         scores: dict[tuple[int, ...], float] = {}
@@ -80,7 +82,7 @@ class RewardModel:
         return [scores[ids] for ids in texts], sum(cut) / len(cut)
 
     def _token_ids(self, prompt: Text, completion: Text) -> tuple[list[int], bool]:
-        """The tokens the model reads, and whether their left end was cut."""
+        """Return the tokens that the model reads, and whether tokens were removed from the left."""
         if isinstance(prompt, str) and isinstance(completion, str):
             text, template = prompt + completion, False
         else:
@@ -88,7 +90,7 @@ class RewardModel:
         ids: list[int] = self._tokenizer(text, add_special_tokens=not template, verbose=False)["input_ids"]
         if self._max_length is None or len(ids) <= self._max_length:
             return ids, False
-        # Again by the tokenizer, which keeps the special tokens that it adds at the ends.
+        # Tokenize again with truncation, which keeps the special tokens that the tokenizer adds at the ends.
         limit = {"truncation": True, "max_length": self._max_length}
         return list(self._tokenizer(text, add_special_tokens=not template, **limit)["input_ids"]), True
 
@@ -100,11 +102,12 @@ class RewardModel:
 
     @torch.inference_mode()
     def _scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
-        """One score per sequence of a batch, padded on the right: the model finds the last token by that."""
+        """Return one score per sequence of a batch, padded on the right, where the model looks for the last
+        token."""
         text_config = self._model.config.get_text_config()
         declared = text_config.pad_token_id
         used = {token for ids in sequences for token in ids}
-        # Where a checkpoint declares none, any token will do that none of the texts holds.
+        # If a checkpoint declares no padding token, any token serves that none of the texts contains.
         unused = (token for token in range(text_config.vocab_size) if token not in used)
         pad = next(unused) if declared is None else declared
         width = max(map(len, sequences))
@@ -148,10 +151,10 @@ def _loaded(config: RewardModelConfig, what: str, load: Callable[..., Any], **ar
 
 
 def _positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Tokens that model and tokenizer take at most, where either says so."""
+    """Return the largest number of tokens that model and tokenizer accept, if either has a limit."""
     limits = (
         getattr(model.config.get_text_config(), "max_position_embeddings", None),
         tokenizer.model_max_length,
     )
-    # A tokenizer that knows no limit says 10^30.
+    # A tokenizer without a limit reports 10^30.
     return min((limit for limit in limits if limit is not None and limit < 10**9), default=None)

@@ -1,4 +1,4 @@
-"""Requests to a service that scores: several at a time, paced, repeated after failures, with a secret key."""
+"""Requests to a scoring service: several at a time, paced, retried after failures, with a secret key."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from grpox.toolkit import MASK, TEXT, shorten, text_of
 from grpox_rewards.configs import ServiceConfig
 
 TRANSIENT = (408, 425, 429)
-"""Statuses below 500 after which the same request may succeed."""
+"""Statuses below 500 after which a retry may succeed."""
 LONGEST_WAIT = 60.0
 LARGEST_ANSWER = 64 << 20
-"""Bytes."""
+"""Largest answer in bytes."""
 
 
 class ServiceFailed(Exception):
-    """A request that got no usable answer."""
+    """The service gave no usable answer to a request."""
 
     is_transient = False
     retry_after = 0.0
-    """Seconds after which the service wants to be asked again."""
+    """Seconds after which the service permits the next request."""
 
 
 @dataclass
 class Pace:
-    """The times at which requests may begin, `gap` seconds apart."""
+    """Start times of requests, `gap` seconds apart."""
 
     gap: float
     next_start: float = 0.0
@@ -50,19 +50,19 @@ class Pace:
 
 @dataclass
 class Session:
-    """Requests of one call of a reward: one HTTP session, with a limit on the requests under way."""
+    """Requests of one call of a reward: one HTTP session, with a limit on simultaneous requests."""
 
     http: aiohttp.ClientSession
     room: asyncio.Semaphore
     attempts: list[int] = field(default_factory=list)
-    """Times that each request was sent."""
+    """Number of attempts of each request."""
 
 
 class Service:
     """A service at an address, with its key from the environment.
 
     Raises:
-        ConfigError: the environment has no such key.
+        ConfigError: the key is missing in the environment.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
@@ -72,14 +72,14 @@ class Service:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """Open a session, in the event loop of the caller."""
+        """Open a session in the caller's event loop."""
         headers = {"Content-Type": "application/json"}
         if self._key:
             bearer = "Bearer " if self._config.key_header.lower() == "authorization" else ""
             headers[self._config.key_header] = bearer + self._key
         timeout = aiohttp.ClientTimeout(total=self._config.request_timeout)
         room = asyncio.Semaphore(self._config.concurrency)
-        connector = aiohttp.TCPConnector(limit=0)  # `room` limits
+        connector = aiohttp.TCPConnector(limit=0)  # `room` sets the limit
         async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as http:
             yield Session(http, room)
 
@@ -87,7 +87,7 @@ class Service:
         """Return the JSON that answers `body`.
 
         Raises:
-            ServiceFailed: the last attempt failed too; its text holds no key.
+            ServiceFailed: the last attempt failed too; its text does not contain the key.
         """
         draw = random.Random(f"{self._config.seed} {body!r}")
         retrying = AsyncRetrying(
@@ -130,14 +130,14 @@ class Service:
             raise ServiceFailed("answered something else than JSON") from error
 
     def _wait(self, state: RetryCallState, draw: random.Random) -> float:
-        """Seconds before the next attempt."""
+        """Return the seconds before the next attempt."""
         doubled = self._config.back_off * 2.0 ** (state.attempt_number - 1)
         error = state.outcome.exception() if state.outcome is not None else None
         least = error.retry_after if isinstance(error, ServiceFailed) else 0.0
         return min(LONGEST_WAIT, max(least, min(doubled, LONGEST_WAIT) * draw.uniform(0.5, 1.0)))
 
     def _masked(self, text: str) -> str:
-        """Mask the key, which a service may repeat."""
+        """Mask the key, which a service may repeat in its answer."""
         return text.replace(self._key, MASK) if self._key else text
 
 
@@ -154,7 +154,7 @@ def _key_of(config: ServiceConfig) -> str:
 def _transient(failure: str, retry_after: str = "") -> ServiceFailed:
     error = ServiceFailed(failure)
     error.is_transient = True
-    error.retry_after = float(retry_after) if retry_after.isdecimal() else 0.0  # a date is left out
+    error.retry_after = float(retry_after) if retry_after.isdecimal() else 0.0  # a date is ignored
     return error
 
 

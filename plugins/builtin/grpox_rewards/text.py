@@ -1,4 +1,4 @@
-"""Rewards that look at a completion's text or length alone: exact, regex, format, length and soft_overlong."""
+"""Rewards that depend only on a completion's text or length: exact, regex, format, length and soft_overlong."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from grpox_rewards.configs import ExactConfig, FormatConfig, LengthConfig, Regex
 
 
 class Exact:
-    """``1[text = answer]``; an answer that is no string is compared as Python writes it (72, 0.5, True)."""
+    """``1[text = answer]``; an answer that is not a string is compared as Python prints it (72, 0.5, True)."""
 
     def __init__(self, config: ExactConfig) -> None:
         self.config = config
         self.reads_columns = (config.column,)
 
     def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float | None]:
-        """One score per completion; None where the answer is None."""
+        """Return one score per completion; None if the answer is None."""
         answers = columns[self.config.column]
         return [
             None if answer is None else float(self._plain(completion_text(text)) == self._plain(str(answer)))
@@ -31,7 +31,7 @@ class Exact:
 
 
 class Regex:
-    """`match` where the pattern is found (and its group equals the column, if given), else `no_match`."""
+    """`match` if the pattern is found (and its group equals the column, if given), else `no_match`."""
 
     def __init__(self, config: RegexConfig) -> None:
         self.config = config
@@ -40,7 +40,7 @@ class Regex:
         self._find = compiled.fullmatch if config.full else compiled.search
 
     def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float | None]:
-        """One score per completion; None where the compared column is None."""
+        """Return one score per completion; None if the compared column is None."""
         matches = [self._find(completion_text(completion)) for completion in completions]
         if self.config.column is None:
             return [self._score(match is not None) for match in matches]
@@ -50,7 +50,7 @@ class Regex:
         ]
 
     def _equals(self, match: re.Match[str], answer: Any) -> bool:
-        captured: str | None = match[self.config.group]  # None: the group took no part in the match
+        captured: str | None = match[self.config.group]  # None: the group is not part of the match
         return captured is not None and captured.strip() == str(answer).strip()
 
     def _score(self, matches: bool) -> float:
@@ -58,7 +58,7 @@ class Regex:
 
 
 class Format:
-    """``<think>...</think> <answer>...</answer>`` and nothing else but white space; blocks may be empty.
+    """``<think>...</think> <answer>...</answer>`` and otherwise only white space; blocks may be empty.
 
     Source: the format reward of DeepSeek-R1, arXiv 2501.12948, section 2.2.2.
     """
@@ -75,18 +75,18 @@ class Format:
         self._shape = re.compile(blocks + (".*" if config.text_after else r"\s*"), re.DOTALL)
 
     def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
-        """One score per completion."""
+        """Return one score per completion."""
         return [float(self._fits(completion_text(completion))) for completion in completions]
 
     def _fits(self, text: str) -> bool:
-        # Each mark once, so that a block cannot hold another: then a match is the only one there can be.
+        # Each tag exactly once, so that no block contains another and at most one match is possible.
         once = all(text.count(mark) == 1 for mark in self._marks)
         reopened = self._forbidden is not None and self._forbidden in text
         return once and not reopened and self._shape.fullmatch(text) is not None
 
 
 class Length:
-    """0 at the target. Relative: -1 at 0 and from twice the target on. Absolute: ``-|length - target|``."""
+    """0 at the target. Relative: -1 at length 0 and from twice the target. Absolute: ``-|length - target|``."""
 
     def __init__(self, config: LengthConfig) -> None:
         self.config = config
@@ -94,7 +94,7 @@ class Length:
     def __call__(
         self, *, completions: Sequence[Text], completion_ids: Sequence[Sequence[int]], **columns: Any
     ) -> list[float]:
-        """One score per completion: in [-1, 0] if relative, else at most 0."""
+        """Return one score per completion: in [-1, 0] if relative, else at most 0."""
         if self.config.unit == "tokens":
             lengths = [len(ids) for ids in completion_ids]
         else:
@@ -117,7 +117,7 @@ class SoftOverlong:
         self.config = config
 
     def __call__(self, *, completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
-        """One score in [-1, 0] per completion."""
+        """Return one score in [-1, 0] per completion."""
         return [self._score(len(ids)) for ids in completion_ids]
 
     def _score(self, length: int) -> float:

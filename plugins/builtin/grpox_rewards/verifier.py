@@ -1,4 +1,4 @@
-"""Scores from a service of one's own: completions are posted as JSON, and a list of scores comes back."""
+"""Scores from the user's own service: completions are posted as JSON, and a list of scores is returned."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Http:
     """Posts ``{"prompts": [...], "completions": [...], "columns": {...}}``, expects ``{"scores": [...]}``.
 
     Prompts and completions are strings or lists of messages, as in the data. A score is a number, or null to
-    abstain. A bare list is taken as well.
+    abstain. A bare list is accepted, too.
 
     Raises:
-        ConfigError: the environment lacks the key.
+        ConfigError: the key is missing in the environment.
     """
 
     def __init__(self, config: HttpConfig) -> None:
@@ -36,7 +36,7 @@ class Http:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        """One score per completion; `FailedScore` for those of a request that failed."""
+        """Return one score per completion; `FailedScore` for those of a failed request."""
         size, scores = self.config.batch_size, list[float | None]()
         async with self._service.session() as session:
             batches = [slice(start, start + size) for start in range(0, len(completions), size)]
@@ -61,7 +61,7 @@ class Http:
 
 
 def cut(columns: dict[str, Sequence[Any]], part: slice) -> dict[str, Sequence[Any]]:
-    """Select the rows `part` of every column."""
+    """Return the rows `part` of every column."""
     return {name: values[part] for name, values in columns.items()}
 
 
@@ -69,7 +69,7 @@ def checked(answer: Any, count: int) -> list[float | None]:
     """Return the scores of an answer.
 
     Raises:
-        ServiceFailed: it is not `count` finite numbers or null.
+        ServiceFailed: the answer is not `count` finite numbers or nulls.
     """
     scores = answer.get("scores") if isinstance(answer, dict) else answer
     if not isinstance(scores, list) or len(scores) != count:

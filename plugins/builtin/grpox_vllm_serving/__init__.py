@@ -1,4 +1,4 @@
-"""A vLLM server for rollouts: `grpox serve` starts it, a token guards it, a run replaces its weights.
+"""A vLLM server for rollouts: `grpox serve` starts it, a token protects it, a run replaces its weights.
 
-`launch` starts it; `protocol` and `file_transfer` are loaded by vLLM inside it.
+`launch` starts the server; vLLM loads `protocol` and `file_transfer` inside it.
 """

@@ -157,10 +157,10 @@ def _serve(settings: ServerSettings) -> None:
 
 
 def _model(given: str) -> tuple[str, str | None]:
-    """Return the model for vLLM to load, and its dtype if a run names it.
+    """Return the model for vLLM to load, and its dtype if a run file sets one.
 
     Raises:
-        ConfigError: it is neither a model's folder nor a run file, recipe or hub id.
+        ConfigError: it is not a model's folder, run file, recipe or hub id.
     """
     from grpox.toolkit import input_path, load_run, model_problems, recipe_names
 
@@ -174,7 +174,7 @@ def _model(given: str) -> tuple[str, str | None]:
 
 
 def _hang_up_as_terminate() -> None:
-    """Have a closed terminal end the server as SIGTERM does, unless under nohup."""
+    """Make a closed terminal end the server as SIGTERM does, unless under nohup."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
 
@@ -186,8 +186,8 @@ def _refuse_unknown(option: str, given: str | None, allowed: tuple[str, ...]) ->
 
 
 def _refuse_used_address(host: str, port: int) -> None:
-    """Refuse a used address before vLLM loads, which would fail only after a minute."""
-    import socket  # late: every command loads this module
+    """Refuse a used address at once; vLLM would fail only after it has loaded for a minute."""
+    import socket  # imported late: every command loads this module
 
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:

@@ -1,6 +1,6 @@
-"""Weights through files in a folder that run and server both see: a backend of vLLM's weight transfer.
+"""Transfer of weights through files in a folder that run and server share: a backend of vLLM's weight transfer.
 
-In shared memory the folder costs no disk. vLLM's own backends need CUDA on both sides.
+In shared memory the folder uses no disk. vLLM's own backends need CUDA on both sides.
 https://docs.vllm.ai/en/latest/training/weight_transfer/
 """
 
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[0-9a-z-]+\.safetensors")
 
 @dataclass
 class NoInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """The folder is the server's own choice: nothing is agreed on."""
+    """Empty settings: the server chooses the folder by itself."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class BucketFile(WeightTransferUpdateInfo):  # type: ignore[misc]
     """One bucket of whole parameters, in a safetensors file."""
 
     file: str
-    """Its name in the server's folder."""
+    """Name of the file in the server's folder."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.file):
@@ -43,13 +43,13 @@ class BucketFile(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class FileTransferEngine(WeightTransferEngine[NoInitInfo, BucketFile]):  # type: ignore[misc]
-    """Loads each bucket as it is told of, and lets go of its memory once every layer in it is complete."""
+    """Loads each bucket when it is announced, and frees its memory once every layer in it is complete."""
 
     init_info_cls = NoInitInfo
     update_info_cls = BucketFile
 
     def init_transfer_engine(self, init_info: NoInitInfo) -> None:
-        """Nothing to agree on."""
+        """Do nothing: this transfer has no connection to set up."""
 
     def start_weight_update(self) -> None:
         self._head_is_embedding = head_is_embedding(self.model)
@@ -59,14 +59,17 @@ class FileTransferEngine(WeightTransferEngine[NoInitInfo, BucketFile]):  # type:
         folder = Path(os.environ[WEIGHTS_FOLDER])
         path = folder / update_info.file
         with safe_open(path, framework="pt", device=str(self.device)) as bucket:
-            # On NFS the file may vanish from under what is mapped before a layer is complete.
+            # On NFS the file may vanish while it is mapped and a layer is incomplete.
             weights = _tensors(bucket, copied=SHARED_MEMORY not in folder.parents)
             tied = self.model_config.hf_text_config.tie_word_embeddings
             self.model.load_weights(as_loaded(weights, tied, self._head_is_embedding))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As vLLM's own, which would synchronize an accelerator that a CPU does not have."""
-        self.receive_weights(self.parse_update_info(update_info))
+        """Load the bucket, and wait until it is on the device: its file is removed after the answer."""
+        if self.device.type == "cpu":  # vLLM's own would synchronize an accelerator that is not there
+            self.receive_weights(self.parse_update_info(update_info))
+        else:
+            super().update_weights(update_info)
 
     def finish_weight_update(self) -> None:
         left = untouched(self.model)
@@ -76,7 +79,7 @@ class FileTransferEngine(WeightTransferEngine[NoInitInfo, BucketFile]):  # type:
         pack_again(self.model)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no file or connection is open."""
 
 
 def _tensors(bucket: Any, copied: bool) -> Iterator[tuple[str, Any]]:
@@ -86,10 +89,10 @@ def _tensors(bucket: Any, copied: bool) -> Iterator[tuple[str, Any]]:
 
 
 class WorkerExtension:
-    """Mixed into vLLM's workers, which so import this module and register the backend."""
+    """Mixin for vLLM's workers; loading it imports this module, which registers the backend."""
 
     def forget_weight_update(self) -> None:
-        """Drop an update whose sender went away in the middle; vLLM would refuse to start another."""
+        """Drop an update whose sender disappeared during it; vLLM would refuse to start another one."""
         for file in Path(os.environ[WEIGHTS_FOLDER]).glob("*.safetensors"):
             file.unlink(missing_ok=True)
         worker: Any = self

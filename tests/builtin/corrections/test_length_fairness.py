@@ -1,4 +1,4 @@
-"""What its length does to a completion: the numbers of docs/corrections.md, from the corrections themselves."""
+"""Effect of a completion's length: the numbers of docs/corrections.md, from the corrections themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What vllm-colocate asks of vLLM's engine and when, with a double that keeps to the engine's rules."""
+"""Settings and calls of vLLM's engine by vllm-colocate, with a test double that follows the engine's rules."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 
 def drawn(draw, scores):
-    """What a greedy generate takes: the token of the largest score."""
+    """Return the token that a greedy generate takes: the one of the largest score."""
     return draw(torch.zeros(len(scores), 1, dtype=torch.long), scores.clone()).argmax(dim=-1)
 
 

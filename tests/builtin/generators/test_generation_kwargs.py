@@ -1,4 +1,4 @@
-"""Which generation_kwargs and sampling settings hf takes, and which a biased correction would follow."""
+"""Support of generation_kwargs and sampling settings by hf, and settings that would bias a correction."""
 
 import pytest
 from pydantic import ValidationError

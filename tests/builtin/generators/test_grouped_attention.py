@@ -10,7 +10,7 @@ from grpox_generators.hf import GROUPED, group_heads, grouped_attention
 
 
 class Layer(torch.nn.Module):
-    """What the function asks of an attention layer: H / K."""
+    """Attributes of an attention layer that the function uses: H / K."""
 
     num_key_value_groups = 3
     is_causal = True

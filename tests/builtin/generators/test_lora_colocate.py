@@ -1,4 +1,4 @@
-"""What vllm-colocate sends of a policy with adapters, and when, with a double in place of vLLM's engine."""
+"""Transfers of a policy with adapters by vllm-colocate, with a test double in place of vLLM's engine."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MODEL = {"model_type": "llama", "hidden_size": 8}
 
 
 def answered(handler, work, **settings):
-    """What `work(client)` returns, with a real server on a real port that answers by `handler`."""
+    """Return the result of `work(client)`, with a real server on a real port that answers by `handler`."""
 
     async def run():
         app = web.Application()

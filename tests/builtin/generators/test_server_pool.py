@@ -1,4 +1,4 @@
-"""How requests are spread over vLLM servers, and what becomes of those whose server is lost."""
+"""Distribution of requests over vLLM servers, also after the loss of a server."""
 
 import asyncio
 

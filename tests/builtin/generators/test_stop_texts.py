@@ -1,4 +1,4 @@
-"""Where a completion ends by a text: tokens that share it, carry more than it, or hold part of a character."""
+"""End of a completion by a text: tokens that share it, carry more than it, or hold part of a character."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a run file may say about a loss, and what is refused."""
+"""Parameters of losses in a run file, and refused values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each loss declares to the core: its reduction, and what its gradient means."""
+"""Declarations of each loss to the core: its reduction, and the meaning of its gradient."""
 
 from __future__ import annotations
 

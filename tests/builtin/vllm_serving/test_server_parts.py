@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from transformers import LlamaConfig
 
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.server_weights import buckets
+from grpox_generators.server_weights import buckets, on_host
 from grpox_vllm_serving.protocol import differences, signature
 
 
@@ -45,6 +45,11 @@ def test_a_bucket_is_asked_for_only_when_the_one_before_is_used():
     made = buckets(stream(), 16)
     next(made)
     assert asked == [0, 1]
+
+
+def test_a_bucket_on_a_cpu_is_written_as_it_is():
+    bucket = {"w": torch.zeros(4)}
+    assert on_host(bucket) is bucket
 
 
 def test_models_differ_in_their_shape_and_not_in_their_weights():

@@ -76,7 +76,7 @@ def test_a_missing_file_and_one_that_others_read_are_told(tmp_path):
 
 
 def ask(monkeypatch, path="/x", method="GET", kind="http", headers=()):
-    """What a guarded application answers: "passed", a status, or the code that closed a websocket."""
+    """Return the answer of a guarded application: "passed", a status, or the code that closed a websocket."""
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     sent = []
 

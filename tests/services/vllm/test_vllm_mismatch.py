@@ -91,7 +91,7 @@ RUNS = [
 
 @pytest.fixture(scope="module")
 def told(folder):
-    """What each of RUNS printed on standard error; one process trains them one after the other."""
+    """Return the standard error of each of RUNS; one process trains them one after the other."""
     (folder / "off.py").write_text(GENERATORS)
     (folder / "script.py").write_text(SCRIPT.format(runs=RUNS))
     done = processes.run("script.py", cwd=folder, vllm=True)

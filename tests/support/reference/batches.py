@@ -15,7 +15,7 @@ T = 9
 
 @dataclass(frozen=True)
 class Row:
-    """What is set of a row; its tokens are random around it."""
+    """Fixed values of a row; its tokens are random around them."""
 
     tokens: int
     advantage: float

@@ -1,4 +1,4 @@
-"""What is left out of the policy term: completions that are off-policy, tokens of low entropy."""
+"""Masks of the policy term: completions that are off-policy, tokens of low entropy."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SUMMARY = {"steps": 100, "accuracy_before": 0.3, "accuracy_after": 0.91234}
 
 @dataclass
 class FakeHub:
-    """What the hub says of the token, and what was pushed to it."""
+    """Answers of the hub about the token, and the files pushed to it."""
 
     user: dict[str, Any] = field(default_factory=lambda: user("ada", "write"))
     status: int = 200

@@ -241,6 +241,44 @@ def test_a_rank_that_joins_has_numbers_of_its_own() -> None:
     assert random_state()["python"] == before["python"]
 
 
+class Gpus:
+    """The random states of the GPUs that a process sees, in place of torch's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, own: int, visible: int) -> None:
+        self.own = own
+        self.states = {device: torch.tensor([device], dtype=torch.uint8) for device in range(visible)}
+        doubles = {
+            "is_available": lambda: True,
+            "current_device": lambda: own,
+            "get_rng_state": lambda device: self.states[device].clone(),
+            "set_rng_state": lambda state, device: self.states.update({device: state}),
+        }
+        for name, double in doubles.items():
+            monkeypatch.setattr(torch.cuda, name, double)
+
+
+def test_a_rank_saves_the_numbers_of_its_own_gpu_and_restores_them_where_it_sees_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Gpus(monkeypatch, own=3, visible=8)  # torchrun shows every rank all GPUs of the machine
+    state = random_state()
+    assert [each.tolist() for each in state["cuda"]] == [[3]]
+    alone = Gpus(monkeypatch, own=0, visible=1)  # srun may show each its own
+    set_random_state(state)
+    assert alone.states[0].tolist() == [3]
+
+
+def test_of_all_gpus_in_an_earlier_checkpoint_a_rank_takes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = Gpus(monkeypatch, own=1, visible=2)
+    earlier = random_state() | {"cuda": [torch.tensor([7]), torch.tensor([8])]}
+    set_random_state(earlier)
+    assert [int(state) for state in gpus.states.values()] == [0, 8]
+
+
+def test_numbers_of_a_gpu_are_left_out_where_there_is_none() -> None:
+    set_random_state(random_state() | {"cuda": [torch.tensor([7], dtype=torch.uint8)]})
+
+
 def test_samples_that_carry_nothing_for_the_loss_are_saved_as_before() -> None:
     assert "carried" not in samples_state(samples(2, seed=0, carries=False))
     assert set(samples_state(samples(2, seed=0))["carried"]) == {

@@ -1,4 +1,5 @@
-"""Which checkpoint a run goes on from, which are kept, and what of a run must not have changed."""
+"""Rules of resuming: the checkpoint that a run continues from, the checkpoints kept, the settings that must not
+change."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ SURFACE = {
 
 
 def grpox(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What a user types, in a process of its own."""
+    """Run a user's command line in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "grpox", *arguments],
         cwd=cwd,

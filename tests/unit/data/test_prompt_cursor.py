@@ -18,7 +18,7 @@ def sampler(prompts: int = 10, shuffle: bool = True) -> PromptSampler:
 
 @pytest.mark.parametrize("prompts", [4, 8, 10, 11])
 def test_without_further_prompts_batches_are_the_schedules(prompts: int) -> None:
-    """What is left of an epoch is dropped in both."""
+    """Both drop the rest of an epoch."""
     draws, schedule = PromptCursor(sampler(prompts)), sampler(prompts)
     assert [draws.batch() for _ in range(9)] == [schedule.prompts_for(generation) for generation in range(9)]
 

@@ -197,7 +197,7 @@ def test_only_charts_that_have_values_are_drawn(tmp_path: Path) -> None:
 
 
 def points(drawing: str, colour: str) -> list[tuple[float, float]]:
-    """Where the line of `colour` goes, in the drawing's units: down is more."""
+    """Return the path of the line of `colour`, in the drawing's units: down is more."""
     (path,) = re.findall(rf'<path d="([^"]+)" [^>]*style="fill: none; stroke: var\({colour}\)', drawing)
     numbers = [float(text) for text in re.findall(r"[\d.]+", path)]
     return list(zip(numbers[::2], numbers[1::2], strict=True))

@@ -29,7 +29,7 @@ from grpox.plugins.scaffold.make import TEMPLATED, NewPlugin, make, names_of
 
 ROOT = Path(__file__).parents[3]
 LONG = "length-normalised-surrogate"
-"""Of a name that could push lines over their limit."""
+"""Name that could push lines over their limit."""
 
 OFFERS_MINE = """
 import grpox

@@ -25,7 +25,7 @@ from grpox.rollout.sampler import FixedPolicy
 from grpox.runtime.world import World
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
-from grpox_generators.server_weights import _StreamSource
+from grpox_generators.server_nccl import _StreamSource
 from grpox_generators.stored_names import as_stored
 
 CPU = torch.device("cpu")

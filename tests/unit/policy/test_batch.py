@@ -25,7 +25,7 @@ def test_prompts_are_padded_left_and_completions_right():
 
 
 def test_a_pad_token_inside_a_completion_is_still_a_token():
-    """Where EOS serves as padding, ids cannot tell the two apart: lengths must."""
+    """If EOS serves as padding, only lengths can distinguish the two, not ids."""
     batch = collate(samples_of([Rollout(0, 0, (5,), (6, 0), "stop", 0)], [1.0]), CPU)
     assert batch.token_mask.tolist() == [[True, True]]
     assert batch.attention_mask.tolist() == [[1, 1, 1]]

@@ -10,7 +10,7 @@ from grpox.policy.batch import RolloutBatch, Sample, collate, lay_out, rows_of, 
 
 CPU = torch.device("cpu")
 WIDTH = 1000
-"""Of a model in which sharing pays for all that is in this file."""
+"""Width of a model in which sharing pays for all sequences of this file."""
 
 
 def batch_of(*sequences: tuple[tuple[int, ...], tuple[int, ...]]) -> RolloutBatch:

@@ -10,11 +10,14 @@ import torch
 from support.small_models import TRAIN, batch, far, gradient_of, model_of
 
 from grpox.config import TrainConfig
+from grpox.policy.attention import VARLEN
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
+from grpox.runtime.world import World
 
+NO_SHARING = TrainConfig(prefix_sharing=False)
 SHARED, CHUNKED = ForwardMode(chunked=True, shared_width=32), ForwardMode(chunked=True)
-PACKED = ForwardMode(chunked=True, packed=True)
+PACKED = ForwardMode(chunked=True, packed=True, by_lengths=True)
 TEMPERATURE = 0.8
 
 
@@ -84,28 +87,14 @@ def test_attention_that_cannot_be_masked_keeps_a_row_for_each_sequence() -> None
     assert install_scoring_forward(model, TRAIN) == CHUNKED
 
 
-@pytest.fixture
-def tells_sequences_by_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the attention kernels for packed sequences, which need CUDA: sdpa does it too, with a mask."""
-    monkeypatch.setattr("grpox.policy.scoring_forward._attends_by_positions", lambda model: True)
-
-
-@pytest.mark.usefixtures("tells_sequences_by_positions")
-def test_packed_sequences_give_the_log_probabilities_and_gradients_of_padded_ones() -> None:
-    train, plain, model = TrainConfig(prefix_sharing=False), model_of("llama"), model_of("llama")
-    assert install_scoring_forward(model, train) == PACKED
-    for each, ways in ((plain, FULL_LOGITS), (model, PACKED)):
-        logprobs, _ = completion_logprobs(each, batch(), TEMPERATURE, ways)
-        (logprobs * batch().token_mask).sum().backward()
-    assert far(gradient_of(model), gradient_of(plain)) < 1e-6
-
-
-@pytest.mark.usefixtures("tells_sequences_by_positions")
 def test_a_model_that_sees_beyond_its_sequence_is_not_packed() -> None:
     model = model_of("llama")
+    model.set_attn_implementation(VARLEN)
     layers = model.base_model.layers
     layers[0].register_forward_pre_hook(lambda layer, args: (args[0] + args[0].roll(1, dims=1), *args[1:]))
-    assert install_scoring_forward(model, TrainConfig(prefix_sharing=False)) != PACKED
+    mode = install_scoring_forward(model, TrainConfig(prefix_sharing=False))
+    assert not mode.packed
+    assert mode.failures[0].startswith("the trial of train.packing with grpox_varlen gave other numbers: ")
 
 
 def test_only_attention_with_a_kernel_for_it_packs() -> None:
@@ -142,13 +131,12 @@ def test_what_the_trial_of_a_way_raises_is_told_with_its_type_and_text() -> None
     model.base_model.forward = forward
     ways = install_scoring_forward(model, TRAIN)
     assert ways == CHUNKED
-    told = "train.prefix_sharing raised RuntimeError: no mask of four dimensions"
-    assert told in str(describe_unused_modes(model, TRAIN, ways))
+    reason = "train.prefix_sharing with sdpa raised RuntimeError: no mask of four dimensions"
+    assert reason in str(describe_unused_modes(model, TRAIN, ways))
     assert install_scoring_forward(model_of("llama"), TRAIN).failures == ()
 
 
-def test_flash_attention_says_what_it_turns_off() -> None:
-    """Its kernels work on a GPU alone, and the ways are tried before the model is there."""
+def test_a_model_whose_own_forward_fails_says_so_and_has_no_mode() -> None:
     model = model_of("llama")
     model.config._attn_implementation = "flash_attention_2"
 
@@ -156,17 +144,54 @@ def test_flash_attention_says_what_it_turns_off() -> None:
         raise RuntimeError("FlashAttention only supports CUDA")
 
     model.base_model.forward = forward
-    ways = install_scoring_forward(model, TRAIN)
-    assert ways == FULL_LOGITS
-    told = str(describe_unused_modes(model, TRAIN, ways))
-    assert "cannot use train.chunked_logprobs and train.packing and train.prefix_sharing" in told
-    assert "model.init.attn_implementation is flash_attention_2" in told
-    for way in ("packing", "chunked_logprobs"):
-        assert f"the trial of train.{way} raised RuntimeError: FlashAttention only supports CUDA" in told
-    assert str(describe_unused_modes(model, TRAIN, PACKED)).startswith(
+    mode = install_scoring_forward(model, TRAIN)
+    assert mode == FULL_LOGITS
+    reason = str(describe_unused_modes(model, TRAIN, mode))
+    assert "cannot use train.chunked_logprobs and train.packing: " in reason
+    assert "model.init.attn_implementation is flash_attention_2" in reason
+    raised = "the trial of the model's own forward pass raised RuntimeError: FlashAttention only supports CUDA"
+    assert raised in reason
+
+
+def test_flash_attention_cannot_share_prompts_and_says_so_where_the_run_insists() -> None:
+    model = model_of("llama")
+    model.config._attn_implementation = "kernels-community/flash-attn2"
+    insists = TrainConfig(prefix_sharing=True)
+    assert str(describe_unused_modes(model, insists, PACKED)).startswith(
         "LlamaForCausalLM cannot use train.prefix_sharing:"
     )
-    assert describe_unused_modes(model, TrainConfig(prefix_sharing=False), PACKED) is None
+    assert describe_unused_modes(model, TRAIN, PACKED) is None
+    assert describe_unused_modes(model, NO_SHARING, PACKED) is None
+
+
+def test_a_mode_with_other_numbers_is_named_with_the_difference() -> None:
+    model = model_of("llama")
+    own = model.base_model.forward
+
+    def forward(*args: Any, attention_mask: Any = None, **inputs: Any) -> Any:
+        is_shared = getattr(attention_mask, "ndim", 0) == 4
+        return own(*args, attention_mask=None if is_shared else attention_mask, **inputs)
+
+    model.base_model.forward = forward
+    mode = install_scoring_forward(model, TRAIN)
+    assert mode == CHUNKED
+    [failure] = mode.failures
+    assert failure.startswith("the trial of train.prefix_sharing with sdpa gave other numbers: ")
+
+
+class WithFailingRank(World):
+    """A rank beside one whose trials all fail."""
+
+    def reduce(self, values: torch.Tensor, op: Any) -> torch.Tensor:
+        assert op == torch.distributed.ReduceOp.MIN
+        return torch.minimum(values, torch.zeros_like(values))
+
+
+def test_a_mode_has_to_agree_on_every_rank() -> None:
+    model, world = model_of("llama"), WithFailingRank(0, 2, torch.device("cpu"))
+    mode = install_scoring_forward(model, TRAIN, world=world)
+    assert mode == FULL_LOGITS
+    assert mode.failures == ("the trial of the model's own forward pass failed on another rank",)
 
 
 def test_what_a_run_asks_for_in_vain_is_told() -> None:

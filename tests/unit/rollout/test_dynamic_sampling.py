@@ -104,7 +104,7 @@ def test_what_functions_log_is_weighed_by_completions() -> None:
 
 
 def odd_ones_differ(prompts: Any, completions: Any, log_metric: Any, **_: Any) -> list[float]:
-    """Of an even prompt all completions score alike; of an odd one each has its number in the group."""
+    """Score all completions of an even prompt alike, and those of an odd one by their number in the group."""
     log_metric("calls", 1.0)
     pairs = zip(prompts, completions, strict=True)
     return [float(text.split()[1]) if int(prompt) % 2 else 1.0 for prompt, text in pairs]
@@ -184,7 +184,7 @@ def test_every_rank_replaces_the_same() -> None:
 
 
 def trainer(steps: int, done: int = 0, position: int = 0) -> tuple[Trainer, list[Any]]:
-    """Of four prompts a batch out of twelve, and what it trains on."""
+    """Return a trainer with four of twelve prompts in a batch, and the list of batches that it trains on."""
     made = collector()
     plan = BatchPlan(1, 8, 1, 1, 2)
     schedule = Schedule(plan, PromptSampler(12, plan.prompts_per_generation, True, 0), max_steps=steps)
@@ -212,6 +212,17 @@ def test_a_run_resumed_at_its_place_in_the_order_trains_on_the_same() -> None:
     names = {"epoch", "dynamic_sampling/prompts", "reward"}
     for mine, theirs in zip(resumed.observers.metrics, whole.observers.metrics[3:], strict=True):  # type: ignore[attr-defined]
         assert {name: mine[name] for name in names} == {name: theirs[name] for name in names}
+
+
+def test_the_generator_stays_awake_between_rounds() -> None:
+    run, _ = trainer(2)
+    calls: list[str] = run.feed.collector.sampler.generator.calls  # type: ignore[attr-defined]
+    run.feed.collector.sampler.generator.sleep = lambda: calls.append("sleep")  # type: ignore[method-assign]
+    run.run()
+    rounds = [metrics["dynamic_sampling/rounds"] for metrics in run.observers.metrics]  # type: ignore[attr-defined]
+    assert min(rounds) >= 1
+    batches = " ".join(calls).split(" sleep")
+    assert [part.count("generate") for part in batches] == [*(1 + count for count in rounds), 0]
 
 
 def test_the_epoch_counts_every_prompt_that_was_drawn() -> None:

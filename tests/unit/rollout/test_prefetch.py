@@ -114,7 +114,7 @@ class Evaluation:
 
 
 class Observed:
-    """What the observers were told of each step."""
+    """Return the reports of each step to the observers."""
 
     def __init__(self):
         self.failures, self.metrics, self.versions = {}, [], []
@@ -149,9 +149,13 @@ def trainer(generator, steps, max_staleness=1, evaluate=False, per_generation=1,
 def trainer_of(collector, schedule, policy, max_staleness=0, evaluator=None, cursor=None):
     """The loop with its own parts, but for a policy that only counts and observers that note."""
     train = SimpleNamespace(
-        max_staleness=max_staleness, old_logprobs="policy", mask_truncated_completions=False
+        max_staleness=max_staleness,
+        old_logprobs="policy",
+        mask_truncated_completions=False,
+        deterministic=False,
     )
-    context, state, observers = SimpleNamespace(), TrainingState(cursor=cursor), Observed()
+    context = SimpleNamespace(config=SimpleNamespace(train=train))
+    state, observers = TrainingState(cursor=cursor), Observed()
     return Trainer(
         context=context,
         world=ALONE,
@@ -192,6 +196,47 @@ def test_at_staleness_0_nothing_is_begun():
         *("sync 1", "generate with 1", "update 2"),
     ]
     assert all("sampling/staleness" not in metrics for metrics in run.observers.metrics)
+
+
+class Sleeping(Ahead):
+    """Notes as well when it sleeps and wakes."""
+
+    def wake(self):
+        self.calls.append("wake")
+
+    def sleep(self):
+        self.calls.append("sleep")
+
+
+def test_the_generator_sleeps_when_training_follows_and_never_between():
+    run = trainer(Sleeping(), steps=4, max_staleness=0, evaluate=True, per_generation=2)
+    run.run()
+    drawn = ("wake", "generate with 0")
+    assert run.policy.calls == [
+        *("sync 0", *drawn, *drawn, "sleep", "update 1", "update 2"),
+        # The evaluation after step 2 and the next generation batch are of one set of weights.
+        *("sync 2", "wake", "generate with 2", "wake", "generate with 2", "sleep", "update 3", "update 4"),
+        *("sync 4", "wake", "generate with 4"),
+    ]
+
+
+def test_a_generator_woken_for_an_evaluation_sleeps_before_an_update_that_needs_no_samples():
+    run = trainer(Sleeping(), steps=4, max_staleness=0, evaluate=True, per_generation=4)
+    run.run()
+    of_step_2 = run.policy.calls.index("sync 2")
+    assert run.policy.calls[of_step_2:] == [
+        *("sync 2", "wake", "generate with 2", "sleep", "update 3", "update 4"),
+        *("sync 4", "wake", "generate with 4"),
+    ]
+
+
+def test_a_batch_begun_ahead_is_not_put_to_sleep():
+    run = trainer(Sleeping(), steps=2)
+    run.run()
+    assert run.policy.calls == [
+        *("sync 0", "wake", "generate with 0", "sleep", "wake", "begin with 0", "update 1"),
+        *("sleep", "update 2"),
+    ]
 
 
 def test_the_same_is_drawn_apart_from_the_weights():

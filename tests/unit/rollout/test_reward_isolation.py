@@ -1,4 +1,4 @@
-"""Where a run's reward functions are called: which get a process of their own, and what is refused."""
+"""Places where a run calls its reward functions: those in separate processes, and refused settings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from grpox.errors import ConfigError, RunFailed
 from grpox.rollout.rewards import NamedReward, score
 from grpox.rollout.rewards.isolation import isolation_of, reward_functions
 from grpox.rollout.rewards.process import RewardProcess
+from grpox.rollout.rewards.worker import _use_device
 from grpox.runfile.load import ResolvedRun, load_run
 
 FUNCTIONS = """
@@ -158,3 +160,17 @@ def test_whatever_a_function_does_in_its_process_is_its_failure_and_the_next_cal
     with pytest.raises(RunFailed, match=f"reward 'judge' {told}"):
         score([NamedReward("judge", judge)], ["p"], [does], [[1]], {})
     assert score([NamedReward("judge", judge)], ["p"], ["well"], [[1]], {}).values == [[1.0]]
+
+
+def test_a_reward_process_allocates_nothing_on_its_gpu_before_the_function_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queued: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "_queued_calls", queued)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: chosen.append(index))
+    chosen: list[int] = []
+    _use_device(3)
+    assert chosen == []
+    for call, _ in queued:  # as torch does when CUDA is first used
+        call()
+    assert chosen == [3]

@@ -1,4 +1,5 @@
-"""What reward functions log is finite, keeps its function's label and never replaces the trainer's own."""
+"""Values that reward functions log are finite, keep the function's label and never replace the trainer's
+own."""
 
 import math
 import time

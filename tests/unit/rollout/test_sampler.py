@@ -409,10 +409,29 @@ def test_draws_follow_from_seed_stream_and_rank_as_they_always_have():
 
 def test_a_generator_is_awake_from_before_it_generates_until_its_memory_is_needed():
     sleeping, staying = Noting(), Noting()
-    sampled(sampler_of(sleeping), [0], 2, (0, 0))
-    assert sleeping.calls == ["sync 0", "wake", "generate", "sleep"]
-    sampled(sampler_of(staying, sleeps=False), [0], 2, (0, 0))
+    sampler = sampler_of(sleeping)
+    sampler.release()  # nothing was sampled yet: the engine has no memory to give
+    for _ in range(2):
+        sampled(sampler, [0], 2, (0, 0))
+    for _ in range(2):
+        sampler.release()
+    assert sleeping.calls == ["sync 0", "wake", "generate", "wake", "generate", "sleep"]
+    sampler = sampler_of(staying, sleeps=False)
+    sampled(sampler, [0], 2, (0, 0))
+    sampler.release()
     assert staying.calls == ["sync 0", "wake", "generate"]
+
+
+def test_a_generator_that_fails_to_sleep_is_told_with_its_phase():
+    class Sleepless(Noting):
+        def sleep(self):
+            raise RuntimeError("no rest")
+
+    sampler = sampler_of(Sleepless())
+    sampled(sampler, [0], 2, (0, 0))
+    with pytest.raises(RuntimeError, match="no rest"):
+        sampler.release()
+    assert sampler.times.failed == "generate"
 
 
 def test_what_is_begun_is_of_the_weights_of_now_and_is_not_sampled_again():
@@ -425,7 +444,7 @@ def test_what_is_begun_is_of_the_weights_of_now_and_is_not_sampled_again():
     assert prefetched.version == 3
     sampler.engine.steps = 4
     rows, _ = sampled(sampler, [0, 2], 2, (0, 1), prefetched=prefetched)
-    assert generator.calls == ["sync 3", "wake", "begin", "sleep"]
+    assert generator.calls == ["sync 3", "wake", "begin"]
     assert [(row.rollout.group_id, row.rollout.sample, row.completion) for row in rows] == [
         (0, 0, "a"), (0, 1, "aa"), (1, 0, "c"), (1, 1, "cc")
     ]  # fmt: skip
@@ -458,7 +477,7 @@ def test_what_is_left_out_on_another_rank_has_all_bring_the_weights():
     prefetched = PrefetchedBatch(0, generator.generate([Prompt(0, (1,), 2, None)], WARM, 0))
     generator.asked.clear()
     sampled(sampler, [0, 1], 2, (0, 1), prefetched=prefetched)
-    assert generator.calls == ["generate", "sync 0", "wake", "generate", "sleep"]
+    assert generator.calls == ["generate", "sync 0", "wake", "generate"]
     assert [prompts for prompts, *_ in generator.asked] == [[]]
 
 
@@ -542,9 +561,10 @@ def test_phases_are_told_to_the_times_that_were_given():
 
     sampler = sampler_of(Watching(), times=times)
     sampled(sampler, [0], 2, (0, 0), rewards=[NamedReward("watched", watched)])
-    assert seen == ["sync", "generate", "generate", "reward"]
+    assert seen == ["sync", "generate", "reward"]
+    sampler.release()
     sampler.prefetch(request_of([0], 2, (0, 0)))
-    assert seen[4:] == ["generate"]
+    assert seen[3:] == ["generate", "generate"]
     assert sampler.times is times
 
 
@@ -756,5 +776,11 @@ def test_a_generator_that_exits_is_named(method):
         yield sys.exit(0)
 
     setattr(Exits, method, exits_as_it_is_read if method == "generate" else exits)
+    run = collector(Exits(), NamedReward("equals", equals))
+
+    def step():
+        run.collect(0, [0], STATE)
+        run.sampler.release()
+
     with pytest.raises(RunFailed, match=r"generator 'Exits' raised SystemExit: 0 \(test_sampler.py:\d+\)"):
-        collector(Exits(), NamedReward("equals", equals)).collect(0, [0], STATE)
+        step()

@@ -133,6 +133,12 @@ def test_fp16_is_refused_and_bfloat16_named() -> None:
         assert fact in what
 
 
+def test_compiling_is_refused_since_nothing_compiles_the_model() -> None:
+    [(place, (what, _))] = told({"compile": {"deepcompile": True}}).items()
+    assert place == "settings.compile"
+    assert "does not compile the model" in what
+
+
 @pytest.mark.parametrize("name", ["gradient_allreduce_op", "tensor_parallel", "data_efficiency"])
 def test_what_would_change_the_gradient_or_the_batches_is_refused(name: str) -> None:
     assert list(told({name: "x"})) == [f"settings.{name}"]

@@ -93,7 +93,7 @@ def command(*arguments: str) -> Result:
 
 
 def told(result: Result, name: str) -> str:
-    """What the table says of a field, its verdict first."""
+    """Return the table's text on a field, its verdict first."""
     [line] = [line for line in result.stderr.splitlines() if f" {name} " in line]
     return " ".join(line.split()).partition(f"{name} ")[2]
 

@@ -28,7 +28,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "cosine_warmup_with_min_lr": {"min_lr": 1e-3},
     "warmup_stable_decay": {"num_decay_steps": 4},
 }
-"""Of the schedules that need some."""
+"""Arguments of the schedules that need some."""
 
 
 def train_config(name: str = "linear", /, **values: Any) -> TrainConfig:

@@ -216,7 +216,7 @@ def test_numbers_that_cannot_be(name: str, value: str, allowed: str) -> None:
 
 
 def test_ranks_set_once_for_all_tasks_contradict_srun() -> None:
-    """What comes of `export RANK=$SLURM_PROCID` in a batch script: every task is rank 0."""
+    """Effect of `export RANK=$SLURM_PROCID` in a batch script: every task is rank 0."""
     own = {"RANK": "0", "WORLD_SIZE": "16", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     problem = problem_of(SRUN | own)
     assert (problem.key, problem.given) == ("RANK", "0")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.runfile.load import load_run
-from grpox.runtime.phases import PhaseTimes, translate_out_of_memory
+from grpox.runtime.phases import PeakMemory, PhaseTimes, translate_out_of_memory
 
 VLLM = (
     "Available memory on node 0 (21.18/23.54 GiB) on kv cache allocation is less than requested memory for kv"
@@ -38,3 +39,36 @@ def test_other_errors_stay_what_they_are() -> None:
     other = ValueError("something else")
     with pytest.raises(ValueError, match="something else"), translate_out_of_memory("update"):
         raise other
+
+
+class Gpu:
+    """A GPU of 80 GiB in place of torch's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.used, self.reserved = 0, 0
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: ((80 - self.used) * 2**30, 80 * 2**30))
+        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: self.reserved * 2**30)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
+
+    def reset(self) -> None:
+        self.reserved = 0
+
+
+def test_the_peak_of_a_gpu_is_that_of_the_step_with_what_torch_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu, memory = Gpu(monkeypatch), PeakMemory()
+    gpu.used = 60  # an engine's pool beside the policy
+    memory.look()
+    gpu.used, gpu.reserved = 20, 50  # asleep; the update reserved 50, and has given most back
+    assert memory.take() == 60 * 2**30
+    # The step after it samples nothing.
+    gpu.reserved = 30
+    assert memory.take() == 30 * 2**30
+    assert memory.take() == 20 * 2**30
+
+
+def test_the_peak_on_a_cpu_is_that_of_the_process() -> None:
+    now = psutil.Process().memory_info().rss  # the kernel counts it to within some pages
+    assert 0.9 * now < PeakMemory().take() < psutil.virtual_memory().total

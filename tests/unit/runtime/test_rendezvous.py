@@ -91,7 +91,8 @@ def test_an_interface_that_the_user_names_stays(monkeypatch: pytest.MonkeyPatch)
 def test_ranks_of_one_machine_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     name_interface(place("gpu1"))
-    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == "lo"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "NCCL_SOCKET_IFNAME" not in os.environ  # its weights may have to reach a server elsewhere
 
 
 def test_a_machine_that_nobody_knows_is_told() -> None:

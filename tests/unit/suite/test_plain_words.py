@@ -20,6 +20,10 @@ from support.plain_words import problems_of
         '"""What a file is."""',
         'def name():\n    """Whether it is so."""',
         'class Name:\n    """Those of a run."""',
+        'SECONDS = 1.0\n"""How long a call may take."""',
+        'class Name:\n    seconds: float = 1.0\n    """Of one call."""',
+        'def name(self):\n    self.seconds = 1.0\n    """Of one call."""',
+        'if True:\n    pass\nelse:\n    seconds = 1.0\n    r"""\n    Of one call."""',
     ],
 )
 def test_one_problem(source: str) -> None:
@@ -34,6 +38,9 @@ def test_one_problem(source: str) -> None:
         "text = 'told and found'",
         '"""Whatever is read."""',
         'def name():\n    """Return what is there."""',
+        'SECONDS = 1.0\n"""Limit of a call."""',
+        'def name():\n    return lambda: "What a text"',
+        'name = 1\nprint(name)\n"""What follows a call is no docstring."""',
     ],
 )
 def test_no_problem(source: str) -> None:

@@ -1,4 +1,4 @@
-"""What `step_gradient` refuses, and that it says which key is wrong."""
+"""Inputs that `step_gradient` refuses, and the key that its errors name."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_the_batch_reaches_every_branch_of_the_corrections() -> None:
 
 
 def branches(values: list[float], low: float, high: float) -> bool:
-    """Whether there are values below, inside and above."""
+    """Tell whether there are values below, inside and above."""
     below, above = [v for v in values if v < low], [v for v in values if v > high]
     return bool(below) and bool(above) and len(below) + len(above) < len(values)
 

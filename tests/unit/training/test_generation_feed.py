@@ -34,6 +34,7 @@ class Batches:
     """Generation batches of three groups of two; group g of batch b has dataset row 10 b + g."""
 
     prompts = Prompts()
+    sampler = SimpleNamespace(release=lambda: None)
 
     def collect(self, generation: int, indices: object, progress: object, prefetched: object) -> Any:
         # A rollout's own group_id is not the row's after dynamic sampling: nothing may be read from it.

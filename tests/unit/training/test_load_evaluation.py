@@ -1,4 +1,4 @@
-"""What `grpox eval` reads of a command line and a run file, before anything heavy is imported."""
+"""Loading of a command line and a run file by `grpox eval`, before anything heavy is imported."""
 
 from __future__ import annotations
 

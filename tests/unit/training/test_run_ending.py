@@ -1,4 +1,4 @@
-"""How a run ends: its last evaluation, what comes after it, and early."""
+"""End of a run: its last evaluation, the steps after it, and an early end."""
 
 from __future__ import annotations
 

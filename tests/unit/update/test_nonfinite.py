@@ -1,4 +1,4 @@
-"""What is not finite is found, told, counted, and ends the run where it should."""
+"""Detection, report and count of non-finite values, and the end of the run that they cause."""
 
 from __future__ import annotations
 

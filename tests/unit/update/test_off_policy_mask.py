@@ -16,7 +16,7 @@ SAMPLER = torch.tensor([[-1.0, -2.5, math.nan], [-1.0, -1.5, -3.0], [0.0, 0.0, 0
 
 
 def kept(advantages: list[float], threshold: float, sampler: torch.Tensor | None = SAMPLER) -> list[bool]:
-    """Of each completion; one is kept or left out as a whole."""
+    """Tell for each completion whether it is kept; it is kept or dropped as a whole."""
     keep = off_policy_keep(LOGPROBS, sampler, torch.tensor(advantages), MASK, threshold)
     assert (keep == keep[:, :1]).all()
     return keep[:, 0].tolist()
@@ -39,7 +39,7 @@ def test_what_has_no_negative_advantage_is_kept_however_far() -> None:
 
 
 def test_the_distance_has_a_sign() -> None:
-    """Of completions that the policy thinks more likely than the generator did none is left out."""
+    """No completion is dropped that the policy considers more likely than the generator did."""
     keep = off_policy_keep(SAMPLER.nan_to_num(), LOGPROBS, -torch.ones(3), MASK, 0.0)
     assert keep[:, 0].tolist() == [True, True, True]
 

@@ -16,6 +16,7 @@ from grpox.config import ComponentRef, TrainConfig
 from grpox.contracts import Rollout
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
+from grpox.policy.attention import VARLEN
 from grpox.policy.batch import Sample, collate, lay_out, samples_of
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
 from grpox.policy.scoring_forward import install_scoring_forward
@@ -140,13 +141,11 @@ def test_every_saving_alone_and_together_gives_the_same_gradient(loss: str, beta
 
 @pytest.mark.parametrize("loss", ["grpo", "bnpo"])
 @pytest.mark.parametrize("budget", [None, 40])
-def test_packing_gives_the_same_gradient_without_padding(
-    loss: str, budget: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("grpox.policy.scoring_forward._attends_by_positions", lambda model: True)
+def test_packing_gives_the_same_gradient_without_padding(loss: str, budget: int | None) -> None:
     micro_batches, plain = micro_batches_of(1), model_of("llama")
     expected = gradients(micro_batches, loss, plain, packer_of(loss, FULL_LOGITS, **ALL_OFF), 0.0)
     model, train = copy.deepcopy(plain), TrainConfig(prefix_sharing=False, max_tokens_per_micro_batch=budget)
+    model.set_attn_implementation(VARLEN)
     mode = install_scoring_forward(model, train)
     packer = MicroBatchPacker.of(train, LossTraits.of(loss_of(loss)), mode)
     assert packer.mode.packed

@@ -1,4 +1,4 @@
-"""Which tokens have the highest entropy: worked by hand, at ties, and whatever the micro-batches."""
+"""Choice of the tokens with the highest entropy: worked by hand, at ties, and for any micro-batches."""
 
 from __future__ import annotations
 

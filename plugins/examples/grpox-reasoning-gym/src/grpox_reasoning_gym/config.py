@@ -102,5 +102,5 @@ class RewardConfig(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
     answer: Literal["tags", "last-line", "whole"] = "tags"
-    """Where the answer stands: between the last ``<answer>`` and ``</answer>``, in the last line that is not
-    empty, or in the whole completion."""
+    """Place of the answer: between the last ``<answer>`` and ``</answer>``, in the last line that is not empty,
+    or in the whole completion."""

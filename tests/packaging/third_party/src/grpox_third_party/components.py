@@ -1,4 +1,4 @@
-"""What the specs name; imported only when a run selects it."""
+"""Components that the specs name; imported only when a run selects them."""
 
 from pathlib import Path
 

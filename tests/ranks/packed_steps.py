@@ -1,0 +1,107 @@
+"""Optimizer steps under ZeRO-3 with packed sequences and with padded ones; run alone or by torchrun.
+
+Usage: packed_steps.py OUT.pt
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from deepspeed.utils import safe_get_full_grad
+from zero3_step import config_for, micro_batches_for, well_conditioned
+
+from grpox.cli.errors import leave
+from grpox.config import LoraConfig, RunConfig
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
+from grpox.policy.attention import VARLEN
+from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.lora.add import add_adapters
+from grpox.policy.models import load_model
+from grpox.policy.optimizers import AdamW, NamedSchedule
+from grpox.runtime.world import World, start_world
+from grpox.update.policy_update import PolicyUpdate
+
+PLAIN: dict[str, Any] = {"chunked_logprobs": False, "skip_zero_advantage": False}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": PLAIN,
+    "packed": {"packed": True, "reference": True},
+    "packed, checkpointing": {"packed": True, "gradient_checkpointing": True},
+    "packed, a budget": {"packed": True, "max_tokens_per_micro_batch": 24},
+    "shared": {"packed": True, "prefix_sharing": True},
+    "adapters, plain": PLAIN | {"adapters": True},
+    "adapters, packed": {"packed": True, "adapters": True, "gradient_checkpointing": True},
+    "first trial fails": {"broken": True},
+}
+
+
+def break_shared_rows(model: Any, world: World) -> None:
+    """Let the last layer refuse rows that sequences share, in the midst of the forward pass."""
+    body, layer = model.base_model, model.base_model.layers[-1]
+    of_body, of_layer = body.forward, layer.forward
+    masks: list[Any] = []
+
+    def body_forward(*args: Any, attention_mask: Any = None, **inputs: Any) -> Any:
+        masks[:] = [attention_mask]
+        return of_body(*args, attention_mask=attention_mask, **inputs)
+
+    def layer_forward(*args: Any, **inputs: Any) -> Any:
+        if masks[0] is not None and masks[0].ndim == 4:
+            raise RuntimeError(f"rank {world.rank} has no such mask")
+        return of_layer(*args, **inputs)
+
+    body.forward, layer.forward = body_forward, layer_forward
+
+
+def step(config: RunConfig, registry: Registry, world: World, changes: dict[str, Any]) -> dict[str, Any]:
+    changes = dict(changes)
+    names = ("packed", "adapters", "broken", "reference")
+    is_packed, has_adapters, is_broken, has_reference = (changes.pop(name, False) for name in names)
+    train = config.train.model_copy(update=changes)
+    init = {"attn_implementation": VARLEN} if is_packed else {}
+    chosen = config.model.model_copy(update={"init": init})
+    config = config.model_copy(update={"train": train, "model": chosen})
+    model = load_model(config.model)
+    if has_adapters:
+        add_adapters(model, LoraConfig(r=4, alpha=8), seed=0)
+    if is_broken:
+        break_shared_rows(model, world)
+    engine = Engine(model, config, world, 10, AdamW(train), NamedSchedule(train))
+    gradients: dict[str, torch.Tensor] = {}
+    take_step = engine.step
+
+    def capture_and_step() -> float:
+        named = engine.module.named_parameters()
+        gradients.update({n: safe_get_full_grad(p).clone() for n, p in named if p.requires_grad})
+        return take_step()
+
+    engine.step = capture_and_step  # type: ignore[method-assign]
+    loss = registry.build(registry.parse("loss", config.loss, "loss"))
+    correction = registry.build(registry.parse("correction", config.correction, "correction"))
+    reference = FrozenEngine(load_model(config.model), config, world) if has_reference else None
+    update = PolicyUpdate(engine, reference, loss, correction, config, world)
+    metrics = update.step(micro_batches_for(config, world))
+    return {
+        "gradients": gradients,
+        "metrics": metrics,
+        "mode": asdict(engine.mode),
+        "unused": world.gather([engine.unused_modes]),
+        "of the reference": None if reference is None else asdict(reference.mode),
+    }
+
+
+def main(out: str) -> None:
+    world = start_world()
+    registry = Registry(discover())
+    config = well_conditioned(config_for("dapo", 0.0, 6 // world.size, 4))
+    results = {name: step(config, registry, world, changes) for name, changes in CASES.items()}
+    if world.is_main:
+        torch.save(results, out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+    leave(0)

@@ -1,0 +1,88 @@
+"""`train.deterministic`: what it sets, what it refuses, and that a CPU computes the same bits with it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+from grpox.errors import ConfigError, RunFailed
+from grpox.runtime.determinism import (
+    FLASH,
+    WORKSPACE,
+    check_determinism,
+    deterministic_algorithms,
+    prepare_determinism,
+)
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def gradient() -> Tensor:
+    """The gradient of an embedding whose rows are used many times, through operations that add by index."""
+    numbers = torch.Generator().manual_seed(0)
+    weight = torch.randn(7, 5, generator=numbers, requires_grad=True)
+    rows = torch.randint(7, (400,), generator=numbers)
+    taken = torch.nn.functional.embedding(rows, weight).index_select(0, torch.randperm(400, generator=numbers))
+    sums = torch.zeros(9, 5).index_add(0, torch.randint(9, (400,), generator=numbers), taken.exp())
+    sums.square().sum().backward()
+    assert weight.grad is not None
+    return weight.grad
+
+
+def test_on_a_cpu_the_same_bits_come_out() -> None:
+    plain = gradient()
+    with deterministic_algorithms(enabled=True):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ[FLASH] == "1"
+        # A buffer whose padding were NaN would make the norm of DeepSpeed's gradients NaN.
+        assert not torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+        assert torch.equal(gradient(), plain)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    assert FLASH not in os.environ
+
+
+def test_an_operation_without_a_fixed_order_ends_the_run_by_name() -> None:
+    told = r"train\.deterministic .* put_ does not"
+    with pytest.raises(RunFailed, match=told), deterministic_algorithms(enabled=True):
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+    assert not torch.are_deterministic_algorithms_enabled()
+    with deterministic_algorithms(enabled=False):
+        torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(RuntimeError, match="shape"), deterministic_algorithms(enabled=True):
+        torch.zeros(3).view(2, 2)
+
+
+def test_cublas_gets_a_workspace_and_keeps_one_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WORKSPACE, "")
+    monkeypatch.delenv(WORKSPACE)
+    prepare_determinism()
+    assert os.environ[WORKSPACE] == ":4096:8"
+    monkeypatch.setenv(WORKSPACE, ":16:8")
+    prepare_determinism()
+    assert os.environ[WORKSPACE] == ":16:8"
+
+
+def test_a_workspace_that_forbids_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(WORKSPACE, ":0:0")
+    with pytest.raises(ConfigError) as refused:
+        prepare_determinism()
+    [problem] = refused.value.problems
+    assert (problem.key, problem.given, problem.allowed) == (WORKSPACE, ":0:0", ":4096:8 or :16:8")
+
+
+@pytest.mark.parametrize(("has_own_numerics", "device"), [(True, CPU), (False, GPU), (False, CPU)])
+def test_generators_that_it_suits(has_own_numerics: bool, device: torch.device) -> None:
+    check_determinism("any", has_own_numerics, device)
+
+
+def test_an_engine_of_its_own_on_a_gpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="vllm-colocate") as refused:
+        check_determinism("vllm-colocate", True, GPU)
+    assert refused.value.problems[0].key == "train.deterministic"
