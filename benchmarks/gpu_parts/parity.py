@@ -45,7 +45,7 @@ SHAPE = Shape(256, 512, 3, 8, 2, vocabulary=2048)
 FLOAT32_TOLERANCE = 1e-4
 """Largest relative error of a float32 gradient, without TF32."""
 LEAST_COSINE = 0.99
-"""Of a bfloat16 gradient with the float64 one."""
+"""Least cosine of a bfloat16 gradient with the float64 one."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ SMALL: dict[str, Any] = SIZES | {
 }
 SHAPES = {"0.5B": QWEN_05B, "1.5B": QWEN_15B}
 AGREEMENT = {"float32": 1e-3, "bfloat16": 3e-2}
-"""How far, relatively, the candidates' gradient norms may differ, by dtype."""
+"""Largest relative difference of the candidates' gradient norms, by dtype."""
 
 
 def measure(part: Part) -> None:
