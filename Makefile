@@ -7,11 +7,13 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --
 TIERS := $(BIN)/python tests/support/tiers.py
 # More folders of tests for `make test`, as .ci/run gives them.
 FOLDERS ?=
+# Options of benchmarks/gpu.py, such as GPU_OPTIONS="--parts head,parity".
+GPU_OPTIONS ?=
 TORCH_IS_CPU := import importlib.metadata as m, sys; sys.exit(not m.version("torch").endswith("+cpu"))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help quickstart dev vllm browser test test-full golden lint format types docs clean
+.PHONY: help quickstart dev vllm browser test test-full gpu-check gpu-wheels golden lint format types docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -38,6 +40,16 @@ test: .venv/installed-dev .venv/installed-vllm ## Set up and pass the tests
 test-full: .venv/installed-dev .venv/installed-vllm ## Pass all tests, also the slow ones: real processes and servers
 	$(PYTEST) tests
 	$(TIERS) passed
+
+gpu-check: ## Check and measure grpox on this machine's GPU, into build/gpu.json
+	@if [ -d build/gpu-site ]; then \
+		PYTHONPATH="$(CURDIR)/build/gpu-site" $(PYTHON) benchmarks/gpu.py --out build/gpu.json $(GPU_OPTIONS); \
+	else \
+		$(MAKE) .venv/installed-dev && $(BIN)/python benchmarks/gpu.py --out build/gpu.json $(GPU_OPTIONS); \
+	fi
+
+gpu-wheels: .venv/installed-dev ## Collect what a GPU machine without a network lacks, into build/gpu-wheels
+	$(BIN)/python requirements/gpu_wheels.py build/gpu-wheels
 
 golden: .venv/installed-dev ## Write the texts that tests compare with anew
 	GRPOX_RENEW_GOLDEN=1 $(PYTEST) $$(grep -rlE '^[^#]*\bgolden\(' tests --include='test_*.py')

@@ -97,11 +97,11 @@ class Watched:
             self._phase = around
 
 
-def watch_phases() -> Watched:
+def watch_phases(kind: type[Watched] = Watched) -> Watched:
     """Have every phase of the run to come watched."""
     from grpox.runtime.phases import PhaseTimes
 
-    watched, timed = Watched(), PhaseTimes.phase
+    watched, timed = kind(), PhaseTimes.phase
 
     @contextmanager
     def both(times: PhaseTimes, name: str) -> Iterator[None]:

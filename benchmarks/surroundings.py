@@ -16,14 +16,14 @@ def surroundings(libraries: Sequence[str]) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in libraries},
         "machine": {
-            "cpu": _processor(),
+            "cpu": processor(),
             "cores": os.cpu_count(),
             "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         },
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -11,7 +11,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -60,9 +60,15 @@ OBSERVERS = "observer_files"
 
 
 def versions(plugin_distributions: Iterable[str]) -> dict[str, str]:
-    """Return the versions of Python, `LIBRARIES` and the plugins' distributions."""
-    names = dict.fromkeys([*LIBRARIES, *plugin_distributions])
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+    """Return the versions of Python, `LIBRARIES` and the plugins' distributions, as far as they are installed.
+
+    A run with ``tracking: {}`` works without mlflow.
+    """
+    installed = {"python": platform.python_version()}
+    for name in dict.fromkeys([*LIBRARIES, *plugin_distributions]):
+        with suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def git_commit() -> str | None:

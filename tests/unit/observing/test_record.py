@@ -16,7 +16,7 @@ from support.logs import LoggedText
 
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
-from grpox.observing.record import LocalRecord, sync_record
+from grpox.observing.record import LocalRecord, sync_record, versions
 
 
 def context(folder: Path, **logging: int) -> RunContext:
@@ -63,6 +63,13 @@ def test_versions_say_what_the_run_was_made_with(run: RunContext) -> None:
         "git_commit": "abc123",
         "source": "run.yaml",
     }
+
+
+def test_a_distribution_that_is_not_installed_has_no_version() -> None:
+    """Without mlflow a run with ``tracking: {}`` trains."""
+    installed = versions(["pytest", "grpox-of-nobody"])
+    assert installed["pytest"] == pytest.__version__
+    assert "grpox-of-nobody" not in installed
 
 
 def test_metrics_are_strict_json_and_keep_every_digit(run: RunContext, record: LocalRecord) -> None:

@@ -1,0 +1,210 @@
+"""benchmarks/gpu.py: its small form works on the CPU, and its file tells of each part whatever became of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from support import processes
+from support.patience import patient
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+import gpu  # noqa: E402
+import gpu_part  # noqa: E402
+from gpu_parts import LIMITS  # noqa: E402
+from gpu_parts.models import Shape  # noqa: E402
+from gpu_parts.part import Part, Skipped, relative_error  # noqa: E402
+from gpu_parts.syncs import MARK, Place, collected  # noqa: E402
+
+SKIPS = {
+    "syncs": "CUDA",
+    "trl": "TRL is not installed",
+    "multi_gpu": "several GPUs",
+    "vllm": "CUDA",
+    "nccl_transfer": "CUDA",
+}
+"""Parts that the CPU cannot show, and a word of the reason."""
+
+
+def small(name: str, folder: Path) -> dict[str, Any]:
+    """Run the small form of a part as gpu.py does, in a process of its own."""
+    told, out = folder / "arguments.json", folder / "figures.json"
+    given = {"name": name, "device": "cpu", "small": True, "folder": str(folder), "out": str(out)}
+    told.write_text(json.dumps(given))
+    done = processes.run(BENCHMARKS / "gpu_part.py", told, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    part: dict[str, Any] = json.loads(out.read_text())
+    return part
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_small_form_of_a_part_runs_on_the_cpu(tmp_path: Path, name: str) -> None:
+    if name == "trl" and find_spec("trl") is not None:
+        pytest.skip("with TRL the part takes a minute")
+    part = small(name, tmp_path)
+    assert part["status"] == ("skipped" if name in SKIPS else "ok"), part["reason"]
+    assert SKIPS.get(name, "") in part["reason"]
+
+
+def command(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Run gpu.py on the CPU; returns it and its file."""
+    words = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device=cpu", "--small", "--out=gpu.json", *options]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=patient(240), check=False)
+    return done, json.loads((folder / "gpu.json").read_text())
+
+
+def test_the_file_has_the_environment_and_each_part_that_was_named(tmp_path: Path) -> None:
+    done, result = command(tmp_path, "--parts=ceilings,multi_gpu")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == result
+    assert result["environment"]["versions"]["torch"] == torch.__version__
+    assert result["environment"]["gpus"] == []
+    assert result["environment"]["missing"] == []
+    parts = result["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == {"ceilings": "ok", "multi_gpu": "skipped"}
+    assert parts["ceilings"]["copy_gb_per_second"] > 0
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_a_part_that_takes_too_long_is_ended_and_stops_no_other(tmp_path: Path) -> None:
+    done, result = command(tmp_path, "--parts=head,ceilings", "--limit=0.05")
+    assert done.returncode == 1
+    reasons = {name: (part["status"], part["reason"]) for name, part in result["parts"].items()}
+    assert reasons == dict.fromkeys(("ceilings", "head"), ("failed", "took more than 0.05 s"))
+
+
+def test_processes_that_a_part_has_started_end_with_it() -> None:
+    code = "import subprocess, time\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)\ntime.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    with process.stdout:
+        assert gpu.wait_or_end(process, 0.01) is False
+    deadline = time.monotonic() + patient(30)
+    while is_running(child):
+        assert time.monotonic() < deadline, "the child of an ended part still runs"
+        time.sleep(0.01)
+    assert process.poll() is not None
+
+
+def is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def run_with(measure: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run a part made of this function in the test's process; returns its file."""
+    module = ModuleType("gpu_parts.mine")
+    module.measure = measure  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "gpu_parts.mine", module)
+    part = Part(torch.device("cpu"), True, folder, folder / "out.json")
+    gpu_part.run_part(part, "mine")
+    result: dict[str, Any] = json.loads(part.out.read_text())
+    return result
+
+
+def test_a_part_that_raises_keeps_its_figures_and_tells_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(part: Part) -> None:
+        part.record("before", 7)
+        part.check("the error", 0.5, 0.25)
+        raise ValueError("no kernel for this")
+
+    assert run_with(measure, tmp_path, monkeypatch) == {
+        "status": "failed",
+        "reason": "the error is 0.5, more than 0.25; ValueError: no kernel for this",
+        "before": 7,
+    }
+
+
+def test_a_point_that_fails_does_not_stop_its_part_and_too_little_memory_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raising(error: Exception) -> Any:
+        raise error
+
+    def measure(part: Part) -> None:
+        part.attempt("large", lambda: raising(torch.OutOfMemoryError("CUDA out of memory\nand more")))
+        part.attempt("wrong", lambda: raising(RuntimeError("illegal address")))
+        part.attempt("right", lambda: {"ms": 2.0})
+
+    assert run_with(measure, tmp_path, monkeypatch) == {
+        "status": "failed",
+        "reason": "wrong: RuntimeError: illegal address",
+        "large": {"out_of_memory": "CUDA out of memory"},
+        "wrong": {"error": "RuntimeError: illegal address"},
+        "right": {"ms": 2.0},
+    }
+
+
+def test_a_part_without_what_it_needs_is_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(part: Part) -> None:
+        raise Skipped("one GPU")
+
+    assert run_with(measure, tmp_path, monkeypatch) == {"status": "skipped", "reason": "one GPU"}
+
+
+def test_nan_is_out_of_every_tolerance(tmp_path: Path) -> None:
+    part = Part(torch.device("cpu"), True, tmp_path, tmp_path / "out.json")
+    part.check("the error", float("nan"), 1.0)
+    part.check("the error", 1.0, 1.0)
+    assert part.failures == ["the error is nan, more than 1"]
+
+
+def test_an_unknown_part_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    words = [sys.executable, str(BENCHMARKS / "gpu.py"), "--device=cpu", "--small", "--parts=heads"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no part 'heads'; did you mean head?" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_line_of_the_project_and_the_innermost_one_are_told_of_a_wait() -> None:
+    source = f"import warnings\ndef read():\n    warnings.warn('called a {MARK}')\n"
+    ours: dict[str, Any] = {"__name__": "grpox.update.mine"}
+    exec(compile(source, "/elsewhere/mine.py", "exec"), ours)
+    theirs: dict[str, Any] = {"__name__": "transformers.mine"}
+    exec(compile(source, "/elsewhere/theirs.py", "exec"), theirs)
+    through: dict[str, Any] = {"__name__": "grpox_losses.mine", "inner": theirs["read"]}
+    exec(compile("def call():\n    inner()\n", "/elsewhere/through.py", "exec"), through)
+    with collected() as found:
+        ours["read"]()
+        ours["read"]()
+        through["call"]()
+        theirs["read"]()
+        warnings.warn("something else", stacklevel=1)
+    assert found == {
+        Place("/elsewhere/mine.py:3", "/elsewhere/mine.py:3"): 2,
+        Place("/elsewhere/through.py:2", "/elsewhere/theirs.py:3"): 1,
+        Place("", "/elsewhere/theirs.py:3"): 1,
+    }
+
+
+def test_operations_of_a_step_by_hand() -> None:
+    """A layer has 2 * 8 * 8 + 2 * 8 * 4 weights of attention and 3 * 8 * 16 of the MLP, the head 8 * 100."""
+    shape = Shape(hidden=8, intermediate=16, layers=3, heads=4, key_heads=2, vocabulary=100)
+    assert shape.body == 3 * (128 + 64 + 384)
+    # 6 a weight and token; attention to half of 5 tokens: 3 * (2 + 2) * 8 * 5 / 2 a token and layer.
+    assert shape.operations(tokens=10, scored=6, length=5) == 6 * (1728 * 10 + 800 * 6) + 10 * 3 * 240
+
+
+def test_a_relative_error_is_of_the_whole_vector() -> None:
+    assert relative_error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0])) == pytest.approx(0.1)
