@@ -27,7 +27,7 @@ PARTS: dict[str, tuple[Place, ...]] = {
     "metrics": (
         (TokenMetrics, "add"),
         (TokenMetrics, "reduce"),
-        (TokenMetrics, "reduce_beside"),
+        (TokenMetrics, "reduce"),
         (grpox.update.policy_update, "mismatch_of"),
     ),
 }

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[1]
 OURS = (f"{ROOT}/grpox/", f"{ROOT}/plugins/")
 OTHERS = ("/deepspeed/", "/transformers/", "/torch/optim/", "/accelerate/", "/peft/")
 """Parts of the paths of libraries whose operations are listed apart."""
-UPLOAD = "grpox/policy/upload.py:"
+UPLOAD = "grpox/runtime/upload.py:"
 """The place of the function that copies to a GPU without waiting."""
 
 READS = {

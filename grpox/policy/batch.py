@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Rollout
-from grpox.policy.upload import upload
 from grpox.runtime.foreign_code import copied
+from grpox.runtime.upload import upload
 
 
 @dataclass(eq=False)

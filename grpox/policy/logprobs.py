@@ -10,6 +10,7 @@ by up to one part in 512.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -345,10 +346,15 @@ def _add_product(total: Tensor | None, left: Tensor, right: Tensor | None) -> No
 
 def _parts(tokens: int, weight: Tensor) -> list[slice]:
     """List slices of `tokens` whose logits are in memory at once."""
-    device = weight.device
-    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    size = rows_per_chunk(len(weight), memory)
+    size = chunk_rows(len(weight), weight.device)
     return [slice(begin, begin + size) for begin in range(0, tokens, size)]
+
+
+@functools.cache
+def chunk_rows(vocabulary: int, device: torch.device) -> int:
+    """Choose once for a device how many rows of logits are in memory together."""
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    return rows_per_chunk(vocabulary, memory)
 
 
 def _taught_parts(taught: Tensor, weight: Tensor) -> list[slice] | list[Tensor]:

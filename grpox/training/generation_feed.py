@@ -16,8 +16,8 @@ from grpox.contracts import Capability, TrainerState
 from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan
 from grpox.errors import RunFailed
 from grpox.policy.batch import Sample, samples_of
-from grpox.policy.upload import upload
 from grpox.rollout.collector import Collector, GenerationBatch
+from grpox.runtime.upload import upload
 from grpox.runtime.world import World
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from grpox.config import RunConfig
@@ -95,11 +96,11 @@ class PolicyUpdate:
         scored = self._gradient(packed.micro_batches, totals)
         if self.statistics.wanted:
             self.statistics.record(scored)
-        shares, tokens = measure(scored, self.step_loss.correction_traits)
-        loss, reduced = tokens.reduce_beside(shares, self.world)
+        loss = float(self.world.reduce(loss_share(scored), dist.ReduceOp.SUM))
         metrics = {"loss": loss, "learning_rate": self.engine.learning_rate}
         metrics["grad_norm"] = grad_norm = self._apply(loss)
-        metrics |= _name(reduced) | chosen | {"padding_fraction": packed.padding_fraction}
+        measured = measure(scored, self.step_loss.correction_traits).reduce(self.world)
+        metrics |= _name(measured) | chosen | {"padding_fraction": packed.padding_fraction}
         if math.isfinite(grad_norm):
             for batch, result in scored:
                 keep_old(batch, result.inputs.logprobs)
@@ -218,20 +219,26 @@ def forward_pass(
     return step_loss.micro_batch(inputs, totals)
 
 
-def measure(scored: Sequence[Scored], traits: CorrectionTraits) -> tuple[Tensor, TokenMetrics]:
-    """Measure a step on this rank, without reading a value: its part of the loss, f64[1], and its tokens."""
+def loss_share(scored: Sequence[Scored]) -> Tensor:
+    """Sum this rank's part of a step's loss, f64[1]."""
+    share = torch.zeros(1, dtype=torch.float64, device=scored[0][1].loss.device)
+    for _, result in scored:
+        share += result.loss
+    return share
+
+
+def measure(scored: Sequence[Scored], traits: CorrectionTraits) -> TokenMetrics:
+    """Measure a step's tokens on this rank, without reading a value."""
     metrics = TokenMetrics()
-    shares = torch.zeros(1, dtype=torch.float64, device=scored[0][1].loss.device)
     for batch, result in scored:
         assert result.inputs.entropy is not None
-        shares += result.loss
         values = {**result.diagnostics, "entropy": result.inputs.entropy}
         metrics.add(values, batch.token_places, of_means=True)
         if (near := result.off_policy_keep) is not None:
             left_out = (batch.token_mask & ~near).any(dim=1)
             metrics.add({"off_policy_masked": left_out}, batch.trained_rows)
     metrics.add(mismatch_of([result for _, result in scored], traits))
-    return shares, metrics
+    return metrics
 
 
 def _rows_of(micro_batches: MicroBatches, scored: Sequence[Scored]) -> list[list[Row]]:

@@ -57,20 +57,16 @@ class TokenMetrics:
 
     def reduce(self, world: World) -> dict[str, tuple[float, float, float]]:
         """name -> (mean, min, max) over all ranks; names for which no token counted are left out."""
-        return self.reduce_beside(torch.zeros(1, dtype=torch.float64, device=world.device), world)[1]
-
-    def reduce_beside(self, total: Tensor, world: World) -> tuple[float, dict[str, tuple[float, float, float]]]:
-        """Reduce as `reduce` does, and `total` f64[1], a sum over all ranks, so that the host reads once."""
         together = sorted(self._parts)
+        if not together:
+            return {}
         names = [name for each in together for name in each]
         wholes = [_whole(self._parts[each]) for each in together]
-        sums = world.reduce(torch.cat([total, *(sums.flatten() for sums, _ in wholes)]), dist.ReduceOp.SUM)
-        if wholes:
-            largest = world.reduce(torch.cat([ends.flatten() for _, ends in wholes]), dist.ReduceOp.MAX)
-            sums = torch.cat((sums, largest))
-        (whole, *numbers) = sums.tolist()
+        sums = world.reduce(torch.cat([sums.flatten() for sums, _ in wholes]), dist.ReduceOp.SUM)
+        largest = world.reduce(torch.cat([ends.flatten() for _, ends in wholes]), dist.ReduceOp.MAX)
+        numbers = torch.cat((sums, largest)).tolist()  # the host reads once
         pairs = list(zip(numbers[0::2], numbers[1::2], strict=True))
-        return whole, _merge(names, pairs[: len(names)], pairs[len(names) :])
+        return _merge(names, pairs[: len(names)], pairs[len(names) :])
 
 
 Pair = tuple[float, float]

@@ -54,7 +54,7 @@ def test_values_and_gradients_are_those_of_a_log_softmax_over_all_logits(
     dtype: torch.dtype,
     far: float,
 ) -> None:
-    monkeypatch.setattr(head_chunks, "LOGITS_PER_CHUNK", chunk)
+    monkeypatch.setattr(logprobs, "chunk_rows", lambda vocabulary, device: max(1, chunk // vocabulary))
     if not reads:
         monkeypatch.setattr(logprobs, "HOST", torch.device("meta"))
     inputs = head(bias, dtype)
@@ -86,7 +86,7 @@ def test_bfloat16_has_float32_logits_and_a_gradient_rounded_once(
     monkeypatch: pytest.MonkeyPatch, chunk: int, reads: bool
 ) -> None:
     """Against float64 with the same rounded inputs: float32's accuracy in values, one rounding in gradients."""
-    monkeypatch.setattr(head_chunks, "LOGITS_PER_CHUNK", chunk)
+    monkeypatch.setattr(logprobs, "chunk_rows", lambda vocabulary, device: max(1, chunk // vocabulary))
     if not reads:
         monkeypatch.setattr(logprobs, "HOST", torch.device("meta"))
     rounded = head(bias=True, dtype=torch.bfloat16)

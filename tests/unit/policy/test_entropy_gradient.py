@@ -12,7 +12,7 @@ from support.small_models import TRAIN, batch, far, gradient_of, model_of
 from test_chunked_head import CHUNKS, ROWS, TEMPERATURE, H, N, V, reference
 from torch import Tensor
 
-from grpox.policy import head_chunks, logprobs
+from grpox.policy import logprobs
 from grpox.policy.logprobs import (
     FULL_LOGITS,
     LogitTransform,
@@ -46,7 +46,7 @@ def test_the_gradient_from_hidden_states_equals_that_over_all_logits(
     """Beside the log-probabilities' own: some tokens have both, some one, one none."""
     if not reads:
         monkeypatch.setattr(logprobs, "HOST", torch.device("meta"))
-    monkeypatch.setattr(head_chunks, "LOGITS_PER_CHUNK", chunk)
+    monkeypatch.setattr(logprobs, "chunk_rows", lambda vocabulary, device: max(1, chunk // vocabulary))
     inputs = parts(bias=True)
     targets = torch.randint(V, (N,))
     upstream, of_entropy = torch.randn(2, N, dtype=torch.float64)

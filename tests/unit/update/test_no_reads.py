@@ -19,7 +19,7 @@ from grpox.policy.logprobs import ForwardMode
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import CorrectionTraits, StepLoss
 from grpox.update.packing import StepTotals
-from grpox.update.policy_update import forward_pass, keep_old, measure
+from grpox.update.policy_update import forward_pass, keep_old, loss_share, measure
 
 NOWHERE = torch.device("meta")
 TOTALS = StepTotals(40, 8, 1, LONGEST)
@@ -54,7 +54,9 @@ def take_pass(model: Any, step_loss: StepLoss, mode: ForwardMode = SHARED) -> No
     result = forward_pass(model, batch, step_loss, TOTALS, 0.8, mode)
     assert result.loss.device == NOWHERE
     result.loss.backward()
-    measure([(batch, result.detached())], CorrectionTraits.of(step_loss.correction))
+    scored = [(batch, result.detached())]
+    loss_share(scored)
+    measure(scored, CorrectionTraits.of(step_loss.correction))
     keep_old(batch, result.inputs.logprobs)
 
 

@@ -32,12 +32,11 @@ def test_a_step_without_tokens_has_no_metric_rather_than_nan():
     assert metrics.reduce(ALONE) == {}
 
 
-def test_a_sum_of_the_step_is_read_together_with_its_metrics():
+def test_names_that_are_added_together_are_reduced_apart():
     metrics = TokenMetrics()
     metrics.add({"x": torch.tensor([[1.0, 2.0]]), "y": torch.tensor([[5.0, 3.0]])})
-    total = torch.tensor([0.25], dtype=torch.float64)
-    assert metrics.reduce_beside(total, ALONE) == (0.25, {"x": (1.5, 1, 2), "y": (4, 3, 5)})
-    assert TokenMetrics().reduce_beside(total, ALONE) == (0.25, {})
+    assert metrics.reduce(ALONE) == {"x": (1.5, 1, 2), "y": (4, 3, 5)}
+    assert TokenMetrics().reduce(ALONE) == {}
 
 
 def test_places_are_where_the_mask_is_true():

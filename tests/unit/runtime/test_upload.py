@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from grpox.policy.upload import ALIGNMENT, upload, upload_together
+from grpox.runtime.upload import ALIGNMENT, upload, upload_together
 
 CPU = torch.device("cpu")
 ARRAYS = [
