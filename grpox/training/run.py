@@ -141,9 +141,7 @@ def train_run(
         _report_unchecked(run, world)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
         check_deepspeed(config)
-        if config.train.deterministic:
-            name, has_own = run.components["generator"].label, provides(run, Capability.OTHER_NUMERICS)
-            check_determinism(name, has_own, world.device)
+        _check_determinism(run, world)
         if config.hub is not None and world.is_main:
             check_hub(config.hub)
         seed_libraries(config.train.seed)
@@ -151,9 +149,7 @@ def train_run(
         components = RunComponents(run, lock, world, times)
         inputs = TrainInputs.open(run, world, components, functions, of_evaluation)
         if resume and (done := finished(config, inputs.schedule.total_steps)):
-            if world.is_main:
-                early = ", where it stopped early" if "stopped_early" in done else ""
-                logger.info("%s: the run is complete, %s steps%s", config.output_dir, done["steps"], early)
+            _say_complete(config, done, world)
             return done
         generator = open_generator(run, world)
         components.add("generator", generator)
@@ -173,11 +169,27 @@ def train_run(
         ):
             parts = TrainerParts(run, world, inputs, components, context, observers, lock, times)
             summary |= _train_and_save(parts, generator, checkpoint, allow_changes)
-        if world.is_main and config.hub is not None:
-            # Last, so that a failed push loses nothing.
-            address = push_model(Path(summary["model"]), config, config.hub, summary)
-            logger.info("pushed to %s", address)
+        if world.is_main:
+            _push(config, summary)  # last, so that a failed push loses nothing
         return summary
+
+
+def _say_complete(config: RunConfig, summary: Mapping[str, Any], world: World) -> None:
+    if world.is_main:
+        early = ", where it stopped early" if "stopped_early" in summary else ""
+        logger.info("%s: the run is complete, %s steps%s", config.output_dir, summary["steps"], early)
+
+
+def _check_determinism(run: ResolvedRun, world: World) -> None:
+    if run.config.train.deterministic:
+        name, has_own = run.components["generator"].label, provides(run, Capability.OTHER_NUMERICS)
+        check_determinism(name, has_own, world.device)
+
+
+def _push(config: RunConfig, summary: dict[str, Any]) -> None:
+    if config.hub is not None:
+        address = push_model(Path(summary["model"]), config, config.hub, summary)
+        logger.info("pushed to %s", address)
 
 
 def _decide_dtype(config: RunConfig, world: World, resume: bool) -> None:

@@ -173,7 +173,6 @@ class Batch:
             i64[N, P + T]: prompts with padding, then completions, then arbitrary tokens.
         """
         prompts, device = self.prompts, self.prompts.input_ids.device
-        every = tokens_between_looks(device)
         first, end = prompts.input_ids.shape[1], prompts.input_ids.shape[1] + self.length
         rows = prompts.group_rows
         tokens = torch.nn.functional.pad(prompts.input_ids[rows], (0, self.length))
@@ -184,7 +183,7 @@ class Batch:
         ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
         masks = Masks(model, cache, prompts.is_padded)
         make_room(cache, rows, end)
-        wasted, share, looked = 0.0, 0.0, first
+        every, wasted, share, looked = tokens_between_looks(device), 0.0, 0.0, first
         for column in range(first, end):
             logits = model(
                 input_ids=tokens[:, column - 1 : column],
@@ -215,16 +214,20 @@ class Batch:
             wasted += share * every
             if leave and wasted >= CUT_COST:
                 sequences[running] = tokens
-                remaining = ~ended
-                stay = remaining.nonzero().squeeze(1)
+                stay = self._keep(~ended, cache)
                 running, tokens, seen, positions = (part[stay] for part in (running, tokens, seen, positions))
                 limits = None if limits is None else limits[stay]
                 ended, wasted = ended[stay], 0.0
-                cache.reorder_cache(stay)
-                for part in (self.distribution, self.draw, self.stop):
-                    part.keep(remaining)
         sequences[running] = tokens
         return sequences
+
+    def _keep(self, remaining: Tensor, cache: Any) -> Tensor:
+        """Go on with the rows bool[B] alone; return their numbers, i64[M]."""
+        stay = remaining.nonzero().squeeze(1)
+        cache.reorder_cache(stay)
+        for part in (self.distribution, self.draw, self.stop):
+            part.keep(remaining)
+        return stay
 
 
 def make_room(cache: Any, rows: Tensor, room: int) -> None:
