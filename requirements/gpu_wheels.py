@@ -150,7 +150,7 @@ def wheel_of_grpox(folder: Path) -> Path:
 
 
 def expected(collected: Collected) -> list[str]:
-    """What the wheels need of the packages that the machine has."""
+    """List the bounds that the wheels set for packages of the machine."""
     bounds: dict[str, SpecifierSet] = {}
     for wheel in collected.wheels.values():
         for need in needs_of(metadata_of(wheel)):

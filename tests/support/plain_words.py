@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     for file in [Path(argument) for argument in arguments] or _listed("grpox", "plugins"):
         written = next((names for name, names in WRITTEN.items() if file == ROOT / name), set())
         count += _print(file, problems_of(file.read_text(encoding="utf-8"), PUBLISHED | written))
-    for file in [] if arguments else _listed("benchmarks", "docs", "tests"):
+    for file in [] if arguments else _listed("benchmarks", "docs", "examples", "requirements", "tests"):
         count += _print(file, _docstring_problems(file.read_text(encoding="utf-8")))
     if count:
         print(f"{count} found; docs/contributing.md has the rules")

@@ -21,7 +21,7 @@ class Parameters(BaseModel):
 
 
 class HfConfig(Parameters):
-    """Parameters of hf, which samples with transformers' generate."""
+    """Parameters of hf, which samples with the model of transformers."""
 
     batch_size: int = Field(1024, ge=1)
     """Number of completions sampled together on one rank; fewer need less memory."""

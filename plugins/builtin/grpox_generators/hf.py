@@ -1,4 +1,4 @@
-"""Sampling with transformers' generate, on a full copy of the policy on every rank.
+"""Sampling with the model of transformers, on a full copy of the policy on every rank.
 
 Each sync fills the copy from the ZeRO-3 shards. With `gather_weights: false` there is no copy: generation
 gathers every layer of the shards once per token.

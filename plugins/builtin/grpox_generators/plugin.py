@@ -15,7 +15,7 @@ def grpox_generators() -> Iterable[ComponentSpec]:
             name="hf",
             target="grpox_generators.hf:HfGenerator",
             config="grpox_generators.configs:HfConfig",
-            summary="transformers' generate on a whole copy of the weights; each prompt is prefilled once",
+            summary="transformers, on a whole copy of the weights; each prompt is prefilled once",
             provides=(Capability.LOGPROBS, Capability.MAX_TOKENS),
             source="https://huggingface.co/docs/transformers/main_classes/text_generation",
         ),

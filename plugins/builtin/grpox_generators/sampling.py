@@ -1,5 +1,4 @@
-"""Sampling by transformers' generate: the distribution, the draw of each token, and texts that end a
-completion.
+"""Parts of sampling by token: the distribution, the draw of each token, and texts that end a completion.
 
 Logits processors form the distribution. A token is drawn by the inverse of the cumulative probabilities, with
 one uniform number per row: torch.multinomial draws a random number for each token of the vocabulary, which on

@@ -84,6 +84,17 @@ def test_the_hf_generator_samples_from_the_policy_after_every_sync(kind: str) ->
         assert difference(model, rollouts, 1.0) < 1e-5
 
 
+def test_the_hf_generator_samples_from_the_policy_with_padding_and_past_a_window(kind: str) -> None:
+    """Prompts of 8, 3 and 1 tokens, and completions of up to 16, where windows are of 8."""
+    model = tiny_model(kind)
+    generator = started(model)
+    generator.sync(stream_weights(model), 0)
+    prompts = [Prompt(group, tuple(IDS[0, :length].tolist()), 4) for group, length in enumerate((8, 3, 1))]
+    rollouts = list(generator.generate(prompts, SamplingConfig(max_completion_length=16), 7))
+    assert len({len(rollout.completion_ids) for rollout in rollouts}) > 1  # some rows have left
+    assert difference(model, rollouts, 1.0) < 2e-5
+
+
 def test_what_is_saved_is_loaded_again_as_it_was(kind: str, tmp_path: Path) -> None:
     model = tiny_model(kind)
     loaded = AutoModelForCausalLM.from_pretrained(save(model, tmp_path / "model"))
