@@ -9,13 +9,17 @@ batches there were before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 from work import varied_lengths
+
+from grpox.config import SamplingConfig
+from grpox_generators.decoding import Batch
+from grpox_generators.hf import HfGenerator
+from grpox_generators.sampling import Distribution
 
 
 class Lengths:
@@ -47,53 +51,61 @@ class EndsAt(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         written = input_ids.shape[1] - self.columns
-        force_ends(scores, self.lengths.to(scores.device) <= written + 1, self.end_ids)
+        self.lengths = self.lengths.to(scores.device)  # copied once
+        force_ends(scores, self.lengths <= written + 1, self.end_ids)
         return scores
 
 
 def force_ends(scores: Tensor, ending: Tensor, end_ids: Sequence[int]) -> None:
     """In place: rows bool[B] of scores [B, V] that are `ending` can give the first of `end_ids` alone, others
-    none of them."""
-    scores[:, list(end_ids)] = -torch.inf
-    scores[ending] = -torch.inf
-    scores[ending, end_ids[0]] = 0.0
-
-
-@dataclass
-class Unfinished:
-    """Completions that a call of generate left unfinished, so that another call can continue them."""
-
-    columns: int
-    """Columns of the prompts."""
-    width: int
-    """Columns so far."""
-    lengths: list[int]
+    none of them. Neither reads a value nor copies one to the device of `scores`, for which a host would wait.
+    """
+    for end in end_ids:
+        scores[:, end] = -torch.inf
+    scores.masked_fill_(ending.unsqueeze(1), -torch.inf)
+    scores[:, end_ids[0]].masked_fill_(ending, 0.0)
 
 
 def force_in_transformers(lengths: Lengths) -> None:
-    """Let every `generate` of transformers in this process end its completions so.
-
-    A call that goes on with the rows which the one before has left, as grpox makes, is known by their shape.
-    """
+    """Let every `generate` of transformers in this process end its completions so."""
     generate = GenerationMixin.generate
-    left: Unfinished | None = None
 
     def forced(model: Any, *args: Any, **kwargs: Any) -> Any:
-        nonlocal left
         rows, columns = kwargs["input_ids"].shape
-        if left is None or (rows, columns) != (len(left.lengths), left.width):
-            left = Unfinished(columns, columns, lengths.take(rows))
         ends = kwargs["generation_config"].eos_token_id
-        processor = EndsAt(left.lengths, left.columns, ends if isinstance(ends, list) else [ends])
+        processor = EndsAt(lengths.take(rows), columns, ends if isinstance(ends, list) else [ends])
         # First, so that whoever draws or records sees it.
         kwargs["logits_processor"] = LogitsProcessorList([processor, *(kwargs.get("logits_processor") or [])])
-        sequences = generate(model, *args, **kwargs)
-        left.width = sequences.shape[1]
-        left.lengths = [length for length in left.lengths if length > left.width - left.columns]
-        left = left if left.lengths else None
-        return sequences
+        return generate(model, *args, **kwargs)
 
     GenerationMixin.generate = forced
+
+
+class ForcedDistribution(LogitsProcessor):  # type: ignore[misc]
+    """For the hf generator: a batch's distribution, then `EndsAt` for the rows that still run."""
+
+    def __init__(self, inner: Distribution, ends_at: EndsAt) -> None:
+        self.inner, self.ends_at = inner, ends_at
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self.ends_at(input_ids, self.inner(input_ids, scores))
+
+    def keep(self, remaining: Tensor) -> None:
+        self.inner.keep(remaining)
+        self.ends_at.lengths = self.ends_at.lengths.to(remaining.device)[remaining]
+
+
+def force_in_hf(lengths: Lengths) -> None:
+    """Let every batch that the hf generator samples in this process end its completions so."""
+    run = HfGenerator._run
+
+    def forced(generator: HfGenerator, batch: Batch, sampling: SamplingConfig) -> Tensor:
+        rows, columns = len(batch.prompts.group_rows), batch.prompts.input_ids.shape[1]
+        ends_at = EndsAt(lengths.take(rows), columns, batch.end_ids)
+        batch.distribution = ForcedDistribution(batch.distribution, ends_at)
+        return run(generator, batch, sampling)
+
+    HfGenerator._run = forced  # type: ignore[method-assign,assignment]
 
 
 def force_in_vllm(lengths: Lengths) -> None:

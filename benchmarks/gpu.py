@@ -6,7 +6,7 @@
 
     ceilings        bytes copied and bf16 operations a second: what the other figures are compared with
     head            log-probabilities from hidden states, by rows per chunk; value and gradient against float32
-    attention       varlen, flex and sdpa on packed sequences: output, gradient and time
+    attention       varlen, flex and sdpa on packed sequences and behind a common prompt: output, gradient, time
     parity          the gradient of each built-in loss in each forward mode against float64 on the CPU
     syncs           lines at which the host waits for the device during a step
     quickstart      the quickstart learns; a resumed run continues as the whole one

@@ -31,7 +31,7 @@ from sync_counter import GPU, Marks, Waits, counting
 from work import step_of
 
 from grpox.policy import attention
-from grpox.policy.batch import Sample, samples_of
+from grpox.policy.batch import Sample, TokenRecord, samples_of
 from grpox.policy.deepspeed_import import deepspeed
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
@@ -120,6 +120,7 @@ class Machine:
             self.world,
             statistics=StepStatistics(wanted if case.statistics else {}),
         )
+        update._has_stepped = True  # the first step of a run reads one number more
         waits, passes = Waits(), Counter[str]()
         begin = self.engine.begin_micro_batch
 
@@ -176,11 +177,14 @@ def _mode(mode: ForwardMode, case: Case, shares: bool) -> ForwardMode:
 
 
 def work(micro_batches: int, number: int) -> list[list[Sample]]:
-    """Micro-batches of one prompt each, whose completions teach."""
+    """Micro-batches of one prompt each, whose completions teach, and some of whose tokens are recorded."""
     step = step_of(PROMPTS, number, micro_batches, ROWS, longest=12)
     samples = samples_of(step.rollouts, [(-1.0) ** row for row in range(len(step.rollouts))])
-    for sample in samples:
+    for place, sample in enumerate(samples):
         sample.sampler_logprobs = np.full(len(sample.completion), -2.5, dtype=np.float32)
+        if place % 2:  # some of every micro-batch
+            turns = np.zeros(len(sample.completion), dtype=np.int32)
+            sample.token_record = TokenRecord(1, 1, place // ROWS, place % ROWS, turns)
     return [samples[start : start + ROWS] for start in range(0, len(samples), ROWS)]
 
 

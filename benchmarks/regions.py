@@ -23,7 +23,7 @@ PARTS: dict[str, tuple[Place, ...]] = {
     "loss": ((StepLoss, "micro_batch"),),
     "backward": ((Engine, "backward"),),
     "optimizer": ((Engine, "step"),),
-    "are weights finite": ((Engine, "finite"), (Engine, "weight_sum")),
+    "are weights finite": ((Engine, "finite"), (Engine, "measure_weights")),
     "metrics": (
         (TokenMetrics, "add"),
         (TokenMetrics, "reduce"),

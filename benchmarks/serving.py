@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,8 +27,14 @@ class Served:
 
 
 @contextmanager
-def serving(model: str, dtype: str, options: Sequence[str] = ()) -> Iterator[Served]:
-    """A server of `model` on a free port; it is starting, and generators wait for it."""
+def serving(
+    model: str, dtype: str, options: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> Iterator[Served]:
+    """A server of `model` on a free port; it is starting, and generators wait for it.
+
+    Args:
+        variables: environment variables of the server besides those of this process.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -36,7 +42,11 @@ def serving(model: str, dtype: str, options: Sequence[str] = ()) -> Iterator[Ser
     command = [sys.executable, "-m", "grpox", "serve", model, "--port", str(port), "--dtype", dtype, *options]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, env=os.environ | token, start_new_session=True
+            command,
+            stdout=log,
+            stderr=log,
+            env=os.environ | dict(variables or {}) | token,
+            start_new_session=True,
         )
         try:
             yield Served(process.pid, f"http://127.0.0.1:{port}", token)

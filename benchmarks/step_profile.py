@@ -54,13 +54,13 @@ def phases_of(run: ResolvedRun) -> Seconds:
 def profiled(run: ResolvedRun, steps: int) -> dict[str, Seconds]:
     """Train, and tell the seconds of phases, parts of the update, and operators."""
     import torch
-    from forced_lengths import force_in_transformers, force_in_vllm
+    from forced_lengths import force_in_hf, force_in_vllm
     from regions import REST, Regions
 
     from grpox.training.run import train_run
     from grpox.update.policy_update import PolicyUpdate
 
-    force = force_in_vllm if (run.config.generator.name or "").startswith("vllm") else force_in_transformers
+    force = force_in_vllm if (run.config.generator.name or "").startswith("vllm") else force_in_hf
     force(lengths_of(run))
     regions, operators = Regions(), Seconds()
     parts: list[Seconds] = []

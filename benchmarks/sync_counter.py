@@ -240,13 +240,15 @@ class _Calls(TorchFunctionMode):
         return self._to(Tensor.to, tensor, HOST)
 
     def _to(self, function: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        parsed = {name: value for name, value in kwargs.items() if name != "copy"}
+        device, dtype, _, layout = torch._C._nn._parse_to(*args, **parsed)
         if args and isinstance(args[0], Tensor):
             device = GPU if self.marks.has(args[0]) else HOST
         on_gpu = self.marks.has(tensor)
         if device is None or device.type != "cpu" or _is_gpu(device) == on_gpu:
             wanted = tensor.dtype if dtype is None else dtype
-            more = {} if layout is None else {"memory_format": layout}
+            more = {"copy": True} if kwargs.get("copy") else {}
+            more |= {} if layout is None else {"memory_format": layout}
             keep = device is None or device.type == "cpu"
             return function(tensor, wanted, **more) if keep else function(tensor, *args, **kwargs)
         self.waits.add("copies to the GPU" if _is_gpu(device) else "copies to the host")

@@ -19,10 +19,10 @@ from grpox.training.run import train_run
 def main(out: str, source: str, overrides: list[str]) -> None:
     run = load_run(source, overrides)
     if is_varied(run):
-        from forced_lengths import force_in_transformers, force_in_vllm
+        from forced_lengths import force_in_hf, force_in_vllm
 
         in_vllm = (run.config.generator.name or "").startswith("vllm")
-        force = force_in_vllm if in_vllm else force_in_transformers
+        force = force_in_vllm if in_vllm else force_in_hf
         force(lengths_of(run, launch.rank(), launch.world_size()))
     train_run(run)
     if launch.rank():

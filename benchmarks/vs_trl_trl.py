@@ -21,7 +21,7 @@ from varied_run import is_varied, lengths_of
 from grpox.policy.precision import dtype_here
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runfile.yaml_lines import read_yaml
-from grpox.training.step_report import _peak_memory_gib
+from grpox.runtime.phases import PeakMemory
 
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo")
 
@@ -146,7 +146,7 @@ def main(out: str, source: str, overrides: list[str]) -> None:
         callbacks=[times],
     )
     times.trainer.train()
-    totals = {"samples": [run.plan.train_batch_size], "peak_gib": [_peak_memory_gib()]}
+    totals = {"samples": [run.plan.train_batch_size], "peak_gib": [PeakMemory().take() / 2**30]}
     Path(out).write_text(json.dumps({**times.figures, **totals}))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ def measure(generator: str, arguments: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         if generator == "server":
             model = load_run(arguments.model, overrides).config.model
-            served = stack.enter_context(serving(model.path, model.dtype))
+            variables = {} if arguments.server_gpu is None else only_gpu(arguments.server_gpu, os.environ)
+            served = stack.enter_context(serving(model.path, model.dtype, variables=variables))
             environment |= served.environment
             given["pid"] = served.pid
             component = f"{{name: vllm-server, urls: ['{served.url}'], bucket_mib: {arguments.bucket_mib}}}"
@@ -55,6 +57,12 @@ def measure(generator: str, arguments: argparse.Namespace) -> dict[str, Any]:
         given["overrides"] = [*overrides, f"generator={component}"]
         ranks = run_ranks("weight_sync_rank.py", given, arguments.ranks, environment)
     return summary(max(ranks, key=lambda rank: statistics.median(rank["sync"])), ranks)
+
+
+def only_gpu(index: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Name the environment variable by which a process sees one of the GPUs that this one sees."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    return {"CUDA_VISIBLE_DEVICES": str(index) if visible is None else visible.split(",")[index].strip()}
 
 
 def summary(slowest: dict[str, Any], ranks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -102,6 +110,7 @@ def main() -> None:
     parser.add_argument("--model-path", help="model folder in place of the run file's")
     parser.add_argument("--generators", default="colocate,server", help="which (default: colocate,server)")
     parser.add_argument("--ranks", type=int, default=1, help="processes of the trainer (default: 1)")
+    parser.add_argument("--server-gpu", type=int, help="of the visible GPUs, which a rank may not have as well")
     parser.add_argument("--rounds", type=int, default=9, help="rounds that count (default: 9)")
     parser.add_argument("--bucket-mib", type=int, default=64, help="of the server generator (default: 64)")
     add_out(parser)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from memory_peak import MemoryPeak
 from started import Started, start
 
@@ -40,6 +41,8 @@ def times(started: Started, weights: Callable[[], WeightStream], rounds: int) ->
         started.world.barrier()
         begin = time.perf_counter()
         kept = run()
+        if started.world.device.type == "cuda":
+            torch.cuda.synchronize()
         started.world.barrier()
         seconds[way].append(time.perf_counter() - begin)
         del kept

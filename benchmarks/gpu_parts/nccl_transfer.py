@@ -17,4 +17,5 @@ def measure(part: Part) -> None:
         raise Skipped("vLLM is not installed")
     if (count := torch.cuda.device_count()) < 2:
         raise Skipped(f"needs two GPUs, and {count} is here: NCCL refuses two ranks on one GPU")
-    part.record("weight_sync", part.run_script("weight_sync.py", "--model=quickstart", "--generators=server"))
+    options = ("--model=quickstart", "--generators=server", "--server-gpu=1")
+    part.record("weight_sync", part.run_script("weight_sync.py", *options))

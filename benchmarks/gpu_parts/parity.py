@@ -78,7 +78,7 @@ def measure(part: Part) -> None:
 
 
 def check(part: Part, place: str, dtype: torch.dtype) -> None:
-    """Hold the figures of one mode to the tolerances."""
+    """Hold the figures of one mode to the tolerances; CUDA has no varlen kernel of float32."""
     found = part.figures[place]
     if dtype == torch.float32:
         for name, error in found.get("errors", {}).items():
@@ -86,7 +86,8 @@ def check(part: Part, place: str, dtype: torch.dtype) -> None:
     else:
         for name, cosine in found.get("cosines", {}).items():
             part.check(f"{place}, {name}: 1 - cosine", 1 - cosine, 1 - LEAST_COSINE)
-    if place.endswith("packed, varlen") and "installed" in found and found["installed"] != "train.packing":
+    packs = place.endswith("packed, varlen") and (dtype == torch.bfloat16 or not part.on_cuda)
+    if packs and found.get("installed", "train.packing") != "train.packing":
         part.fail(f"{place}: packing was not installed: {found['failures']}")
 
 
