@@ -13,7 +13,7 @@ TORCH_IS_CPU := import importlib.metadata as m, sys; sys.exit(not m.version("tor
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help quickstart dev vllm browser test test-full gpu-check gpu-wheels golden lint format types docs clean
+.PHONY: help quickstart dev vllm browser test test-full gpu-check gpu-wheels uplot golden lint format types docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -25,7 +25,7 @@ dev: .venv/installed-dev ## Add to .venv what tests and benchmarks need
 
 vllm: .venv/installed-vllm ## Add vLLM to .venv: for CUDA where there is a GPU, else for the CPU
 
-browser: ## Install Debian's Chromium, with which a test looks at MLflow's pages and the report; as root
+browser: ## Install Debian's Chromium, with which tests look at a run's page and MLflow's; as root
 	@if command -v chromium >/dev/null; then \
 		chromium --version; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -50,6 +50,9 @@ gpu-check: ## Check and measure grpox on this machine's GPU, into build/gpu.json
 
 gpu-wheels: .venv/installed-dev ## Collect what a GPU machine without a network lacks, into build/gpu-wheels
 	$(BIN)/python requirements/gpu_wheels.py build/gpu-wheels
+
+uplot: .venv/bin/python ## Fetch uPlot, which draws the curves of a run's page, into the package again
+	$(BIN)/python requirements/uplot.py
 
 golden: .venv/installed-dev ## Write the texts that tests compare with anew
 	GRPOX_RENEW_GOLDEN=1 $(PYTEST) $$(grep -rlE '^[^#]*\bgolden\(' tests --include='test_*.py')

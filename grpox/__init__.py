@@ -8,18 +8,19 @@ if TYPE_CHECKING:
     from grpox.config import RunConfig
     from grpox.plugins.hookspecs import CommandSpec, ComponentSpec, hookimpl
     from grpox.plugins.registry import build
-    from grpox.training.run import train
+    from grpox.training.python_run import Run, train
 
 __version__ = "0.1.0"
-__all__ = ["CommandSpec", "ComponentSpec", "RunConfig", "build", "hookimpl", "train"]
+__all__ = ["CommandSpec", "ComponentSpec", "Run", "RunConfig", "build", "hookimpl", "train"]
 
 _LAZY = {
     "CommandSpec": "grpox.plugins.hookspecs",
     "ComponentSpec": "grpox.plugins.hookspecs",
+    "Run": "grpox.training.python_run",
     "RunConfig": "grpox.config",
     "build": "grpox.plugins.registry",
     "hookimpl": "grpox.plugins.hookspecs",
-    "train": "grpox.training.run",
+    "train": "grpox.training.python_run",
 }
 
 

@@ -61,6 +61,12 @@ class Capability(StrEnum):
     """A generator has `begin`: it samples in the background while the policy is updated."""
     MAX_TOKENS = "max_tokens"
     """A generator honours `Prompt.max_tokens`."""
+    EPISODE_REWARD = "episode_reward"
+    """An environment, or a generator, scores whole episodes, `Episode.rewards`."""
+    TURN_REWARDS = "turn_rewards"
+    """An environment, or a generator, has rewards of single turns, `Turn.reward`."""
+    STATE_KEYS = "state_keys"
+    """An environment, or a generator, names the state in which each turn begins, `Turn.state_key`."""
     OTHER_NUMERICS = "other-numerics"
     """A generator's forward is not the trainer's own."""
     ENTROPY = "entropy"
@@ -344,10 +350,15 @@ class FailedScore(float):
 
 
 def completion_text(completion: Text) -> str:
-    """Return the text of a completion: the string itself, or the content of its last message."""
+    """Return the text of a completion: the string itself, or the content of the model's last message.
+
+    A string holds the observations of its environment too. Of a conversation only messages of the assistant
+    count, so that nothing that a tool or an environment wrote is scored as the model's.
+    """
     if isinstance(completion, str):
         return completion
-    content = completion[-1].get("content") if completion else None
+    own = [message for message in completion if message.get("role", "assistant") == "assistant"]
+    content = own[-1].get("content") if own else None
     if isinstance(content, str) or content is None:  # a message that only calls a tool has no content
         return content or ""
     return "".join(part.get("text", "") for part in content)
@@ -370,10 +381,19 @@ class RewardFunction(Protocol):
     by its name, and (where it accepts them) `trainer_state`, `log_metric`, `log_extra`. Returns one float, or
     None to abstain, per completion. May be async.
 
+    A function that names them also gets facts about episodes, N values each: `turns` (texts of the model's
+    turns), `model_masks` (True for tokens that the model wrote), `tool_calls` (dicts with turn, name,
+    arguments, content, failure and seconds), `environment_rewards` (parts by name, times the environment's
+    weight; a single number under ``""``; None: it abstained) and `environment_info`. ``**columns`` does not get
+    these.
+
     A function or class with the attribute ``per: "token" | "turn" | "separator"`` returns a list of floats per
     completion instead (or None): one for each token, for each turn of the model, or for each part of the
     completion's text between occurrences of its attribute ``separator: str``. Their sum is the completion's
     reward.
+
+    A function that reads a column named by a parameter declares it in ``reads_columns: tuple[str, ...]``, as an
+    attribute, or as a property of its class's `Config`, which `grpox validate` can read before the run.
 
     ``uses_order: bool = False``, for tests: a completion's score depends on its place in the call.
     """
@@ -415,6 +435,71 @@ FINISH_REASONS = ("stop", "length", "budget", "turns", "done", "error")
 the most turns; the environment was done; the environment failed. A generator may give others."""
 
 
+CallFailure = Literal["", "unknown", "arguments", "exception", "timeout", "memory", "limit"]
+"""Reasons why a call of a tool gave an error text: no such tool; arguments that do not fit its signature; the
+tool raised, took too long or held too much memory; too many calls in one turn. Empty if the call succeeded."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a tool that the model wrote."""
+
+    name: str
+    arguments: str
+    """Arguments as JSON text; of a call that cannot be read, its text."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """The answer to one call of a tool."""
+
+    call: ToolCall
+    content: str
+    """Text for the model: the result, or the error."""
+    failure: CallFailure = ""
+    seconds: float = 0.0
+    turn: int = 0
+    """Number of the turn that called it, from 0."""
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain values by name: turn, name, arguments, content, failure, seconds."""
+        return {
+            "turn": self.turn,
+            "name": self.call.name,
+            "arguments": self.call.arguments,
+            "content": self.content,
+            "failure": self.failure,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class Episode:
+    """The conversation of a rollout with an environment, and what the environment said of it."""
+
+    environment: str
+    """Label of the environment."""
+    messages: tuple[Message, ...]
+    """The conversation after the dataset's prompt: observations, and turns of the model as messages of the
+    assistant."""
+    results: tuple[ToolResult, ...] = ()
+    """Answers to all calls of tools, in order."""
+    cut: int = 0
+    """Number of messages of the environment that were cut to `episodes.max_observation_tokens`."""
+    rewards: Mapping[str, float] | None = None
+    """Parts of the environment's own reward by name, a single number under ``""``; None: it abstained."""
+    weight: float = 1.0
+    """Factor of these parts in the reward function ``environment``, from the run file."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Facts that the environment gave at the end."""
+    times: tuple[tuple[float, float], ...] = ()
+    """Begin and end of each turn of the model, in seconds since the episode began."""
+    failure: str = ""
+    """Exception of the environment, as text, if that ended the episode."""
+    lost: str = ""
+    """Reason if the environment's process ended before the episode."""
+
+
 @dataclass(frozen=True)
 class Rollout:
     """One sampled completion, as token ids: nothing is ever tokenised a second time."""
@@ -431,13 +516,15 @@ class Rollout:
     """Number of optimizer steps behind the weights that sampled it."""
     sampler_logprobs: tuple[float, ...] | None = None
     """Log-probability of each completion token under the sampling distribution, or None if unknown. For tokens
-    that the model did not write: any finite number, such as 0."""
+    that the model did not write: any number, NaN included, which changes nothing."""
     model_mask: tuple[bool, ...] | None = None
     """False for tokens that the model did not write (tools, environment); None if it wrote all."""
     turns: tuple[Turn, ...] = ()
     """The model's turns, in order; empty if the whole completion is one turn."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further facts about the completion, as plain values, which are recorded."""
+    episode: Episode | None = None
+    """The conversation with an environment; None without one."""
 
 
 @dataclass(frozen=True)
@@ -454,6 +541,10 @@ class ScoredRollout:
     """The mean over the tokens that the model wrote, if these have different advantages."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Values that reward functions logged for it through `log_extra`."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """The data's other columns in the prompt's row, such as the right answer."""
+    question: str = ""
+    """The user's last message in the prompt, without the chat template; empty: the prompt has none."""
 
 
 @dataclass(frozen=True)
@@ -480,6 +571,8 @@ class GeneratorMemory:
 
     holds: Literal["whole", "shards", "engine", "none"]
     """Content: a whole copy of the policy, its shards, a separate engine, or nothing."""
+    shares: bool = False
+    """The whole copy is the policy's own memory if that is whole, on a single rank without adapters."""
     together: int | None = None
     """Completions that a rank samples at a time, at most; None: all of its generation batch."""
     engine: str = ""
@@ -492,12 +585,19 @@ class GeneratorMemory:
     """The run file's key that sets the engine's part of the GPU."""
     cache_key: str = ""
     """The run file's key that sets `cache`."""
+    sends: int = 0
+    """Bytes that the first rank sends at a time from its GPU to engines elsewhere; 0: it sends none."""
+    blocks_from: int = 0
+    """Number of weights of the smallest linear layer that is there twice while a CPU samples in float32: also
+    in the blocks that it multiplies. 0: none."""
 
 
 WeightStream = Iterator[tuple[str, "Tensor"]]
 """(name, full tensor) pairs gathered bucket by bucket: a collective, to be exhausted on every rank or begun on
 none. They are the tensors of the model's checkpoint: parameters, tied ones once, and persistent buffers. The
-tensors may be the policy's own memory: only read them, and copy those that are needed after `sync`."""
+tensors may be the policy's own memory: only read them, and copy those that are needed after `sync`. On a single
+rank they are, and change with each update: a generator that samples only between a sync and the next update may
+keep those for which `grpox.toolkit.is_own_memory` is true."""
 
 
 class Generator(Protocol):
@@ -624,6 +724,8 @@ class RunContext:
     """Number of generation batches collected before that step."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Key of the run file, such as ``data.path`` -> fingerprint of the file or folder that it names."""
+    started: float | None = None
+    """Unix time at which the command began; None if it is not known."""
 
 
 @dataclass(frozen=True)

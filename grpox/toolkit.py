@@ -5,11 +5,11 @@ nothing heavy.
 
 | for | names |
 |---|---|
-| generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `base_parameters`, `base_buffers`, `persistent_buffers`, `ADAPTER`, `hub_kernels`, `preserve_random_state`, `world_size` |
+| generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `base_parameters`, `base_buffers`, `persistent_buffers`, `is_own_memory`, `ADAPTER`, `upload`, `hub_kernels`, `preserve_random_state`, `world_size` |
 | advantages | `weighted_sum`, `ROUNDING` |
-| trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
-| commands | `dtype_on`, `load_run`, `recipe_names`, `input_path`, `model_problems` |
-| files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `flush_to_disk`, `hold`, `preserve_env` |
+| trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `alarms_in`, `describe_alarm`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
+| commands | `write_comparison`, `dtype_on`, `load_run`, `recipe_names`, `input_path`, `model_problems` |
+| files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `flush_to_disk`, `hold`, `is_locked`, `preserve_env` |
 | messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `chain`, `shorten`, `TEXT`, `MASK` |
 """  # noqa: E501 - a table
 
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     from grpox.errors import TEXT, chain, describe, shorten, text_of
     from grpox.errors.formatting import duration, format_bytes, pluralize, some
     from grpox.errors.redaction import MASK
+    from grpox.observing.alarms import alarms_in, describe_alarm
     from grpox.observing.early_stop import describe_early_stop
+    from grpox.observing.page.data import Curve, binned, read_samples
+    from grpox.observing.page.frozen import write_comparison
     from grpox.observing.record_files import MetricsLine
-    from grpox.observing.report.charts import Curve, binned
-    from grpox.observing.report.data import read_samples
     from grpox.policy.adapter_folder import write_adapter
     from grpox.policy.lora.layers import ADAPTER, adapted_layers, base_parameters
     from grpox.policy.models import hub_kernels
     from grpox.policy.weight_stream import (
         base_buffers,
+        is_own_memory,
         persistent_buffers,
         stream_adapters,
         stream_base,
@@ -49,18 +51,21 @@ if TYPE_CHECKING:
     from grpox.runtime.files import atomic_path, read_mapping, write_atomically
     from grpox.runtime.files import sync as flush_to_disk
     from grpox.runtime.launch import world_size
-    from grpox.runtime.run_lock import hold
+    from grpox.runtime.run_lock import hold, is_locked
     from grpox.runtime.setup import preserve_env
+    from grpox.runtime.upload import upload
 
-__all__ = ["ADAPTER", "adapted_layers", "base_buffers", "base_parameters", "hub_kernels"]
+__all__ = ["ADAPTER", "adapted_layers", "base_buffers", "base_parameters", "hub_kernels", "is_own_memory"]
 __all__ += ["persistent_buffers", "preserve_random_state", "world_size", "write_adapter"]
 __all__ += ["stream_adapters", "stream_base", "stream_weights"]
+__all__ += ["upload"]
 __all__ += ["ROUNDING", "weighted_sum"]
 __all__ += ["Curve", "MetricsLine", "UnreadableData", "binned", "checkpoints_in"]
-__all__ += ["describe_early_stop", "look_at", "read_samples", "step_of"]
+__all__ += ["alarms_in", "describe_alarm", "describe_early_stop", "look_at", "read_samples", "step_of"]
 __all__ += ["LOCK_FILE", "parameter_defaults", "read_lock"]
-__all__ += ["dtype_on", "input_path", "load_run", "model_problems", "recipe_names"]
-__all__ += ["atomic_path", "flush_to_disk", "hold", "preserve_env", "read_mapping", "write_atomically"]
+__all__ += ["dtype_on", "input_path", "load_run", "model_problems", "recipe_names", "write_comparison"]
+__all__ += ["atomic_path", "flush_to_disk", "hold", "is_locked", "preserve_env", "read_mapping"]
+__all__ += ["write_atomically"]
 __all__ += ["MASK", "TEXT", "chain", "describe", "shorten", "text_of"]
 __all__ += ["duration", "format_bytes", "pluralize", "some"]
 
@@ -72,15 +77,17 @@ _HOMES = {
     "grpox.errors": ("TEXT", "chain", "describe", "shorten", "text_of"),
     "grpox.errors.formatting": ("format_bytes", "pluralize", "duration", "some"),
     "grpox.errors.redaction": ("MASK",),
+    "grpox.observing.alarms": ("alarms_in", "describe_alarm"),
     "grpox.observing.early_stop": ("describe_early_stop",),
+    "grpox.observing.page.data": ("Curve", "binned", "read_samples"),
+    "grpox.observing.page.frozen": ("write_comparison",),
     "grpox.observing.record_files": ("MetricsLine",),
-    "grpox.observing.report.charts": ("Curve", "binned"),
-    "grpox.observing.report.data": ("read_samples",),
     "grpox.policy.adapter_folder": ("write_adapter",),
     "grpox.policy.lora.layers": ("ADAPTER", "adapted_layers", "base_parameters"),
     "grpox.policy.models": ("hub_kernels",),
     "grpox.policy.weight_stream": (
         "base_buffers",
+        "is_own_memory",
         "persistent_buffers",
         "stream_adapters",
         "stream_base",
@@ -94,9 +101,10 @@ _HOMES = {
     "grpox.runfile.lock.model": ("LOCK_FILE", "read_lock"),
     "grpox.runfile.recipe_files": ("recipe_names",),
     "grpox.runtime.setup": ("preserve_env",),
+    "grpox.runtime.upload": ("upload",),
     "grpox.runtime.files": ("flush_to_disk", "atomic_path", "read_mapping", "write_atomically"),
     "grpox.runtime.launch": ("world_size",),
-    "grpox.runtime.run_lock": ("hold",),
+    "grpox.runtime.run_lock": ("hold", "is_locked"),
 }
 """Module -> the names that it has."""
 _RENAMED = {"flush_to_disk": "sync"}

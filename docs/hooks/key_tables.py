@@ -10,12 +10,13 @@ from builtins_page import PLURALS
 from field_table import field_table
 from pydantic import BaseModel
 
-from grpox.config import ComponentRef, RewardRef, RunConfig, Section
-from grpox.runfile.slots import SLOTS
+from grpox.config import ComponentRef, RunConfig, Section, WhenConfig
+from grpox.runfile.slots import REFERENCES, SLOTS
 
 ANCHORS = {
     "evaluation.early_stop": "early-stopping",
     "evaluation.sampling": "evaluation-sampling",
+    "evaluation.sets": "evaluation-sets",
     "model.lora": "adapters",
 }
 """Section within a section -> the anchor of its heading on the page. Others have their own name as anchor."""
@@ -23,7 +24,12 @@ ANCHORS = {
 
 def key_tables() -> dict[str, Callable[[], str]]:
     """Name of a marker -> the Markdown that replaces it: `keys:run`, `keys:train`, `keys:model.lora`."""
-    tables: dict[str, Callable[[], str]] = {"keys:run": _run, "keys:rewards": _rewards}
+    tables: dict[str, Callable[[], str]] = {
+        "keys:run": _run,
+        "keys:rewards": partial(_beside_parameters, "reward"),
+        "keys:environment": partial(_beside_parameters, "environment"),
+        "keys:environment.when": partial(field_table, WhenConfig.model_fields),
+    }
     for name, model in sections().items():
         tables[f"keys:{name}"] = partial(_section, name, model)
         for key, nested in sections(model).items():
@@ -48,6 +54,8 @@ def _run() -> str:
         for name in sections()
     }
     types["rewards"] = f"list of {_component('reward')}, each with [more keys](#rewards)"
+    one = _component("environment")
+    types["environment"] = f"{one}, or a list of them, with [more keys](#environment); or null"
     types["tracking"] = f"mapping of {_component('observer')} to its parameters"
     return field_table(RunConfig.model_fields, types | _slots(""))
 
@@ -62,12 +70,12 @@ def _section(name: str, model: type[Section]) -> str:
     return field_table(model.model_fields, _slots(name) | inner)
 
 
-def _rewards() -> str:
-    """The core's keys of a reward, beside the parameters of its component."""
-    own = {
-        name: field for name, field in RewardRef.model_fields.items() if name not in ComponentRef.model_fields
-    }
-    return field_table(own)
+def _beside_parameters(kind: str) -> str:
+    """The core's keys of a component of this kind, beside its parameters."""
+    fields = REFERENCES[kind].model_fields.items()
+    own = {name: field for name, field in fields if name not in ComponentRef.model_fields}
+    types = {"when": "[mapping](#environment-rows) or null"}
+    return field_table(own, {name: text for name, text in types.items() if name in own})
 
 
 def _slots(section: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from grpox.contracts import GeneratorMemory
 from grpox.errors.formatting import pluralize
 from grpox.policy.memory_plan.formula import ALWAYS, DEFAULTS, LOAD, Setting, parts_of, peak_of, size_in
 from grpox.policy.memory_plan.shape import ModelShape, shape_of
+from grpox_generators.configs import VllmServerConfig
 
 GIB = 2**30
 RANKS = (1, 8, 16, 32, 64)
@@ -46,7 +47,7 @@ def setting(shape: ModelShape, ranks: int) -> Setting:
         prompt=512,
         completion=1024,
         checkpointing=True,
-        generator=GeneratorMemory("none"),
+        generator=VllmServerConfig().memory(gpu=True),
     )
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,9 +80,9 @@ def split_problems(seed: int) -> tuple[list[Problem], list[Problem]]:
     return problems[NUM_HELDOUT:], problems[:NUM_HELDOUT]
 
 
-def build_tokenizer() -> PreTrainedTokenizerBase:
+def build_tokenizer(vocabulary: Sequence[str] = VOCABULARY) -> PreTrainedTokenizerBase:
     """Build a tokenizer of one token per character, padded on the left as generation needs it."""
-    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>"))
+    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     core.decoder = decoders.Fuse()  # without a decoder, tokens would be joined by spaces
     return PreTrainedTokenizerFast(
@@ -95,20 +95,20 @@ def build_tokenizer() -> PreTrainedTokenizerBase:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
-    """Build a two-layer Llama of half a million parameters, with random weights.
+def build_model(tokenizer: PreTrainedTokenizerBase, width: int = 128) -> LlamaForCausalLM:
+    """Build a two-layer Llama with random weights, of half a million parameters with the default width.
 
     Qwen2 would not do: AutoTokenizer gives every Qwen2 folder Qwen2's own pre-tokenizer, which silently drops
     unknown characters, whatever the folder's tokenizer.json says.
     """
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=128,
-        intermediate_size=512,
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 32,
         max_position_embeddings=64,
         tie_word_embeddings=True,
         initializer_range=0.05,  # the usual 0.02 suits wide models; a narrow one starts faster from more
@@ -140,15 +140,17 @@ def teacher_batch(
 
 
 def warm_start(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], seed: int
+    model: LlamaForCausalLM,
+    draw: Callable[[], dict[str, torch.Tensor]],
+    steps: int = STEPS,
+    learning_rate: float = LEARNING_RATE,
 ) -> None:
-    """Train the model on the forgetful teacher, in place."""
-    rng = random.Random(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = get_linear_schedule_with_warmup(optimizer, WARMUP_STEPS, STEPS)
+    """Train the model on batches of a teacher, in place."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = get_linear_schedule_with_warmup(optimizer, WARMUP_STEPS, steps)
     model.train()
-    for _ in track(range(STEPS), description="warm start"):
-        loss = model(**teacher_batch(problems, tokenizer, rng)).loss
+    for _ in track(range(steps), description="warm start"):
+        loss = model(**draw()).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -203,7 +205,8 @@ def main() -> None:
     tokenizer.save_pretrained(args.out / "model")  # before its first use: padding would be saved with it
 
     model = build_model(tokenizer)
-    warm_start(model, tokenizer, train, args.seed)
+    rng = random.Random(args.seed)
+    warm_start(model, lambda: teacher_batch(train, tokenizer, rng))
     model.save_pretrained(args.out / "model")
     report(heldout, solved(model, tokenizer, heldout))
 

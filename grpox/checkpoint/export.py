@@ -26,6 +26,7 @@ from grpox.policy.lora.add import add_adapters
 from grpox.policy.lora.layers import adapter_parameters, merge_adapters
 from grpox.policy.models import load_model, load_tokenizer
 from grpox.policy.saved_whole import save_whole
+from grpox.runfile.given import MERGED
 from grpox.runfile.model_options import model_problems, runs_code
 from grpox.runtime.files import write_atomically
 from grpox.runtime.world import World
@@ -133,6 +134,10 @@ def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
         config = ModelConfig.model_validate(section)
     except ValidationError as error:
         raise ConfigError(f"{checkpoint} names no model", given=str(section)) from error
+    if config.lora is not None and MERGED in progress.data:
+        what = "the run began with a trained adapter merged into its model, and no file has the merged weights"
+        allowed = "model/ of the finished run; or a run whose model is the folder of the merged model"
+        raise ConfigError(what, "CHECKPOINT", given=str(checkpoint), allowed=allowed)
     if problems := model_problems(config):
         raise ConfigError(problems)
     path = Path(config.path)

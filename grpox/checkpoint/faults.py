@@ -39,6 +39,7 @@ from grpox.plugins.registry import Registry
 from grpox.policy.batch import RolloutBatch, Sample, collate
 from grpox.policy.engine import disable_dropout
 from grpox.policy.models import load_model, load_tokenizer
+from grpox.policy.routers import RouterBalance
 from grpox.policy.saved_whole import save_whole
 from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
@@ -64,6 +65,7 @@ REPLAYED = (
     "train.beta",
     "train.kl",
     "train.entropy_coef",
+    "train.router_aux_loss_coef",
     "train.off_policy_mask_threshold",
     "sampling.temperature",
     "model.dtype",
@@ -271,6 +273,8 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
         raise ConfigError(what, "train.beta", COMMAND_LINE, given=str(config.train.beta), allowed="0")
     disable_progress_bar()
     model = load_model(config.model).to(device)
+    coefficient = config.train.router_aux_loss_coef
+    routers = RouterBalance(model, coefficient) if coefficient else None
     disable_dropout(model)
     model.train()
     counts = count_masks([s.token_mask for s in each] for of_rank in ranks for each in of_rank)
@@ -281,7 +285,8 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
         for place, micro_batch in enumerate(of_rank):
             batch = collate(micro_batch, device)
             model.zero_grad(set_to_none=True)
-            result = forward_pass(model, batch, step_loss, totals, config.sampling.temperature)
+            temperature = config.sampling.temperature
+            result = forward_pass(model, batch, step_loss, totals, temperature, routers=routers)
             result.loss.backward()  # type: ignore[no-untyped-call]
             gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
             infinite = [name for name, gradient in gradients.items() if not bool(gradient.isfinite().all())]

@@ -18,6 +18,7 @@ from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.schedule import BatchPlan
 from grpox.errors import Problem
 from grpox.errors.formatting import pluralize
+from grpox.observing.alarms import Alarms, AlarmsState
 from grpox.observing.control import ControlState
 from grpox.observing.early_stop import EarlyStop, EarlyStopState
 from grpox.policy.batch import Sample
@@ -47,10 +48,14 @@ class TrainingState:
     """Chooses the prompts of a generation batch in place of the schedule, with dynamic sampling."""
     early_stop: EarlyStop | None = None
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
+    alarms: Alarms | None = None
+    """Alarms of a run that cannot learn; they see the steps of rank 0 only."""
     control: ControlState = field(default_factory=ControlState)
     """Effects of observers on the run."""
     num_tokens: int = 0
     """Tokens of prompts and completions so far."""
+    losses: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    """Sum of the losses of the steps so far, and their number."""
     evaluation_before: dict[str, float] = field(default_factory=dict)
     """Metrics of the evaluation before the first step."""
     evaluation: dict[str, float] = field(default_factory=dict)
@@ -89,6 +94,10 @@ class Progress(BaseModel):
     """Position in the order of prompts, with dynamic sampling; else it follows from the step."""
     early_stop: EarlyStopState | None = None
     """State of `evaluation.early_stop`; None where the run has none."""
+    losses: list[float] = [0.0, 0.0]
+    """Sum of the losses of the steps so far, and their number."""
+    alarms: AlarmsState | None = None
+    """State of the alarms; None where they are off."""
     skipped_steps: int = 0
     """Steps that were skipped because they were not finite."""
     skipped_in_a_row: int = 0
@@ -125,12 +134,15 @@ class Progress(BaseModel):
         state.num_tokens = self.num_tokens
         state.evaluation_before, state.evaluation = self.evaluation_before, evaluation_in(self.metrics)
         state.seconds_before = self.seconds
+        state.losses = list(self.losses)
         state.skipped.total, state.skipped.in_a_row = self.skipped_steps, self.skipped_in_a_row
         state.control.changed, state.control.stop_reason = dict(self.hyperparameters), self.stop_reason
         if state.cursor is not None:
             state.cursor.restore(self.prompts_drawn)
         if state.early_stop is not None:
             state.early_stop.restore(self.early_stop)
+        if state.alarms is not None and self.alarms is not None:
+            state.alarms.state = self.alarms
 
 
 def plan_of(config: dict[str, Any], world_size: int) -> BatchPlan:

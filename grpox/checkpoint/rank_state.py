@@ -6,6 +6,7 @@ It has plain values and tensors only, which ``weights_only=True`` can read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from torch import Tensor
 from grpox.checkpoint.folders import rank_file
 from grpox.checkpoint.progress import Progress, TrainingState, plan_of, same_steps
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
-from grpox.contracts import Rollout, Turn
+from grpox.contracts import Episode, Rollout, ToolCall, ToolResult, Turn
 from grpox.data.schedule import Schedule
-from grpox.policy.batch import Sample
+from grpox.policy.batch import Sample, TokenRecord
 from grpox.rollout.sampler import PrefetchedBatch
 from grpox.runtime.files import sync
 from grpox.runtime.phases import PhaseTimes
@@ -115,6 +116,9 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
 
     carried = {name: [_plain(getattr(sample, name)) for sample in samples] for name in CARRIED}
     known = {name: values for name, values in carried.items() if any(value is not None for value in values)}
+    records = {
+        number: each.token_record for number, each in enumerate(samples) if each.token_record is not None
+    }
     return {
         "prompt_lengths": [len(sample.prompt) for sample in samples],
         "completion_lengths": [len(sample.completion) for sample in samples],
@@ -127,10 +131,15 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
             for sample in samples
         ],
         "reward": [sample.reward for sample in samples],
+        "observed": [sample.observed for sample in samples],
         "old": computed("old_logprobs"),
         "reference": computed("reference_logprobs"),
         "policy_keep": computed("policy_keep"),
         **({"carried": known} if known else {}),
+        "token_records": {
+            number: {**vars(record), "turns": torch.from_numpy(record.turns)}
+            for number, record in records.items()
+        },
     }
 
 
@@ -160,10 +169,14 @@ def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sam
         state["reward"],
     )
     samples = [Sample(*fields) for fields in zip(*columns, strict=True)]
+    for sample, observed in zip(samples, state.get("observed", [0] * len(samples)), strict=True):
+        sample.observed = observed  # a checkpoint of an earlier grpox has none
     for name, values in state.get("carried", {}).items():
         for sample, value in zip(samples, values, strict=True):
             is_array = name == "rewards" and value is not None
             setattr(sample, name, np.asarray(value, np.float32) if is_array else value)
+    for number, record in state.get("token_records", {}).items():
+        samples[number].token_record = TokenRecord(**{**record, "turns": record["turns"].numpy()})
     return samples
 
 
@@ -204,6 +217,8 @@ def _saved(name: str, value: Any) -> Any:
     """Return a field of a rollout as plain values and tensors."""
     if name == "turns":
         return [vars(turn) for turn in value]
+    if name == "episode":
+        return value and {**vars(value), "results": [asdict(result) for result in value.results]}
     return value if value is None or name not in _DTYPES else torch.tensor(value, dtype=_DTYPES[name])
 
 
@@ -213,4 +228,11 @@ def _rollout(state: Mapping[str, Any]) -> Rollout:
     }
     if "turns" in plain:  # a checkpoint of an earlier grpox has none
         plain["turns"] = tuple(Turn(**turn) for turn in plain["turns"])
+    if plain.get("episode"):
+        plain["episode"] = _episode(plain["episode"])
     return Rollout(**plain)
+
+
+def _episode(state: Mapping[str, Any]) -> Episode:
+    results = tuple(ToolResult(**{**result, "call": ToolCall(**result["call"])}) for result in state["results"])
+    return Episode(**{**state, "results": results})

@@ -34,6 +34,7 @@ from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
 from grpox.errors.formatting import pluralize
 from grpox.policy.engine import Engine
 from grpox.policy.weight_stream import persistent_buffers
+from grpox.runfile.given import MERGED
 from grpox.runfile.lock.differences import Severity, changes, differences
 from grpox.runfile.lock.model import Lock
 from grpox.runfile.lock.of_run import file_hash
@@ -143,8 +144,8 @@ def check_changes(
     ]
     problems += [
         Problem("holds something else than when the checkpoint was made", key)
-        for key, fingerprint in saved.data.items()
-        if key in data and data[key] != fingerprint
+        for key in dict.fromkeys((*saved.data, MERGED))
+        if (key in data or key == MERGED) and data.get(key) != saved.data.get(key)
     ]
     if allow and problems:
         if world.is_main:
@@ -160,9 +161,9 @@ def check_changes(
 
 def fingerprints(config: RunConfig) -> dict[str, str]:
     """Return key of the run file -> fingerprint of the file or folder it names; hub ids are left out."""
-    paths = {"model.path": config.model.path, "data.path": config.data.path}
+    paths: dict[str, str | None] = {"model.path": config.model.path, "data.path": config.data.path}
     if config.evaluation is not None:
-        paths["evaluation.path"] = config.evaluation.path
+        paths |= config.evaluation.set_paths
     return {key: _fingerprint(Path(path)) for key, path in paths.items() if path and Path(path).exists()}
 
 

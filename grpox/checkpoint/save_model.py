@@ -141,8 +141,9 @@ def _rows(
         "seed": config.train.seed,
     }
     if config.evaluation is not None:
-        rows["evaluated on"] = _shown(config.evaluation.path) + _digest(fingerprints.get("evaluation.path"))
-    for key in ("accuracy_before", "accuracy_after"):
+        sets = config.evaluation.set_paths.items()
+        rows["evaluated on"] = ", ".join(_shown(path) + _digest(fingerprints.get(key)) for key, path in sets)
+    for key in ("accuracy_before", "accuracy_after", "success_before", "success_after"):
         if key in summary:
             rows[key.replace("_", " ")] = f"{summary[key]:.4f}"
     return rows

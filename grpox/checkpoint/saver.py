@@ -61,7 +61,7 @@ class CheckpointSaver:
     _pending: bool = False
     """True while a thread writes the last checkpoint."""
     _saved: int = -1
-    """The step of the last checkpoint, saved or begun."""
+    """The step of the last checkpoint, saved or begun; -1 if it failed, so that it may be saved again."""
 
     def after_step(self, state: TrainingState, step: int, last: bool) -> None:
         """Complete a checkpoint that the thread has written; save one if due, as after the `last` step."""
@@ -139,11 +139,13 @@ class CheckpointSaver:
             prompts_drawn=0 if state.cursor is None else state.cursor.position,
             seconds=state.seconds,
             early_stop=None if state.early_stop is None else state.early_stop.state,
+            alarms=None if state.alarms is None else state.alarms.state.model_copy(deep=True),
             skipped_steps=state.skipped.total,
             skipped_in_a_row=state.skipped.in_a_row,
             hyperparameters=state.control.changed,
             stop_reason=state.control.stop_reason,
             evaluation_before=state.evaluation_before,
+            losses=state.losses,
             metrics=state.metrics,
             metrics_bytes=metrics_bytes,
             config=redacted(self.context.config.model_dump(mode="json")),
@@ -171,6 +173,8 @@ class CheckpointSaver:
             )
             unfinished = unfinished_of(folder_of(self.context.output_dir, self._saved))
             shutil.rmtree(unfinished, ignore_errors=True)
+        if failures:
+            self._saved = -1
         return bool(failures)
 
     def _prune(self, step: int) -> None:

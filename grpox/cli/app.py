@@ -20,15 +20,16 @@ from grpox.plugins.hookspecs import CommandSpec
 from grpox.runtime.signals import raise_if_signal
 
 _HELP = {
+    "init": "Write a run file: ask for model, data and reward, and check each answer at once.",
     "train": "Train a model: check the run file, then repeat sampling, scoring and updating.",
-    "validate": (
-        "Check a run file: keys, types, plugins, files, batch sizes. Loads no model and takes under a second."
-    ),
+    "validate": ("Check a run file: keys, types, plugins, files, columns, lengths, batches. Loads no model."),
     "plan": "Draw the flow of batches: the prompts of each rank, and the optimizer steps.",
+    "try": "Sample and score a few prompts of a run, without training.",
     "eval": "Evaluate a model on the held-out prompts of a run file, without training.",
     "export": ("Export a checkpoint as a plain Hugging Face model folder with the trained weights."),
     "import-trl": "Convert a script or YAML file for TRL's GRPOTrainer to a run file, without running it.",
     "report": "Write a run's report again: curves, completions, config and versions on one HTML page.",
+    "watch": "Show runs on a page while they train: curves, phases, alarms, and a search in all completions.",
     "replay": "Repeat a step whose loss or gradient was NaN or infinite, and show the first such token.",
     "sweep": (
         "Train a grid of runs: every combination of the given values, each in its own process and folder."
@@ -41,6 +42,7 @@ _HELP = {
 """Name -> first line of the command's help."""
 _TARGETS = {
     "eval": "eval:evaluate",
+    "try": "try_run:try_run",
     "export": "artifacts:export",
     "report": "artifacts:report",
     "schema": "validate:schema",
@@ -191,7 +193,7 @@ class Commands(TyperGroup):
             warn(text)
 
 
-app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
 
 
 def all_commands() -> Commands:
@@ -214,7 +216,7 @@ def root(
     \b
     Start here:
       grpox train quickstart           a whole run on a CPU, in about a minute
-      grpox recipes copy quickstart    copy its run file, to change it
+      grpox init                       write a run file of your own
       grpox validate quickstart.yaml   check keys, plugins, files and batches
       grpox plugins list               list losses, rewards, generators, ...
     """

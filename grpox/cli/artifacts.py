@@ -69,7 +69,7 @@ def report(
       grpox report runs/quickstart
       grpox report runs/quickstart --output quick.html
     """
-    from grpox.observing.report.page import write_report
+    from grpox.observing.page.frozen import write_report
 
     with _file_errors_as_config_errors(run_dir):
         if output is not None and output.is_dir():

@@ -104,6 +104,7 @@ def leave(code: int) -> None:
 def _code_of(error: BaseException, with_traceback: bool) -> int:
     """Print an error if the user needs to see it, and return its exit code."""
     if isinstance(error, KeyboardInterrupt):
+        _print_notes(error)
         return exit_code(error)
     if left_by_rich(error) or (isinstance(error, BrokenPipeError) and _nobody_reads()):
         return OUTPUT_CLOSED
@@ -112,6 +113,12 @@ def _code_of(error: BaseException, with_traceback: bool) -> int:
     if with_traceback:
         typer.echo(redact(traceback_of(error)), err=True, nl=False)
     return _print_error(error, with_traceback)
+
+
+def _print_notes(error: BaseException) -> None:
+    """Print what a command adds to an error, such as how to go on."""
+    for note in getattr(error, "__notes__", ()):
+        typer.echo(redact(str(note)), err=True)
 
 
 def _nobody_reads() -> bool:
@@ -144,4 +151,5 @@ def _print_error(error: BaseException, with_traceback: bool) -> int:
         typer.secho("error:", fg=typer.colors.RED, bold=True, err=True, nl=False)
         typer.echo(f" {f'[rank {rank}] ' if rank else ''}{message}", err=True)
         logger.error("%s", message, extra=DISPLAYED)
+    _print_notes(error)
     return error.exit_code if isinstance(error, GrpoxError) else 1

@@ -39,11 +39,13 @@ def evaluate(
         ),
     ],
     config: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="CONFIG", help="A run file or recipe with an `evaluation` section.", show_default=False
+            metavar="CONFIG",
+            help="A run file or recipe with an `evaluation` section.",
+            show_default="the run's own, if MODEL is of a run",
         ),
-    ],
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Overrides, such as evaluation.num_generations=8."),
@@ -66,6 +68,7 @@ def evaluate(
 
     \b
     Examples:
+      grpox eval runs/quickstart       its last model, with its own config
       grpox eval runs/quickstart/model quickstart
       grpox eval runs/mine run.yaml --out figures.json
       grpox eval runs/mine/checkpoints/step-00000100 run.yaml
@@ -74,20 +77,26 @@ def evaluate(
           evaluation.num_generations=8 'evaluation.pass_at_k=[1, 4, 8]'
       torchrun --nproc-per-node 2 -m grpox eval my-model run.yaml
     """
-    from grpox.training.load_evaluation import load_evaluation, named_model
+    from grpox.training.load_evaluation import last_model, load_evaluation, named_model, own_config
 
     follow_log_options(log_level, log_file)
     for option, path in (("--out", out), ("--completions", completions)):
         _check_file(option, path)
+    changes = list(overrides or ())
+    if config is not None and "=" in config and not Path(config).exists():
+        changes.insert(0, config)
+        config = None
+    if config is None:
+        config, model = own_config(model), last_model(model)
     named = named_model(model)
-    run = load_evaluation(named, config, overrides or ())
+    run = load_evaluation(named, config, changes)
     tell_warnings(run.registry.plugins)
     result, seconds = _evaluate(run, named.checkpoint, Console(stderr=True))
     if not result.main:
         return
     console = Console()
     console.print(_table(result.metrics))
-    console.print(_about(run, result, seconds), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{model}: {_about(run, result, seconds)}", markup=False, highlight=False, soft_wrap=True)
     if completions is not None:
         from grpox.observing.record_files import write_completions
 
@@ -143,7 +152,8 @@ def _about(run: ResolvedRun, result: Evaluated, seconds: float) -> str:
     samples = len(result.completions) // result.prompts
     each = f", {samples} completions of each" if samples > 1 else ""
     assert run.config.evaluation is not None
-    prompts = f"{pluralize(result.prompts, 'prompt')} of {run.config.evaluation.path}"
+    paths = ", ".join(run.config.evaluation.set_paths.values())
+    prompts = f"{pluralize(result.prompts, 'prompt')} of {paths}"
     return f"{prompts}{each}, on {pluralize(result.ranks, 'rank')} in {duration(seconds)}"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, takewhile
 from typing import Annotated, NamedTuple
@@ -14,11 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import Overrides, Ranks, Run, load_named_run
-from grpox.config import TrainConfig
+from grpox.config import RunConfig, TrainConfig
 from grpox.config.inputs import AUTO
+from grpox.config.training import TOKENS_ON_GPU
 from grpox.data.schedule import BatchPlan, MicroBatchPlan, PromptSampler, Schedule
+from grpox.errors import ConfigError
 from grpox.errors.formatting import format_bytes, pluralize
-from grpox.policy.memory_plan.formula import FLOAT32, LOAD, PHASES, Part, Setting, parts_of, peak_of, size_in
+from grpox.policy.memory_plan.fit import Answer, Line, Memory, this_machine, verdict_lines, worst_of
+from grpox.policy.memory_plan.formula import LOAD, PHASES, Part, Setting, parts_of, peak_of, size_in
 
 ROOM = 1000
 """Table width without a limit."""
@@ -82,11 +86,23 @@ def plan(
             show_default="data.max_prompt_length, else 512",
         ),
     ] = None,
+    gpu_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--gpu-gib",
+            min=0.1,
+            metavar="N",
+            help="With --memory: judge a GPU with N GiB, which need not be here.",
+            show_default="this machine",
+        ),
+    ] = None,
 ) -> None:
     """Draw the flow of batches: the prompts of each rank, and the optimizer steps.
 
     --memory shows the memory that each rank needs on its GPU and on the host,
-    computed from the model's config.json, without its weights.
+    computed from the model's config.json, without its weights. Its last lines say
+    whether the run fits this machine, or a GPU with --gpu-gib GiB. The exit code
+    is 0 if it fits, or is tight, and 1 if not.
 
     \b
     Examples:
@@ -94,15 +110,23 @@ def plan(
       grpox plan run.yaml --world-size 2 --generations 3
       grpox plan run.yaml train.gradient_accumulation_steps=4
       grpox plan run.yaml --memory --world-size 32
+      grpox plan run.yaml --memory --gpu-gib 80
     """
+    if gpu_gib is not None and not memory:
+        raise ConfigError("has no effect without --memory", "--gpu-gib", given=f"{gpu_gib:g}")
+    if gpu_gib is not None and math.isinf(gpu_gib):
+        raise ConfigError("is no size of a GPU", "--gpu-gib", given=f"{gpu_gib:g}", allowed="a number of GiB")
     resolved, console = load_named_run(run, overrides, world_size), Console()
     if memory:
         from grpox.policy.memory_plan.of_run import run_setting
 
-        setting = run_setting(resolved, gpu=True, prompt_tokens=prompt_tokens)
+        setting, on_cpu = (run_setting(resolved, gpu, prompt_tokens) for gpu in (True, False))
         assumed = prompt_tokens is None and resolved.config.data.max_prompt_length is None
-        console.print(memory_report(setting, assumed, is_auto=resolved.config.model.dtype == AUTO))
-        return
+        console.print(memory_report(setting, on_cpu, assumed, tuple(_automatic(resolved.config, setting))))
+        gpu = None if gpu_gib is None else Memory(int(gpu_gib * 2**30), int(gpu_gib * 2**30))
+        lines = list(verdict_lines(setting, on_cpu, this_machine(), gpu))
+        console.print(verdict_report(lines, gpu_gib))
+        raise typer.Exit(1 if worst_of(lines) == "does not fit" else 0)
     train = resolved.config.train
     console.print(plan_report(train, resolved.plan, resolved.num_prompts, generations, console))
 
@@ -228,17 +252,47 @@ def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) ->
 # -- Memory ------------------------------------------------------------------------------------------------
 
 
-def memory_report(setting: Setting, prompt_assumed: bool, is_auto: bool = False) -> RenderableType:
+def _automatic(config: RunConfig, setting: Setting) -> Iterator[str]:
+    """Say what the tables take for values that depend on the device."""
+    if config.model.dtype == AUTO:
+        yield "model.dtype: auto counts as bfloat16 on GPUs, and as float32 without them."
+    if config.train.max_tokens_per_micro_batch == AUTO:
+        counted = "null, because of the loss."
+        if setting.budget is not None:
+            counted = f"{TOKENS_ON_GPU} on GPUs, and as null without them."
+        yield f"train.max_tokens_per_micro_batch: auto counts as {counted}"
+
+
+def memory_report(
+    setting: Setting, on_cpu: Setting, prompt_assumed: bool, automatic: Sequence[str] = ()
+) -> RenderableType:
     """Draw two tables, and notes on memory that they do not count.
 
     Args:
-        setting: ranks with a GPU; the last lines give the memory without GPUs.
+        setting: ranks with a GPU.
+        on_cpu: the same ranks without one; a line gives their memory.
         prompt_assumed: the length of prompts is unknown, and a default is assumed.
-        is_auto: the precision depends on the device, and is bfloat16 in `setting`.
+        automatic: notes on values that depend on the device.
     """
     parts = parts_of(setting)
     tables = (_parts_table(setting, parts), Text(), _phases_table(parts), Text())
-    return Group(*tables, *_notes(setting, prompt_assumed, is_auto))
+    return Group(*tables, *map(Text, automatic), *_notes(setting, on_cpu, prompt_assumed))
+
+
+STYLES: Mapping[Answer, str] = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
+
+
+def verdict_report(lines: Sequence[Line], gpu_gib: float | None = None) -> RenderableType:
+    """Draw a line for each kind of memory, and the verdict below them.
+
+    Args:
+        gpu_gib: size of the GPU that is judged; None: this machine.
+    """
+    answer = worst_of(lines)
+    where = "here" if gpu_gib is None else f"on GPUs of {gpu_gib:g} GiB"
+    if gpu_gib is None and not any(line.where == "each GPU" for line in lines):
+        where += ", where no GPU is found (--gpu-gib N judges another machine)"
+    return Group(Text(), *(Text(str(line)) for line in lines), Text(f"{answer} {where}", STYLES[answer]))
 
 
 def _parts_table(setting: Setting, parts: Sequence[Part]) -> Table:
@@ -273,10 +327,7 @@ def _phases_table(parts: Sequence[Part]) -> Table:
     return table
 
 
-def _notes(setting: Setting, prompt_assumed: bool, is_auto: bool) -> Iterator[Text]:
-    if is_auto:
-        yield Text("model.dtype: auto counts as bfloat16 on GPUs, and as float32 without them.")
-    on_cpu = replace(setting, gpu=False, weight_bytes=FLOAT32 if is_auto else setting.weight_bytes)
+def _notes(setting: Setting, on_cpu: Setting, prompt_assumed: bool) -> Iterator[Text]:
     without = peak_of(parts_of(on_cpu), on_host=True)
     yield Text(
         f"Without GPUs: {format_bytes(without.size)} of host memory for each rank, during: {without.phase}"

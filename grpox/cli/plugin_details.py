@@ -32,7 +32,10 @@ def select(plugins: PluginSet, name: str) -> list[Offer]:
         for prefix in ("", f"{offer.kind}/")
         for spelling in (offer.spec.name, offer.qualified_name)
     }
-    problem = Problem("no such component", given=name, nearest=nearest(name, sorted(known)))
+    low = name.lower()
+    near = min((each for each in known if each.startswith(low)), key=len, default=nearest(low, sorted(known)))
+    allowed = "" if near else "the names in: grpox plugins list"
+    problem = Problem("no such component", given=name, allowed=allowed, nearest=near)
     raise ConfigError([problem, *map(Problem, plugins.suspicions())])
 
 

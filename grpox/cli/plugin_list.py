@@ -22,6 +22,7 @@ from rich.text import Text
 
 from grpox.cli.app import conflict
 from grpox.errors import ConfigError, nearest
+from grpox.errors.formatting import with_article
 from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, OfferedCommand, PluginRecord, PluginSet
 from grpox.plugins.hookspecs import KINDS
 from grpox.plugins.requirements import canonical_name, unmet
@@ -181,7 +182,7 @@ def _of_conflict(plugins: PluginSet, offer: Offer) -> Why:
         return Why()
     if len(mine) > 1:
         modules = " and ".join(each.module for each in mine)
-        why = f"{offer.origin} offers a {kind} '{name}' more than once, in {modules}."
+        why = f"{offer.origin} offers {with_article(kind)} '{name}' more than once, in {modules}."
         return Why(why, "Its author has to rename one of them: a run file cannot distinguish them.")
     holders = " and ".join(each.origin for each in same)
     others = sorted({each.distribution for each in same} - {offer.distribution})
@@ -190,7 +191,9 @@ def _of_conflict(plugins: PluginSet, offer: Offer) -> Why:
     if "grpox" not in others:
         switch = f"{DISABLE_VARIABLE}={','.join(others)}"
         remedy += f"\nOr switch off the other one; then '{name}' is enough: {switch}"
-    return Why(f"{holders} both offer a {kind} '{name}', and grpox does not choose between them.", remedy)
+    return Why(
+        f"{holders} both offer {with_article(kind)} '{name}', and grpox does not choose between them.", remedy
+    )
 
 
 def _of_offer(offer: Offer) -> Why:

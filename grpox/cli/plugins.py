@@ -48,7 +48,8 @@ def new_plugin(
         typer.Option(
             "--kind",
             metavar="KIND",
-            help="loss, reward, advantage, correction, generator, observer, dataset, optimizer or scheduler.",
+            help="loss, reward, advantage, correction, generator, environment, observer, dataset, optimizer or "
+            "scheduler.",
         ),
     ],
     folder: Annotated[

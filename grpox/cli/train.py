@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +12,13 @@ import typer
 
 from grpox.cli.arguments import LogFile, LogLevel, Overrides, follow_log_options, load_named_run
 from grpox.cli.errors import Traceback
+from grpox.cli.watch import watching
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.runfile.paths import unreachable
+from grpox.runtime import launch
+from grpox.runtime.logs import get_logger
+
+logger = get_logger(__name__)
 
 AUTO = "auto"
 _CONFIG = "config.yaml"
@@ -32,6 +39,9 @@ def train(
     ] = None,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="Resume even if config, data or plugins have changed.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run on a page in the browser: see grpox watch.")
     ] = False,
     log_level: LogLevel = "info",
     log_file: LogFile = None,
@@ -58,10 +68,33 @@ def train(
             "name a run file or recipe, or a run's folder with --resume", context, param_hint="RUN"
         )
     resolved = load_named_run(run, overrides)
-    # Imported here because it imports torch: mistakes in the run file are reported before.
-    from grpox.training.run import train_run
+    folder = Path(resolved.config.output_dir)
+    if is_main := launch.rank_or_zero() == 0:
+        logger.info("%s: checked; loading torch, transformers and DeepSpeed", run)
+    try:
+        with watching(folder) if watch and is_main else nullcontext():
+            # Imported here because it imports torch: mistakes in the run file are reported before.
+            import psutil
 
-    train_run(resolved, resume is not None, allow_changes, needs_checkpoint)
+            from grpox.training.run import train_run
+
+            started = psutil.Process().create_time()
+            train_run(resolved, resume is not None, allow_changes, needs_checkpoint, started)
+    except BaseException as error:
+        from grpox.checkpoint.folders import checkpoints_in
+
+        if is_main and checkpoints_in(folder):
+            error.add_note(f"to go on: grpox train --resume {shlex.quote(str(folder))}")
+        raise
+    if is_main:
+        typer.echo(_places(folder))
+
+
+def _places(folder: Path) -> str:
+    """Say where to look after a run."""
+    report, quoted = folder / "report.html", shlex.quote(str(folder))
+    pages = [str(report)] if report.exists() else []
+    return "look at: " + "  or  ".join([*pages, f"grpox runs show {quoted}"])
 
 
 def run_to_resume(run: str | None, overrides: Sequence[str], resume: str) -> tuple[str, list[str]]:

@@ -14,12 +14,13 @@ from grpox.errors.formatting import pluralize
 from grpox.errors.redaction import redacted
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.registry import Registry
+from grpox.runfile.environments import bound_tools
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.schema import run_schema
 
 
 def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) -> None:
-    """Check a run file: keys, types, plugins, files, batch sizes. Loads no model and takes under a second.
+    """Check a run file: keys, types, plugins, files, columns, lengths, batches. Loads no model.
 
     The command lists every problem with its line; the exit code is then 2.
 
@@ -42,9 +43,13 @@ def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:
     for heading in ("", "component") if narrow else ("", "component", "from", "parameters"):
         # Long values are folded, because an ellipsis would hide them.
         table.add_column(heading, overflow="fold")
-    for key, bound in run.components.items():
-        label, origin = Text(bound.label), Text(bound.offer.origin if bound.offer else "the run file's path")
-        parameters = Text(_parameters(bound), "dim")
+    parts = [
+        (key, bound.label, bound.offer.origin if bound.offer else "the run file's path", _parameters(bound))
+        for key, bound in run.components.items()
+    ]
+    parts += [(f"tools[{place}]", each.name, each.reference, "") for place, each in enumerate(bound_tools(run))]
+    for key, *texts in parts:
+        label, origin, parameters = Text(texts[0]), Text(texts[1]), Text(texts[2], "dim")
         stacked = Text("\n").join([Text("  ").join([label, origin]), *([parameters] if parameters else [])])
         table.add_row(Text(key), *([stacked] if narrow else [label, origin, parameters]))
     plan = run.plan

@@ -91,10 +91,10 @@ class RewardRef(ComponentRef):
     `on_error` applies."""
 
 
-def labels_of(rewards: Sequence[RewardRef]) -> list[str]:
-    """Return the labels of `rewards` in metrics and files: see `RunConfig.reward_labels`."""
+def labels_of(references: Sequence[ComponentRef]) -> list[str]:
+    """Return the labels of rewards or environments in metrics and files: see `RunConfig.reward_labels`."""
     labels: list[str] = []
-    for reward in rewards:
-        before = sum(other.label == reward.label for other in rewards[: len(labels)])
-        labels.append(f"{reward.label}-{before + 1}" if before else reward.label)
+    for reference in references:
+        before = sum(other.label == reference.label for other in references[: len(labels)])
+        labels.append(f"{reference.label}-{before + 1}" if before else reference.label)
     return labels

@@ -1,4 +1,4 @@
-"""The sections around the training: `checkpoint`, `hub`, `logging`, `watchdog` and `plugins`."""
+"""The sections around the training: `checkpoint`, `hub`, `logging`, `record`, `watchdog` and `plugins`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ class LoggingConfig(Section):
     system_metrics_every: float = Field(10.0, ge=0)
     """Seconds between measurements of each machine's CPU, memory, disk, network and GPUs, written to system/;
     0: never."""
+
+
+class RecordConfig(Section):
+    tokens: int = Field(8, ge=0)
+    """Completions of each optimizer step whose tokens are written to tokens/; 0: none."""
 
 
 class WatchdogConfig(Section):

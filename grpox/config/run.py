@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from grpox.config.alarms import AlarmsConfig, alarms_off
 from grpox.config.component import ComponentRef, RewardRef, Section, labels_of
+from grpox.config.episodes import EnvironmentRef, Environments, EpisodesConfig, environments_of
 from grpox.config.inputs import DataConfig, ModelConfig
-from grpox.config.outputs import CheckpointConfig, HubConfig, LoggingConfig, PluginsConfig, WatchdogConfig
+from grpox.config.outputs import (
+    CheckpointConfig,
+    HubConfig,
+    LoggingConfig,
+    PluginsConfig,
+    RecordConfig,
+    WatchdogConfig,
+)
 from grpox.config.sampling import EvaluationConfig, SamplingConfig
 from grpox.config.training import DeepSpeedConfig, TrainConfig
 
@@ -33,6 +42,13 @@ class RunConfig(Section):
     """Scaler that turns rewards into advantages; ``group`` as in GRPO (arXiv 2402.03300)."""
     loss: ComponentRef = ComponentRef(name="dapo")
     """The policy loss; ``dapo`` (arXiv 2503.14476), also TRL's default, weighs all tokens of a step equally."""
+    environment: Environments | None = None
+    """Environment that answers the model between its turns, or a list of them; default: each completion is one
+    turn."""
+    tools: list[str] = Field(default_factory=list)
+    """Functions that the model may call, as ``file.py:name`` or ``package.module:name``."""
+    episodes: EpisodesConfig = EpisodesConfig()
+    """Limits of episodes of several turns."""
     correction: ComponentRef = ComponentRef(name="none")
     """Importance weights that correct the difference between the generator's and the trainer's distribution."""
     train: TrainConfig = TrainConfig()
@@ -47,6 +63,10 @@ class RunConfig(Section):
     """Checkpoints, from which an interrupted run resumes."""
     logging: LoggingConfig = LoggingConfig()
     """Logging of completions and of machine metrics."""
+    record: RecordConfig = RecordConfig()
+    """Facts about single tokens in the run's folder."""
+    alarms: Annotated[AlarmsConfig | None, BeforeValidator(alarms_off)] = AlarmsConfig()
+    """Alarms of a run that cannot learn; `off` or null: none."""
     watchdog: WatchdogConfig = WatchdogConfig()
     """Time limits for stalled ranks and lost machines."""
     hub: HubConfig | None = None
@@ -57,6 +77,16 @@ class RunConfig(Section):
     """Plugins that are disabled or required."""
     output_dir: str = "runs/default"
     """Folder for everything that the run writes, relative to the working directory."""
+
+    @property
+    def environments(self) -> dict[str, EnvironmentRef]:
+        """Environments by key: ``environment``, or ``environment[0]`` and so on."""
+        return environments_of(self.environment)
+
+    @property
+    def has_episodes(self) -> bool:
+        """True if completions are episodes with an environment or tools."""
+        return self.environment is not None or bool(self.tools)
 
     @property
     def reward_labels(self) -> list[str]:

@@ -83,9 +83,34 @@ class EvaluationSamplingConfig(Section):
     """Arguments for the generator's library, instead of `sampling.generation_kwargs`."""
 
 
-class EvaluationConfig(Section):
+class EvaluationSetConfig(Section):
+    """One of several sets of held-out prompts."""
+
     path: str
+    """A .jsonl, .json, .csv or .parquet file, or the id of a dataset on the hub."""
+    subset: str | None = None
+    """Configuration of a hub dataset that has several configurations."""
+    split: str = "train"
+    """Split of a hub dataset, as `datasets` writes it: ``test``, ``test[:500]``."""
+    streaming: bool = False
+    """Read only the first `rows` rows, without downloading or indexing the others."""
+    rows: int | None = Field(None, ge=1)
+    """Number of rows to use, from the first; default: all. A stream needs it, because a stream may have no
+    end."""
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        if self.streaming and self.rows is None:
+            raise ValueError("streaming needs rows: each evaluation completes every prompt of the set")
+        return self
+
+
+class EvaluationConfig(Section):
+    path: str | None = None
     """Held-out prompts, in a file of the same form as the training data."""
+    sets: dict[str, EvaluationSetConfig] = Field(default_factory=dict)
+    """Several sets of held-out prompts by name, instead of `path`. The metrics of a set begin with its name:
+    ``evaluation/hard/accuracy``; those without a name are over the completions of all sets."""
     every: int = Field(0, ge=0)
     """Optimizer steps between evaluations; 0: only before and after training."""
     accuracy: str | None = None
@@ -107,6 +132,21 @@ class EvaluationConfig(Section):
     """Lowest score, by the reward `accuracy`, at which a completion counts as right for pass_at_k."""
     early_stop: EarlyStopConfig | None = None
     """End the run when evaluations stop improving; default: never."""
+
+    @property
+    def named_sets(self) -> dict[str, EvaluationSetConfig]:
+        """Sets by name; the single one of `path` under an empty name."""
+        return self.sets if self.path is None else {"": EvaluationSetConfig(path=self.path)}
+
+    @property
+    def set_paths(self) -> dict[str, str]:
+        """Key of the run file -> path of each set."""
+        return {path_key(name): each.path for name, each in self.named_sets.items()}
+
+
+def path_key(name: str) -> str:
+    """Return the key of the run file that holds the path of a set; of the single one for an empty name."""
+    return f"evaluation.sets.{name}.path" if name else "evaluation.path"
 
 
 def sampling_of(evaluation: EvaluationConfig, sampling: SamplingConfig) -> SamplingConfig:

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from grpox.config.component import ComponentRef, Section
+
+TOKENS_ON_GPU = 16_384
+"""Positions of a micro-batch on CUDA for ``max_tokens_per_micro_batch: auto``. By arithmetic, computing takes
+as long as gathering the weights at 2,000 positions over NVLink, and at 12,000 over a network of 400 Gb/s."""
+
+
+def tokens_on(given: int | Literal["auto"] | None, gpu: bool, divides: bool) -> int | None:
+    """Return the positions that a value of ``train.max_tokens_per_micro_batch`` means; None: no such limit.
+
+    Args:
+        gpu: ranks have a GPU.
+        divides: the loss lets a step's completions be divided into micro-batches anew.
+    """
+    if isinstance(given, str):
+        return TOKENS_ON_GPU if gpu and divides else None
+    return given
 
 
 class TrainConfig(Section):
@@ -18,10 +34,11 @@ class TrainConfig(Section):
     """Number of completions in one micro-batch on one rank; 8 as in TRL."""
     gradient_accumulation_steps: int = Field(1, ge=1)
     """Number of micro-batches in one optimizer step."""
-    max_tokens_per_micro_batch: int | None = Field(None, ge=1)
+    max_tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
     """Number of positions per forward pass on one rank, including padding, instead of the number of completions
-    in per_device_train_batch_size. A step's sequences are sorted by length and divided again. Gradients do not
-    change."""
+    in per_device_train_batch_size; null: no such limit. A step's sequences are sorted by length and divided
+    again. Gradients do not change. ``auto``: 16384 on GPUs with CUDA, for losses that are not normalised in
+    each micro-batch or group; else null."""
     prefix_sharing: bool | Literal["auto"] = "auto"
     """Compute a prompt once for several of its completions, if the model's attention allows it (sdpa, full
     attention in all layers) and `chunked_logprobs` is on. ``auto``: on CPUs with sdpa, where it saves time; not
@@ -96,6 +113,9 @@ class TrainConfig(Section):
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus: the loss is reduced by this weight times the mean entropy of the step's
     tokens, in nats; 0, as in TRL, means no bonus."""
+    router_aux_loss_coef: float = Field(0.0, ge=0)
+    """Weight of the load-balancing loss of a model with experts (Switch Transformers, arXiv 2101.03961), as
+    transformers computes it for a micro-batch; 0: no such loss, whatever the model's configuration says."""
     top_entropy_quantile: float = Field(1.0, ge=0, le=1)
     """Fraction of a step's tokens that the policy loss uses: the tokens with the highest entropy (arXiv
     2506.01939, which uses 0.2). 1 uses all tokens; any other value costs a forward pass in each step."""

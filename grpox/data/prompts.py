@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grpox.contracts import Text
+from grpox.contracts import Rollout, Text
+from grpox.data.chat import ChatTemplate, Content, Schema, extended_prompt
 from grpox.data.row_stream import RowStream
+from grpox.data.token_texts import TokenTexts
 from grpox.data.unusable_columns import CURE, media_part, unusable_columns
 from grpox.errors import ConfigError, Problem, RunFailed, describe, nearest
 from grpox.runtime import launch
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 CACHED_TOKENS = 2**26
 """Number of prompt tokens kept in memory, 256 MiB; further prompts are tokenised again for each use."""
+
+ToolsOfRow = Callable[[int], Sequence[Schema] | None]
+"""Row -> schemas of the tools that the model may call there."""
 
 _BATCH = 1000
 _SHOW_PROGRESS_FROM = 50_000
@@ -40,6 +46,9 @@ class PromptSet:
         limit: largest length of a prompt.
         data: name of the data in messages.
         vocabulary: number of tokens that the model knows; None: accept any token.
+        tools_of: called once with this set, returns a function: row -> schemas of the tools that the model may
+            call there. They are listed in the row's prompt if prompts are messages. None: no row has tools.
+        has_episodes: True for a run with an environment or tools, whose data has fewer names for columns.
 
     Raises:
         ConfigError: the data has no row or no such column; a row has no prompt, or a prompt that is too long,
@@ -56,13 +65,15 @@ class PromptSet:
         limit: PromptLimit | None = None,
         data: str = "the data",
         vocabulary: int | None = None,
+        tools_of: Callable[[PromptSet], ToolsOfRow] | None = None,
+        has_episodes: bool = False,
     ) -> None:
         self._rows = rows
         self.stream = rows if isinstance(rows, RowStream) else None
         """Rows of a stream; None for a dataset."""
         self._prompt_column = prompt_column
         self._tokenizer = tokenizer
-        self._chat_template_kwargs = dict(chat_template_kwargs or {})
+        self.chat = ChatTemplate(tokenizer, chat_template_kwargs)
         self._limit = limit or PromptLimit(None)
         self.data = data
         """Name of the data in messages."""
@@ -70,15 +81,15 @@ class PromptSet:
         self._ids, self._ends = array("i"), array("q", [0])
         if not isinstance(rows, RowStream) and len(rows) == 0:
             raise ConfigError(f"{data} has no row", key="data")
-        _check_columns(prompt_column, list(rows.column_names), data)
+        _check_columns(prompt_column, list(rows.column_names), data, has_episodes)
         self.conversational = not isinstance(rows[0][prompt_column], str)
         if problem := self._no_prompt(0, self.prompt(0)):
             raise ConfigError(problem)
-        template = self._chat_template_kwargs.get("chat_template") or getattr(tokenizer, "chat_template", None)
-        if self.conversational and not template:
+        if self.conversational and not self.chat.exists:
             what = "the prompts are messages, but the model's tokenizer has no chat template"
             allowed = "plain strings, or a model with a chat template"
             raise ConfigError(what, key="data.prompt_column", allowed=allowed)
+        self._tools_of = None if tools_of is None else tools_of(self)
         if not isinstance(rows, RowStream):
             self._read(rows)
 
@@ -96,6 +107,10 @@ class PromptSet:
         prompt: Text = self._rows[index][self._prompt_column]
         return prompt
 
+    def row(self, index: int) -> dict[str, Any]:
+        """Return a row with all its columns, the prompt too."""
+        return dict(self._rows[index])
+
     def text(self, index: int) -> str:
         """Return the prompt as one string, after the chat template."""
         return self._rendered(index, self.prompt(index))
@@ -112,6 +127,28 @@ class PromptSet:
         (ids,) = self._tokenised([self.text(index)])
         return self._limit.shortened(ids)
 
+    def extended_ids(self, index: int, content: Content) -> tuple[int, ...]:
+        """Return the tokens of a prompt with the answer of an environment's `reset` behind it.
+
+        Raises:
+            RunFailed: the answer does not fit the prompt or the chat template, or together they are too long.
+        """
+        if not content:
+            return self.token_ids(index)
+        reset = f"with what the environment's reset answered, the prompt of {self.place(index)}"
+        try:
+            text = self._rendered(index, extended_prompt(self.prompt(index), content))
+        except ConfigError as error:
+            raise RunFailed(f"{reset} cannot be written: {error}") from error
+        (ids,) = self._tokenised([text])
+        if problem := self._bad_length(index, len(ids)) or self._unknown_token(index, ids):
+            raise RunFailed(f"{reset} is not valid: {problem}")
+        return self._limit.shortened(ids)
+
+    def tools(self, index: int) -> Sequence[Schema]:
+        """Return the schemas of the tools that the model may call in a row."""
+        return (self._tools_of(index) if self._tools_of else None) or ()
+
     def rows(self, indices: Sequence[int]) -> tuple[list[Text], dict[str, list[Any]]]:
         """Return the prompts and every other column, one entry per index.
 
@@ -120,6 +157,25 @@ class PromptSet:
         read = self._together(indices)
         prompts = [read[index][self._prompt_column] for index in indices]
         return prompts, {name: [read[index].get(name) for index in indices] for name in self.column_names}
+
+    def columns_of(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return for each index the columns of its row other than the prompt."""
+        read = self._together(indices)
+        rows = {index: {name: row.get(name) for name in self.column_names} for index, row in read.items()}
+        return [rows[index] for index in indices]
+
+    def question(self, index: int) -> str:
+        """Return the user's last message of a prompt of messages, or a plain prompt."""
+        prompt = self.prompt(index)
+        if isinstance(prompt, str):
+            return prompt
+        of_user = [message for message in prompt if message.get("role") == "user"]
+        content = of_user[-1].get("content") if of_user else ""
+        return content if isinstance(content, str) else ""
+
+    def column(self, name: str) -> list[Any]:
+        """Return a column of a dataset, in the order of its rows; a stream has none as a whole."""
+        return list(self._rows[name])  # type: ignore[index]
 
     def prompt_texts(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
         """Tokenised prompts as the model reads them, with special tokens."""
@@ -131,12 +187,28 @@ class PromptSet:
         texts = self._tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=True)
         return [str(text) for text in texts]
 
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        """Splits completions into the texts of their tokens."""
+        return TokenTexts(self._tokenizer)
+
     def completions(self, token_ids: Sequence[Sequence[int]]) -> list[Text]:
         """Decode completions for reward functions: each is a string, or one message of the assistant."""
         texts = self.completion_texts(token_ids)
         return (
             [[{"role": "assistant", "content": text}] for text in texts] if self.conversational else list(texts)
         )
+
+    def completions_of(self, rollouts: Sequence[Rollout]) -> list[Text]:
+        """Return completions for reward functions: of an episode of messages its whole conversation.
+
+        The completion of a plain prompt is all of its text, with the answers of the environment.
+        """
+        decoded = self.completions([rollout.completion_ids for rollout in rollouts])
+        return [
+            text if rollout.episode is None or isinstance(text, str) else list(rollout.episode.messages)
+            for rollout, text in zip(rollouts, decoded, strict=True)
+        ]
 
     def check(self, indices: Sequence[int]) -> None:
         """Check the prompts at `indices` of a stream.
@@ -182,7 +254,7 @@ class PromptSet:
             index, length = long[0]
             most = max(length for _, length in long)
             further = f", and so are {len(long) - 1} more; the longest has {most} tokens" if long[1:] else ""
-            raise ConfigError(self._limit.problem(self._place(index), length, further))
+            raise ConfigError(self._limit.problem(self.place(index), length, further))
 
     def _tokenised(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         encoded = self._tokenizer(list(texts), add_special_tokens=not self.conversational)["input_ids"]
@@ -193,45 +265,43 @@ class PromptSet:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            what = f"{self._place(index)} has half of a surrogate pair, which is not a character"
+            what = f"{self.place(index)} has half of a surrogate pair, which is not a character"
             raise ConfigError(what, key="data.prompt_column", given=ascii(prompt)[:200]) from error
         return text
 
     def _as_text(self, index: int, prompt: Text) -> str:
         if isinstance(prompt, str):
             return prompt
+        tools = self.tools(index)
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                list(prompt), add_generation_prompt=True, tokenize=False, **self._chat_template_kwargs
-            )
+            return self.chat.render(prompt, tools)
         except Exception as error:
-            what = f"the chat template fails on {self._place(index)}: {describe(error)}"
+            what = f"the chat template fails on {self.place(index)}: {describe(error)}"
             raise ConfigError(what, key="data.prompt_column", given=repr(prompt)[:200]) from error
-        return str(rendered)
 
     def _bad_length(self, index: int, length: int) -> Problem | None:
         if length == 0:
             return self._empty(index)
         if self._limit.exceeded(length) and not self._limit.cut:
-            return self._limit.problem(self._place(index), length)
+            return self._limit.problem(self.place(index), length)
         return None
 
     def _unknown_token(self, index: int, ids: Sequence[int]) -> Problem | None:
         if self._vocabulary is None or max(ids) < self._vocabulary:
             return None
-        what = f"the tokenizer gives {self._place(index)} a token that the model does not know"
+        what = f"the tokenizer gives {self.place(index)} a token that the model does not know"
         allowed = f"tokens below {self._vocabulary}, the model's vocabulary"
         return Problem(what, key="model.path", given=f"token {max(ids)}", allowed=allowed)
 
     def _empty(self, index: int) -> Problem:
-        what = f"the prompt of {self._place(index)} has no tokens, so there is nothing to complete"
+        what = f"the prompt of {self.place(index)} has no tokens, so there is nothing to complete"
         return Problem(what, key="data.prompt_column", given=repr(self.prompt(index))[:200])
 
     def _no_prompt(self, index: int, value: Any) -> Problem | None:
         """Return a problem if a row's prompt is missing, empty, not only text, or not of the first row's
         kind."""
         if kind := media_part(value):
-            what = f"{self._place(index)} has a part of type {kind}, but grpox reads only text"
+            what = f"{self.place(index)} has a part of type {kind}, but grpox reads only text"
             return Problem(what, key="data.prompt_column", given=self._prompt_column, allowed=CURE)
         messages = isinstance(value, list) and all(isinstance(part, dict) for part in value)
         if value and (messages if self.conversational else isinstance(value, str)):
@@ -240,17 +310,18 @@ class PromptSet:
         if isinstance(self._rows, RowStream):
             given = f"{given}, in {dict(self._rows[index])!r}"
         allowed = "a string, or a list of role/content messages; not empty, and the same kind in all rows"
-        what = f"{self._place(index)} has no prompt"
+        what = f"{self.place(index)} has no prompt"
         return Problem(what, key="data.prompt_column", given=given[:300], allowed=allowed)
 
-    def _place(self, index: int) -> str:
+    def place(self, index: int) -> str:
+        """Name a row in messages."""
         if isinstance(self._rows, RowStream):
             return self._rows.place(index)
         return f"row {index} (from 0) of {self.data}"
 
 
-def _check_columns(column: str, columns: list[str], data: str) -> None:
-    if problems := unusable_columns(columns, column, data, "data"):
+def _check_columns(column: str, columns: list[str], data: str, has_episodes: bool) -> None:
+    if problems := unusable_columns(columns, column, data, "data", has_episodes):
         raise ConfigError(problems)
     if column not in columns:
         raise ConfigError(

@@ -275,6 +275,12 @@ class Schedule:
         first = generation * self.plan.micro_batches_per_generation
         return (self._micro_batch(first + part) for part in range(self.plan.steps_per_generation))
 
+    def first_steps(self, generation: int) -> list[int]:
+        """List the step that first trains on each of `slices_of(generation)`."""
+        first = generation * self.plan.micro_batches_per_generation
+        parts = range(first, first + self.plan.steps_per_generation)
+        return [index // self.plan.gradient_accumulation_steps + 1 for index in parts]
+
     def generations_until(self, steps: int) -> int:
         """Count the generation batches that the first `steps` steps train on."""
         if steps == 0:

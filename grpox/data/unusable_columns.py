@@ -9,6 +9,9 @@ from grpox.errors import Problem
 
 REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """Arguments that the core passes to a reward function; all others are columns of the data."""
+EPISODE_ARGUMENTS = ("turns", "model_masks", "tool_calls", "environment_rewards", "environment_info")
+"""Arguments that a reward function gets only if it names them. A column of such a name takes their place; a run
+with an environment or tools refuses it."""
 COLUMNS = ("image", "images", "audio", "audios", "video", "videos")
 """Common names of columns with images, sounds or videos."""
 KINDS = ("image", "audio", "video")
@@ -16,15 +19,19 @@ KINDS = ("image", "audio", "video")
 CURE = "only text; rename a column that only a reward function reads"
 
 
-def unusable_columns(columns: Iterable[str], prompt_column: str, data: str, key: str) -> list[Problem]:
+def unusable_columns(
+    columns: Iterable[str], prompt_column: str, data: str, key: str, has_episodes: bool = False
+) -> list[Problem]:
     """List a problem for each column that is not text, or that has the name of a reward function's argument.
 
     Args:
         prompt_column: may have an argument's name, because reward functions receive it as `prompts`.
         data: name of the data in messages.
         key: key of the run file, named in the problems.
+        has_episodes: True for a run with an environment or tools, which has more arguments.
     """
     columns = list(columns)
+    arguments = (*REWARD_ARGUMENTS, *(EPISODE_ARGUMENTS if has_episodes else ()))
     media = f"{data} has a column that is not text, which grpox cannot read"
     reserved = f"{data} has a column with a name that grpox reserves for arguments of reward functions"
     renamed = "any other name: rename the column"
@@ -33,7 +40,7 @@ def unusable_columns(columns: Iterable[str], prompt_column: str, data: str, key:
         *(
             Problem(reserved, key, given=name, allowed=renamed)
             for name in columns
-            if name in REWARD_ARGUMENTS and name != prompt_column
+            if name in arguments and name != prompt_column
         ),
     ]
 

@@ -155,6 +155,10 @@ class RunFailed(GrpoxError):
     """The run itself failed: a reward raised, a generator died, a loss became NaN."""
 
 
+class RunClosed(GrpoxError):
+    """The caller ended a run before its last step: `grpox.Run.close`."""
+
+
 def nearest(name: str, candidates: Iterable[str]) -> str:
     """Return the candidate that looks most like `name`, or an empty string if none is near."""
     matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)

@@ -14,6 +14,11 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(ordered[:MOST_NAMES]) + (", ..." if len(ordered) > MOST_NAMES else "")
 
 
+def with_article(noun: str) -> str:
+    """Return ``a loss``, ``an environment``."""
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
 def pluralize(number: int, noun: str) -> str:
     """Join `number` and `noun`, in the plural unless the number is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

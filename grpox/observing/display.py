@@ -13,9 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.errors.formatting import duration, pluralize
+from grpox.observing.alarms import FILE as ALARMS
+from grpox.observing.alarms import alarms_in, describe_alarm
+from grpox.observing.conversation import Speech, ends, speeches
 from grpox.observing.early_stop import describe_early_stop
-from grpox.observing.report.data import spread
+from grpox.observing.page.data import spread
 from grpox.plugins.hookspecs import hookimpl
+from grpox.runtime.files import read_mapping
 from grpox.runtime.logs import DISPLAYED, get_logger
 
 if TYPE_CHECKING:
@@ -29,9 +33,20 @@ SHOWN = (
     ("step_time", "{:.1f} s/step"),
 )
 """Metrics in a step's line, with their formats."""
+DISPENSABLE = ("tokens_per_second/generated", "loss", "step_time")
+"""Metrics that a narrow terminal leaves out, the first one first."""
+BAR_WIDTH, NARROW = 24, 100
+"""Width of the live bar; width of a terminal below which the bar is left out."""
+ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
+"""Usual names of the column with the right answer, where no reward names one."""
 PLAIN_LINES = 20
 SAMPLE_ROWS = 4
 PROMPT_WIDTH, COMPLETION_WIDTH, EXTRA_WIDTH = 100, 240, 60
+ANSWER_WIDTH, LABEL_WIDTH = 60, 16
+MOST_MESSAGES, MESSAGE_WIDTH = 6, 80
+"""Messages of a conversation that are shown, and the width of each."""
+RESULTS = ("accuracy", "success")
+"""Metrics of evaluations that the summary of a run shows."""
 
 
 class TerminalDisplay:
@@ -48,11 +63,15 @@ class TerminalDisplay:
         self._first_step: tuple[int, float] | None = None
         self._last_step = 0
         self._skipped = 0.0
-        self._accuracies: dict[int, float] = {}
+        self._results: dict[str, dict[int, float]] = {name: {} for name in RESULTS}
 
     @hookimpl
     def grpox_run_started(self, run: RunContext) -> None:
-        self._started = time.monotonic()
+        evaluation = run.config.evaluation
+        for name in evaluation.sets if evaluation is not None else ():
+            self._results |= {f"{name}/{result}": {} for result in RESULTS}
+        self._first_start: float | None = None
+        self._in_steps = 0.0
         self._last_step = run.resumed_at or 0
         size = f"{pluralize(run.total_steps, 'step')} on {pluralize(run.world_size, 'rank')}"
         self._line(f"{escaped(run.source)}: {size}, into {escaped(str(run.output_dir))}")
@@ -62,7 +81,7 @@ class TerminalDisplay:
             self._progress = Progress(
                 TextColumn("step"),
                 MofNCompleteColumn(),
-                BarColumn(bar_width=24),
+                *([] if self._console.width < NARROW else [BarColumn(bar_width=BAR_WIDTH)]),
                 TextColumn("{task.fields[text]}", markup=False),
                 console=self._console,
             )
@@ -75,44 +94,56 @@ class TerminalDisplay:
         due = self._last_sample is None or step - self._last_sample >= every
         if every and due and rollouts:
             self._last_sample = step
-            self._console.print(_sample_table(step, rollouts))
+            self._console.print(_sample_table(step, rollouts, answer_column(run, rollouts[0].columns)))
 
     @hookimpl
     def grpox_step_finished(self, run: RunContext, step: int, metrics: Mapping[str, float]) -> None:
         self._last_step = step
         self._skipped = metrics.get("skipped_steps", 0)
-        text = "  ".join(form.format(metrics[name]) for name, form in SHOWN if name in metrics)
+        seconds = metrics.get("step_time", 0.0)
+        if self._first_start is None:
+            self._first_start = time.time() - seconds
+        self._in_steps += seconds
+        parts = {name: form.format(metrics[name]) for name, form in SHOWN if name in metrics}
         left = self._seconds_left(step, run.total_steps)
         if left is not None:
-            text += f"  {duration(left)} left"
+            parts["left"] = f"{duration(left)} left"
+        text = "  ".join(parts.values())
         every = math.ceil(run.total_steps / PLAIN_LINES)
         if self._progress is not None:
-            self._progress.update(self._task, completed=step, text=text)
+            self._progress.update(self._task, completed=step, text=self._fitting(parts, run.total_steps))
             logger.info("step %s/%s  %s", step, run.total_steps, text, extra=DISPLAYED)
         elif step in (1, run.total_steps) or step % every == 0:
             self._line(f"step {step}/{run.total_steps}  {text}")
 
     @hookimpl
     def grpox_evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        accuracy = next((metrics[name] for name in metrics if name.split("/")[-1] == "accuracy"), None)
-        if accuracy is not None:
-            self._accuracies[step] = accuracy
-        values = "  ".join(f"{escaped(name)} {value:.4g}" for name, value in _main_values(metrics).items())
+        for name, by_step in self._results.items():
+            if name in metrics:
+                by_step[step] = metrics[name]
+        sets = {name.partition("/")[0] for name in self._results if "/" in name}
+        # Of each of several sets, its result.
+        own = {name: value for name, value in metrics.items() if name.partition("/")[0] not in sets}
+        shown = _main_values(own) | {name: metrics[name] for name in self._results if name in metrics}
+        values = "  ".join(f"{escaped(name)} {value:.4g}" for name, value in shown.items())
         self._line(f"evaluation after step {step}: {values}")
 
     @hookimpl(tryfirst=True)
-    def grpox_run_failed(self) -> None:
+    def grpox_run_failed(self, run: RunContext) -> None:
         # Called before all other observers, so that their output does not break a live line.
         self._stop()
+        for alarm in alarms_in(read_mapping(run.output_dir / ALARMS)):
+            self._line(f"alarm {escaped(describe_alarm(alarm))}")
 
     @hookimpl(tryfirst=True)
     def grpox_run_finished(self, run: RunContext, summary: Mapping[str, object]) -> None:
         self._stop()
         table = Table(title="run complete", show_header=False, title_justify="left")
-        steps = sorted(self._accuracies)
-        for step in dict.fromkeys((*steps[:1], *steps[-1:])):
-            when = "before training" if step == 0 else f"after step {step}"
-            table.add_row(f"accuracy {when}", f"{self._accuracies[step]:.4f}")
+        for name, by_step in self._results.items():
+            steps = sorted(by_step)
+            for step in dict.fromkeys((*steps[:1], *steps[-1:])):
+                when = "before training" if step == 0 else f"after step {step}"
+                table.add_row(f"{name} {when}", f"{by_step[step]:.4f}")
         table.add_row("steps", str(self._last_step))
         if isinstance(stopped := summary.get("stopped_early"), Mapping):
             table.add_row("stopped early", _plain(describe_early_stop(stopped)))
@@ -121,9 +152,32 @@ class TerminalDisplay:
             table.add_row("best checkpoint", _plain(text))
         if self._skipped:
             table.add_row("skipped", f"{self._skipped:.0f}, NaN or infinite")
-        table.add_row("time", duration(time.monotonic() - self._started))
+        for alarm in alarms_in(summary):
+            table.add_row("alarm", _plain(describe_alarm(alarm, advice=False)))
+        if run.started is not None:
+            table.add_row("time", self._times(run.started))
         table.add_row("folder", _plain(str(run.output_dir)))
         self._console.print(table)
+
+    def _times(self, started: float) -> str:
+        """Tell how long the command took, and its parts, which add up."""
+        total = time.time() - started
+        if self._first_start is None:
+            return duration(total)
+        before = self._first_start - started
+        rest = max(0.0, total - before - self._in_steps)
+        parts = (before, "before the first step"), (self._in_steps, "in steps"), (rest, "evaluating and saving")
+        return "\n".join([duration(total), *(f"{duration(seconds)} {what}" for seconds, what in parts)])
+
+    def _fitting(self, parts: Mapping[str, str], total_steps: int) -> str:
+        """Leave out the dispensable parts that have no room in the live line."""
+        bar = 0 if self._console.width < NARROW else BAR_WIDTH + 1
+        room = self._console.width - len(f"step {total_steps}/{total_steps} ") - bar
+        shown = dict(parts)
+        for name in DISPENSABLE:
+            if len("  ".join(shown.values())) > room:
+                shown.pop(name, None)
+        return "  ".join(shown.values())
 
     def _seconds_left(self, step: int, total: int) -> float | None:
         """Estimate the remaining seconds from the pace after the first step; None at the first step."""
@@ -148,7 +202,8 @@ def _main_values(metrics: Mapping[str, float]) -> dict[str, float]:
     shown = {
         name: value
         for name, value in metrics.items()
-        if not name.startswith("completions/") and not name.endswith(("/std", "_std", "/abstained"))
+        if not name.startswith(("completions/", "turns/", "tools/", "episodes/"))
+        and not name.endswith(("/std", "_std", "/abstained"))
     }
     if sum(name.startswith("rewards/") and name.endswith("/mean") for name in shown) == 1:
         shown.pop("reward", None)  # equal to the single reward's mean
@@ -174,25 +229,66 @@ def shortened(text: str, width: int) -> str:
     return f"{text[: shown - shown // 2]} ... {text[len(text) - shown // 2 :]}"
 
 
-def _sample_table(step: int, rollouts: Sequence[ScoredRollout]) -> Table:
+def answer_column(run: RunContext, columns: Mapping[str, object]) -> str | None:
+    """Return the column with the right answer: that which a reward names, else one of the usual name."""
+    named = [reward.params.get("column") for reward in run.config.rewards]
+    return next((name for name in (*named, *ANSWERS) if isinstance(name, str) and name in columns), None)
+
+
+def _sample_table(step: int, rollouts: Sequence[ScoredRollout], answer: str | None = None) -> Table:
+    """Show completions beside what was asked and what is right; the numbers of each stand below each other.
+
+    Args:
+        answer: the data's column with the right answer.
+    """
     table = Table(title=f"completions for step {step}", title_justify="left", show_lines=True)
     table.add_column("prompt", overflow="fold", ratio=2)
     table.add_column("completion", overflow="fold", ratio=3)
-    table.add_column("reward", justify="right", no_wrap=True)
-    table.add_column("advantage", justify="right", no_wrap=True)
-    shown = sample_rows(rollouts)
-    extras = dict.fromkeys(name for scored in shown for name in scored.extra)
-    for name in extras:
-        table.add_column(_plain(name), overflow="fold", ratio=1)
-    for scored in shown:
+    if answer is not None:
+        table.add_column(_plain(answer), overflow="fold", ratio=1)
+    table.add_column("scores", no_wrap=True)
+    for scored in sample_rows(rollouts):
+        right = [] if answer is None else [str(scored.columns.get(answer, ""))]
         table.add_row(
-            _plain(shortened(scored.prompt, PROMPT_WIDTH)),
-            _plain(shortened(scored.completion, COMPLETION_WIDTH)),
-            f"{scored.reward:.3f}",
-            f"{scored.advantage:+.3f}",
-            *(_plain(shortened(str(scored.extra.get(name, "")), EXTRA_WIDTH)) for name in extras),
+            _plain(shortened(scored.question or scored.prompt, PROMPT_WIDTH)),
+            _with_extra(scored),
+            *(_plain(shortened(text, ANSWER_WIDTH)) for text in right),
+            _scores(scored),
         )
     return table
+
+
+def _scores(scored: ScoredRollout) -> Text:
+    """Write the sum, each reward that is not the sum itself, and the advantage, one below the other."""
+    values = [("reward", f"{scored.reward:.3f}")]
+    if list(scored.rewards.values()) != [scored.reward]:
+        for label, value in scored.rewards.items():
+            short = shortened(escaped(label), LABEL_WIDTH)  # perhaps the same of two labels
+            values.append((f"  {short}", "none" if value is None else f"{value:.3f}"))
+    values.append(("advantage", f"{scored.advantage:+.3f}"))
+    left, right = (max(map(len, texts)) for texts in zip(*values, strict=True))
+    return Text("\n".join(f"{label:<{left}} {value:>{right}}" for label, value in values))
+
+
+def _with_extra(scored: ScoredRollout) -> Text:
+    """Write a completion, and below it a line for each value that a reward function logged."""
+    extra = [f"{name}: {shortened(str(value), EXTRA_WIDTH)}" for name, value in scored.extra.items()]
+    return Text("\n", overflow="fold").join([_completion(scored), *map(_plain, extra)])
+
+
+def _completion(scored: ScoredRollout) -> Text:
+    """Write a completion; of a conversation a line for each message, without those in the middle."""
+    episode = scored.rollout.episode
+    if episode is None or len(episode.messages) < 2:
+        return _plain(shortened(scored.completion, COMPLETION_WIDTH))
+    first, left_out, last = ends(speeches(episode.messages), MOST_MESSAGES)
+    between = [f"... {pluralize(left_out, 'message')} ..."] if left_out else []
+    lines = [*map(_line_of, first), *between, *map(_line_of, last)]
+    return Text("\n", overflow="fold").join(_plain(line) for line in lines)
+
+
+def _line_of(speech: Speech) -> str:
+    return shortened(f"{speech.speaker}: {speech.text}", MESSAGE_WIDTH)
 
 
 def _plain(text: str) -> Text:
@@ -229,6 +325,6 @@ class RunReport:
 
     def _write(self, run: RunContext) -> None:
         # Imported here because it takes half a second.
-        from grpox.observing.report.page import write_report
+        from grpox.observing.page.frozen import write_report
 
         logger.info("report: %s", escaped(str(write_report(run.output_dir))))

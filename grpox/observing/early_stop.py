@@ -52,7 +52,7 @@ class EarlyStop:
             RunFailed: the first evaluation lacks the metric.
         """
         name, best = self.state.metric, self.state.best
-        if name not in metrics and best is None and not name.startswith("completions/"):
+        if name not in metrics and best is None and "completions/" not in name:
             near = nearest(bare_name(self.config.metric), metrics)
             guess = f"\n    did you mean  {near}" if near else ""
             raise RunFailed(

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any, get_args
 import yaml
 
 from grpox.config import RunConfig
-from grpox.config.inputs import Dtype
+from grpox.config.inputs import AUTO, Dtype
 from grpox.errors import RunFailed, text_of
 from grpox.errors.formatting import format_bytes, pluralize
 from grpox.errors.redaction import redact, redacted
 from grpox.observing.record_files import CompletionFiles, MetricsFile, MetricsLine, write_completions
+from grpox.observing.token_files import step_of
 from grpox.plugins.hookspecs import hookimpl
-from grpox.runfile.lock.differences import changes
+from grpox.runfile.lock.differences import AUTOMATIC, DTYPE, changes
 from grpox.runfile.masked import VERSIONS
-from grpox.runfile.yaml_lines import Dumper
+from grpox.runfile.yaml_lines import Dumper, leaves
 from grpox.runtime.files import read_mapping, sync, write_atomically, write_error_message
 from grpox.runtime.logs import get_logger
 
@@ -45,9 +46,11 @@ RECORD = (
     "plugins.lock.json",
     "config.yaml",
     "completions",
+    "tokens",
     "report.html",
     "system",
     "stalls",
+    "alarms.json",
     "checkpoints",
     "faults",
 )
@@ -55,6 +58,8 @@ RECORD = (
 
 The model is not among them, nor are the files of its observers, which ``versions.json`` names.
 """
+BY_STEP = ("completions", "tokens")
+"""Folders of parquet files that are named by a step."""
 OBSERVERS = "observer_files"
 """Key of ``versions.json``."""
 
@@ -113,6 +118,7 @@ class LocalRecord:
         self._files = CompletionFiles(run)
         self._metrics = MetricsFile(folder / "metrics.jsonl")
         versions: dict[str, object] = {"versions": dict(run.versions), "git_commit": run.git_commit}
+        versions |= {"total_steps": run.total_steps, "world_size": run.world_size}
         versions |= _source(run)
         if self._files_of_observers:
             versions[OBSERVERS] = self._files_of_observers
@@ -215,26 +221,30 @@ def _recorded(config: RunConfig) -> RunConfig | None:
     return None if changes(recorded.model_dump(mode="json"), config) else recorded
 
 
-def recorded_dtype(output_dir: Path) -> Dtype | None:
-    """Read the precision of the run whose record is in the folder; None if there is none that can be read."""
+def recorded_choices(output_dir: Path) -> dict[str, Any]:
+    """Read what the keys of `AUTOMATIC` were in the run whose record is in the folder: dotted key -> value.
+
+    Keys that cannot be read are left out.
+    """
     try:
-        config = yaml.safe_load((output_dir / "config.yaml").read_text(encoding="utf-8"))
-        dtype = config["model"]["dtype"]
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
-        return None
-    return dtype if dtype in get_args(Dtype) else None
+        config = dict(leaves(yaml.safe_load((output_dir / "config.yaml").read_text(encoding="utf-8"))))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    if config.get(DTYPE) not in get_args(Dtype):
+        config.pop(DTYPE, None)
+    return {key: config[key] for key in AUTOMATIC if config.get(key, AUTO) != AUTO}
 
 
 def sync_record(folder: Path, after: int) -> int:
     """Flush to disk the files that a resumed run needs, and return the size of ``metrics.jsonl`` in bytes.
 
     Args:
-        after: completions up to this step are already on disk.
+        after: completions and tokens up to this step are already on disk.
     """
-    metrics, completions = folder / "metrics.jsonl", folder / "completions"
-    new = (path for path in completions.glob("step_*.parquet") if _step_of(path) > after)
+    metrics = folder / "metrics.jsonl"
+    new = (path for path in _step_files(folder) if step_of(path) > after)
     others = (folder / name for name in _files_of_observers(folder))
-    for path in (*new, metrics, *others, completions, folder):
+    for path in (*new, metrics, *others, *(folder / name for name in BY_STEP), folder):
         if path.exists():
             sync(path)
     return metrics.stat().st_size if metrics.exists() else 0
@@ -312,8 +322,8 @@ def _go_back(run: RunContext, step: int) -> None:
             file.seek(end)
             file.writelines(late)
             file.truncate()
-    for path in (folder / "completions").glob("step_*.parquet"):
-        if _step_of(path) > step:
+    for path in _step_files(folder):
+        if step_of(path) > step:
             path.unlink()
     for name in ("failure.json", "summary.json"):
         (folder / name).unlink(missing_ok=True)
@@ -347,6 +357,6 @@ def _is_of_before(line: bytes, step: int) -> bool:
         return False
 
 
-def _step_of(completions: Path) -> int:
-    """Return the step in the name of a file of completions."""
-    return int(completions.stem.split("_")[1])
+def _step_files(folder: Path) -> list[Path]:
+    """List the files of completions and of tokens."""
+    return [path for name in BY_STEP for path in (folder / name).glob("step_*.parquet")]

@@ -16,7 +16,7 @@ from grpox.runtime.files import atomic_path
 if TYPE_CHECKING:
     import pyarrow
 
-    from grpox.contracts import Rollout, RunContext, ScoredRollout
+    from grpox.contracts import Rollout, RunContext, ScoredRollout, ToolResult
 
 
 class MetricsLine(NamedTuple):
@@ -78,8 +78,9 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
 
     Columns: step, group, sample, prompt, completion, reward, advantage, ``rewards/<label>`` for each reward
     function (null where it abstained), finish_reason, policy_version, completion_length (tokens),
-    ``extra/<name>`` for what reward functions logged, and where generators told further facts
-    ``rollout_extra``, `Rollout.extra` as JSON.
+    ``extra/<name>`` for what reward functions logged, ``data/<name>`` for the data's other columns, and where
+    generators told further facts ``rollout_extra``, `Rollout.extra` as JSON. Batches of episodes have the
+    columns of `_episode_columns` too.
     """
     import pyarrow
     from pyarrow import parquet
@@ -103,19 +104,68 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
     columns["completion_length"] = pyarrow.array(lengths, integer)
     for name in dict.fromkeys(name for scored in rollouts for name in scored.extra):
         columns[f"extra/{name}"] = _extra_column([scored.extra.get(name) for scored in rollouts])
+    repeated = ["prompt", "finish_reason"]
+    for name in dict.fromkeys(name for scored in rollouts for name in scored.columns):
+        columns[f"data/{name}"] = _data_column([scored.columns.get(name) for scored in rollouts])
+        repeated.append(f"data/{name}")
     if any(rollout.extra for rollout in sampled):
-        facts = [describe_extra(rollout) for rollout in sampled]
+        facts = [as_json(rollout.extra) if rollout.extra else None for rollout in sampled]
         columns["rollout_extra"] = pyarrow.array(facts, text)
+    if any(rollout.turns or rollout.episode is not None for rollout in sampled):
+        columns |= _episode_columns(sampled)
     with atomic_path(path) as unfinished:
         # Dictionary encoding only for columns with repeated values: elsewhere it costs time.
-        parquet.write_table(pyarrow.table(columns), unfinished, use_dictionary=["prompt", "finish_reason"])
+        parquet.write_table(pyarrow.table(columns), unfinished, use_dictionary=repeated)
 
 
-def describe_extra(rollout: Rollout) -> str | None:
-    """Write `rollout.extra` as JSON; None where it is empty. Half of a surrogate pair becomes an escape."""
-    if not rollout.extra:
-        return None
-    return json.dumps(rollout.extra, ensure_ascii=False).encode("utf-8", "backslashreplace").decode("utf-8")
+def _episode_columns(rollouts: Sequence[Rollout]) -> dict[str, pyarrow.Array]:
+    """Return the columns of episodes.
+
+    ``model_length`` (tokens that the model wrote), ``environment``, ``environment_error`` (null where all went
+    well), and as JSON ``turns``, ``messages``, ``tool_calls``, ``environment_rewards`` and ``info``.
+    """
+    import pyarrow
+
+    text = pyarrow.string()
+    episodes = [rollout.episode for rollout in rollouts]
+    masks = [rollout.model_mask for rollout in rollouts]
+    lengths = [
+        len(rollout.completion_ids) if mask is None else sum(map(bool, mask))
+        for rollout, mask in zip(rollouts, masks, strict=True)
+    ]
+    values: dict[str, list[Any]] = {
+        "turns": [[vars(turn) for turn in rollout.turns] for rollout in rollouts],
+        "messages": [list(each.messages) if each else None for each in episodes],
+        "tool_calls": [[_call(result) for result in each.results] if each else None for each in episodes],
+        "environment_rewards": [each.rewards if each else None for each in episodes],
+        "info": [each.info if each else None for each in episodes],
+    }
+    return {
+        "model_length": pyarrow.array(lengths, pyarrow.int64()),
+        "environment": pyarrow.array([each.environment if each else None for each in episodes], text),
+        "environment_error": pyarrow.array(
+            [_encodable(each.lost or each.failure) or None if each else None for each in episodes], text
+        ),
+        **{
+            name: pyarrow.array([None if value is None else as_json(value) for value in column], text)
+            for name, column in values.items()
+        },
+    }
+
+
+def _call(result: ToolResult) -> dict[str, Any]:
+    """Return a call without its seconds: two runs of one seed have the same record."""
+    return {name: value for name, value in result.plain().items() if name != "seconds"}
+
+
+def as_json(value: Any) -> str:
+    """Write plain values as JSON."""
+    return _encodable(json.dumps(value, ensure_ascii=False))
+
+
+def _encodable(text: str) -> str:
+    """Escape half of a surrogate pair, which UTF-8 cannot encode."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _extra_column(values: list[Any]) -> pyarrow.Array:
@@ -125,10 +175,19 @@ def _extra_column(values: list[Any]) -> pyarrow.Array:
     if all(value is None or isinstance(value, bool | int | float) for value in values):
         with contextlib.suppress(pyarrow.ArrowException, OverflowError):
             return pyarrow.array(values)
-    # UTF-8 cannot encode half of a surrogate pair, so it is escaped.
-    texts = (str(value).encode("utf-8", "backslashreplace").decode("utf-8") for value in values)
+    texts = (_encodable(str(value)) for value in values)
     plain = [None if value is None else text for value, text in zip(values, texts, strict=True)]
     return pyarrow.array(plain, pyarrow.string())
+
+
+def _data_column(values: list[Any]) -> pyarrow.Array:
+    """Return a column of the data: text, numbers and booleans unchanged, lists and mappings as JSON."""
+    return _extra_column([_json_of(value) if isinstance(value, list | dict) else value for value in values])
+
+
+def _json_of(value: Any) -> str:
+    """Write a value of the data as JSON; what JSON lacks, such as a date, as its text."""
+    return _encodable(json.dumps(value, ensure_ascii=False, default=str))
 
 
 class MetricsFile:

@@ -9,11 +9,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from grpox.contracts import Reduction
+from grpox.contracts import Capability, Reduction
+from grpox.environments import Environment
+from grpox.environments.contract import environment_problem, overrides
+from grpox.environments.from_factory import as_environment
 from grpox.errors import ConfigError, Problem, describe
 from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.plugins.discovery import Offer
-from grpox.plugins.optional_methods import methods_problem
+from grpox.plugins.optional_methods import methods_of, methods_problem
 from grpox.runtime.signals import raise_if_signal
 
 
@@ -43,7 +46,7 @@ def bind_object(kind: str, target: Any, params: Mapping[str, Any], key: str, lab
     """Bind a class or function that no plugin offers, from a file or from Python.
 
     A class may define its parameters as a nested pydantic model `Config`, and its capabilities as class
-    attributes `needs` and `provides`.
+    attributes `needs` and `provides`. An environment also provides what the methods that it has stand for.
 
     Raises:
         ConfigError: the object is not a component of this kind, the parameters are wrong, or `Config` is not a
@@ -52,6 +55,7 @@ def bind_object(kind: str, target: Any, params: Mapping[str, Any], key: str, lab
     owner = f"{kind} '{label}'"
     if problem := contract_problem(kind, target):
         raise ConfigError(f"{owner} {problem}", key, given=repr(target))
+    target = as_environment(target) if kind == "environment" else target
     model = getattr(target, "Config", None) if inspect.isclass(target) else None
     if model is not None and not is_model(model):
         raise ConfigError(f"{owner}: its Config is not a pydantic model", key, given=repr(model))
@@ -62,7 +66,7 @@ def bind_object(kind: str, target: Any, params: Mapping[str, Any], key: str, lab
         load=lambda: target,
         config=check_params(model, params, key, owner),
         needs=_capabilities(target, "needs", key),
-        provides=_capabilities(target, "provides", key),
+        provides=_capabilities(target, "provides", key) + (implied(target) if kind == "environment" else ()),
     )
 
 
@@ -75,7 +79,8 @@ METHODS = {
     "optimizer": ("build",),
     "scheduler": ("build",),
 }
-"""Methods that a component of each kind must have; an observer may leave out any hook."""
+"""Methods that a component of each kind must have; an observer may leave out any hook, and an environment is a
+subclass of `grpox.environments.Environment`, which has them all."""
 
 BUILD_ARGUMENTS = {"optimizer": {"parameters", "learning_rate"}, "scheduler": {"optimizer", "total_steps"}}
 """Arguments of `build`, by which the two kinds that have it are told apart."""
@@ -86,6 +91,8 @@ def kind_of(target: Any) -> str:
     several."""
     if not inspect.isclass(target):
         return "reward" if callable(target) else ""
+    if issubclass(target, Environment):
+        return "environment"
     if any(name.startswith("grpox_") for name in dir(target)):
         return "observer"
     kinds = [kind for kind, names in METHODS.items() if all(callable(getattr(target, n, None)) for n in names)]
@@ -102,6 +109,13 @@ def contract_problem(kind: str, target: Any) -> str:
     """Return the reason why a class (or a reward function) is not a component of this kind; empty if it is."""
     if kind == "reward":
         return methods_problem(target) if callable(target) else "is not callable"
+    if kind == "environment":
+        never = sorted(methods_of(target))
+        return (
+            f"has {never[0]}, which is never called: an instance lives for one episode"
+            if never
+            else environment_problem(target)
+        )
     if not inspect.isclass(target):
         return "is not a class"
     missing = [name for name in METHODS.get(kind, ()) if not callable(getattr(target, name, None))]
@@ -116,6 +130,16 @@ def contract_problem(kind: str, target: Any) -> str:
     # The value of a property is known only once the object is built.
     is_known = not isinstance(getattr(target, "reduction", None), property)
     return (reduction_problem(target) if is_known else "") or scope_problem(target)
+
+
+def implied(environment: type[Environment]) -> tuple[str, ...]:
+    """Return the capabilities that an environment has by the methods that it overrides."""
+    methods = {
+        Capability.EPISODE_REWARD: "reward",
+        Capability.TURN_REWARDS: "turn_rewards",
+        Capability.STATE_KEYS: "state_key",
+    }
+    return tuple(capability for capability, method in methods.items() if overrides(environment, method))
 
 
 PER_ADVANTAGE = ("completion", "turn", "token")

@@ -87,6 +87,7 @@ class CommandSpec:
 
 KINDS: Mapping[str, str] = {
     "generator": "grpox_generators",
+    "environment": "grpox_environments",
     "reward": "grpox_rewards",
     "advantage": "grpox_advantages",
     "loss": "grpox_losses",
@@ -115,6 +116,12 @@ that kind changes so that older components cannot work."""
 @hookspec
 def grpox_generators() -> Iterable[ComponentSpec]:
     """Return components that make rollouts (`grpox.contracts.Generator`)."""
+    return ()
+
+
+@hookspec
+def grpox_environments() -> Iterable[ComponentSpec]:
+    """Return components that answer the model in episodes (`grpox.environments.Environment`)."""
     return ()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -12,13 +13,16 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from grpox.config import ComponentRef
+from grpox.environments.from_factory import as_environment
 from grpox.errors import ConfigError, GrpoxError, Problem, describe, nearest
+from grpox.errors.formatting import with_article
 from grpox.errors.validation import problems_of
 from grpox.plugins.component import (
     BoundComponent,
     bind_object,
     check_params,
     contract_problem,
+    implied,
     is_model,
     reduction_problem,
     scaler_problem,
@@ -27,6 +31,9 @@ from grpox.plugins.component import (
 from grpox.plugins.discovery import Offer, PluginSet, discover
 from grpox.plugins.hookspecs import KINDS
 from grpox.runtime.signals import raise_if_signal
+
+_IN_FILE = re.compile(r".+\.py:\w+")
+"""An object in a file, which a run file names by `path`."""
 
 
 class Registry:
@@ -50,7 +57,7 @@ class Registry:
             origins = " and ".join(sorted(offer.origin for offer in offers))
             # One distribution may offer a name through two entry points, which no spelling distinguishes.
             allowed = " or ".join(spellings) if len(spellings) > 1 else ""
-            raise ConfigError(f"{origins} offer a {kind} '{bare}'", given=name, allowed=allowed)
+            raise ConfigError(f"{origins} offer {with_article(kind)} '{bare}'", given=name, allowed=allowed)
         if offers[0].status != "ok":
             raise ConfigError(f"{offers[0]} cannot be used: {offers[0].reason}", given=name)
         return offers[0]
@@ -85,27 +92,25 @@ class Registry:
             # Imported late, because most runs select every component by name.
             from grpox.plugins.load_object import load_object
 
-            return bind_object(kind, load_object(ref.path), ref.params, key, ref.label)
+            bound = bind_object(kind, load_object(ref.path), ref.params, key, ref.label)
+            _refuse_own_keys(None if bound.config is None else type(bound.config), ref, str(bound))
+            return bound
         except ConfigError as error:
             raise _keyed(error, key) from error.__cause__
 
     def _parse_name(self, kind: str, ref: ComponentRef, name: str, key: str) -> BoundComponent:
         offer = self.find(kind, name)
         model = self.config_model(offer)
-        # Keys that belong to the core, such as a reward's `weight`.
-        own = tuple(field for field in type(ref).model_fields if field not in ("name", "path"))
-        hidden = sorted({"name", "path", *own} & set(model.model_fields if model else ()))
-        if hidden:
-            raise ConfigError(f"{offer}: its config may not use the run file's own keys {', '.join(hidden)}")
+        own = _refuse_own_keys(model, ref, str(offer))
         return BoundComponent(
             kind,
             name,
             key,
-            load=partial(pkgutil.resolve_name, offer.spec.target),
+            load=partial(_load, kind, offer.spec.target),
             config=check_params(model, ref.params, key, f"{kind} '{name}'", own),
             offer=offer,
             needs=tuple(offer.spec.needs),
-            provides=tuple(offer.spec.provides),
+            provides=_provided(offer),
         )
 
     def build(self, bound: BoundComponent) -> Any:
@@ -158,12 +163,12 @@ class Registry:
         distribution = name.rpartition(":")[0]
         offers = [offer for offer in self.plugins.offers if offer.kind == kind]
         known = sorted({offer.qualified_name if distribution else offer.spec.name for offer in offers})
-        problem = Problem(
-            f"no {kind} called '{name}' is installed",
-            given=name,
-            allowed=", ".join(known) or f"no plugin offers a {kind}",
-            nearest=nearest(name, known),
-        )
+        allowed, near = ", ".join(known) or f"no plugin offers {with_article(kind)}", nearest(name, known)
+        if _IN_FILE.fullmatch(name):
+            near = f"{{path: {name}}}"
+        elif kind == "reward" and "/" in name:  # a folder or a hub id, which no component has as its name
+            allowed, near = f"{{name: reward_model, model: {name}}} for a reward model; or {allowed}", ""
+        problem = Problem(f"no {kind} called '{name}' is installed", given=name, allowed=allowed, nearest=near)
         suspects = self.plugins.suspicions(distribution)
         error = ConfigError([problem, *map(Problem, suspects)])
         error.__cause__ = next((record.error for record in suspects.values() if record.error), None)
@@ -181,6 +186,35 @@ def _construct(bound: BoundComponent, target: Any) -> Any:
     if problem:
         raise ConfigError(f"{bound} {problem}", bound.key, given=repr(target))
     return component
+
+
+def _refuse_own_keys(model: type[BaseModel] | None, ref: ComponentRef, owner: str) -> tuple[str, ...]:
+    """Refuse parameters that a run file cannot give, and return the core's own keys, such as `weight`."""
+    own = tuple(field for field in type(ref).model_fields if field not in ("name", "path"))
+    if hidden := sorted({"name", "path", *own} & set(model.model_fields if model else ())):
+        raise ConfigError(f"{owner}: its config may not use the run file's own keys {', '.join(hidden)}")
+    return own
+
+
+def _load(kind: str, target: str) -> Any:
+    """Import a component; an environment in TRL's form is adapted."""
+    loaded = pkgutil.resolve_name(target)
+    return as_environment(loaded) if kind == "environment" else loaded
+
+
+def _provided(offer: Offer) -> tuple[str, ...]:
+    """Return what a component provides: what it declares, and an environment also by its methods.
+
+    The class of an environment imports nothing heavy.
+    """
+    declared = tuple(offer.spec.provides)
+    if offer.kind != "environment":
+        return declared
+    try:
+        return tuple(dict.fromkeys((*declared, *implied(_load(offer.kind, offer.spec.target)))))
+    except BaseException as error:  # noqa: BLE001 - building it reports the failure
+        raise_if_signal(error)
+        return declared
 
 
 def _keyed(error: ConfigError, key: str) -> ConfigError:

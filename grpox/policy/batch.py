@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -21,6 +21,19 @@ from torch import Tensor
 from grpox.contracts import Rollout
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.upload import upload
+
+
+@dataclass(frozen=True, eq=False)
+class TokenRecord:
+    """A completion whose tokens the run's record gets, found by the first four fields."""
+
+    step: int
+    """First step that trains on its generation batch; with `part`, the name of its file of completions."""
+    part: int
+    """Number of the generation batch among those saved in this step, from 1."""
+    group: int
+    sample: int
+    turns: np.ndarray  # i32[T]: the model's turn of each token, from 0; -1: an observation
 
 
 @dataclass(eq=False)
@@ -54,6 +67,15 @@ class Sample:
     """Number of the sample in the run."""
     columns: Mapping[str, Any] | None = None
     """Column of the dataset -> its value in the row of the prompt."""
+    observed: int = 0
+    """Number of tokens that the model did not write."""
+    token_record: TokenRecord | None = None
+    """Set where the first pass over the sample is to be recorded; None otherwise, and once that is done."""
+
+    @property
+    def model_length(self) -> int:
+        """Number of tokens that the model wrote, trained on or not."""
+        return len(self.completion) - self.observed
 
     @property
     def mean_advantage(self) -> float:
@@ -97,11 +119,12 @@ def samples_of(
         mask = np.ones(length, dtype=np.bool_)
         if rollout.model_mask is not None:
             mask[:] = rollout.model_mask
+        observed = length - int(mask.sum())
         if mask_truncated and rollout.finish_reason in TRUNCATED:
             mask[:] = False
         prompt, completion = tuple(rollout.prompt_ids), tuple(rollout.completion_ids)
         own = advantage if isinstance(advantage, np.ndarray) else float(advantage)
-        samples.append(Sample(prompt, completion, mask, logprobs, own))
+        samples.append(Sample(prompt, completion, mask, logprobs, own, observed=observed))
     return samples
 
 
@@ -116,6 +139,14 @@ class RolloutBatch:
     places: Tensor  # i64[sum of the completions' lengths]: where each token of the completions lies, of B * T
     sampler_logprobs: Tensor  # f32[B, T], NaN where the generator reported none
     advantages: Tensor  # f32[B], or f32[B, T] where tokens have different ones
+    _layouts: dict[tuple[int, bool, bool], Layout] = field(default_factory=dict, init=False)
+
+    def layout(self, shared_width: int, packed: bool, by_lengths: bool) -> Layout:
+        """Lay the batch out as `lay_out` does, once for all passes over it."""
+        arguments = shared_width, packed, by_lengths
+        if arguments not in self._layouts:
+            self._layouts[arguments] = lay_out(self, shared_width, packed, by_lengths=by_lengths)
+        return self._layouts[arguments]
 
     def pad(self, rows: Sequence[Tensor]) -> Tensor:
         """Pad one tensor [T_i] a sample to [B, T], with zeros on the right."""
@@ -294,12 +325,20 @@ class Layout:
 
     input_ids: Tensor  # i64[R, L]
     position_ids: Tensor  # i64[R, L], counted from the row's prompt in each of its sequences
-    sees: Tensor | None  # bool[R, 1, L, L]: query sees key; None: every position sees all before it in its row,
-    # or, where sequences are packed, since its sequence began
+    segments: Tensor | None  # i64[R, L], 0: prompt or padding, 1 ..: completions; None: no row has several
     places: Tensor  # i64[N]: of each token in the mask, where it lies in it, of B * T
     sources: Tensor  # i64[N]: the position that predicts it, of R * L
     targets: Tensor  # i64[N]: the tokens themselves
     lengths: Lengths | None = None  # of packed sequences, or of padded rows; None: attention goes by `sees`
+
+    @property
+    def sees(self) -> Tensor | None:
+        """bool[R, 1, L, L]: query sees key, computed anew at each call, as it is large.
+
+        None: every position sees all before it in its row, or, where sequences are packed, since its sequence
+        began.
+        """
+        return None if self.segments is None else _sees(self.segments)
 
 
 def rows_of(
@@ -391,12 +430,36 @@ def lay_out(
     return Layout(
         input_ids=input_ids,
         position_ids=position_ids,
-        sees=_sees(of_segments) if shares else None,
+        segments=of_segments if shares else None,
         places=batch.token_places,
         sources=sources,
         targets=wanted,
         lengths=Lengths(starts, longest) if by_lengths and not shares else None,
     )
+
+
+def row_positions(batch: RolloutBatch, shared_width: int, packed: bool) -> Tensor:
+    """Return where each token of each sequence lies in the rows of `lay_out`, of R * L: i64[all tokens].
+
+    Tokens of a prompt that sequences share come once for each of them.
+    """
+    rows = rows_of(batch.samples, shared_width)
+    longest, begin = rows[0].length, 0
+    positions = []
+    for row in rows:
+        end = begin + len(batch.samples[row.members[0]].prompt)
+        prompt = np.arange(begin, end)
+        for member in row.members:
+            start, end = end, end + len(batch.samples[member].completion)
+            positions += [prompt, np.arange(start, end)]
+        begin += row.length if packed else longest
+    return upload([np.concatenate(positions)], batch.token_mask.device)[0]
+
+
+def padded_positions(batch: RolloutBatch) -> Tensor:
+    """Return where each token of each sequence lies in `RolloutBatch.input_ids`: i64[all tokens]."""
+    _, attended = batch._columns()
+    return upload([np.flatnonzero(attended)], batch.token_mask.device)[0]
 
 
 def _sees(segments: Tensor) -> Tensor:

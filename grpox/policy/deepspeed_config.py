@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
 from grpox.config import DeepSpeedConfig, RunConfig
@@ -71,8 +72,18 @@ def check_deepspeed(config: RunConfig) -> None:
         _check_nvme(config, config.deepspeed.nvme_path)
 
 
+REDUCED_ON_CPU = 2**24
+"""Number of gradients that are summed over the ranks at a time on a CPU, where larger buckets only take memory:
+the bucket, a copy in the order of the ranks and gloo's own copy."""
+
+
+def buffer_sizes(gpu: bool) -> dict[str, int]:
+    """Return the sizes of DeepSpeed's buffers that differ from its defaults, in elements."""
+    return {} if gpu else {"reduce_bucket_size": REDUCED_ON_CPU}
+
+
 def _zero_optimization(config: DeepSpeedConfig) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": config.stage}
+    zero: dict[str, Any] = {"stage": config.stage, **buffer_sizes(torch.cuda.is_available())}
     if config.stage3_param_persistence_threshold is not None:
         zero["stage3_param_persistence_threshold"] = config.stage3_param_persistence_threshold
     for key in ("offload_optimizer", "offload_param"):

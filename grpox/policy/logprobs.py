@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpox.policy.batch import Layout, RolloutBatch, lay_out
+from grpox.policy.batch import Layout, RolloutBatch
 from grpox.policy.head_chunks import rows_per_chunk
 
 POSITIONS_PER_CHUNK = 4096
@@ -73,13 +73,22 @@ def completion_logprobs(
     """
     if mode == FULL_LOGITS:
         return _of_all_logits(model, batch, temperature, entropy_gradient)
-    layout = lay_out(batch, mode.shared_width, mode.packed, by_lengths=mode.by_lengths)
+    layout = batch.layout(mode.shared_width, mode.packed, mode.by_lengths)
     logprobs, entropies = _rows_logprobs(model, layout, temperature, entropy_gradient)
     whole = logprobs.new_zeros(batch.token_mask.numel())
     return (
         whole.index_copy(0, layout.places, logprobs).view_as(batch.token_mask),
         whole.index_copy(0, layout.places, entropies).view_as(batch.token_mask),
     )
+
+
+def prepare_pass(batch: RolloutBatch, mode: ForwardMode) -> RolloutBatch:
+    """Send to the device what a pass over `batch` reads of the host, before the pass needs it."""
+    if mode == FULL_LOGITS:
+        _ = batch.input_ids
+    else:
+        batch.layout(mode.shared_width, mode.packed, mode.by_lengths)
+    return batch
 
 
 def _rows_logprobs(

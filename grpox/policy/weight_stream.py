@@ -78,6 +78,19 @@ def stream_buffers(named: Iterable[tuple[str, Tensor]]) -> WeightStream:
         yield name, buffer.detach()
 
 
+def is_own_memory(parameter: nn.Parameter, tensor: Tensor) -> bool:
+    """Tell whether `tensor`, streamed for a parameter under ZeRO-3, is the memory in which the policy keeps it.
+
+    So it is for a single rank, whose shard is the whole parameter. Each update changes it.
+    """
+    shard = getattr(parameter, "ds_tensor", None)
+    return shard is not None and (shard.device, shard.data_ptr(), shard.numel()) == (
+        tensor.device,
+        tensor.data_ptr(),
+        tensor.numel(),
+    )
+
+
 def _given(name: str, weight: Tensor, factors: Factors | None) -> tuple[str, Tensor]:
     return name, weight if factors is None else factors.merged(weight)
 

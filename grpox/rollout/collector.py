@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -19,7 +20,8 @@ from grpox.contracts import AdvantageScaler, Rollout, ScoredRollout, TrainerStat
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.rollout.dynamic_sampling import Draw, ResampledBatch, SampledGroups, is_flat, refill, signal_of
-from grpox.rollout.metrics import error_metrics, length_metrics, mean, reward_metrics
+from grpox.rollout.episode_metrics import episode_metrics, success_rate
+from grpox.rollout.metrics import error_metrics, length_metrics, mean, reward_metrics, reward_signals
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.lists import Decode
 from grpox.rollout.rewards.scoring import (
@@ -57,6 +59,10 @@ class GenerationBatch:
     """Metrics from `log_metric`: name -> label of the reward function -> value."""
     dropped: Sequence[ScoredRow] = ()
     """Completions that were sampled for it and replaced."""
+    columns: Sequence[Mapping[str, Any]] = ()
+    """The data's other columns of each group, on the main rank: the window of a stream may move on."""
+    questions: Sequence[str] = ()
+    """The user's last message of each group, on the main rank."""
 
     @cached_property
     def rollouts(self) -> list[Rollout]:
@@ -157,6 +163,8 @@ class Collector:
             refills,
             logged,
             dropped,
+            self.prompts.columns_of(indices) if self.sampler.world.is_main else (),
+            [self.prompts.question(index) for index in indices] if self.sampler.world.is_main else (),
         )
         if self.sampler.world.is_main and bool(batch.totals.isnan().all()):
             labels = ", ".join(reward.label for reward in self.scorer.rewards)
@@ -221,26 +229,45 @@ class Collector:
             **length_metrics(batch.rollouts),
             **batch.resampling,
         }
+        # Names that environments choose replace no other metric.
+        metrics = {**episode_metrics(batch.rollouts), **metrics}
+        if (success := success_rate(batch.rollouts)) is not None:
+            metrics["episodes/success"] = success
         if self.prefetches:
             metrics["sampling/staleness"] = mean([batch.steps - row.policy_version for row in batch.rollouts])
         return metrics
 
+    def signals(self, batch: GenerationBatch) -> dict[str, float]:
+        """Measure what the alarms read and no metric has; see `grpox.rollout.metrics.reward_signals`."""
+        labels = [reward.label for reward in self.scorer.rewards]
+        tokens = batch.scaled.tokens
+        zero = batch.advantages == 0 if tokens is None else torch.tensor([not each.any() for each in tokens])
+        groups = zero.reshape(-1, self.num_generations).all(dim=1)
+        signals = {"alarms/no_advantage": float(groups.double().mean())}
+        if self.signal == "functions":  # each reward is scaled by itself, so that none drowns another
+            labels = []
+        return signals | reward_signals(
+            labels, batch.rewards, batch.totals, self._weights, self.num_generations
+        )
+
     def scored(self, batch: GenerationBatch) -> list[ScoredRollout]:
         """The batch as observers see it, with texts."""
         labels = [reward.label for reward in self.scorer.rewards]
-        # Of the tokens themselves, as the generator had them.
-        of_groups = {rollout.group_id: rollout.prompt_ids for rollout in batch.rollouts}
-        texts = dict(zip(of_groups, self.prompts.prompt_texts(list(of_groups.values())), strict=True))
+        # Of the tokens themselves, as the generator had them; an environment may begin each episode otherwise.
+        known = list(dict.fromkeys(rollout.prompt_ids for rollout in batch.rollouts))
+        texts = dict(zip(known, self.prompts.prompt_texts(known), strict=True))
         numbers = zip(batch.rows, batch.totals.tolist(), batch.advantages.tolist(), strict=True)
         return [
             ScoredRollout(
                 rollout=row.rollout,
-                prompt=texts[row.rollout.group_id],
+                prompt=texts[row.rollout.prompt_ids],
                 completion=row.completion,
                 rewards=dict(zip(labels, row.rewards, strict=True)),
                 reward=total,
                 advantage=advantage,
                 extra=row.extra,
+                columns=batch.columns[row.rollout.group_id],
+                question=batch.questions[row.rollout.group_id],
             )
             for row, total, advantage in numbers
         ]
@@ -313,9 +340,9 @@ class Scorer:
         scored = None if streamed is None else streamed.result()
         if scored is None and rollouts:
             scored = score_rows(self.rewards, unscored(request.prompts, request.indices, rollouts), state)
-        return self._at_tokens(scored or ScoredRows())
+        return self._at_tokens(scored or ScoredRows(), request.prompts)
 
-    def _at_tokens(self, scored: ScoredRows) -> ScoredRows:
+    def _at_tokens(self, scored: ScoredRows, prompts: PromptSet) -> ScoredRows:
         """Put the numbers of lists at their tokens, for a scaler that reads them."""
         decode = self.decode
         shapes = {reward.label: reward.lists for reward in self.rewards if reward.lists is not None}
@@ -326,7 +353,9 @@ class Scorer:
                 row,
                 lists={},
                 token_rewards={
-                    label: shape.at_tokens(row.lists[label], row.rollout, row.completion, decode)
+                    label: shape.at_tokens(
+                        row.lists[label], row.rollout, row.completion, decode, prompts.conversational
+                    )
                     for label, shape in shapes.items()
                 },
             )

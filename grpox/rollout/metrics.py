@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from grpox.config.alarms import DIFFERS, SHARE
 from grpox.contracts import Rollout
 from grpox.policy.batch import TRUNCATED
 from grpox.rollout.rewards import NamedReward
@@ -30,6 +31,46 @@ def reward_metrics(
         has_uniform_rewards(totals.reshape(-1, num_generations)).double().mean()
     )
     return metrics
+
+
+def reward_signals(
+    labels: Sequence[str],
+    rewards: torch.Tensor,
+    totals: torch.Tensor,
+    weights: torch.Tensor,
+    num_generations: int,
+) -> dict[str, float]:
+    """Measure how rewards differ within groups, for the alarms.
+
+    `alarms/highest` and `alarms/lowest` are extremes of the weighted sums. With several functions of non-zero
+    weight, `alarms/share/<f>` is the pooled variance of w_f r_f within groups over the sum of the variances of
+    all functions, and `alarms/differs/<f>` the share of groups in which r_f differs. A share is left out if no
+    function differs.
+
+    Args:
+        rewards: f32[N, K], NaN where a function abstained.
+        totals: f32[N].
+        weights: f32[K].
+    """
+    signals = {}
+    scored = totals[~totals.isnan()]
+    if len(scored):
+        signals = {"alarms/highest": float(scored.max()), "alarms/lowest": float(scored.min())}
+    weighing = [place for place, weight in enumerate(weights.tolist()) if weight][: len(labels)]
+    if len(weighing) < 2:
+        return signals
+    groups = rewards[:, weighing].double().reshape(-1, num_generations, len(weighing))  # f64[G, M, K]
+    deviations = (groups - groups.nanmean(dim=1, keepdim=True)) * weights[weighing].double()
+    differs = torch.stack([~has_uniform_rewards(column) for column in groups.unbind(dim=2)])  # bool[K, G]
+    # Rounding of equal rewards is no variance.
+    squares = torch.where(differs.T.unsqueeze(1), deviations.nan_to_num().square(), 0.0).sum(dim=(0, 1))
+    for place, square, varied in zip(
+        weighing, squares.tolist(), differs.double().mean(dim=1).tolist(), strict=True
+    ):
+        signals[DIFFERS + labels[place]] = varied
+        if squares.sum() > 0:
+            signals[SHARE + labels[place]] = square / float(squares.sum())
+    return signals
 
 
 def error_metrics(rewards: Sequence[NamedReward], failed: Sequence[Sequence[bool]]) -> dict[str, float]:

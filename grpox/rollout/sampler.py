@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from grpox.contracts import WeightStream
+    from grpox.rollout.episodes.waves import EpisodeLoop, EpisodeRequest
 
 
 OnArrival = Callable[[Rollout], None]
@@ -78,12 +80,17 @@ class SampleRequest:
         return hashed.hexdigest()
 
 
+ROLLOUTS = "but an iterable of grpox.contracts.Rollout is needed, num_samples of them for each prompt"
+"""End of the message about a generator that returns something else."""
+
+
 class CompletionSampler:
     """Samples from the current policy, on all ranks: for training and for evaluation.
 
     Args:
         times: phase timer; a new one by default.
         sleeps: True if the generator sleeps during updates, which then have its memory; see `release`.
+        episodes: gives completions several turns; None: each is one turn.
     """
 
     def __init__(
@@ -94,6 +101,7 @@ class CompletionSampler:
         seed: int,
         times: PhaseTimes | None = None,
         sleeps: bool = True,
+        episodes: EpisodeLoop | None = None,
     ) -> None:
         self.engine = engine
         self.generator = generator
@@ -101,6 +109,7 @@ class CompletionSampler:
         self.seed = seed
         self.times = times or PhaseTimes()
         self.sleeps = sleeps
+        self.episodes = episodes
         self.synced_version: int | None = None
         self._is_awake = False
         """True from the first sampling after an update until `release`."""
@@ -108,6 +117,8 @@ class CompletionSampler:
     def sync(self) -> None:
         """Bring the generator to the current weights, if it is not there yet; a collective."""
         if self.synced_version != self.engine.steps:
+            if self.episodes is not None:
+                self.episodes.wait()
             run_and_gather(self.world, self.times, self._bring_weights)
             self.synced_version = self.engine.steps
 
@@ -135,8 +146,14 @@ class CompletionSampler:
             if not hasattr(self.generator, "begin"):
                 raise RunFailed("the generator says that it samples ahead, and has no method 'begin'")
             self._wake()
-            arriving = self.generator.begin(request.of_rank(self.world), request.sampling, self._seed(request))
-            return PrefetchedBatch(self.engine.steps, arriving)
+            wanted, version = request.of_rank(self.world), self.engine.steps
+            arriving: Iterable[Rollout]
+            if self.episodes is None:
+                arriving = self.generator.begin(wanted, request.sampling, self._seed(request))
+            else:
+                wave = partial(self._wave, self.generator.begin, range(version, version + 1))
+                arriving = self.episodes.begin(self._episodes_of(request, wanted), wave)
+            return PrefetchedBatch(version, arriving)
 
     def versions(self, prefetched: PrefetchedBatch | None) -> range:
         """Optimizer steps of the weights that may sample a batch; the last are those of now."""
@@ -163,7 +180,9 @@ class CompletionSampler:
             RunFailed: the generator did not return what it was asked for.
         """
         wanted = request.of_rank(self.world)
-        with self._asking(), self.times.phase("generate"):
+        # Episodes time their own phases.
+        phase = self.times.phase("generate") if self.episodes is None else nullcontext()
+        with self._asking(), phase:
             rollouts = []
             if prefetched is not None:  # where reading fails on one rank, none goes on to further collectives
                 rollouts = on_every_rank(self.world, self.times, lambda: self._received(prefetched, arrived))
@@ -210,6 +229,8 @@ class CompletionSampler:
         """Draw whole groups; rollouts that `have` holds already are left out when they are drawn again."""
         there = {(rollout.group_id, rollout.sample) for rollout in have}
         self._wake()
+        if self.episodes is not None:
+            return self._play(self.episodes, self._episodes_of(request, wanted), arrived, there)
         # A list of its own: what was asked for is looked at again when all has come.
         arriving = self.generator.generate(list(wanted), request.sampling, self._seed(request))
         with ExitStack() as stack:
@@ -217,16 +238,60 @@ class CompletionSampler:
                 stack.callback(arriving.close)
             return self._received(arriving, arrived, there)
 
+    def _play(
+        self,
+        episodes: EpisodeLoop,
+        request: EpisodeRequest,
+        arrived: OnArrival | None,
+        there: Container[tuple[int, int]],
+    ) -> list[Rollout]:
+        """Sample episodes of several turns; a collective."""
+        rollouts: list[Rollout] = []
+        wave = partial(self._wave, self.generator.generate, range(self.engine.steps, self.engine.steps + 1))
+        episodes.sample(request, wave, lambda each: rollouts.extend(self._received([each], arrived, there)))
+        return rollouts
+
+    def _wave(
+        self, ask: Callable[..., Iterable[Rollout]], versions: range, prompts: Sequence[Prompt], *how: Any
+    ) -> list[Rollout]:
+        """Sample one turn of each episode.
+
+        Args:
+            ask: the generator's `generate` or `begin`.
+            versions: as of `check_rollouts`.
+            how: sampling and seed.
+        """
+        rollouts = self._received(ask(list(prompts), *how), None)
+        rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
+        check_rollouts(rollouts, prompts, versions)
+        return rollouts
+
+    def _episodes_of(self, request: SampleRequest, wanted: Sequence[Prompt]) -> EpisodeRequest:
+        from grpox.rollout.episodes.waves import EpisodeRequest
+
+        numbers = {
+            prompt.group_id: (self.seed, *request.stream, prompt.group_id)
+            if request.seeds is None
+            else (request.seeds[prompt.group_id],)
+            for prompt in wanted
+        }
+        return EpisodeRequest(request.prompts, wanted, request.sampling, self._seed(request), numbers)
+
     def _received(
         self, arriving: Iterable[Rollout], arrived: OnArrival | None, there: Container[tuple[int, int]] = ()
     ) -> list[Rollout]:
         """List the rollouts that come, but for those whose group and sample are `there`."""
         rollouts = []
+        generator = type(self.generator).__name__
+        if not isinstance(arriving, Iterable):
+            raise RunFailed(f"generator '{generator}' returned a {type(arriving).__name__}, {ROLLOUTS}")
         for rollout in arriving:
+            if not isinstance(rollout, Rollout):
+                raise RunFailed(f"generator '{generator}' yielded a {type(rollout).__name__}, {ROLLOUTS}")
             if (rollout.group_id, rollout.sample) in there:
                 continue
             if not is_plain(rollout):
-                check_content(rollout, type(self.generator).__name__)
+                check_content(rollout, generator)
             if arrived is not None:
                 arrived(rollout)
             rollouts.append(rollout)
@@ -248,6 +313,7 @@ def is_plain(rollout: Rollout) -> bool:
         and (logprobs is None or len(logprobs) == len(rollout.completion_ids))
         and rollout.model_mask is None
         and not (rollout.turns or rollout.extra)
+        and rollout.episode is None
     )
 
 
@@ -264,12 +330,22 @@ def check_rollouts(rollouts: Sequence[Rollout], requests: Sequence[Prompt], vers
             log-probabilities or turns that do not fit its tokens.
     """
     expected = [(prompt.group_id, sample) for prompt in requests for sample in range(prompt.num_samples)]
-    if [(rollout.group_id, rollout.sample) for rollout in rollouts] != expected:
+    came = [(rollout.group_id, rollout.sample) for rollout in rollouts]
+    if came != expected:
         raise RunFailed(
-            f"the generator returned {len(rollouts)} rollouts that are not the {len(expected)} asked for"
+            f"the generator returned {len(rollouts)} rollouts that are not the {len(expected)} asked for: "
+            + "; ".join(_differences(Counter(came), Counter(expected)))
         )
     for rollout in rollouts:
         check_version(rollout, versions)
+
+
+def _differences(came: Counter[tuple[int, int]], expected: Counter[tuple[int, int]]) -> Iterator[str]:
+    """Name the first rollout that is missing, and the first that is too many."""
+    for kind, different in (("missing", expected - came), ("not asked for, or twice", came - expected)):
+        if different:
+            group, sample = min(different)
+            yield f"{different.total()} {kind}, such as group_id {group} sample {sample}"
 
 
 def check_version(rollout: Rollout, versions: range) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from grpox.contracts import AdvantageInputs, AdvantageScaler, Rollout, Turn
+from grpox.contracts import AdvantageInputs, AdvantageScaler, CallFailure, Episode, Rollout, Turn
 from grpox.errors import RunFailed, shorten
 from grpox.plugins.component import takes_inputs
 from grpox.rollout.rewards.scoring import ScoredRow
@@ -157,8 +157,8 @@ def check_content(rollout: Rollout, generator: str) -> None:
         generator: its name in messages.
 
     Raises:
-        RunFailed: finish reason, log-probabilities, mask, turns or extra are not as `grpox.contracts.Rollout`
-            has them.
+        RunFailed: finish reason, log-probabilities, mask, turns, extra or episode are not as
+            `grpox.contracts.Rollout` has them.
     """
     if problem := rollout_problem(rollout):
         where = f"group {rollout.group_id}, sample {rollout.sample}"
@@ -176,8 +176,10 @@ def rollout_problem(rollout: Rollout) -> str:
             return f"{name} has {len(values)} values for {count} completion tokens"
     if mask is not None and count and not any(mask):
         return "model_mask is False for every token: the model wrote none"
-    return (_turns_problem(rollout) if rollout.turns else "") or (
-        _extra_problem(rollout.extra, "extra") if rollout.extra else ""
+    return (
+        (_turns_problem(rollout) if rollout.turns else "")
+        or (_plain_problem(rollout.extra, "extra") if rollout.extra else "")
+        or (_episode_problem(rollout.episode, rollout) if rollout.episode is not None else "")
     )
 
 
@@ -205,13 +207,36 @@ def _turns_problem(rollout: Rollout) -> str:
     return f"model_mask is {mask[place]} at token {place}, which is {where}"
 
 
-def _extra_problem(value: Any, name: str) -> str:
+def _episode_problem(episode: Episode, rollout: Rollout) -> str:
+    """Find what is wrong with the conversation of a rollout."""
+    turns = len(turns_of(rollout))
+    for message in episode.messages:
+        if not (type(message) is dict and isinstance(message.get("role"), str)):
+            return f"episode has the message {shorten(repr(message), 60)}, which is no dict with a role"
+    for result in episode.results:
+        if not 0 <= result.turn < turns:
+            return f"episode has a call of tool {result.call.name!r} in turn {result.turn} of {turns}"
+        if result.failure not in get_args(CallFailure):
+            allowed = ", ".join(filter(None, get_args(CallFailure)))
+            return f"episode has a call of tool with failure {result.failure!r}; it is {allowed} or empty"
+    if episode.times and len(episode.times) != turns:
+        return f"episode has times of {len(episode.times)} turns, and there are {turns}"
+    if not math.isfinite(episode.weight):
+        return f"episode has the weight {episode.weight}"
+    parts = episode.rewards or {}
+    if any(type(value) not in (int, float) for value in parts.values()):
+        return f"episode.rewards is {shorten(repr(parts), 60)}, not numbers by name"
+    plain = {"messages": list(episode.messages), "rewards": parts, "info": episode.info}
+    return next(filter(None, (_plain_problem(value, f"episode.{name}") for name, value in plain.items())), "")
+
+
+def _plain_problem(value: Any, name: str) -> str:
     """Find the first value that is not plain: checkpoints and the record hold plain values alone."""
     if type(value) in _PLAIN:
         return ""
     if type(value) in (list, tuple):
-        return next(filter(None, (_extra_problem(each, name) for each in value)), "")
+        return next(filter(None, (_plain_problem(each, name) for each in value)), "")
     if type(value) is dict and all(type(key) is str for key in value):
-        return next(filter(None, (_extra_problem(each, f"{name}.{key}") for key, each in value.items())), "")
+        return next(filter(None, (_plain_problem(each, f"{name}.{key}") for key, each in value.items())), "")
     given = f"{shorten(repr(value), 60)} ({type(value).__name__})"
     return f"{name} is {given}: it holds texts, numbers, None, and lists and dicts by text of these"

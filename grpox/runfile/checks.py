@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from grpox.config import RunConfig, SamplingConfig
-from grpox.contracts import Capability
+from grpox.contracts import Capability, Reduction
 from grpox.errors import Problem, join
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.discovery import PluginSet
@@ -71,6 +71,8 @@ class CheckContext:
     """True if the run reads training data and writes the output folder."""
     num_prompts: int | None = None
     """Number of prompts in the training data, once a check has counted them."""
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """``data.path`` and ``evaluation.path`` -> columns beside the prompt, once a check has read all of them."""
 
     @property
     def generator(self) -> BoundComponent | None:
@@ -201,7 +203,7 @@ def parted_groups(config: RunConfig, loss: BoundComponent) -> Iterator[Problem]:
             nearest=f"{below} or {below + group}" if below else str(group),
         )
     longest = (config.data.max_prompt_length or 1) + config.sampling.max_completion_length
-    if budget is not None and budget < group * longest:
+    if isinstance(budget, int) and budget < group * longest:
         what = f"is less than a whole group can need, and {loss} has scope 'group': its groups cannot be parted"
         prompt = config.data.max_prompt_length or "a prompt"
         formula = f"{group} * ({prompt} + {config.sampling.max_completion_length})"
@@ -224,6 +226,17 @@ def declared_scope(loss: BoundComponent, imports: bool = False) -> str:
         raise_if_signal(error)
         return "token"
     return scope if isinstance(scope, str) else "token"
+
+
+def divides_steps(loss: BoundComponent) -> bool:
+    """Tell whether a step may be divided into micro-batches in any way; False if that is known only later."""
+    try:
+        reduction = getattr(loss.load(), "reduction", None)
+    except BaseException as error:  # noqa: BLE001 - as in `declared_scope`
+        raise_if_signal(error)
+        return False
+    is_local = not isinstance(reduction, Reduction) or reduction is Reduction.LOCAL_TOKEN_MEAN
+    return not is_local and declared_scope(loss, imports=True) != "group"
 
 
 def off_policy_problems(context: CheckContext) -> Iterator[Problem]:
@@ -282,13 +295,18 @@ def dynamic_sampling_problems(context: CheckContext) -> Iterator[Problem]:
 
 def stream_problems(config: RunConfig) -> Iterator[Problem]:
     """Find keys that do not fit streamed data."""
-    steps, split = config.train.max_steps, config.data.split
+    steps = config.train.max_steps
     if steps <= 0:
         what = "set the number of steps: streamed data has no known length"
         yield Problem(what, "train.max_steps", given=str(steps), allowed="at least 1")
+    yield from cut_stream_problems("data.split", config.data.split)
+
+
+def cut_stream_problems(key: str, split: str) -> Iterator[Problem]:
+    """Find a split of streamed data that is a part of another."""
     if "[" in split:
         allowed = split.partition("[")[0] + ", or streaming: false"
-        yield Problem("a stream cannot be cut into parts", "data.split", given=split, allowed=allowed)
+        yield Problem("a stream cannot be cut into parts", key, given=split, allowed=allowed)
 
 
 def streamed_data_problems(context: CheckContext) -> Iterator[Problem]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from grpox.config import EvaluationConfig, RewardRef, RunConfig, labels_of
 from grpox.config.run import rewards_of
 from grpox.config.sampling import PREFIX, bare_name, sampling_of
+from grpox.contracts import FINISH_REASONS
 from grpox.errors import Problem, nearest
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
-from grpox.runfile.checks import CheckContext
+from grpox.runfile.checks import CheckContext, cut_stream_problems
 
 LENGTHS = tuple(
     f"completions/{name}"
@@ -22,6 +24,7 @@ LENGTHS = tuple(
 )
 OF_STEPS = (
     *("reward", "reward_std", "frac_reward_zero_std", "loss", "grad_norm", "learning_rate", "entropy"),
+    *("policy_loss", "entropy_coef", "router_aux_loss", "weights/norm"),
     *("kl", "kl_old", "num_tokens", "epoch", "step_time", "padding_fraction", "skipped_steps"),
     "off_policy_masked",
     *LENGTHS,
@@ -32,6 +35,15 @@ FAMILIES = (
     *("time/", "tokens_per_second/", "memory/", "observers/"),
 )
 """Prefixes of further metrics of a step."""
+
+
+OF_EPISODES = (
+    *("turns/mean", "turns/min", "turns/max", "episodes/observation_tokens", "episodes/lost"),
+    *(f"episodes/ended_by/{reason}" for reason in FINISH_REASONS),
+)
+"""Names of metrics of episodes, in steps and evaluations."""
+EPISODE_FAMILIES = ("tools", "info", "rewards/environment")
+"""Beginnings of further metrics of episodes, whose names tools and environments choose."""
 
 
 class MetricNames:
@@ -68,9 +80,17 @@ def of_evaluations(config: RunConfig, components: Mapping[str, BoundComponent]) 
     rewards = rewards_of(config)
     ks = config.evaluation.pass_at_k if config.evaluation is not None else []
     known = ["accuracy", *(f"pass_at_{k}" for k in ks), "reward", "reward_std", *_of_rewards(rewards), *LENGTHS]
+    families: Sequence[str] = ()
+    if config.has_episodes:
+        known, families = [*known, "success", *OF_EPISODES], EPISODE_FAMILIES
     prefix = "rewards[" if rewards is config.rewards else "evaluation.rewards["
     parts = [bound for key, bound in components.items() if key.startswith(prefix)]
-    return MetricNames(known, _owners(rewards), parts)
+    beginnings = ["", *(f"{name}/" for name in (config.evaluation.sets if config.evaluation else ()))]
+    return MetricNames(
+        [f"{beginning}{name}" for beginning in beginnings for name in known],
+        [f"{beginning}{owner}" for beginning in beginnings for owner in (*_owners(rewards), *families)],
+        parts,
+    )
 
 
 def of_steps(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
@@ -81,7 +101,9 @@ def of_steps(config: RunConfig, components: Mapping[str, BoundComponent]) -> Met
         for key, bound in components.items()
         if key in ("loss", "correction") or key.startswith("rewards[")
     ]
-    families = (family.rstrip("/") for family in FAMILIES)
+    families = [family.rstrip("/") for family in FAMILIES]
+    if config.has_episodes:
+        known, families = [*known, "episodes/success", *OF_EPISODES], [*families, *EPISODE_FAMILIES]
     return MetricNames(known, [*_owners(config.rewards), config.loss.label, *families], parts)
 
 
@@ -101,6 +123,7 @@ def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
     evaluation = context.config.evaluation
     if evaluation is None:
         return
+    yield from _sets(context, evaluation)
     labels, name = labels_of(rewards_of(context.config)), evaluation.accuracy
     if name is not None and name not in labels:
         what = f"no such reward of {'this run' if evaluation.rewards is None else 'the evaluation'}"
@@ -116,6 +139,29 @@ def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
             yield Problem("is listed twice", key, given=str(k))
     yield from _sampling(context, evaluation)
     yield from _early_stop(context, evaluation)
+
+
+def _sets(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
+    """Find a missing or second source of prompts, and names of sets that metrics cannot have."""
+    if (evaluation.path is None) == (not evaluation.sets):
+        what = "a value is required" if evaluation.path is None else "is given beside evaluation.sets"
+        allowed = "a file of held-out prompts, or several in evaluation.sets"
+        yield Problem(what, "evaluation.path", given=evaluation.path or "", allowed=allowed)
+    known = of_evaluations(context.config.model_copy(update={"evaluation": None}), context.components).known
+    reserved = {metric.partition("/")[0] for metric in known} | set(EPISODE_FAMILIES)
+    reserved |= {*_owners(rewards_of(context.config)), *(f"pass_at_{k}" for k in evaluation.pass_at_k)}
+    reserved.add(PREFIX.rstrip("/"))  # else the metrics of the set would take the place of those of all sets
+    for name, chosen in evaluation.sets.items():
+        if chosen.streaming:
+            yield from cut_stream_problems(f"evaluation.sets.{name}.split", chosen.split)
+        if not re.fullmatch(r"[\w.-]+", name):
+            what = "is no name for metrics"
+            yield Problem(what, "evaluation.sets", given=repr(name), allowed="letters, digits, and _ . -")
+        elif name in reserved:
+            what = "metrics of evaluations begin with this name already"
+            yield Problem(
+                what, f"evaluation.sets.{name}", given=name, allowed=f"another name, such as on_{name}"
+            )
 
 
 def _sampling(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:

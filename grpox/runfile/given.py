@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.config import RunConfig
 from grpox.config.inputs import AUTO
+from grpox.config.sampling import path_key
 from grpox.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -15,8 +16,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Changes = Mapping[str, Any]
+_REPLACED = {"data": ("path", "source", "subset", "split"), "evaluation": ("path", "sets")}
+"""Section -> keys that a dataset given in Python replaces."""
 GIVEN = "(given in Python)"
 """Placeholder path of an input that is a Python object."""
+MERGED = "model's merged adapter"
+"""Fingerprint of an adapter that was merged into the model: no file has the merged weights."""
 
 
 @dataclass(frozen=True)
@@ -26,24 +31,33 @@ class Given:
     model: PreTrainedModel | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     dataset: datasets.Dataset | datasets.IterableDataset | None = None
-    eval_dataset: datasets.Dataset | None = None
+    eval_datasets: Mapping[str, datasets.Dataset] = field(default_factory=dict)
+    """Sets of held-out prompts by name; the single one of `evaluation.path` under an empty name."""
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    """Key such as ``rewards[0]`` -> reward function."""
+    """Key such as ``rewards[0]`` -> reward function, ``environment[0]`` -> class, ``tools[0]`` -> function."""
     reward_models: Mapping[str, PreTrainedModel] = field(default_factory=dict)
     """Key of a `reward_model` component -> its model."""
-    changes: Mapping[str, Changes | Sequence[Changes]] = field(default_factory=dict)
-    """Section -> new keys; for the rewards, the whole list."""
+    changes: Mapping[str, Changes | Sequence[Changes | str]] = field(default_factory=dict)
+    """Section -> new keys; for rewards, environment and tools, the whole list."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """`MERGED` -> digest; empty if the weights are those of `model.path`, as far as known."""
+    observers: Sequence[object] = ()
+    """Callbacks: observers beside those of `tracking`."""
 
     @property
     def inputs(self) -> set[str]:
         """Keys of the inputs that are objects, not files."""
-        objects = {"model.path": self.model, "data.path": self.dataset, "evaluation.path": self.eval_dataset}
-        return {key for key, value in objects.items() if value is not None}
+        objects = {"model.path": self.model, "data.path": self.dataset}
+        given = {key for key, value in objects.items() if value is not None}
+        return given | {path_key(name) for name in self.eval_datasets}
 
     @property
     def keys(self) -> set[str]:
         """Keys of the run file that arguments replace."""
-        return {name if name == "rewards" else f"{name}.path" for name in self.changes}
+        return {
+            f"{name}.{'sets' if 'sets' in new else 'path'}" if isinstance(new, Mapping) else name
+            for name, new in self.changes.items()
+        }
 
     @property
     def num_prompts(self) -> int | None:
@@ -68,9 +82,10 @@ class Given:
             section = {} if merged.get(name) is None else merged[name]
             if not isinstance(section, Mapping):
                 continue  # the schema refuses it
-            replaced = ("path", "source", "subset", "split") if name == "data" else ()
+            replaced = _REPLACED.get(name, ())
             others = {key: value for key, value in section.items() if key not in replaced}
-            merged[name] = {"path": section.get("path") or GIVEN} | others | dict(changes)
+            path = {} if "sets" in changes else {"path": section.get("path") or GIVEN}
+            merged[name] = path | others | dict(changes)
         self._check_model(merged.get("model"))
         return merged
 

@@ -7,6 +7,7 @@ components, capabilities, files and batch arithmetic. Each problem names its lin
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,18 +28,27 @@ from grpox.plugins.registry import Registry
 from grpox.runfile import checks
 from grpox.runfile.checks import Check, CheckContext, of_section
 from grpox.runfile.deepspeed_settings import deepspeed_problems
+from grpox.runfile.environment_checks import environment_problems
 from grpox.runfile.evaluation import evaluation_problems
 from grpox.runfile.given import Given
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.masked import give_back_secrets, masked_problems
-from grpox.runfile.model_options import checkpointing_problems, lora_problems, model_problems
+from grpox.runfile.model_options import checkpointing_problems, length_problems, lora_problems, model_problems
 from grpox.runfile.overrides import Origin, apply_overrides
 from grpox.runfile.paths import hub_problems, input_problems, resolve_parameters, resolve_paths
 from grpox.runfile.recipe_files import recipe_path
+from grpox.runfile.reward_checks import reward_problems
 from grpox.runfile.slots import selected, tracking_problems
 from grpox.runfile.yaml_lines import LONGEST, read_text, read_yaml
 from grpox.runtime import launch
 
+OF_PARTS: tuple[Check, ...] = (
+    checks.missing_plugins,
+    of_section("model", model_problems),
+    input_problems,
+    reward_problems,
+)
+"""Checks of one section each, done also where another section does not fit its schema."""
 CHECKS: tuple[Check, ...] = (
     checks.biased_correction,
     checks.refused_sampling,
@@ -57,7 +67,10 @@ CHECKS: tuple[Check, ...] = (
     checks.staleness_problems,
     checks.off_policy_problems,
     checks.dynamic_sampling_problems,
+    environment_problems,
     input_problems,
+    reward_problems,
+    length_problems,
     checks.streamed_data_problems,
     lora_problems,
 )
@@ -183,13 +196,18 @@ def resolve(
     try:
         config = RunConfig.model_validate(data if isinstance(data, RunConfig) else _empty_sections(data))
     except ValidationError as error:
-        raise ConfigError(origin.place([*truths, *_schema_problems(error)])) from error
-    _refuse(truths, origin)
+        problems = [*truths, *_schema_problems(error)]
+        further = _problems_of_parts(data, problems, origin, given, trains)
+        raise ConfigError(origin.place([*problems, *further])) from error
+    if truths:
+        _refuse([*truths, *_problems_of_parts(data, truths, origin, given, trains)], origin)
     _refuse(tracking_problems(config), origin)
     resolve_paths(config, origin.base)
     registry = Registry(discover(config.plugins.disable))
     _default_correction(config, registry)
     components, problems = _bind(config, registry, given)
+    if not problems:
+        problems = registry.negotiate(list(components.values()), checks.LOSS_INPUTS)
     problems += resolve_parameters(config, components, origin.base)
     context = CheckContext(config, components, registry.plugins, given, trains)
     problems += [problem for check in CHECKS for problem in check(context)]
@@ -204,6 +222,56 @@ def resolve(
     _refuse(problems, origin)
     counted = None if config.data.streaming else num_prompts
     return ResolvedRun(config, components, registry, source, plan, counted, given)
+
+
+def _problems_of_parts(
+    data: Mapping[str, Any] | RunConfig, wrong: Sequence[Problem], origin: Origin, given: Given, trains: bool
+) -> list[Problem]:
+    """Find mistakes in the sections of a run that fit their schema, while others do not.
+
+    Args:
+        wrong: the problems of the schema. Their keys are left out, and checks that compare sections are not
+            done, because the run is then another one than meant.
+    """
+    keys = [re.findall(r"[^.\[\]]+", problem.key) for problem in wrong]
+    rest = {} if isinstance(data, RunConfig) else copy.deepcopy(_empty_sections(data))
+    try:
+        for path in keys:
+            _remove(rest, path)
+        config = RunConfig.model_validate(rest)
+    except (ValidationError, LookupError, ValueError, TypeError):
+        return []  # a part is missing without which there is no run
+    if tracking_problems(config):
+        return []
+    resolve_paths(config, origin.base)
+    registry = Registry(discover(config.plugins.disable))
+    components, problems = _bind(config, registry, given)
+    problems += resolve_parameters(config, components, origin.base)
+    context = CheckContext(config, components, registry.plugins, given, trains)
+    # Another column may hold the prompts than the one that is left, and other rewards may score evaluations.
+    sections = {path[0] for path in keys}
+    is_data_wrong, is_evaluation_wrong = "data" in sections, "evaluation" in sections
+    for check in OF_PARTS:
+        problems += check(context)
+        for key in list(context.columns):  # after each check, because one of them reads the columns
+            if is_data_wrong or (is_evaluation_wrong and key != "data.path"):
+                del context.columns[key]
+    reported = tuple(problem.key for problem in wrong) + (("data",) if is_data_wrong else ())
+    return [problem for problem in problems if not any(_is_within(problem.key, key) for key in reported)]
+
+
+def _remove(data: Any, path: Sequence[str]) -> None:
+    """Remove a key, which may be gone; an element of a list cannot be removed, as it would move the others."""
+    for part in path[:-1]:
+        data = data[int(part)] if isinstance(data, list) else data[part]
+    if not isinstance(data, dict):
+        raise TypeError("not a mapping")
+    data.pop(path[-1], None)
+
+
+def _is_within(key: str, outer: str) -> bool:
+    """Tell whether a dotted key is `outer`, or lies in it."""
+    return key == outer or key.startswith((f"{outer}.", f"{outer}["))
 
 
 def _refuse(problems: Sequence[Problem], origin: Origin) -> None:
@@ -255,11 +323,11 @@ def _schema_problems(error: ValidationError) -> Iterator[Problem]:
     }
     for problem in problems_of(error, RunConfig, ""):
         near, name = problem.nearest, problem.key.rpartition(".")[2]
-        if problem.key in unknown and not near:
+        if problem.key in unknown:
             from grpox.runfile.from_trl.fields import key_of  # a table needed only for a mistake
 
             # ``train.learning_rate`` for `learning_rate`, ``loss`` for TRL's `loss_type`
-            near = sections.get(name) or key_of(name)
+            near = sections.get(name) or key_of(name) or near
         yield replace(problem, nearest=near)
 
 
@@ -278,8 +346,6 @@ def _bind(
                 components[key] = bound if model is None else _with_model(bound, model)
         except ConfigError as error:
             problems += error.problems
-    if not problems:
-        problems = registry.negotiate(list(components.values()), checks.LOSS_INPUTS)
     return components, problems
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.config import LoraConfig, ModelConfig, TrainConfig
+from grpox.config.sampling import sampling_of
 from grpox.errors import Problem, nearest
 from grpox.runfile.checks import CheckContext
 from grpox.runtime.files import read_mapping
@@ -42,6 +43,9 @@ HARMLESS: dict[str, tuple[bool | None, ...]] = {
     "kernel_config": (None,),
 }
 """Argument of `from_pretrained` that can run foreign code -> values that run no code."""
+
+POSITIONS = ("max_position_embeddings", "n_positions")
+"""Keys of a model's configuration for its number of positions; the second is GPT-2's."""
 
 CHECKPOINT_ARGUMENTS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
 """Arguments of torch.utils.checkpoint.checkpoint that a run file can write; a test compares them."""
@@ -112,6 +116,39 @@ def media_problem(config: Mapping[str, Any], key: str, given: str) -> Problem | 
 def media_problem_of(folder: Path, key: str) -> Problem | None:
     """Check the model of a folder in the same way; loading refuses an unreadable configuration."""
     return media_problem(read_mapping(folder / "config.json"), key, str(folder))
+
+
+def positions_of(folder: Path, init: Mapping[str, Any]) -> int | None:
+    """Read the number of positions from a model's config.json; None if it names none."""
+    config = read_mapping(folder / "config.json")
+    text = config.get("text_config")
+    for names in (init, config, text if isinstance(text, dict) else {}):
+        for name in POSITIONS:
+            if isinstance(number := names.get(name), int):
+                return number
+    return None
+
+
+def length_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find lengths of prompts and completions that together exceed the model's positions."""
+    config, prompt = context.config, context.config.data.max_prompt_length
+    positions = positions_of(Path(config.model.path), config.model.init)
+    if positions is None or "model.path" in context.given.inputs:
+        return
+    lengths = {"sampling": config.sampling.max_completion_length} if context.trains else {}
+    if config.evaluation is not None:
+        longest = sampling_of(config.evaluation, config.sampling).max_completion_length
+        own = config.evaluation.sampling.max_completion_length is not None
+        lengths["evaluation.sampling" if own else "sampling"] = longest
+    for section, completion in lengths.items():
+        key = f"{section}.max_completion_length"
+        if completion >= positions:
+            what = f"leaves no room for a prompt: the model has {positions} positions"
+            yield Problem(what, key, given=str(completion), allowed=f"less than {positions}")
+        elif prompt is not None and prompt + completion > positions:
+            what = f"with {key} {completion} this is more than the model's {positions} positions"
+            allowed = f"at most {positions - completion}"
+            yield Problem(what, "data.max_prompt_length", given=str(prompt), allowed=allowed)
 
 
 def lora_problems(context: CheckContext) -> Iterator[Problem]:

@@ -15,7 +15,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from grpox.config import DataConfig, HubConfig, RunConfig
+from grpox.config import DataConfig, EvaluationConfig, EvaluationSetConfig, HubConfig, RunConfig
+from grpox.config.sampling import path_key
 from grpox.contracts import Input
 from grpox.data.json_rows import UnreadableData
 from grpox.data.open_data import DATA_FILES, is_data_file
@@ -24,11 +25,14 @@ from grpox.errors import Problem, nearest, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.runfile.checks import CheckContext
 from grpox.runfile.data_files import look_at
+from grpox.runfile.environment_rows import missing_columns, row_check
 from grpox.runfile.given import GIVEN
 from grpox.runfile.model_options import media_problem_of
 from grpox.runfile.slots import selected
 
-SET_ASIDE = ("model", "completions")
+ADAPTER_CONFIG = "adapter_config.json"
+"""File of an adapter in peft's format."""
+SET_ASIDE = ("model", "completions", "tokens")
 """Folders in output_dir whose old content a run moves to ``earlier/``."""
 _NOT_GIVEN = ("was a Python object, which a file cannot name", "a path, or the same object again")
 """Message for `GIVEN` in a run file, and the allowed values."""
@@ -43,8 +47,11 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
     config.model.path = input_path(config.model.path, base_of("model.path"))
     if config.data.path is not None:
         config.data.path = input_path(config.data.path, base_of("data.path"), DATA_FILES)
-    if config.evaluation is not None and config.evaluation.path != GIVEN:
-        config.evaluation.path = _absolute(config.evaluation.path, base_of("evaluation.path"))
+    if config.evaluation is not None:
+        if config.evaluation.path not in (None, GIVEN):
+            config.evaluation.path = _absolute(config.evaluation.path, base_of(path_key("")))
+        for name, each in config.evaluation.sets.items():
+            each.path = input_path(each.path, base_of(path_key(name)), DATA_FILES)
     for key, kind, reference in selected(config):
         # ``path.py:name``; loading refuses any other form.
         file, colon, name = (reference.path or "").rpartition(":")
@@ -54,6 +61,10 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
                 config.tracking[key.removeprefix("tracking.")]["path"] = path
             else:
                 reference.path = path
+    for place, tool in enumerate(config.tools):
+        file, colon, name = tool.rpartition(":")
+        if file.endswith(".py"):
+            config.tools[place] = f"{_absolute(file, base_of(f'tools[{place}]'))}:{name}"
 
 
 def input_path(path: str, base: Path, suffixes: Collection[str] = ()) -> str:
@@ -84,21 +95,39 @@ def input_problems(context: CheckContext) -> Iterator[Problem]:
             yield problem
     if context.trains and data.path is not None and "data.path" not in given:
         if is_data_file(data.path):
-            problems, records = _data_problems("data.path", data.path, data.prompt_column)
-            of_split, context.num_prompts = _split_of_file(data, records)
+            problems, records = _data_problems("data.path", data.path, context)
+            of_split, context.num_prompts = _split_of_file(data, records, "data")
             yield from (*problems, *of_split)
         elif data.path == GIVEN:
             yield Problem(_NOT_GIVEN[0], "data.path", given=GIVEN, allowed=_NOT_GIVEN[1])
-    if config.evaluation is not None and "evaluation.path" not in given:
-        yield from _data_problems("evaluation.path", config.evaluation.path, data.prompt_column)[0]
+    if config.evaluation is not None:
+        yield from _evaluation_problems(config.evaluation, context)
+    known = context.given.eval_datasets.items()
+    for key, rows in (("data.path", context.given.dataset), *((path_key(name), rows) for name, rows in known)):
+        if names := getattr(rows, "column_names", None):  # a stream may not know them
+            context.columns[key] = tuple(name for name in names if name != data.prompt_column)
 
 
-def _split_of_file(data: DataConfig, records: int | None) -> tuple[list[Problem], int | None]:
+def _evaluation_problems(evaluation: EvaluationConfig, context: CheckContext) -> Iterator[Problem]:
+    """Find mistakes in the files of held-out prompts, except those given in Python."""
+    given = context.given.inputs
+    if evaluation.path is not None and path_key("") not in given:
+        yield from _data_problems(path_key(""), evaluation.path, context)[0]
+    for name, each in evaluation.sets.items():
+        key = path_key(name)
+        if key not in given and (is_data_file(each.path) or each.path == GIVEN):
+            problems, records = _data_problems(key, each.path, context)
+            yield from (*problems, *_split_of_file(each, records, key.removesuffix(".path"))[0])
+
+
+def _split_of_file(
+    data: DataConfig | EvaluationSetConfig, records: int | None, section: str
+) -> tuple[list[Problem], int | None]:
     """Find mistakes in `subset` and `split` of a file, and count the `records` of the split."""
     problems = []
     if data.subset is not None:
         what = "a file has no subsets; only hub datasets do"
-        problems.append(Problem(what, key="data.subset", given=data.subset, allowed="null"))
+        problems.append(Problem(what, key=f"{section}.subset", given=data.subset, allowed="null"))
     if data.split == "train":
         return problems, records
     # Imported here because it takes a second.
@@ -110,7 +139,7 @@ def _split_of_file(data: DataConfig, records: int | None) -> tuple[list[Problem]
     except (ValueError, AssertionError) as error:
         allowed = "train, or a part of it such as train[:100] or train[10%:]"
         what = f"is not a valid split of a file: {text_of(error)}"
-        return [*problems, Problem(what, key="data.split", given=data.split, allowed=allowed)], None
+        return [*problems, Problem(what, key=f"{section}.split", given=data.split, allowed=allowed)], None
     return problems, None if records is None else num_records
 
 
@@ -127,12 +156,20 @@ def model_problems(key: str, given: str) -> Iterator[Problem]:
         what = "is a file, but a model is a folder" if folder.exists() else "no such folder"
         yield Problem(what, key=key, given=given, nearest=sibling(folder, Path.is_dir))
     elif not (folder / "config.json").is_file():
-        what = "no config.json in this folder"
-        yield Problem(what, key=key, given=given, allowed="a model in Hugging Face format")
+        what, allowed = "no config.json in this folder", "a model in Hugging Face format"
+        if (folder / ADAPTER_CONFIG).is_file():
+            what = "is a LoRA adapter, not a whole model"
+            allowed = (
+                "the folder of the merged model: load it with peft's AutoPeftModelForCausalLM, then "
+                "merge_and_unload() and save_pretrained(FOLDER)"
+            )
+        yield Problem(what, key=key, given=given, allowed=allowed)
 
 
-def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Problem], int | None]:
+def _data_problems(key: str, given: str, context: CheckContext) -> tuple[list[Problem], int | None]:
     """Find mistakes in a file of prompts, and count its records."""
+    config = context.config
+    prompt_column, whens = config.data.prompt_column, [each.when for each in config.environments.values()]
     path = Path(given)
     what = nearby = allowed = ""
     if given == GIVEN:
@@ -147,16 +184,21 @@ def _data_problems(key: str, given: str, prompt_column: str) -> tuple[list[Probl
         what, allowed = "is not a supported type of file", ", ".join(DATA_FILES)
     else:
         try:
-            file = look_at(path, prompt_column)
+            file = look_at(path, prompt_column, row_check(whens))
         except UnreadableData as error:
             what = str(error)
     if what:
         return [Problem(what, key, given=given, allowed=allowed, nearest=nearby)], None
     column, names = "data.prompt_column", file.columns
+    if file.records is not None or path.suffix == ".csv":  # else later records may have further columns
+        context.columns[key] = tuple(name for name in names if name != prompt_column)
     if prompt_column not in names:
         what, near = f"no such column in {path.name}", nearest(prompt_column, names)
         return [Problem(what, column, "", prompt_column, ", ".join(names), near)], file.records
-    problems = unusable_columns(names, prompt_column, path.name, key)
+    problems = unusable_columns(names, prompt_column, path.name, key, config.has_episodes)
+    others = [name for name in names if name != prompt_column]
+    missing = [*missing_columns(whens, others, path.name)]
+    problems += missing or ([file.misfit] if file.misfit is not None else [])
     if file.without_prompt:
         what = f"{file.without_prompt} of {path.name} has no prompt"
         problems.append(Problem(what, column, given=prompt_column))
@@ -201,7 +243,9 @@ def resolve_parameters(
             params[name] = path
             bound = replace(bound, config=bound.config.model_copy(update={field: path}))
             if is_model:
-                problems += model_problems(place, path)
+                # Components load adapters with their base model.
+                is_adapter = (Path(path) / ADAPTER_CONFIG).is_file()
+                problems += [] if is_adapter else model_problems(place, path)
             elif what is Input.CACHE:
                 problems += [*_cache_problems(place, path)]
             elif not Path(path).exists():
@@ -264,9 +308,9 @@ def output_problems(config: RunConfig) -> list[Problem]:
     if what:
         return [Problem(what, key="output_dir", given=config.output_dir)]
     folder = folder.resolve()
-    inputs = {"model.path": config.model.path, "data.path": config.data.path}
+    inputs: dict[str, str | None] = {"model.path": config.model.path, "data.path": config.data.path}
     if config.evaluation is not None:
-        inputs["evaluation.path"] = config.evaluation.path
+        inputs |= config.evaluation.set_paths
     allowed = "another output_dir, or a copy of this input elsewhere"
     return [
         Problem(f"is in {name}/ of output_dir, which the run overwrites", key, "", path, allowed)

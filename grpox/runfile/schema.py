@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from grpox.config import ComponentRef, RewardRef, RunConfig
+from grpox.config import ComponentRef, RunConfig
 from grpox.errors import ConfigError, describe
 from grpox.plugins.discovery import Offer, PluginSet
 from grpox.plugins.registry import Registry
 from grpox.runfile.lr_schedules import SCHEDULES
-from grpox.runfile.slots import SLOTS
+from grpox.runfile.slots import REFERENCES, SLOTS
 
 Schema = dict[str, Any]
 
@@ -37,7 +37,7 @@ def run_schema(registry: Registry) -> Schema:
     if left_out := "; ".join(_left_out(registry.plugins)):
         schema["$comment"] = f"Not covered: {left_out}"
     definitions = schema["$defs"]
-    kinds = {kind: f"{kind}.any" for kind in (*SLOTS.values(), "reward")}
+    kinds = {kind: f"{kind}.any" for kind in (*SLOTS.values(), *REFERENCES)}
     for kind, name in kinds.items():
         definitions[name] = _slot(registry, kind, definitions)
     for key, kind in SLOTS.items():
@@ -49,6 +49,9 @@ def run_schema(registry: Registry) -> Schema:
     of_evaluation = definitions["EvaluationConfig"]["properties"]["rewards"]["anyOf"][0]
     for rewards in (schema["properties"]["rewards"], of_evaluation):
         rewards["items"] = {"$ref": _ref(kinds["reward"])}
+    one, several = schema["properties"]["environment"]["anyOf"][0]["oneOf"]
+    several["items"] = {"$ref": _ref(kinds["environment"])}
+    one["$ref"] = _ref(kinds["environment"])
     tracking = schema["properties"]["tracking"]
     tracking["properties"] = {
         name: _parameters(registry, offer, definitions)
@@ -57,8 +60,8 @@ def run_schema(registry: Registry) -> Schema:
     }
     tracking["additionalProperties"] = _by_path({})
     definitions["TrainConfig"]["properties"]["lr_scheduler_type"]["enum"] = list(SCHEDULES)
-    for unused in (ComponentRef, RewardRef):
-        definitions.pop(unused.__name__, None)
+    for unused in ("ComponentRef", *(reference.__name__ for reference in REFERENCES.values())):
+        definitions.pop(unused, None)
     return schema
 
 
@@ -79,9 +82,11 @@ def _pointing_to(definition: str, old: Schema) -> Schema:
 
 
 def _slot(registry: Registry, kind: str, definitions: Schema) -> Schema:
-    # The core's own keys beside a reward's parameters: `weight`, `on_error`, `timeout`.
-    of_rewards = RewardRef.model_json_schema()["properties"] if kind == "reward" else {}
-    extra = {name: value for name, value in of_rewards.items() if name not in ComponentRef.model_fields}
+    # The core's own keys beside the parameters, of a reward: `weight`, `on_error`, `timeout`.
+    reference = REFERENCES.get(kind, ComponentRef).model_json_schema()
+    definitions |= reference.get("$defs", {})
+    own = reference["properties"].items()
+    extra = {name: value for name, value in own if name not in ComponentRef.model_fields}
     bare: dict[str, str] = {}
     choices: list[Schema] = []
     for names, offer in _listed(registry, kind):

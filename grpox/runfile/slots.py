@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from grpox.config import ComponentRef, RewardRef, RunConfig, Section
+from grpox.config import ComponentRef, EnvironmentRef, RewardRef, RunConfig, Section
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
@@ -22,13 +22,17 @@ SLOTS = {
     "train.optimizer": "optimizer",
     "train.scheduler": "scheduler",
 }
-"""Dotted key -> component kind. Besides these, `rewards` and `evaluation.rewards` list rewards, and `tracking`
-names observers."""
+"""Dotted key -> component kind. Besides these, `environment` is one or a list, `rewards` and
+`evaluation.rewards` list rewards, and `tracking` names observers."""
+REFERENCES: Mapping[str, type[ComponentRef]] = {"reward": RewardRef, "environment": EnvironmentRef}
+"""Component kind -> the model of its references, of kinds whose slots have keys of their own."""
+LISTED = re.compile(r"(evaluation\.)?rewards\[\d+\]|environment(\[\d+\])?")
+"""Slots of kinds of which a run may have several components."""
 
 
 def is_slot(key: str) -> bool:
     """Return True if the dotted `key` of a run file names a component."""
-    return key in SLOTS or re.fullmatch(r"(evaluation\.)?rewards\[\d+\]", key) is not None
+    return key in SLOTS or LISTED.fullmatch(key) is not None
 
 
 def default_name(key: str) -> str | None:
@@ -44,6 +48,8 @@ def selected(config: RunConfig) -> Iterator[tuple[str, str, ComponentRef]]:
         reference = getattr(getattr(config, section) if section else config, name)
         if reference is not None:
             yield key, kind, reference
+    for key, environment in config.environments.items():
+        yield key, "environment", environment
     for index, reward in enumerate(config.rewards):
         yield f"rewards[{index}]", "reward", reward
     own = config.evaluation.rewards if config.evaluation is not None else None
@@ -87,10 +93,15 @@ def parameter_defaults(
             if isinstance(member, type) and issubclass(member, Section):
                 by_prefix[f"{name}."] = _dumped(member)
     slots = dict(SLOTS)
-    for kind, pattern in (("reward", r"rewards\.\d+"), ("observer", r"tracking\.[^.]+")):
+    patterns = {
+        "reward": r"rewards\.\d+",
+        "environment": r"environment(\.\d+)?(?=\.)",
+        "observer": r"tracking\.[^.]+",
+    }
+    for kind, pattern in patterns.items():
         slots |= {match[0]: kind for key in params if (match := re.match(pattern, key))}
     for key, kind in slots.items():
-        defaults = _dumped(RewardRef) if kind == "reward" else {}
+        defaults = _dumped(REFERENCES[kind]) if kind in REFERENCES else {}
         name = key.rpartition(".")[2] if kind == "observer" else params.get(f"{key}.name", "None")
         try:
             model = None if name == "None" else registry.config_model(registry.find(kind, name))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
@@ -256,4 +257,8 @@ def connect_to_parent() -> Connection:
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    poller = select.poll()
+    poller.register(lifeline, select.POLLIN)
+    if poller.poll(0):  # the other end was closed before the kernel was asked
+        os._exit(1)
     return connection

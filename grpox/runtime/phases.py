@@ -50,8 +50,8 @@ SETTINGS = {
     "evaluation.batch_size",
     "reward": "a reward model's batch_size, train.steps_per_generation",
     "gather": "sampling.max_completion_length, train.steps_per_generation",
-    "update": "train.per_device_train_batch_size (with more train.gradient_accumulation_steps), "
-    "train.max_tokens_per_micro_batch, sampling.max_completion_length, train.gradient_checkpointing: true, "
+    "update": "train.max_tokens_per_micro_batch, train.per_device_train_batch_size (with more "
+    "train.gradient_accumulation_steps), sampling.max_completion_length, train.gradient_checkpointing: true, "
     "deepspeed.offload_optimizer: cpu",
     "checkpoint": "checkpoint.background: false (makes no copy)",
 }
@@ -188,6 +188,10 @@ class PhaseTimes:
     def now(self) -> tuple[str, float]:
         """Current phase, and the time of the last begin or end of it or a phase within it, by perf_counter."""
         return self._now
+
+    def touch(self) -> None:
+        """Count the current phase as begun now."""
+        self._now = self._now[0], time.perf_counter()
 
     def take(self) -> dict[str, float]:
         """Return the seconds of every phase as metrics ``time/<phase>``, and start counting again."""

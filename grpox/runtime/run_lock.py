@@ -8,6 +8,7 @@ replaces the lock until no process with its host, number and start time exists.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -65,6 +66,24 @@ def hold(folder: Path, key: str = "") -> Iterator[None]:
             with suppress(OSError):  # a folder in which something has been written stays
                 for place in new:
                     place.rmdir()
+
+
+def is_locked(folder: Path) -> bool:
+    """Return True if a process has the lock of a run's folder; changes nothing.
+
+    On a file system without locks, True may also mean that the process was killed.
+    """
+    if (folder / MARKER).exists():
+        return True
+    try:
+        with (folder / LOCKED).open("rb") as file:
+            # Shared, so that two readers are no owners to each other; the end of the block releases it.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no lock, or none can be asked for here
+        return False
+    return False
 
 
 @contextmanager

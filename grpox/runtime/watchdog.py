@@ -55,6 +55,11 @@ class Watchdog:
         self._ended = threading.Event()
         self._warned_of = self._interrupted = 0.0
         self._failure = ""
+        self._paused = False
+        self._paused_at = 0.0
+        self.paused_for = 0.0
+        """Seconds of the last pause."""
+        self._looking = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="grpox-watchdog", daemon=True)
 
     def __enter__(self) -> Self:
@@ -75,14 +80,28 @@ class Watchdog:
         if self._file is not None:
             self._file.close()
 
+    def pause(self) -> None:
+        """Watch nothing until `resume`: the run waits for its caller, for as long as that takes."""
+        with self._looking:
+            self._paused, self._paused_at = True, time.perf_counter()
+            faulthandler.cancel_dump_traceback_later()
+
+    def resume(self) -> None:
+        """Watch again, from this moment on."""
+        with self._looking:
+            self._times.touch()
+            self._paused, self.paused_for = False, time.perf_counter() - self._paused_at
+            self._arm()
+
     def _watch(self) -> None:
         every = min(1.0, self._config.tell_after / 5)
         while not self._ended.wait(every):
             # If memory has run out, which the run reports, this check or the thread that it starts may lack
             # memory too: the next check tries again.
-            with suppress(MemoryError, RuntimeError):
-                self._look(time.perf_counter())
-                self._arm()
+            with suppress(MemoryError, RuntimeError), self._looking:
+                if not self._paused:
+                    self._look(time.perf_counter())
+                    self._arm()
 
     def _arm(self) -> None:
         """Schedule the end of the process, unless this thread reschedules it in time."""

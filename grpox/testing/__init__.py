@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from grpox.testing.core_step import step_gradient
     from grpox.testing.corrections import CorrectionConformance
     from grpox.testing.datasets import DatasetConformance
+    from grpox.testing.environments import EnvironmentConformance
     from grpox.testing.generators import GeneratorConformance
     from grpox.testing.losses import LossConformance
     from grpox.testing.observers import ObserverConformance
@@ -29,6 +30,7 @@ __all__ = [
     "Conformance",
     "CorrectionConformance",
     "DatasetConformance",
+    "EnvironmentConformance",
     "GeneratorConformance",
     "LossConformance",
     "ObserverConformance",
@@ -45,6 +47,7 @@ _LAZY = {
     "Conformance": "conformance",
     "CorrectionConformance": "corrections",
     "DatasetConformance": "datasets",
+    "EnvironmentConformance": "environments",
     "GeneratorConformance": "generators",
     "LossConformance": "losses",
     "ObserverConformance": "observers",

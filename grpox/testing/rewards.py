@@ -18,10 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 from unittest import SkipTest
 
-from grpox.contracts import TrainerState
+from grpox.contracts import Rollout, TrainerState, completion_text
+from grpox.data.reward_signature import Signature, missing_columns
 from grpox.errors import ConfigError
-from grpox.rollout.rewards.call import RewardCall, missing_columns
+from grpox.rollout.rewards.call import RewardCall
 from grpox.rollout.rewards.lists import ListShape, lengths_of
+from grpox.rollout.rewards.scoring import episode_arguments
 from grpox.testing.conformance import Conformance, Violation, require
 
 TIMEOUT = 30.0
@@ -190,11 +192,15 @@ class RewardConformance(Conformance):
         count = len(completions)
         conversational = bool(completions) and not isinstance(completions[0], str)
         prompt = [{"role": "user", "content": "What is 6 x 7?"}] if conversational else "What is 6 x 7?"
+        ids = [tuple(1 + n % 7 for n in range(1 + min(len(str(text)), 63))) for text in completions]
+        rollouts = [Rollout(0, place, (1,), each, "stop", 0) for place, each in enumerate(ids)]
+        facts = episode_arguments(rollouts, [[completion_text(completion)] for completion in completions])
         return {
             "prompts": [copy.deepcopy(prompt) for _ in range(count)],
             "completions": list(completions),
-            "completion_ids": [[1 + n % 7 for n in range(1 + min(len(str(text)), 63))] for text in completions],
+            "completion_ids": [list(each) for each in ids],
             "trainer_state": TrainerState(global_step=3, max_steps=10, epoch=0.5),
+            **{name: facts[name] for name in Signature.of(function).facts},
             **{name: [copy.deepcopy(value) for _ in range(count)] for name, value in columns.items()},
         }
 

@@ -17,6 +17,7 @@ from grpox.testing.advantages import AdvantageConformance
 from grpox.testing.conformance import Check, Conformance, Violation
 from grpox.testing.corrections import CorrectionConformance
 from grpox.testing.datasets import DatasetConformance
+from grpox.testing.environments import EnvironmentConformance
 from grpox.testing.formula import Reference
 from grpox.testing.generators import GeneratorConformance
 from grpox.testing.losses import LossConformance
@@ -34,6 +35,7 @@ SUITES: dict[str, type[Conformance]] = {
         CorrectionConformance,
         RewardConformance,
         GeneratorConformance,
+        EnvironmentConformance,
         ObserverConformance,
         DatasetConformance,
         OptimizerConformance,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,6 +16,7 @@ from grpox.contracts import AdvantageScaler, Capability, RunContext
 from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.prompts import PromptSet
 from grpox.data.schedule import Schedule
+from grpox.observing.alarms import Alarms
 from grpox.observing.display import RunReport, TerminalDisplay
 from grpox.observing.early_stop import EarlyStop
 from grpox.observing.observers import Observers
@@ -24,6 +25,7 @@ from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.layers import describe_training
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference import BaseAsReference
+from grpox.policy.routers import check_routers
 from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards
@@ -34,11 +36,12 @@ from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.components import RunComponents
-from grpox.training.evaluation import Evaluator
-from grpox.training.generation_feed import GenerationFeed
+from grpox.training.evaluation import open_evaluation
+from grpox.training.generation_feed import GenerationFeed, TokenChoice
 from grpox.training.inputs import (
     EvaluationInputs,
     check_scope,
+    model_config,
     open_prompts,
     open_reference,
     open_schedule,
@@ -48,8 +51,12 @@ from grpox.training.inputs import (
 from grpox.training.steering import Steering
 from grpox.training.step_report import StepReport
 from grpox.training.trainer import Trainer
+from grpox.training.user_code import UserCode
 from grpox.update.nonfinite import NonFinitePolicy
 from grpox.update.policy_update import PolicyUpdate
+
+if TYPE_CHECKING:
+    from grpox.training.episodes import RunEpisodes
 
 logger = get_logger(__name__)
 
@@ -61,8 +68,11 @@ class TrainInputs:
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptSet
     rewards: Sequence[NamedReward]
-    evaluation: EvaluationInputs | None
+    evaluation: Sequence[EvaluationInputs]
+    """Sets of held-out prompts; empty without an evaluation."""
     schedule: Schedule
+    episodes: RunEpisodes | None = None
+    """Environments and tools; None if each completion is one turn."""
 
     @classmethod
     def open(
@@ -70,31 +80,31 @@ class TrainInputs:
         run: ResolvedRun,
         world: World,
         components: RunComponents,
-        functions: Sequence[Any],
-        of_evaluation: Sequence[Any],
+        code: UserCode,
     ) -> TrainInputs:
         """Open and check the inputs of a run.
 
         Args:
             components: the reward functions and the dataset's component are added to them.
-            functions: reward functions of training, in the order of the run file.
-            of_evaluation: reward functions of the evaluation; empty if those of training score it.
 
         Raises:
             ConfigError: an input cannot be used; see `grpox.training.inputs`.
             RunFailed: the first rows of a stream cannot be read.
         """
         check_scope(run)
+        check_routers(model_config(run), run.config.train.router_aux_loss_coef)
         tokenizer = open_tokenizer(run)
-        prompts, evaluation_prompts = open_prompts(run, tokenizer, components.build)
-        rewards = bind_rewards(run.config.rewards, functions, prompts)
-        evaluation = None
-        if evaluation_prompts is not None:
-            evaluation = EvaluationInputs.bind(run.config, evaluation_prompts, of_evaluation or functions)
-        for key, built in ((OF_TRAINING, functions), (OF_EVALUATION, of_evaluation)):
+        tools_of = None if code.episodes is None else code.episodes.tools_of
+        prompts, evaluation_rows = open_prompts(run, tokenizer, components.build, tools_of)
+        if code.episodes is not None:
+            code.episodes.check(prompts, *evaluation_rows.values())
+        rewards = bind_rewards(run.config.rewards, code.rewards, prompts)
+        evaluation = EvaluationInputs.bind(run.config, evaluation_rows, code.of_evaluation or code.rewards)
+        for key, built in ((OF_TRAINING, code.rewards), (OF_EVALUATION, code.of_evaluation)):
             for place, function in enumerate(built):
                 components.add(f"{key}[{place}]", function)
-        return cls(tokenizer, prompts, rewards, evaluation, open_schedule(run, prompts, world.size))
+        schedule = open_schedule(run, prompts, world.size)
+        return cls(tokenizer, prompts, rewards, evaluation, schedule, code.episodes)
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,8 @@ def build_observers(run: ResolvedRun, world: World, components: RunComponents, l
     if world.is_main:
         # Registered before the record, so called after it, when the folder exists; the trackers come last.
         trackers = [(name, components.build(f"tracking.{name}")) for name in run.config.tracking]
+        for place, callback in enumerate(run.given.observers):
+            trackers.append(components.add_callback(f"callbacks[{place}]", callback))
         record = LocalRecord(files_of_observers(tracker for _, tracker in trackers))
         selected = [("plugin lock", LockFile(lock)), ("record", record), ("terminal", TerminalDisplay())]
         selected += trackers
@@ -188,16 +200,8 @@ def build_state(parts: TrainerParts, nonfinite: NonFinitePolicy) -> TrainingStat
         cursor=PromptCursor(parts.inputs.schedule.sampler) if is_dynamic else None,
         early_stop=None if early_stop is None else EarlyStop(early_stop),
         skipped=nonfinite.skipped,
+        alarms=None if config.alarms is None else Alarms(config.alarms),
     )
-
-
-def build_evaluator(parts: TrainerParts, sampler: CompletionSampler, warn: WarnOnce) -> Evaluator | None:
-    """Build the evaluation of a run, if it has one."""
-    config, inputs = parts.run.config, parts.inputs.evaluation
-    if config.evaluation is None or inputs is None:
-        return None
-    scorer = Scorer(inputs.rewards, provides(parts.run, Capability.STREAMING), warn)
-    return Evaluator(sampler, scorer, inputs.prompts, config.evaluation, config.sampling)
 
 
 def build_trainer(
@@ -221,6 +225,8 @@ def build_trainer(
     statistics = components.statistics
     policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs, statistics)
     state = build_state(parts, nonfinite)
+    tokens, every = config.record.tokens, config.logging.save_completions_every
+    choice = TokenChoice(inputs.schedule, tokens, every) if tokens else None
     in_use = any(world.gather([parts.observers.uses_control]))
     steered = {"loss": loss, "correction": correction, "advantage": scaler}
     steering = Steering(world, policy, steered, config, state.control, in_use)
@@ -230,9 +236,9 @@ def build_trainer(
         world=world,
         schedule=inputs.schedule,
         state=state,
-        feed=GenerationFeed(config.train, inputs.schedule, collector, state, world, needs),
+        feed=GenerationFeed(config.train, inputs.schedule, collector, state, world, needs, choice),
         policy=policy,
-        evaluator=build_evaluator(parts, sampler, warn),
+        evaluator=open_evaluation(run, sampler, inputs.evaluation, warn),
         observers=parts.observers,
         report=StepReport(parts.context, state, collector, parts.observers, warn, is_main, control, promised),
         steering=steering,

@@ -56,6 +56,12 @@ class RunComponents:
         instance = RemoteComponent(instance) if isinstance(instance, RewardProcess) else instance
         self._components[key] = RunComponent(key, bound.kind, bound.label, instance, distribution, version)
 
+    def add_callback(self, key: str, observer: object) -> tuple[str, object]:
+        """Add an observer given in Python; return its name in messages, and itself."""
+        label = type(observer).__name__
+        self._components[key] = RunComponent(key, "observer", label, observer)
+        return f"{label}, {key}", observer
+
     def complete(self, observers: Observers, beta: float) -> None:
         """Check the optional methods of all components, once all are added; a collective.
 

@@ -10,15 +10,15 @@ pass@k = E over prompts of 1 - C(n - c, k) / C(n, k), where c of n completions a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
 from grpox.checkpoint.rng import preserve_random_state
 from grpox.config import EvaluationConfig, SamplingConfig
@@ -26,28 +26,22 @@ from grpox.config.sampling import sampling_of
 from grpox.contracts import Capability, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.policy.memory_plan.of_run import generator_settings
-from grpox.policy.models import load_model
-from grpox.policy.precision import allow_tf32
 from grpox.rollout.collector import Scorer, sample_and_score
+from grpox.rollout.episode_metrics import INFO, SUCCESS, episode_metrics, success_rate
 from grpox.rollout.metrics import error_metrics, length_metrics, mean
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged, weighted_sum, with_logged
-from grpox.rollout.sampler import CompletionSampler, FixedPolicy, SampleRequest
+from grpox.rollout.sampler import CompletionSampler, SampleRequest
 from grpox.runtime.foreign_code import FOREIGN, translate_exits
+from grpox.runtime.logs import WarnOnce
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
-from grpox.runtime.world import on_every_rank, start_world, translate_lost_ranks
-from grpox.training.inputs import (
-    EvaluationInputs,
-    generator_context,
-    open_evaluation_prompts,
-    open_generator,
-    open_tokenizer,
-    provides,
-    start_sampler,
-)
+from grpox.runtime.world import start_world
+from grpox.training.fixed_model import sampler_of_model
+from grpox.training.inputs import EvaluationInputs, open_evaluation_prompts, open_tokenizer, provides
+from grpox.training.user_code import open_episodes
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -59,14 +53,19 @@ STREAM = 1
 BEFORE_TRAINING = TrainerState(global_step=0, max_steps=0, epoch=0.0)
 
 
+Sampled = tuple[list[ScoredRow], Logged]
+"""Scored completions, prompt by prompt, and the values that functions logged."""
+
+
 class Evaluator:
-    """Samples completions of every held-out prompt and reports means over all of them.
+    """Samples completions of every held-out prompt of a set and reports means over all of them.
 
     Each prompt is sampled with its own seed, so that the completions depend on neither the number of ranks nor
     the batch size. The random state of the process is restored afterwards.
 
     Args:
         sampling: the run's settings, which the evaluation's own override.
+        place: place of the set among several, which has its own seeds.
     """
 
     def __init__(
@@ -76,24 +75,21 @@ class Evaluator:
         prompts: PromptSet,
         config: EvaluationConfig,
         sampling: SamplingConfig,
+        place: int = 0,
     ) -> None:
         self.sampler = sampler
         self.scorer = scorer
         self.prompts = prompts
         self.config = config
         self.sampling = sampling_of(config, sampling)
-
-    def is_due(self, step: int, total_steps: int) -> bool:
-        """Tell whether to evaluate after `step`, as after the last one in any case."""
-        return step == total_steps or (self.config.every > 0 and step % self.config.every == 0)
+        # The first set has the seeds of a single one.
+        self._stream = (STREAM, place) if place else (STREAM,)
 
     def evaluate(self, state: TrainerState) -> dict[str, float]:
         """Return the metrics of one evaluation, over all ranks; a collective."""
         return self.metrics(*self.sample(state))
 
-    def sample(
-        self, state: TrainerState, done: Callable[[int], None] = lambda prompts: None
-    ) -> tuple[list[ScoredRow], Logged]:
+    def sample(self, state: TrainerState, done: Callable[[int], None] = lambda prompts: None) -> Sampled:
         """Return the scored completions, prompt by prompt, and the values that functions logged; a collective.
 
         Args:
@@ -110,7 +106,7 @@ class Evaluator:
                     indices,
                     self.config.num_generations,
                     self.sampling,
-                    (STREAM, state.global_step, start),
+                    (*self._stream, state.global_step, start),
                     [self._seed(state, index) for index in indices],
                 )
                 scored, logged = sample_and_score(self.sampler, self.scorer, request, state)
@@ -128,8 +124,76 @@ class Evaluator:
 
     def _seed(self, state: TrainerState, index: int) -> int:
         """Return the seed of the completions of the prompt at `index`, after the steps of `state`."""
-        entropy = [self.sampler.seed, STREAM, state.global_step, index]
+        entropy = [self.sampler.seed, *self._stream, state.global_step, index]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+class Evaluation:
+    """The sets of held-out prompts of a run, evaluated one after the other.
+
+    Args:
+        sets: the evaluators by name; a single one under an empty name.
+    """
+
+    def __init__(self, sets: Mapping[str, Evaluator], config: EvaluationConfig) -> None:
+        self.sets = sets
+        self.config = config
+
+    def is_due(self, step: int, total_steps: int) -> bool:
+        """Tell whether to evaluate after `step`, as after the last one in any case."""
+        return step == total_steps or (self.config.every > 0 and step % self.config.every == 0)
+
+    def evaluate(self, state: TrainerState) -> dict[str, float]:
+        """Return the metrics of one evaluation, over all ranks; a collective."""
+        return self.metrics(self.sample(state))
+
+    def sample(self, state: TrainerState, done: Callable[[int], None] = lambda prompts: None) -> list[Sampled]:
+        """Return the completions of each set, in order; a collective.
+
+        Args:
+            done: called after each batch with the number of finished prompts of all sets.
+        """
+        sampled, finished = [], 0
+        for evaluator in self.sets.values():
+            sampled.append(evaluator.sample(state, partial(_add_and_tell, done, finished)))
+            finished += len(evaluator.prompts)
+        return sampled
+
+    def metrics(self, sampled: Sequence[Sampled]) -> dict[str, float]:
+        """Compute the metrics over the completions of all sets, and of each named set below its name."""
+        evaluators = list(self.sets.values())
+        rows = [row for of_set, _ in sampled for row in of_set]
+        logged = weighed_mean_logged((logs, len(of_set)) for of_set, logs in sampled)
+        metrics = evaluators[0].metrics(rows, logged)
+        for name, evaluator, (of_set, logs) in zip(self.sets, evaluators, sampled, strict=True):
+            if name:
+                own = evaluator.metrics(of_set, logs)
+                metrics |= {f"{name}/{metric}": value for metric, value in own.items()}
+        return metrics
+
+
+def _add_and_tell(done: Callable[[int], None], before: int, prompts: int) -> None:
+    done(before + prompts)
+
+
+def open_evaluation(
+    run: ResolvedRun,
+    sampler: CompletionSampler,
+    inputs: Sequence[EvaluationInputs],
+    warn: WarnOnce | None = None,
+) -> Evaluation | None:
+    """Build the evaluation of a run; None if it has none."""
+    config = run.config.evaluation
+    if config is None:
+        return None
+    streams = provides(run, Capability.STREAMING)
+    sets = {
+        each.name: Evaluator(
+            sampler, Scorer(each.rewards, streams, warn), each.prompts, config, run.config.sampling, place
+        )
+        for place, each in enumerate(inputs)
+    }
+    return Evaluation(sets, config)
 
 
 def evaluation_metrics(
@@ -158,7 +222,28 @@ def evaluation_metrics(
         metrics |= _spread(f"rewards/{label}/mean", f"rewards/{label}/std", column)
         metrics[f"rewards/{label}/abstained"] = 1 - len(column) / len(rows)
     metrics |= error_metrics(rewards, [row.failed for row in rows])
-    return metrics | length_metrics([row.rollout for row in rows])
+    rollouts = [row.rollout for row in rows]
+    if (success := success_rate(rollouts)) is not None:
+        metrics[SUCCESS] = success
+    # Names that environments choose replace no other metric.
+    return {
+        **metrics,
+        **length_metrics(rollouts),
+        **{name: value for name, value in episode_metrics(rollouts).items() if name not in metrics},
+    }
+
+
+def outcomes_of(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Name the results of the first and the last evaluation for the summary: ``accuracy_before`` and so on.
+
+    These are accuracy, the success of episodes, and other numbers that environments report in their info.
+    """
+    outcomes: dict[str, float] = {}
+    for when, metrics in (("before", before), ("after", after)):
+        named = {name.removeprefix(INFO): name for name in metrics if name.startswith(INFO)}
+        named |= {name: name for name in ("accuracy", SUCCESS) if name in metrics}
+        outcomes |= {f"{name}_{when}": metrics[metric] for name, metric in named.items()}
+    return outcomes
 
 
 def totals_of(rows: Sequence[ScoredRow], rewards: Sequence[NamedReward]) -> torch.Tensor:
@@ -211,7 +296,7 @@ class Evaluated:
 
     metrics: dict[str, float]
     completions: list[ScoredRollout]
-    """Completions, prompt by prompt; `group_id` is the prompt's row in the data."""
+    """Completions, prompt by prompt; `group_id` is the prompt's row in the data, counted through all sets."""
     prompts: int
     ranks: int
     main: bool
@@ -236,52 +321,50 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
     world = start_world(run.config.watchdog.end_after + 2 * GRACE)
     seed_libraries(run.config.train.seed)
     key = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
-    with reward_functions(run, key) as functions, translate_exits(FOREIGN):
+    with reward_functions(run, key) as functions, open_episodes(run) as episodes, translate_exits(FOREIGN):
         times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
-        prompts = open_evaluation_prompts(run, tokenizer, evaluation)
-        inputs, count = EvaluationInputs.bind(run.config, prompts, functions), len(prompts)
-        generator = open_generator(run, world)
-
-        def load() -> PreTrainedModel:
-            if checkpoint is None:
-                model = load_model(run.config.model)
-            else:
-                # Imported here, because it imports DeepSpeed.
-                from grpox.checkpoint.export import checkpoint_model
-
-                model = checkpoint_model(checkpoint, run.config.model)
-            return model.eval().requires_grad_(False).to(world.device)
-
-        with translate_lost_ranks(world, times):
-            model = on_every_rank(world, times, times.phase("load")(load))
-            allow_tf32(model, world.device)
-            context = generator_context(model, tokenizer, run.config, world)
-            sampler = start_sampler(generator, context, FixedPolicy(model), world, times, sleeps=False)
-            try:
-                scorer = Scorer(inputs.rewards, provides(run, Capability.STREAMING))
-                evaluator = Evaluator(sampler, scorer, prompts, evaluation, run.config.sampling)
-                tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
-                rows, logged = evaluator.sample(BEFORE_TRAINING, tell)
-            finally:
-                generator.close()
-            metrics = evaluator.metrics(rows, logged)
-        completions = _completions(rows, inputs, evaluation.num_generations)
+        tools_of = None if episodes is None else episodes.tools_of
+        prompts = open_evaluation_prompts(run, tokenizer, evaluation, tools_of)
+        if episodes is not None:
+            episodes.check(*prompts.values())
+        inputs, count = EvaluationInputs.bind(run.config, prompts, functions), sum(map(len, prompts.values()))
+        with sampler_of_model(run, world, times, tokenizer, episodes, checkpoint) as sampler:
+            evaluator = open_evaluation(run, sampler, inputs)
+            assert evaluator is not None
+            tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
+            sampled = evaluator.sample(BEFORE_TRAINING, tell)
+        metrics = evaluator.metrics(sampled)
+        completions: list[ScoredRollout] = []
+        for of_set, (rows, _) in zip(inputs, sampled, strict=True):
+            done_before = len(completions) // evaluation.num_generations
+            completions += _completions(rows, of_set, evaluation.num_generations, done_before)
         return Evaluated(metrics, completions, count, world.size, world.is_main)
 
 
-def _completions(rows: Sequence[ScoredRow], inputs: EvaluationInputs, size: int) -> list[ScoredRollout]:
-    """Return the rows in the form of a run's completions, with NaN as advantage."""
+def _completions(
+    rows: Sequence[ScoredRow], inputs: EvaluationInputs, size: int, before: int
+) -> list[ScoredRollout]:
+    """Return the rows in the form of a run's completions, with NaN as advantage.
+
+    Args:
+        before: number of prompts of the sets before this one.
+    """
     labels = [reward.label for reward in inputs.rewards]
+    # An environment may continue the prompt of the data.
+    known = list(dict.fromkeys(row.rollout.prompt_ids for row in rows if row.rollout.episode is not None))
+    begun = dict(zip(known, inputs.prompts.prompt_texts(known) if known else (), strict=True))
     totals = totals_of(rows, inputs.rewards).tolist()
+    columns = inputs.prompts.columns_of(range(len(inputs.prompts)))
     return [
         ScoredRollout(
-            rollout=replace(row.rollout, group_id=place // size),
-            prompt=inputs.prompts.text(place // size),
+            rollout=replace(row.rollout, group_id=before + place // size),
+            prompt=begun.get(row.rollout.prompt_ids) or inputs.prompts.text(place // size),
             completion=row.completion,
             rewards=dict(zip(labels, row.rewards, strict=True)),
             reward=total,
             advantage=math.nan,
             extra=row.extra,
+            columns=columns[place // size],
         )
         for place, (row, total) in enumerate(zip(rows, totals, strict=True))
     ]

@@ -1,8 +1,12 @@
-"""The generation batches of a run: each collected when a step needs it, cut into this rank's samples."""
+"""The generation batches of a run: each collected when a step needs it, cut into this rank's samples.
+
+Of the completions of a step some are chosen whose tokens are recorded, spread over its rewards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -15,10 +19,78 @@ from grpox.config import TrainConfig
 from grpox.contracts import Capability, TrainerState
 from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan
 from grpox.errors import RunFailed
-from grpox.policy.batch import Sample, samples_of
+from grpox.policy.batch import Sample, TokenRecord, samples_of
 from grpox.rollout.collector import Collector, GenerationBatch
 from grpox.runtime.upload import upload
 from grpox.runtime.world import World
+
+Key = tuple[int, int]
+"""Generation batch and row."""
+
+
+@dataclass(frozen=True)
+class TokenChoice:
+    """Chooses completions when their generation batch is collected, alike on all ranks.
+
+    Of a generation batch whose completions are not saved it chooses none.
+    """
+
+    schedule: Schedule
+    tokens: int
+    """Completions of a step, `record.tokens`."""
+    every: int
+    """Generation batches between those that are saved, `logging.save_completions_every`."""
+
+    def records(self, batches: Mapping[int, GenerationBatch]) -> Iterator[tuple[Key, TokenRecord]]:
+        """Choose among generation batches that were collected for one step.
+
+        The rows that a step trains on for the first time are put in order of reward, those without one first,
+        and taken at equal distances, the first and the last among them.
+        """
+        of_step: dict[int, list[tuple[float, Key]]] = defaultdict(list)
+        for generation, batch in batches.items():
+            if self._is_saved(generation):
+                rewards = np.nan_to_num(batch.totals.numpy(), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+                steps = self.schedule.first_steps(generation)
+                for step, part in zip(steps, self.schedule.slices_of(generation), strict=True):
+                    of_step[step] += [(float(rewards[row]), (generation, row)) for row in part.rows]
+        for candidates in of_step.values():
+            ordered = sorted(candidates)
+            for place in places(len(ordered), self.tokens):
+                generation, row = key = ordered[place][1]
+                yield key, self._record(generation, row, batches[generation])
+
+    def concerns(self, plan: StepPlan) -> bool:
+        """Tell whether a step goes over completions for the first time of which some may be recorded."""
+        return any(each.iteration == 0 and self._is_saved(each.generation) for each in plan.micro_batches)
+
+    def _is_saved(self, generation: int) -> bool:
+        return self.tokens > 0 and self.every > 0 and generation % self.every == 0
+
+    def _record(self, generation: int, row: int, batch: GenerationBatch) -> TokenRecord:
+        rollout = batch.rollouts[row]
+        mask = rollout.model_mask
+        # A rollout that names no turns has one.
+        turns = np.where(np.ones(len(rollout.completion_ids), np.bool_) if mask is None else mask, 0, -1)
+        if rollout.turns:
+            turns[:] = -1
+        for number, turn in enumerate(rollout.turns):
+            turns[turn.start : turn.end] = number
+        step = self.schedule.first_steps(generation)[0]
+        part, other = 1, generation - 1
+        while other >= 0 and self.schedule.first_steps(other)[0] == step:
+            part += self._is_saved(other)
+            other -= 1
+        return TokenRecord(step, part, rollout.group_id, rollout.sample, turns.astype(np.int32))
+
+
+def places(count: int, wanted: int) -> list[int]:
+    """Choose at most `wanted` of the numbers below `count`, at equal distances from the first to the last."""
+    if count <= wanted:
+        return list(range(count))
+    if wanted == 1:
+        return [count // 2]
+    return [place * (count - 1) // (wanted - 1) for place in range(wanted)]
 
 
 @dataclass
@@ -32,14 +104,19 @@ class GenerationFeed:
     world: World
     needs: Collection[str] = ()
     """Capabilities that the loss needs; the samples carry nothing for others."""
+    choice: TokenChoice | None = None
+    """Chooses the samples whose tokens are recorded; None: none."""
 
     def collect(self, plan: StepPlan) -> list[GenerationBatch]:
         """Collect the missing generation batches of a step, then release the generator; a collective."""
         sampled = {generation for generation, _ in self.state.samples}
         needed = {micro_batch.generation for micro_batch in plan.micro_batches}
-        new = [self._collect(generation, plan.step) for generation in sorted(needed - sampled)]
+        new = {each: self._collect(each, plan.step) for each in sorted(needed - sampled)}
         self.collector.sampler.release()
-        return new
+        for key, record in self.choice.records(new) if self.choice is not None else ():
+            if key in self.state.samples:  # this rank trains on it
+                self.state.samples[key].token_record = record
+        return list(new.values())
 
     def _collect(self, generation: int, step: int) -> GenerationBatch:
         progress, cursor = self.progress(step - 1), self.state.cursor  # before the draw moves the epoch on

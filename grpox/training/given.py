@@ -5,6 +5,7 @@ A model among them is whole again after the run.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.config.run import REWARD_OF_MODEL
 from grpox.data.open_data import DATA_FILES
-from grpox.errors import ConfigError, describe
+from grpox.errors import ConfigError, Problem, describe, nearest, text_of
+from grpox.plugins.hookspecs import hookimpl
+from grpox.plugins.loader import InvalidPlugin, check_hooks
 from grpox.policy.lora.layers import adapted_layers, merge_adapters
 from grpox.policy.saved_whole import undescribed
 from grpox.policy.weight_stream import stream_as_trained
-from grpox.runfile.given import GIVEN, Changes, Given
+from grpox.runfile.given import GIVEN, MERGED, Changes, Given
 from grpox.runfile.model_options import media_parts
 from grpox.runfile.overrides import ARGUMENT
 from grpox.runfile.paths import input_path
@@ -29,39 +32,146 @@ if TYPE_CHECKING:
     from grpox.policy.engine import Engine
 
 
+_OF_TRAINER = {
+    "args": "config, a run file or a mapping; `grpox import-trl` converts a GRPOConfig",
+    "reward_funcs": "rewards",
+    "train_dataset": "dataset",
+    "processing_class": "tokenizer",
+    "environment_factory": "environment",
+    "optimizers": "train.optimizer and train.scheduler, in the config",
+}
+"""Argument of TRL's GRPOTrainer -> what stands for it."""
+HOOKS_OF_RUN = (
+    "grpox_run_started",
+    "grpox_rollouts_scored",
+    "grpox_step_finished",
+    "grpox_evaluated",
+    "grpox_checkpoint_saved",
+    "grpox_run_failed",
+    "grpox_run_finished",
+)
+"""Methods of an observer of a run."""
+_OF_CALLBACK = {
+    "on_train_begin": "grpox_run_started",
+    "on_step_end": "grpox_step_finished",
+    "on_log": "grpox_step_finished",
+    "on_evaluate": "grpox_evaluated",
+    "on_save": "grpox_checkpoint_saved",
+    "on_train_end": "grpox_run_finished",
+}
+"""Method of a callback of transformers -> the hook that sees the same."""
+_OTHER_ADAPTERS = (
+    *(
+        "modules_to_save",
+        "use_dora",
+        "rank_pattern",
+        "alpha_pattern",
+        "target_parameters",
+        "layers_to_transform",
+    ),
+    *("layers_pattern", "layer_replication", "trainable_token_indices", "megatron_config", "use_qalora"),
+)
+"""Settings of peft that change what an adapter is, and that `model.lora` lacks."""
+
+
 def given_objects(
     model: PreTrainedModel | str | Path | None,
     tokenizer: PreTrainedTokenizerBase | None,
     dataset: Any,
     eval_dataset: Any,
     rewards: Any,
+    environment: Any = None,
+    tools: Any = None,
+    callbacks: Any = (),
 ) -> Given:
     """Check the arguments of `grpox.train`.
 
     Raises:
         ConfigError: an argument is invalid; names the key of the run file that it stands for.
     """
-    changes: dict[str, Changes | Sequence[Changes]] = {}
+    changes: dict[str, Changes | Sequence[Changes | str]] = {}
+    merged: dict[str, str] = {}
     if isinstance(model, str | Path):
         changes["model"] = {"path": input_path(str(model), Path.cwd())}
         model = None
     elif model is not None:
-        check_model(model)
-        changes["model"] = {"path": input_path(name, Path.cwd())} if (name := model.name_or_path) else {}
+        merged = fingerprint_of_adapter(model) if is_peft_model(model) else {}
+        whole, lora = _without_adapter(model)
+        check_model(whole)
+        named = {"path": input_path(name, Path.cwd())} if (name := whole.name_or_path) else {}
+        changes["model"], model = named | lora, whole
     if tokenizer is not None:
         check_tokenizer(tokenizer)
-    opened: dict[str, Any] = {"data": dataset, "evaluation": eval_dataset}
-    for section, value in opened.items():
-        if isinstance(value, str | Path):
-            changes[section] = {"path": input_path(str(value), Path.cwd(), DATA_FILES)}
-            opened[section] = None
-        elif value is not None:
-            changes[section] = {"path": GIVEN}
-            opened[section] = as_dataset(value, section)
+    rows = None
+    if dataset is not None:
+        path, rows = _given_rows(dataset, "data")
+        changes["data"] = {"path": path}
+    evaluation_rows, evaluation = given_evaluation(eval_dataset)
+    if evaluation:
+        changes["evaluation"] = evaluation
     functions, models, references = given_rewards(rewards)
     if references is not None:
         changes["rewards"] = references
-    return Given(model, tokenizer, opened["data"], opened["evaluation"], functions, models, changes)
+    if environment is not None:
+        classes, changes["environment"] = given_environments(environment)
+        functions |= classes
+    if tools is not None:
+        called, changes["tools"] = given_tools(tools)
+        functions |= called
+    observers = given_callbacks(callbacks)
+    return Given(model, tokenizer, rows, evaluation_rows, functions, models, changes, merged, observers)
+
+
+def refuse_arguments(others: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse arguments that `grpox.train` lacks, and name what stands for an argument of TRL.
+
+    Args:
+        known: the arguments of `grpox.train`.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    from grpox.runfile.from_trl.fields import key_of  # a table needed only for a mistake
+
+    problems = []
+    for name, value in others.items():
+        near = _OF_TRAINER.get(name, "")
+        if not near and (key := key_of(name)):
+            near = f"{key}, in the config or overrides"
+        what, allowed = "is no argument of train()", ", ".join(known)
+        near = near or nearest(name, known)
+        problems.append(Problem(what, name, ARGUMENT, _shown(value), allowed, near))
+    if problems:
+        raise ConfigError(problems)
+
+
+def given_evaluation(eval_dataset: Any) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
+    """Return held-out rows by set, and the keys of the section `evaluation` that stand for them.
+
+    A mapping of names, which is several sets, has a dataset, rows or a path for each name.
+    """
+    if eval_dataset is None:
+        return {}, {}
+    key = "evaluation"
+    if not isinstance(eval_dataset, Mapping):
+        path, rows = _given_rows(eval_dataset, key)
+        return ({} if rows is None else {"": rows}), {"path": path}
+    evaluation_rows, sets = {}, {}
+    for name, value in eval_dataset.items():
+        path, rows = _given_rows(value, f"{key}.sets.{name}")
+        sets[str(name)] = {"path": path}
+        if rows is not None:
+            evaluation_rows[str(name)] = rows
+    if not sets:
+        raise _refused(key, "is empty", eval_dataset)
+    return evaluation_rows, {"sets": sets}
+
+
+def _given_rows(value: Any, key: str) -> tuple[str, Any]:
+    """Return the path that stands for rows in the config, and the rows unless `value` is a path itself."""
+    if isinstance(value, str | Path):
+        return input_path(str(value), Path.cwd(), DATA_FILES), None
+    return GIVEN, as_dataset(value, key)
 
 
 def given_rewards(
@@ -78,9 +188,11 @@ def given_rewards(
     references: list[dict[str, Any]] = []
     alone = callable(rewards) or isinstance(rewards, str | Mapping)
     for place, reward in enumerate([rewards] if alone else rewards):
-        key, keys = f"rewards[{place}]", _keys(reward)
+        key, keys = f"rewards[{place}]", _keys(reward, "function")
         if "function" in keys:
             function = keys.pop("function")
+            if is_peft_model(function):
+                function = function.merge_and_unload()
             path = reward_model_path(function, key)
             if path is None:
                 if not callable(function) or hasattr(function, "forward"):  # a module can be called too
@@ -88,7 +200,9 @@ def given_rewards(
                 functions[key] = function
                 # Its own name, the wrapped function's (functools.partial), or its class's.
                 inner = getattr(function, "func", function)
-                keys = {"name": getattr(inner, "__name__", type(function).__name__)} | keys
+                name = getattr(inner, "__name__", type(function).__name__)
+                # Not by its line, which changes with each edit: a resumed run has the same names.
+                keys = {"name": f"lambda_{place}" if name == "<lambda>" else name} | keys
             else:
                 models[key] = function
                 keys = {"name": REWARD_OF_MODEL, "model": path} | keys
@@ -96,30 +210,159 @@ def given_rewards(
     return functions, models, references
 
 
-def _keys(reward: Any) -> dict[str, Any]:
-    if isinstance(reward, str):
-        return {"name": reward}
-    return dict(reward) if isinstance(reward, Mapping) else {"function": reward}
+def is_peft_model(value: Any) -> bool:
+    """Tell whether `value` is a model with adapters as peft wraps it; peft is not imported."""
+    return isinstance(value, nn.Module) and hasattr(value, "merge_and_unload") and hasattr(value, "peft_config")
+
+
+def _without_adapter(model: Any) -> tuple[Any, dict[str, Any]]:
+    """Merge the adapter of a PeftModel; also return the keys of the section `model` for a new one like it."""
+    if not is_peft_model(model):
+        return model, {}
+    lora = {"lora": lora_of(model)}
+    return model.merge_and_unload(), lora
+
+
+def fingerprint_of_adapter(model: nn.Module) -> dict[str, str]:
+    """Return the digest of an adapter under `MERGED`; empty if the adapter changes nothing, as a new one."""
+    digest, changes = hashlib.sha256(), False
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            digest.update(name.encode() + parameter.detach().float().cpu().numpy().tobytes())
+            changes |= "lora_B" in name and bool(parameter.any())
+    return {MERGED: digest.hexdigest()} if changes else {}
+
+
+def lora_of(model: Any) -> dict[str, Any]:
+    """Return the section `model.lora` with the settings of a PeftModel's adapter.
+
+    The adapter is merged, and the run trains a new one with these settings.
+
+    Raises:
+        ConfigError: `model.lora` cannot say the same.
+    """
+    allowed = "one LoRA adapter that model.lora can describe, or the model after merge_and_unload()"
+    if len(model.peft_config) != 1:
+        raise _refused("model", f"has {len(model.peft_config)} adapters", model, allowed)
+    [settings] = model.peft_config.values()
+    given = settings.to_dict()
+    kind = str(getattr(given.get("peft_type"), "value", given.get("peft_type")))
+    others = {"peft_type": kind} if kind != "LORA" else {}
+    others |= {name: value for name, value in given.items() if name in _OTHER_ADAPTERS and value}
+    if given.get("bias", "none") != "none":
+        others["bias"] = given["bias"]
+    targets = given.get("target_modules")
+    if isinstance(targets, str) and targets != "all-linear":
+        others["target_modules"] = targets
+    if others:
+        what = f"its adapter has {', '.join(f'{name}={value}' for name, value in others.items())}"
+        raise _refused("model", what, model, allowed)
+    names = {"r": "r", "lora_alpha": "alpha", "use_rslora": "use_rslora"}
+    lora = {ours: given[theirs] for theirs, ours in names.items()}
+    lora["target_modules"] = targets if isinstance(targets, str) else sorted(targets or ())
+    if excluded := given.get("exclude_modules"):
+        lora["exclude_modules"] = [excluded] if isinstance(excluded, str) else sorted(excluded)
+    return lora
+
+
+def given_environments(environment: Any) -> tuple[dict[str, Callable[..., Any]], list[dict[str, Any]]]:
+    """Return classes by key, and the list `environment` of an equivalent run file.
+
+    A mapping is as in a run file, or has a class under ``class`` beside its parameters, `when` and `weight`.
+    """
+    classes: dict[str, Callable[..., Any]] = {}
+    references: list[dict[str, Any]] = []
+    is_alone = isinstance(environment, str | Mapping) or not isinstance(environment, Sequence)
+    for place, each in enumerate([environment] if is_alone else environment):
+        key, keys = f"environment[{place}]", _keys(each, "class")
+        if "class" in keys:
+            classes[key] = own = keys.pop("class")
+            keys = {"name": getattr(own, "__name__", type(own).__name__)} | keys
+        references.append(keys)
+    return classes, references
+
+
+def given_tools(tools: Any) -> tuple[dict[str, Callable[..., Any]], list[str]]:
+    """Return functions by key, and the list `tools` of an equivalent run file."""
+    functions: dict[str, Callable[..., Any]] = {}
+    references: list[str] = []
+    for place, tool in enumerate([tools] if isinstance(tools, str) or callable(tools) else tools):
+        if not isinstance(tool, str):
+            functions[f"tools[{place}]"] = tool
+            name = getattr(tool, "__name__", type(tool).__name__)
+            tool = f"{getattr(tool, '__module__', '')}:{name}"
+        references.append(tool)
+    return functions, references
+
+
+def given_callbacks(callbacks: Any) -> tuple[object, ...]:
+    """Check objects with the methods of observers, and mark the methods as hooks.
+
+    Raises:
+        ConfigError: one is no object with such methods.
+    """
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise _refused("callbacks", "is no list of observers", callbacks, "a list of objects")
+    for place, callback in enumerate(callbacks):
+        key, allowed = f"callbacks[{place}]", f"an object with one of the methods {', '.join(HOOKS_OF_RUN)}"
+        if isinstance(callback, type):
+            raise _refused(key, f"is the class {callback.__name__}", callback, "an instance of it")
+        methods = [name for name in HOOKS_OF_RUN if callable(getattr(callback, name, None))]
+        if not methods:
+            near = next(filter(None, map(_hook_like, dir(callback))), "")
+            what = "has none of the methods of an observer"
+            raise ConfigError(what, key, ARGUMENT, type(callback).__name__, allowed, near)
+        for name in methods:
+            function = getattr(getattr(callback, name), "__func__", None)
+            if function is not None and not hasattr(function, "grpox_impl"):
+                hookimpl(function)
+        try:
+            check_hooks(callback)
+        except InvalidPlugin as error:
+            raise ConfigError(text_of(error), key, ARGUMENT, type(callback).__name__, allowed) from error
+    return tuple(callbacks)
+
+
+def _hook_like(name: str) -> str:
+    """Return the hook that a method of another name probably means; empty if none."""
+    if name.startswith("_"):
+        return ""
+    near = nearest(name.removeprefix("on_"), [hook.removeprefix("grpox_") for hook in HOOKS_OF_RUN])
+    return _OF_CALLBACK.get(name) or (near and f"grpox_{near}")
+
+
+def _shown(value: Any) -> str:
+    return " ".join(repr(value).split())[:200]
+
+
+def _keys(value: Any, name: str) -> dict[str, Any]:
+    """Return a reference as a run file has it; an object stands under `name`."""
+    if isinstance(value, str):
+        return {"name": value}
+    return dict(value) if isinstance(value, Mapping) else {name: value}
 
 
 def _no_function(value: Any, key: str) -> ConfigError:
     allowed = "a reward function, a sequence-classification model, a component's name, or a run file's mapping"
-    given = " ".join(repr(value).split())[:200]
-    return ConfigError("is no reward function", key, where=ARGUMENT, given=given, allowed=allowed)
+    return ConfigError("is no reward function", key, where=ARGUMENT, given=_shown(value), allowed=allowed)
 
 
 def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableDataset:
     """Return `value` as plain rows: a dataset without its format (torch, numpy), or a list as a dataset.
 
     Args:
-        key: section of the run file: ``data`` or ``evaluation``, which takes no stream.
+        key: section of the run file: ``data``, or ``evaluation`` or a set of it, which take no stream.
 
     Raises:
         ConfigError: it is neither, or its rows do not make a table.
     """
     if isinstance(value, datasets.IterableDataset):
-        if key == "evaluation":
-            raise _refused(key, "is a stream; every held-out prompt is completed in each evaluation", value)
+        if key.startswith("evaluation"):
+            what = "is a stream; every held-out prompt is completed in each evaluation"
+            allowed = (
+                "its first rows, as Dataset.from_list(list(rows.take(500))), or evaluation.sets in the config"
+            )
+            raise _refused(key, what, value, allowed)
         return value
     if isinstance(value, datasets.Dataset):
         return value.with_format(None)

@@ -7,7 +7,7 @@ generator and sampler.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.config import EvaluationConfig, RunConfig, SamplingConfig
+from grpox.config import EvaluationConfig, EvaluationSetConfig, RunConfig, SamplingConfig
 from grpox.config.run import rewards_of
-from grpox.config.sampling import sampling_of
+from grpox.config.sampling import path_key, sampling_of
 from grpox.contracts import Capability, Generator, GeneratorContext, PolicyLoss
-from grpox.data.open_data import open_data
-from grpox.data.prompts import PromptLimit, PromptSet
+from grpox.data.open_data import open_data, reason
+from grpox.data.prompts import PromptLimit, PromptSet, ToolsOfRow
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError
@@ -45,7 +45,11 @@ from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank
 
 if TYPE_CHECKING:
+    from grpox.rollout.episodes.waves import EpisodeLoop
     from grpox.runfile.load import ResolvedRun
+
+ToolsOf = Callable[[PromptSet], ToolsOfRow]
+"""Data -> function: row -> schemas of the tools that the model may call there."""
 
 
 def model_config(run: ResolvedRun) -> PreTrainedConfig:
@@ -78,12 +82,16 @@ def open_tokenizer(run: ResolvedRun) -> PreTrainedTokenizerBase:
 
 
 def open_prompts(
-    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, build: Callable[[str], Any] | None = None
-) -> tuple[PromptSet, PromptSet | None]:
-    """Open and check the prompts to train on, and those of the evaluation if there is one.
+    run: ResolvedRun,
+    tokenizer: PreTrainedTokenizerBase,
+    build: Callable[[str], Any] | None = None,
+    tools_of: ToolsOf | None = None,
+) -> tuple[PromptSet, dict[str, PromptSet]]:
+    """Open and check the prompts to train on, and those of the evaluation by set; none without one.
 
     Args:
         build: builds the dataset component under a key; default: `ResolvedRun.build`.
+        tools_of: data -> function: row -> schemas of the tools that the model may call there.
 
     Raises:
         ConfigError: data cannot be opened, or a prompt is invalid or too long, see `PromptSet`; the tokenizer's
@@ -93,22 +101,47 @@ def open_prompts(
     config, model = run.config, model_config(run)
     if problem := media_problem(model.to_dict(), "model.path", config.model.path):
         raise ConfigError(problem)
-    prompts = _prompt_set(run, tokenizer, lambda: _training_rows(run, build or run.build), config.sampling)
-    return prompts, None if config.evaluation is None else open_evaluation_prompts(
-        run, tokenizer, config.evaluation
+    prompts = _prompt_set(
+        run, tokenizer, lambda: _training_rows(run, build or run.build), config.sampling, tools_of
     )
+    if config.evaluation is None:
+        return prompts, {}
+    return prompts, open_evaluation_prompts(run, tokenizer, config.evaluation, tools_of)
 
 
 def open_evaluation_prompts(
-    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, evaluation: EvaluationConfig
-) -> PromptSet:
-    """Open and check the prompts of the evaluation; raises ConfigError as `open_prompts`."""
-    given, sampling = run.given.eval_dataset, sampling_of(evaluation, run.config.sampling)
+    run: ResolvedRun,
+    tokenizer: PreTrainedTokenizerBase,
+    evaluation: EvaluationConfig,
+    tools_of: ToolsOf | None = None,
+) -> dict[str, PromptSet]:
+    """Open and check the prompts of each set of the evaluation; raises ConfigError as `open_prompts`."""
+    given, sampling = run.given.eval_datasets, sampling_of(evaluation, run.config.sampling)
 
-    def rows() -> datasets.Dataset:
-        return open_data(evaluation.path, key="evaluation.path") if given is None else given
+    def opened(name: str, chosen: EvaluationSetConfig) -> PromptSet:
+        data = f"the evaluation data of {name}" if name else "the evaluation data"
 
-    return _prompt_set(run, tokenizer, rows, sampling, data="the evaluation data")
+        def rows() -> datasets.Dataset:
+            return given[name] if name in given else _evaluation_rows(chosen, path_key(name))
+
+        return _prompt_set(run, tokenizer, rows, sampling, tools_of, data)
+
+    return {name: opened(name, chosen) for name, chosen in evaluation.named_sets.items()}
+
+
+def _evaluation_rows(chosen: EvaluationSetConfig, key: str) -> datasets.Dataset:
+    """Read the rows of a set; of a stream, only the first ones are read."""
+    rows = open_data(chosen.path, chosen.subset, chosen.split, chosen.streaming, key)
+    if isinstance(rows, datasets.IterableDataset):
+        try:
+            first = list(rows.take(chosen.rows or 0))
+            opened = datasets.Dataset.from_list(first, features=rows.features)
+        except Exception as error:
+            raise ConfigError(f"cannot be read: {reason(error)}", key, given=chosen.path) from error
+        if not first:
+            raise ConfigError("has no row", key, given=chosen.path)
+        return opened
+    return rows if chosen.rows is None else rows.select(range(min(chosen.rows, len(rows))))
 
 
 def _prompt_set(
@@ -116,13 +149,16 @@ def _prompt_set(
     tokenizer: PreTrainedTokenizerBase,
     rows: Callable[[], datasets.Dataset | RowStream],
     sampling: SamplingConfig,
-    **name: str,
+    tools_of: ToolsOf | None,
+    data: str = "the data",
 ) -> PromptSet:
     config, model = run.config, model_config(run)
     check_special_tokens(tokenizer, model, config.model.path)
     limit, vocabulary = PromptLimit.of_run(config.data, sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
-    return PromptSet(rows(), column, tokenizer, template, limit, vocabulary=vocabulary, **name)
+    return PromptSet(
+        rows(), column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes
+    )
 
 
 def check_scope(run: ResolvedRun, loss: PolicyLoss | None = None) -> None:
@@ -190,21 +226,28 @@ def _dataset(run: ResolvedRun, build: Callable[[str], Any]) -> datasets.Dataset 
 
 @dataclass(frozen=True)
 class EvaluationInputs:
-    """Prompts of an evaluation, and the reward functions that score their completions."""
+    """Prompts of one set of an evaluation, and the reward functions that score their completions."""
 
+    name: str
+    """Name of the set; empty for a single one."""
     prompts: PromptSet
     rewards: Sequence[NamedReward]
 
     @classmethod
-    def bind(cls, config: RunConfig, prompts: PromptSet, functions: Sequence[Any]) -> EvaluationInputs:
-        """Bind the reward functions that score the evaluation: its own, or those of training if it has none.
+    def bind(
+        cls, config: RunConfig, sets: Mapping[str, PromptSet], functions: Sequence[Any]
+    ) -> list[EvaluationInputs]:
+        """Bind the reward functions that score each set: the evaluation's own, or else those of training.
 
         Raises:
             ConfigError: a function needs a column that the data lacks.
         """
         own = config.evaluation is not None and config.evaluation.rewards is not None
         key = OF_EVALUATION if own else OF_TRAINING
-        return cls(prompts, bind_rewards(rewards_of(config), functions, prompts, key))
+        return [
+            cls(name, prompts, bind_rewards(rewards_of(config), functions, prompts, key))
+            for name, prompts in sets.items()
+        ]
 
 
 def open_generator(run: ResolvedRun, world: World) -> Generator:
@@ -249,11 +292,13 @@ def start_sampler(
     world: World,
     times: PhaseTimes,
     sleeps: bool = True,
+    episodes: EpisodeLoop | None = None,
 ) -> CompletionSampler:
     """Start the generator on every rank.
 
     Args:
         sleeps: True if it sleeps during updates, which need its memory.
+        episodes: gives completions several turns.
     """
 
     def start() -> None:
@@ -261,4 +306,4 @@ def start_sampler(
             generator.start(context)
 
     on_every_rank(world, times, start)
-    return CompletionSampler(policy, generator, world, context.seed, times, sleeps)
+    return CompletionSampler(policy, generator, world, context.seed, times, sleeps, episodes)

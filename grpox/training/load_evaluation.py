@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from grpox.checkpoint.folders import FOLDER as CHECKPOINTS
 from grpox.checkpoint.folders import MANIFEST, checkpoints_in
 from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.errors import ConfigError, Problem, nearest
@@ -20,11 +21,15 @@ from grpox.runfile.model_options import runs_code
 from grpox.runfile.overrides import COMMAND_LINE
 
 ARGUMENT = "MODEL"
+CONFIG = "config.yaml"
 FROM_CHECKPOINT = ("path", "dtype", "init")
 """Keys of the section `model` that are read from a checkpoint."""
 
 TRUST = "model.init.trust_remote_code"
-SECTIONS = ("model", "data", "rewards", "generator", "sampling", "evaluation", "plugins", "watchdog")
+SECTIONS = (
+    *("model", "data", "environment", "tools", "episodes", "rewards"),
+    *("generator", "sampling", "evaluation", "plugins", "watchdog"),
+)
 """Sections that take part in an evaluation."""
 _OF_PROMPTS = ("prompt_column", "max_prompt_length", "long_prompts")
 _OF_RUNS = ("every", "early_stop")
@@ -71,6 +76,31 @@ def named_model(given: str) -> NamedModel:
         names = ", ".join(str(path) for path in checkpoints[:3])
         raise ConfigError(what, ARGUMENT, given=given, allowed=f"one of its checkpoints: {names}")
     return NamedModel(given, {"path": given})
+
+
+def own_config(given: str) -> str:
+    """Return the config of the run that MODEL belongs to: a run's folder, its model or one of its checkpoints.
+
+    Raises:
+        ConfigError: MODEL does not belong to a run.
+    """
+    folder = Path(given).expanduser().absolute()
+    of_run = folder.parent if folder.parent.name != CHECKPOINTS else folder.parents[1]
+    for place in (folder, of_run):
+        if (place / CONFIG).is_file():
+            return str(place / CONFIG)
+    what = "is not of a run, so a run file has to name the prompts" if folder.is_dir() else "no such folder"
+    runs = [str(path.parent) for path in Path().glob(f"*/*/{CONFIG}")]
+    allowed = f"grpox eval {given} CONFIG, or the folder of a run"
+    raise ConfigError(what, ARGUMENT, given=given, allowed=allowed, nearest=nearest(given, runs))
+
+
+def last_model(given: str) -> str:
+    """Return MODEL; for the folder of a run that has no model yet, its newest checkpoint."""
+    folder = Path(given).expanduser()
+    if (folder / CONFIG).is_file() and not (folder / "model" / "config.json").is_file():
+        return str(next(iter(checkpoints_in(folder)), given))
+    return given
 
 
 def load_evaluation(

@@ -1,41 +1,50 @@
-"""From a resolved run file to a finished run: opens its inputs, trains, saves, writes the summary."""
+"""From a resolved run file to a finished run: opens its inputs, trains, saves, writes the summary.
+
+`train_run` does it whole. `open_run` stops before the first step: `grpox.Run` takes the steps one by one.
+"""
 
 from __future__ import annotations
 
 import grpox.runtime.quick_transformers  # noqa: F401 # isort: skip # before transformers itself
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, IterableDataset
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+import torch
+from transformers import GenerationConfig, PreTrainedModel
 
 from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good, no_checkpoint
 from grpox.checkpoint.save_model import CARD, check_hub, model_card, push_model, save_model
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config import RunConfig
 from grpox.config.inputs import AUTO
+from grpox.config.training import tokens_on
 from grpox.contracts import Capability, Generator, RunContext
 from grpox.data.schedule import Schedule
 from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
+from grpox.observing.alarms import FILE as ALARMS
+from grpox.observing.alarms import write_alarms
 from grpox.observing.machine_metrics import machine_metrics
 from grpox.observing.observers import Observers
-from grpox.observing.record import began, finished, git_commit, recorded_dtype, versions
+from grpox.observing.record import began, finished, git_commit, recorded_choices, versions
 from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.adapter_folder import save_adapter
 from grpox.policy.deepspeed_config import check_deepspeed
-from grpox.policy.engine import Engine
+from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.policy.precision import allow_tf32, dtype_here
-from grpox.rollout.rewards.isolation import OF_EVALUATION, reward_functions
+from grpox.policy.reference import BaseAsReference
 from grpox.runfile.checked import unchecked_message
-from grpox.runfile.load import ResolvedRun, load_run, resolve_config
-from grpox.runfile.lock.differences import check_ranks
+from grpox.runfile.checks import divides_steps
+from grpox.runfile.load import ResolvedRun
+from grpox.runfile.lock.differences import DTYPE, MICRO_BATCH, check_ranks
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runtime.determinism import check_determinism, prepare_determinism
 from grpox.runtime.files import restrict_umask, write_atomically, write_error_message
@@ -55,7 +64,7 @@ from grpox.training.build import (
     unused_modes,
 )
 from grpox.training.components import RunComponents
-from grpox.training.given import given_objects, make_whole
+from grpox.training.given import make_whole
 from grpox.training.inputs import (
     generator_context,
     open_generator,
@@ -63,65 +72,101 @@ from grpox.training.inputs import (
     provides,
     start_sampler,
 )
+from grpox.training.trainer import Trainer
+from grpox.training.user_code import open_user_code
 
 logger = get_logger(__name__)
 
-RewardArgument = Callable[..., Any] | str | Mapping[str, Any]
-"""A reward function, a component's name, or a mapping as in a run file."""
-
-
-def train(
-    config: str | Path | Mapping[str, Any] | RunConfig | None = None,
-    overrides: Sequence[str] = (),
-    *,
-    model: PreTrainedModel | str | Path | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    dataset: Dataset | IterableDataset | Sequence[Mapping[str, Any]] | str | Path | None = None,
-    eval_dataset: Dataset | Sequence[Mapping[str, Any]] | str | Path | None = None,
-    rewards: RewardArgument | Sequence[RewardArgument] | None = None,
-    resume: bool = False,
-) -> dict[str, Any]:
-    """Train as `grpox train` does, from Python. Arguments but the first two stand in for keys of the config.
-
-    Args:
-        config: a run file's path, a bundled recipe's name, or the run itself as mapping or `RunConfig`. A
-            mapping may leave out what the other arguments give.
-        overrides: ``a.b=c``, as on the command line; only with a run file or recipe.
-        model: in place of `model.path`. An object is trained itself: after the run it holds the trained
-            weights, in evaluation mode, its dropout rates 0. If the run fails it is of no further use.
-        tokenizer: the model's; default: the one saved where the model came from.
-        dataset: in place of `data`: rows, or the path or hub id of a dataset. An IterableDataset is streamed.
-        eval_dataset: in place of `evaluation.path`.
-        rewards: in place of the config's: functions, names of components, or mappings as in a run file, where
-            ``{"function": f, "weight": 0.5}`` gives a function a weight.
-        resume: go on from the newest good checkpoint in output_dir; without one the run starts over.
-
-    Returns:
-        what ``summary.json`` holds: accuracy before and after, steps, seconds.
-
-    Raises:
-        ConfigError: the config or an argument is wrong, or a run goes on in output_dir; nothing was loaded.
-        RunFailed: the run failed.
-    """
-    given = given_objects(model, tokenizer, dataset, eval_dataset, rewards)
-    if isinstance(config, str | Path):
-        return train_run(load_run(config, overrides, given=given), resume)
-    if overrides:
-        raise TypeError("overrides go with a run file or recipe; change the mapping or RunConfig itself")
-    run = resolve_config({} if config is None else config, Path.cwd(), "python", given=given)
-    return train_run(run, resume)
-
 
 def train_run(
-    run: ResolvedRun, resume: bool = False, allow_changes: bool = False, needs_checkpoint: bool = False
+    run: ResolvedRun,
+    resume: bool = False,
+    allow_changes: bool = False,
+    needs_checkpoint: bool = False,
+    started: float | None = None,
 ) -> dict[str, Any]:
     """Train a resolved run to its end; a collective of all ranks. Returns the content of ``summary.json``.
+
+    The arguments are those of `open_run`.
+    """
+    with open_run(run, resume, allow_changes, needs_checkpoint, started) as opened:
+        return opened.train() if isinstance(opened, OpenRun) else opened
+
+
+@dataclass
+class OpenRun:
+    """A run whose parts are there: `trainer` takes steps, `train` takes what remains and saves the model."""
+
+    parts: TrainerParts
+    trainer: Trainer
+    engine: Engine
+    reference: FrozenEngine | BaseAsReference | None
+    model: PreTrainedModel
+    device: torch.device
+    """Place of the model before it was sharded."""
+    generation_config: GenerationConfig | None
+    watchdog: Watchdog
+    generating: ExitStack
+    """Closes the generator, at the latest when the run ends."""
+    summary: dict[str, Any]
+    """Filled at the end."""
+
+    @translate_exits(FOREIGN)
+    def train(self) -> dict[str, Any]:
+        """Take the remaining steps, save the model and write ``summary.json``; return its content."""
+        parts, trainer, summary = self.parts, self.trainer, self.summary
+        config, context = parts.run.config, parts.context
+        summary |= trainer.run() | trainer.checkpoints.summary()
+        if slower := unused_modes(self.engine, self.reference):
+            summary["unused_forward_modes"] = slower
+        self.generating.close()
+        with parts.times.phase("save"):
+            summary |= _save_model(parts, self.engine, self.model.name_or_path, self.generation_config)
+        self.release_model()
+        if parts.world.is_main:
+            folder, path = Path(summary["model"]), context.output_dir / "summary.json"
+            with suppress(OSError):  # on a full disk, only the card is lost
+                card = model_card(config, summary, context.fingerprints, trainer.state.metrics)
+                write_atomically(folder / CARD, card)
+            try:
+                if summary.get("alarms") or (path.parent / ALARMS).exists():
+                    write_alarms(path.parent, summary.get("alarms", []))
+                write_atomically(path, json.dumps(summary, indent=2) + "\n")
+            except OSError as error:
+                raise RunFailed(write_error_message(error, path)) from error
+            parts.observers.checkpoint_saved(context, self.engine.steps, folder)
+        return summary
+
+    def release_model(self) -> None:
+        """Give a model from Python its whole weights back; no step can be taken afterwards; a collective."""
+        self.generating.close()
+        if self.parts.run.given.model is not None:
+            make_whole(self.model, self.engine, self.device)
+
+
+@contextmanager
+def open_run(
+    run: ResolvedRun,
+    resume: bool = False,
+    allow_changes: bool = False,
+    needs_checkpoint: bool = False,
+    started: float | None = None,
+) -> Iterator[OpenRun | dict[str, Any]]:
+    """Open a resolved run, which lasts as long as the block; a collective of all ranks.
+
+    An error in the block, or a block that ends before `OpenRun.train` has returned, fails the run: observers
+    are told.
 
     Args:
         resume: continue from the newest good checkpoint in the run's folder; without one the run starts over.
         allow_changes: continue even if config, data or plugins differ from the checkpoint's.
         needs_checkpoint: refuse to start over.
+        started: Unix time at which the command began; default: now.
+
+    Yields:
+        the run before its first step; of a run that is complete already, its summary.
     """
+    started = started or time.time()
     config = run.config
     quieten()
     restrict_umask()
@@ -132,11 +177,10 @@ def train_run(
     enable_tcp_keepalive(config.watchdog.host_lost_after)
     with (
         hold_on_all_ranks(Path(config.output_dir), world),
-        reward_functions(run) as functions,
-        reward_functions(run, OF_EVALUATION) as of_evaluation,
+        open_user_code(run) as code,
         translate_exits(FOREIGN),
     ):
-        _decide_dtype(config, world, resume)
+        _decide_automatic(run, world, resume)
         lock = lock_of(run)
         _report_unchecked(run, world)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
@@ -145,33 +189,43 @@ def train_run(
         if config.hub is not None and world.is_main:
             check_hub(config.hub)
         seed_libraries(config.train.seed)
+        _tell(world, "reading the data: %s", config.data.path or "the dataset's rows")
         times = PhaseTimes(generator=generator_settings(run))
         components = RunComponents(run, lock, world, times)
-        inputs = TrainInputs.open(run, world, components, functions, of_evaluation)
+        inputs = TrainInputs.open(run, world, components, code)
         if resume and (done := finished(config, inputs.schedule.total_steps)):
             _say_complete(config, done, world)
-            return done
+            yield done
+            return
         generator = open_generator(run, world)
         components.add("generator", generator)
-        data = fingerprints(config)
+        data = fingerprints(config) | dict(run.given.fingerprints)
         checkpoint = newest_good(Path(config.output_dir), world) if resume else None
         if checkpoint is not None:
             check_changes(checkpoint, config, lock, data, world, allow_changes)
         elif needs_checkpoint:
             raise no_checkpoint(Path(config.output_dir))
-        context = _context(run, world, inputs.schedule, resume, checkpoint, data)
+        context = _context(run, world, inputs.schedule, resume, checkpoint, data, started)
         observers = build_observers(run, world, components, lock)
+        if config.tracking:
+            _tell(world, "starting to track: %s", ", ".join(config.tracking))
         with (
-            Watchdog(config.watchdog, times, context.output_dir / "stalls", world.rank),
+            Watchdog(config.watchdog, times, context.output_dir / "stalls", world.rank) as watchdog,
             _observed(context, observers, world) as summary,
             translate_lost_ranks(world, times),
             machine_metrics(context.output_dir, config.logging.system_metrics_every, world),
         ):
             parts = TrainerParts(run, world, inputs, components, context, observers, lock, times)
-            summary |= _train_and_save(parts, generator, checkpoint, allow_changes)
+            with _opened(parts, generator, checkpoint, allow_changes, watchdog, summary) as opened:
+                yield opened
         if world.is_main:
             _push(config, summary)  # last, so that a failed push loses nothing
-        return summary
+
+
+def _tell(world: World, message: str, *values: object) -> None:
+    """Name the phase that begins, once, because loading may take minutes without another sign of life."""
+    if world.is_main:
+        logger.info(message, *values)
 
 
 def _say_complete(config: RunConfig, summary: Mapping[str, Any], world: World) -> None:
@@ -192,16 +246,19 @@ def _push(config: RunConfig, summary: dict[str, Any]) -> None:
         logger.info("pushed to %s", address)
 
 
-def _decide_dtype(config: RunConfig, world: World, resume: bool) -> None:
-    """Replace ``model.dtype: auto`` by the precision that the run has; a collective.
+def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> None:
+    """Replace ``auto`` by the precision and the size of micro-batches that the run has; a collective.
 
-    A resumed run keeps the precision that it began with, also on other devices.
+    A resumed run keeps those that it began with, also on other devices.
     """
-    if config.model.dtype != AUTO:
-        return
-    recorded = [recorded_dtype(Path(config.output_dir))] if resume and world.is_main else [None]
-    known = [dtype for dtype in world.gather(recorded) if dtype is not None]
-    config.model.dtype = known[0] if known else dtype_here(config.model)
+    model, train = run.config.model, run.config.train
+    reads = resume and world.is_main
+    [recorded, *_] = world.gather([recorded_choices(Path(run.config.output_dir)) if reads else {}])
+    if model.dtype == AUTO:
+        model.dtype = recorded.get(DTYPE, dtype_here(model))
+    if train.max_tokens_per_micro_batch == AUTO:
+        on_gpu = tokens_on(AUTO, world.device.type == "cuda", divides_steps(run.components["loss"]))
+        train.max_tokens_per_micro_batch = recorded.get(MICRO_BATCH, on_gpu)
 
 
 def _report_unchecked(run: ResolvedRun, world: World) -> None:
@@ -225,56 +282,59 @@ def _observed(context: RunContext, observers: Observers, world: World) -> Iterat
         observers.run_finished(context, summary)
 
 
-@translate_exits(FOREIGN)
-def _train_and_save(
-    parts: TrainerParts, generator: Generator, checkpoint: Checkpoint | None, allow_changes: bool
-) -> dict[str, Any]:
+@contextmanager
+def _opened(
+    parts: TrainerParts,
+    generator: Generator,
+    checkpoint: Checkpoint | None,
+    allow_changes: bool,
+    watchdog: Watchdog,
+    summary: dict[str, Any],
+) -> Iterator[OpenRun]:
+    """Load the model, start the generator, and restore the checkpoint; the generator ends with the block."""
     config, world, times = parts.run.config, parts.world, parts.times
-    model = on_every_rank(world, times, times.phase("load")(lambda: open_model(parts.run)))
-    allow_tf32(model, world.device)
-    home, generation_config = model.device, model.generation_config
-    for_generator = generator_context(model, parts.inputs.tokenizer, config, world)
-    files = ShardFiles(config.checkpoint.background)
-    with times.phase("shard"):
-        engine, reference = build_engines(parts, model, files)
-    sampler = start_sampler(generator, for_generator, engine, world, times)
-    try:
-        trainer = build_trainer(parts, engine, reference, sampler, files)
-        if checkpoint is not None:
-            with times.phase("restore"):
-                checkpoint.restore(
-                    trainer.state,
-                    trainer.policy,
-                    parts.components.states,
-                    trainer.schedule,
-                    config.train.seed,
-                    allow_changes,
-                )
-                trainer.steering.restore()
-        parts.components.start()
-        enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
-        times.take()  # none of this is the first step's
-        summary = trainer.run() | trainer.checkpoints.summary()
-        if slower := unused_modes(engine, reference):
-            summary["unused_forward_modes"] = slower
-    finally:
-        with times.phase("close"):
-            generator.close()
-    with times.phase("save"):
-        summary |= _save_model(parts, engine, model.name_or_path, generation_config)
-    if parts.run.given.model is not None:
-        make_whole(model, engine, home)
-    if world.is_main:
-        folder, path = Path(summary["model"]), parts.context.output_dir / "summary.json"
-        with suppress(OSError):  # on a full disk, only the card is lost
-            card = model_card(config, summary, parts.context.fingerprints, trainer.state.metrics)
-            write_atomically(folder / CARD, card)
-        try:
-            write_atomically(path, json.dumps(summary, indent=2) + "\n")
-        except OSError as error:
-            raise RunFailed(write_error_message(error, path)) from error
-        parts.observers.checkpoint_saved(parts.context, engine.steps, folder)
-    return summary
+    with translate_exits(FOREIGN):
+        _tell(world, "loading the model: %s", config.model.path)
+        model = on_every_rank(world, times, times.phase("load")(lambda: open_model(parts.run)))
+        allow_tf32(model, world.device)
+        device, generation_config = model.device, model.generation_config
+        for_generator = generator_context(model, parts.inputs.tokenizer, config, world)
+        files = ShardFiles(config.checkpoint.background)
+        _tell(world, "setting up DeepSpeed, then the generator %s", parts.run.components["generator"].label)
+        with times.phase("shard"):
+            engine, reference = build_engines(parts, model, files)
+        episodes = parts.inputs.episodes
+        loop = None if episodes is None else episodes.loop(world, times, for_generator.stop_token_ids)
+        sampler = start_sampler(generator, for_generator, engine, world, times, episodes=loop)
+        with ExitStack() as generating:
+            generating.callback(times.phase("close")(generator.close))
+            trainer = build_trainer(parts, engine, reference, sampler, files)
+            if checkpoint is not None:
+                with times.phase("restore"):
+                    checkpoint.restore(
+                        trainer.state,
+                        trainer.policy,
+                        parts.components.states,
+                        trainer.schedule,
+                        config.train.seed,
+                        allow_changes,
+                    )
+                    trainer.steering.restore()
+            parts.components.start()
+            enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
+            times.take()  # none of this is the first step's
+            yield OpenRun(
+                parts,
+                trainer,
+                engine,
+                reference,
+                model,
+                device,
+                generation_config,
+                watchdog,
+                generating,
+                summary,
+            )
 
 
 def _save_model(
@@ -300,6 +360,7 @@ def _context(
     resume: bool,
     checkpoint: Checkpoint | None,
     data: Mapping[str, str],
+    started: float,
 ) -> RunContext:
     progress = checkpoint.progress if checkpoint else None
     done = progress.step if progress else 0 if resume and began(run.config) else None
@@ -315,4 +376,5 @@ def _context(
         metrics_bytes=progress.metrics_bytes if progress else 0,
         generations_before=schedule.generations_until(progress.step) if progress else 0,
         fingerprints=data,
+        started=started,
     )

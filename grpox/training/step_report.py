@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from grpox.checkpoint.progress import TrainingState
+from grpox.config.alarms import OF_UPDATE
 from grpox.contracts import RunContext
+from grpox.errors import RunFailed
+from grpox.observing.alarms import FILE, PAGE, RaisedAlarm, alarms_in, describe_alarm, write_alarms
 from grpox.observing.control import RunControl
 from grpox.observing.observers import Observers
+from grpox.observing.token_files import token_file, write_tokens
 from grpox.policy.batch import Sample
 from grpox.rollout.collector import Collector, GenerationBatch
 from grpox.rollout.metrics import mean_metrics, model_length
 from grpox.rollout.rewards.scoring import mean_logged, with_logged
+from grpox.runtime.files import read_mapping, write_error_message
 from grpox.runtime.logs import WarnOnce
 from grpox.update.mismatch import mismatch_warnings
+from grpox.update.token_facts import TokenFacts
 
 
 @dataclass
@@ -39,6 +46,22 @@ class StepReport:
         """Report the generation batches that were collected for `step`."""
         for batch in batches if self.is_main else ():
             self.observers.rollouts_scored(self.context, step, self.collector.scored(batch))
+
+    def tokens_recorded(self, step: int, completions: Sequence[TokenFacts]) -> None:
+        """Write the tokens of completions, those of all ranks, on the main rank.
+
+        A failure is that of the observer ``record``, which ends no run.
+        """
+        if not self.is_main or not completions:
+            return
+        path = token_file(self.context.output_dir, step)
+        try:
+            write_tokens(path, completions, self.collector.prompts.token_texts)
+        except OSError as error:
+            message = f"tokens are not saved: {write_error_message(error, path)}"
+            self.observers.note_failure("record", "tokens_recorded", RunFailed(message))
+        except Exception as error:  # noqa: BLE001 - as of any observer
+            self.observers.note_failure("record", "tokens_recorded", error)
 
     def step_finished(
         self,
@@ -65,7 +88,7 @@ class StepReport:
             return
         tokens = sum(len(sample) for samples in micro_batches for sample in samples)
         own = {
-            **update,
+            **{name: value for name, value in update.items() if name not in OF_UPDATE},
             **mean_metrics([self.collector.metrics(batch) for batch in new]),
             **times,
             "step_time": seconds,
@@ -83,4 +106,32 @@ class StepReport:
         self.warn.all({what: what for what in renamed})
         self.warn.all(mismatch_warnings(metrics, step, promised=self.logprobs_promised))
         self.state.metrics = metrics
+        self._raise_alarms(step, new, {**own, **update})
         self.observers.step_finished(self.context, step, metrics, self.control)
+
+    def _raise_alarms(self, step: int, new: Sequence[GenerationBatch], metrics: Mapping[str, float]) -> None:
+        """Report the alarms that a step raises, those excepted that were reported before a restart.
+
+        Args:
+            metrics: those of grpox itself: names of reward functions' own metrics are left out.
+        """
+        alarms = self.state.alarms
+        if alarms is None:
+            return
+        signals = mean_metrics([self.collector.signals(batch) for batch in new])
+        raised = alarms.see(step, {**metrics, **signals})
+        if not raised:
+            return
+        folder = self.context.output_dir
+        before = {alarm["name"]: alarm for alarm in alarms_in(read_mapping(folder / FILE))}
+        try:
+            write_alarms(folder, list({**before, **_by_name(alarms.state.raised)}.values()))
+        except OSError as error:  # the summary will have them
+            self.warn("alarms", f"alarms are not saved: {write_error_message(error, folder / FILE)}")
+        for alarm in raised:
+            if alarm.name not in before:
+                self.warn(f"alarm {alarm.name}", f"alarm {describe_alarm(alarm.entry())} ({PAGE})")
+
+
+def _by_name(alarms: Sequence[RaisedAlarm]) -> dict[str, dict[str, Any]]:
+    return {alarm.name: alarm.entry() for alarm in alarms}

@@ -8,6 +8,7 @@ that batch is begun before the update instead, with the old weights.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +23,14 @@ from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
 from grpox.training.components import RunComponents
-from grpox.training.evaluation import Evaluator
+from grpox.training.evaluation import Evaluation, outcomes_of
 from grpox.training.generation_feed import GenerationFeed
 from grpox.training.steering import Steering
 from grpox.training.step_report import StepReport
 from grpox.update.policy_update import PolicyUpdate
 
+Follow = Callable[[str, int, Mapping[str, float]], None]
+"""Function of what happened (``step``, whose metrics rank 0 alone has, or ``evaluation``), step and metrics."""
 GOING_ON = "ending after this step, with a checkpoint; once more to end at once"
 
 
@@ -41,38 +44,52 @@ class Trainer:
     state: TrainingState
     feed: GenerationFeed
     policy: PolicyUpdate
-    evaluator: Evaluator | None
+    evaluator: Evaluation | None
     observers: Observers
     report: StepReport
     steering: Steering
     components: RunComponents
     checkpoints: CheckpointSaver
     times: PhaseTimes
+    follow: Follow = lambda kind, step, metrics: None
+    """Called on every rank after each step and evaluation."""
+    _train_seconds: float | None = None
+    """Seconds until the end of the last step; None before `start`."""
 
     def run(self) -> dict[str, Any]:
-        """Train to the end; returns the accuracy before and after (if there is an evaluation) and the time."""
-        done = self.policy.engine.steps
-        if done == 0:
-            self.state.evaluation_before = self.evaluate(0)
-        raise_if_signalled()
-        self.state.started = time.perf_counter()
-        train_seconds = self.state.seconds_before
+        """Train to the end; returns the results before and after (if there is an evaluation) and the time."""
+        self.start()
         with first_signal_waits(GOING_ON if self.world.is_main else ""):
-            for plan in self.schedule.steps(done):
-                if self.ended:
-                    break
-                self.train_step(plan)
-                train_seconds = self.state.seconds  # the last evaluation is no part of training
-                if self.evaluator is not None and self.evaluator.is_due(plan.step, self.schedule.total_steps):
-                    self.evaluate(plan.step)
-                self.steering.apply()
-                self.checkpoints.after_step(self.state, plan.step, last=self.ended)
-                self.stop_if_signalled(plan.step)
+            while not self.ended:
+                self.next_step()
         if not self.state.evaluation:  # a run that goes on from its last step, not evaluated yet
             self.evaluate(self.policy.engine.steps)
         self.checkpoints.finish()
         raise_if_signalled()  # before the model is saved
-        return self.summary(train_seconds)
+        assert self._train_seconds is not None
+        return self.summary(self._train_seconds)
+
+    def start(self) -> None:
+        """Evaluate the model before the first step, if the run begins here and has not been started."""
+        if self._train_seconds is not None:
+            return
+        if self.policy.engine.steps == 0:
+            self.state.evaluation_before = self.evaluate(0)
+        raise_if_signalled()
+        self.state.started = time.perf_counter()
+        self._train_seconds = self.state.seconds_before
+
+    def next_step(self) -> None:
+        """Take the next optimizer step, and do what is due after it: evaluation, requests, checkpoint."""
+        plan = next(iter(self.schedule.steps(self.policy.engine.steps)))
+        self.train_step(plan)
+        self._train_seconds = self.state.seconds  # the last evaluation is no part of training
+        self.follow("step", plan.step, self.state.metrics)
+        if self.evaluator is not None and self.evaluator.is_due(plan.step, self.schedule.total_steps):
+            self.evaluate(plan.step)
+        self.steering.apply()
+        self.checkpoints.after_step(self.state, plan.step, last=self.ended)
+        self.stop_if_signalled(plan.step)
 
     def train_step(self, plan: StepPlan) -> None:
         """Take one optimizer step: collect the missing samples, then update the policy."""
@@ -85,15 +102,23 @@ class Trainer:
             with self.times.phase("update"), deterministic_algorithms(self.context.config.train.deterministic):
                 self.policy.score_old(self.feed.later_micro_batches(plan))
                 update = self.policy.step(micro_batches)
+            if {"loss", "grad_norm"} <= update.keys():  # a step that was not taken lacks one of them
+                self.state.losses = [self.state.losses[0] + update["loss"], self.state.losses[1] + 1]
         finally:  # also of a step that ends the run
             self.report.rollouts_scored(plan.step, new)
+        if self.feed.choice is not None and self.feed.choice.concerns(plan):
+            self.report.tokens_recorded(plan.step, self.world.gather(self.policy.token_facts))
         self.components.end_step(plan, micro_batches)
         self.feed.forget_used(plan)
         seconds, epoch = time.perf_counter() - start, self.feed.progress(plan.step).epoch
         self.report.step_finished(plan.step, epoch, new, micro_batches, update, seconds)
 
-    def evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate the weights after `step` optimizer steps; empty when the run has no evaluation."""
+    def evaluate(self, step: int, scheduled: bool = True) -> dict[str, float]:
+        """Evaluate the weights after `step` optimizer steps; empty when the run has no evaluation.
+
+        Args:
+            scheduled: the run's own evaluation, which early stopping counts.
+        """
         if self.evaluator is None:
             return {}
         metrics = self.evaluator.evaluate(self.feed.progress(step))
@@ -103,8 +128,9 @@ class Trainer:
             of_evaluation = {f"{PREFIX}{bare_name(name)}": metrics[name] for name in metrics}
             self.state.metrics = self.state.metrics | of_evaluation
             self.observers.evaluated(self.context, step, metrics, self.steering.control)
-        if self.state.early_stop is not None:
+        if scheduled and self.state.early_stop is not None:
             self.state.early_stop.see(step, metrics)
+        self.follow("evaluation", step, metrics)
         return metrics
 
     @property
@@ -122,14 +148,19 @@ class Trainer:
             raise Terminated  # the signal came to another rank alone
 
     def summary(self, train_seconds: float) -> dict[str, Any]:
-        """Return the run's length, its skipped steps and its accuracy."""
+        """Return the run's length, its skipped steps and the results of its evaluations."""
         steps, state = self.policy.engine.steps, self.state
         summary: dict[str, Any] = {"train_seconds": train_seconds, "steps": steps}
+        total, count = state.losses
+        if count:
+            summary["training_loss"] = total / count
         if state.skipped.total:
             summary["skipped_steps"] = state.skipped.total
+        if state.alarms is not None:  # rank 0 has seen the metrics, all ranks return the summary
+            own = state.alarms.state.raised if self.world.is_main else []
+            summary["alarms"] = [alarm.entry() for alarm in self.world.gather(own)]
         if self.evaluator:
-            before, after = state.evaluation_before["accuracy"], state.evaluation["accuracy"]
-            summary |= {"accuracy_before": before, "accuracy_after": after}
+            summary |= outcomes_of(state.evaluation_before, state.evaluation)
         if state.control.stop_reason:
             summary["stopped_early"] = {"step": steps, "reason": state.control.stop_reason}
         elif state.early_stop is not None and steps < self.schedule.total_steps:

@@ -27,7 +27,19 @@ from grpox.update.packing import LossTraits, StepTotals, token_weights
 from grpox.update.token_masks import off_policy_keep
 
 RESERVED = frozenset(
-    {"loss", "grad_norm", "learning_rate", "entropy", "kl", "kl_old", "ratio", "off_policy_masked"}
+    {
+        "loss",
+        "policy_loss",
+        "entropy_coef",
+        "router_aux_loss",
+        "grad_norm",
+        "learning_rate",
+        "entropy",
+        "kl",
+        "kl_old",
+        "ratio",
+        "off_policy_masked",
+    }
 )
 """Metrics of the core's own, which a diagnostic may not overwrite; nor may it begin with ``mismatch/`` or
 ``sampling/``."""
@@ -98,6 +110,21 @@ class MicroBatchLoss:
     diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
     corrected: Corrected | None = None  # None: no correction
     off_policy_keep: Tensor | None = None  # bool[B, T]; None: the run leaves none out
+    policy_share: Tensor | None = None  # scalar without gradient; None: the loss has no other term
+    router_share: Tensor | None = None  # scalar without gradient: of the mean load-balancing loss of the step
+
+    def with_routers(self, balance: Tensor, coefficient: float, totals: StepTotals) -> MicroBatchLoss:
+        """Add the load-balancing loss of the micro-batch, weighted by its part of the step's tokens.
+
+        Args:
+            balance: scalar, the loss.
+            coefficient: its weight.
+            totals: counts over the whole step.
+        """
+        share = token_weights(Reduction.TOKEN_MEAN, self.inputs.token_mask, totals).sum() * balance
+        policy = self.loss.detach() if self.policy_share is None else self.policy_share
+        loss = self.loss + coefficient * share
+        return replace(self, loss=loss, policy_share=policy, router_share=share.detach())
 
     def detached(self) -> MicroBatchLoss:
         """Return the same numbers without the graph that made them; call it after the backward pass.
@@ -245,6 +272,9 @@ def objective(
     now = logprobs.detach()
     diagnostics = {name: neutral(values.detach()) for name, values in output.diagnostics.items()}
     diagnostics |= {"kl_old": k3(old, now, old), "ratio": neutral(torch.exp(now - old))}
+    share = None
+    if beta > 0 or bonus_weights is not None:
+        share = (per_token.detach() * token_weights).sum()
     if inputs.reference_logprobs is not None:
         divergence = KL_ESTIMATORS[kl](neutral(inputs.reference_logprobs), logprobs, old)
         diagnostics["kl"] = divergence.detach()
@@ -253,7 +283,7 @@ def objective(
     loss = (per_token * token_weights).sum()
     if bonus_weights is not None and entropy is not None:
         loss = loss - (entropy * bonus_weights).sum()
-    return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics)
+    return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics, policy_share=share)
 
 
 def _where(mask: Tensor, values: Tensor, other: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from grpox.config import TrainConfig
+from grpox.config.training import tokens_on
 from grpox.contracts import PolicyLoss, Reduction
 from grpox.errors import RunFailed
 from grpox.policy.batch import Row, Sample, rows_of
@@ -35,6 +36,11 @@ class LossTraits:
     """A sequence whose advantages are all 0 adds nothing to the gradient."""
     whole_groups: bool = False
     """All sequences of a prompt have to lie in one micro-batch."""
+
+    @property
+    def divides(self) -> bool:
+        """A step's sequences may be divided into micro-batches in any way."""
+        return self.reduction is not Reduction.LOCAL_TOKEN_MEAN and not self.whole_groups
 
     @classmethod
     def of(cls, loss: PolicyLoss) -> LossTraits:
@@ -78,15 +84,19 @@ class MicroBatchPacker:
     """A sequence without advantage needs no backward pass."""
     whole_groups: bool = False
     """The sequences of a prompt stay together, and need a backward pass if one of them does."""
+    budget: int | None = None
+    """Positions of a micro-batch; None: it has `train.per_device_train_batch_size` sequences."""
 
     @classmethod
     def of(cls, train: TrainConfig, traits: LossTraits, mode: ForwardMode) -> MicroBatchPacker:
         """Decide by the settings, and by the declarations of the loss."""
         local = traits.reduction is Reduction.LOCAL_TOKEN_MEAN
-        silent = traits.zero_at_zero_advantage and train.beta == 0 and train.entropy_coef == 0
+        has_terms = train.beta > 0 or train.entropy_coef > 0 or train.router_aux_loss_coef > 0
+        silent = traits.zero_at_zero_advantage and not has_terms
         skips = train.skip_zero_advantage and silent and not local
-        nothing = not skips and not mode.shared_width and train.max_tokens_per_micro_batch is None
-        return cls(train, mode, local or nothing, skips, traits.whole_groups)
+        budget = tokens_on(train.max_tokens_per_micro_batch, torch.cuda.is_available(), traits.divides)
+        nothing = not skips and not mode.shared_width and budget is None
+        return cls(train, mode, local or nothing, skips, traits.whole_groups, budget)
 
     def pack(
         self, micro_batches: Sequence[Sequence[Sample]], world: World, backward: bool = True
@@ -151,7 +161,7 @@ class MicroBatchPacker:
 
     def _check_groups(self, largest: int) -> None:
         """Check the positions of the largest micro-batch, where it may be a single group that cannot be cut."""
-        budget = self.train.max_tokens_per_micro_batch
+        budget = self.budget
         if self.whole_groups and budget is not None and largest > budget:
             raise RunFailed(
                 f"train.max_tokens_per_micro_batch is {budget}, and a group of {self.train.num_generations} "
@@ -161,10 +171,9 @@ class MicroBatchPacker:
 
     def _cut(self, samples: Sequence[Sample], step_size: int) -> list[list[Row]]:
         """Group `samples` into rows that go together, longest first; `step_size` samples make up the step."""
-        budget = self.train.max_tokens_per_micro_batch
-        most = self.train.per_device_train_batch_size if budget is None else step_size
+        most = self.train.per_device_train_batch_size if self.budget is None else step_size
         cut: list[list[Row]] = []
-        for rows in self._units(samples, most, budget):
+        for rows in self._units(samples, most, self.budget):
             if cut and self._fits([*cut[-1], *rows], most):
                 cut[-1] += rows
             else:
@@ -182,9 +191,8 @@ class MicroBatchPacker:
         return sorted(units, key=lambda rows: -rows[0].length)
 
     def _fits(self, rows: Sequence[Row], most: int) -> bool:
-        budget = self.train.max_tokens_per_micro_batch
         return sum(len(row.members) for row in rows) <= most and (
-            budget is None or self._positions(rows) <= budget
+            self.budget is None or self._positions(rows) <= self.budget
         )
 
     def _positions(self, rows: Sequence[Row]) -> int:
@@ -214,7 +222,7 @@ def _silent(sample: Sample) -> Sample:
     """Copy a sample without a token that counts; its numbers become negative, which no real sample has."""
     group, sequence = (None if n is None else -1 - n for n in (sample.group_id, sample.sequence_id))
     mask = np.zeros_like(sample.token_mask)
-    return replace(sample, token_mask=mask, group_id=group, sequence_id=sequence)
+    return replace(sample, token_mask=mask, group_id=group, sequence_id=sequence, token_record=None)
 
 
 def _padding(sizes: Sequence[tuple[int, int, int, int]]) -> float:

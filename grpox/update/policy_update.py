@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from grpox.config import RunConfig
+from grpox.config.alarms import CHANGED, LIVE, NORM_BEFORE
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
 from grpox.policy.batch import RolloutBatch, Sample, collate
 from grpox.policy.engine import Engine, FrozenEngine
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs, prepare_pass
 from grpox.policy.reference import BaseAsReference, ReferenceSync
+from grpox.policy.routers import RouterBalance
 from grpox.runtime.world import World
 from grpox.update.mismatch import mismatch_metrics, mismatch_of
 from grpox.update.nonfinite import NonFinitePolicy, Row
 from grpox.update.objective import CorrectionTraits, MicroBatchInputs, MicroBatchLoss, StepLoss
 from grpox.update.packing import MicroBatchPacker, PackedMicroBatch, StepTotals, count_step
 from grpox.update.step_statistics import StepStatistics
+from grpox.update.token_facts import TokenFacts, facts_of, select_facts
 from grpox.update.token_masks import choose
 from grpox.update.token_metrics import TokenMetrics
 
@@ -63,6 +68,11 @@ class PolicyUpdate:
         self.world = world
         self.nonfinite = nonfinite or NonFinitePolicy(config.train, world)
         self.statistics = statistics or StepStatistics({})
+        self.token_facts: list[TokenFacts] = []
+        """Tokens of this rank's samples to record, of the last step."""
+        self._has_stepped = False
+        coefficient = config.train.router_aux_loss_coef
+        self.routers = RouterBalance(engine.module, coefficient) if coefficient else None
         self.packer = MicroBatchPacker.of(config.train, self.step_loss.traits, engine.mode)
 
     def score_old(self, micro_batches: MicroBatches) -> None:
@@ -96,11 +106,22 @@ class PolicyUpdate:
         scored = self._gradient(packed.micro_batches, totals)
         if self.statistics.wanted:
             self.statistics.record(scored)
-        loss = float(self.world.reduce(loss_share(scored), dist.ReduceOp.SUM))
-        metrics = {"loss": loss, "learning_rate": self.engine.learning_rate}
-        metrics["grad_norm"] = grad_norm = self._apply(loss)
-        measured = measure(scored, self.step_loss.correction_traits).reduce(self.world)
-        metrics |= _name(measured) | chosen | {"padding_fraction": packed.padding_fraction}
+        shares = loss_shares(scored)
+        # Also of masked samples: an alarm tells if nothing of them is left.
+        live = sum(bool(np.any(sample.advantage != 0)) for samples in micro_batches for sample in samples)
+        own = torch.cat([*shares.values(), shares["loss"].new_full((1,), live)])
+        *summed, live = self.world.reduce(own, dist.ReduceOp.SUM).tolist()
+        metrics = dict(zip(shares, summed, strict=True))
+        loss = metrics["loss"]
+        metrics |= {LIVE: live, "learning_rate": self.engine.learning_rate}
+        if self.step_loss.entropy_coef:
+            metrics["entropy_coef"] = self.step_loss.entropy_coef
+        metrics |= self._apply(loss)
+        grad_norm = metrics["grad_norm"]
+        measured = measure(scored, self.step_loss.correction_traits)
+        measured.passenger = select_facts(scored)
+        metrics |= _name(measured.reduce(self.world)) | chosen | {"padding_fraction": packed.padding_fraction}
+        self.token_facts = facts_of(scored, measured.passenger)
         if math.isfinite(grad_norm):
             for batch, result in scored:
                 keep_old(batch, result.inputs.logprobs)
@@ -135,37 +156,58 @@ class PolicyUpdate:
         scored = []
         # Of all samples or of none: the reference's forward is a collective, and ranks pack in their own ways.
         lacks_reference = any(s.reference_logprobs is None for each in micro_batches for s in each.samples)
+        following = self._prepared(micro_batches[0])
         for place, each in enumerate(micro_batches, start=1):
-            batch = self._padded(each)
+            batch = following
             if each.needs_backward:
                 self.engine.begin_micro_batch(last=place == len(micro_batches))
             if lacks_reference and self.reference is not None:
                 self._score_reference(self.reference, batch)
             with torch.set_grad_enabled(each.needs_backward):
+                mode, routers = self.engine.mode, self.routers
                 result = forward_pass(
-                    self.engine, batch, self.step_loss, totals, self.temperature, self.engine.mode
+                    self.engine, batch, self.step_loss, totals, self.temperature, mode, routers
                 )
+            if place < len(micro_batches):
+                # While the device computes this pass: DeepSpeed has the host wait at the end of each backward.
+                following = self._prepared(micro_batches[place])
             if each.needs_backward:
                 self.engine.backward(result.loss)
             scored.append((batch, result.detached()))
         return scored
 
-    def _apply(self, loss: float) -> float:
-        """Take the step if `loss` is finite; returns the gradient's norm, infinite if it was not taken."""
-        if math.isfinite(loss):
-            norm = self.engine.step()
-            grad_norm, weights = torch.stack((norm, self.engine.weight_sum())).tolist()
-            if not math.isfinite(weights):
-                raise RunFailed(
-                    f"the optimizer made weights that are not finite in step {self.engine.steps}, of a "
-                    f"gradient of norm {grad_norm:.4g}; they are not saved. Is train.learning_rate too large?"
-                )
-            return float(grad_norm)
-        self.engine.discard()
-        return math.inf
+    def _apply(self, loss: float) -> dict[str, float]:
+        """Take the step if `loss` is finite; returns the gradient's norm, infinite if it was not taken.
+
+        A step that was taken also has the measures of weights, `grpox.config.alarms.OF_UPDATE` among them.
+        """
+        if not math.isfinite(loss):
+            self.engine.discard()
+            return {"grad_norm": math.inf}
+        measured: dict[str, float] = {}
+        if not self._has_stepped:
+            self._has_stepped = True
+            measured[NORM_BEFORE] = math.sqrt(float(self.engine.measure_weights()[0]))
+        before = self.engine.sample_weights()
+        norm = self.engine.step()
+        grad_norm, square, sampled, changed = torch.cat(
+            (norm.reshape(1), self.engine.measure_weights(before))
+        ).tolist()
+        if not math.isfinite(square):
+            raise RunFailed(
+                f"the optimizer made weights that are not finite in step {self.engine.steps}, of a "
+                f"gradient of norm {grad_norm:.4g}; they are not saved. Is train.learning_rate too large?"
+            )
+        measured |= {"grad_norm": grad_norm, "weights/norm": math.sqrt(square)}
+        if sampled:
+            measured[CHANGED] = changed
+        return measured
 
     def _padded(self, packed: PackedMicroBatch) -> RolloutBatch:
         return collate(packed.samples, self.world.device)
+
+    def _prepared(self, packed: PackedMicroBatch) -> RolloutBatch:
+        return prepare_pass(self._padded(packed), self.engine.mode)
 
     def _score_reference(self, reference: FrozenEngine | BaseAsReference, batch: RolloutBatch) -> None:
         """Keep the reference's log-probabilities with the samples that have none."""
@@ -196,9 +238,15 @@ def forward_pass(
     totals: StepTotals,
     temperature: float,
     mode: ForwardMode = FULL_LOGITS,
+    routers: RouterBalance | None = None,
 ) -> MicroBatchLoss:
-    """Run `model` on a micro-batch and compute its share of the step's loss."""
-    logprobs, entropy = completion_logprobs(model, batch, temperature, mode, step_loss.entropy_gradient)
+    """Run `model` on a micro-batch and compute its share of the step's loss.
+
+    Args:
+        routers: adds the load-balancing loss of the model.
+    """
+    with nullcontext() if routers is None else routers.recording():
+        logprobs, entropy = completion_logprobs(model, batch, temperature, mode, step_loss.entropy_gradient)
     if logprobs.requires_grad:
         logprobs.retain_grad()  # where a loss has no finite derivative, this tells the token
     inputs = MicroBatchInputs(
@@ -216,15 +264,32 @@ def forward_pass(
         sequence_ids=batch.ids("sequence_id"),
         columns=batch.columns,
     )
-    return step_loss.micro_batch(inputs, totals)
+    result = step_loss.micro_batch(inputs, totals)
+    if routers is None:
+        return result
+    return result.with_routers(routers.take(batch, mode), routers.coefficient, totals)
 
 
-def loss_share(scored: Sequence[Scored]) -> Tensor:
-    """Sum this rank's part of a step's loss, f64[1]."""
-    share = torch.zeros(1, dtype=torch.float64, device=scored[0][1].loss.device)
-    for _, result in scored:
-        share += result.loss
-    return share
+def loss_shares(scored: Sequence[Scored]) -> dict[str, Tensor]:
+    """Sum this rank's part of a step's loss: metric -> f64[1].
+
+    A loss of several terms also has that of its policy term, and of its load-balancing loss.
+    """
+    results = [result for _, result in scored]
+    shares = {
+        "loss": [result.loss for result in results],
+        "policy_loss": [result.policy_share for result in results if result.policy_share is not None],
+        "router_aux_loss": [result.router_share for result in results if result.router_share is not None],
+    }
+    return {name: _sum(values) for name, values in shares.items() if values}
+
+
+def _sum(values: Sequence[Tensor]) -> Tensor:
+    """Sum scalars in float64, f64[1]."""
+    total = torch.zeros(1, dtype=torch.float64, device=values[0].device)
+    for value in values:
+        total += value
+    return total
 
 
 def measure(scored: Sequence[Scored], traits: CorrectionTraits) -> TokenMetrics:

@@ -126,7 +126,7 @@ def _values_of_tokens(batch: RolloutBatch, result: MicroBatchLoss) -> dict[str, 
 
 
 def _values_of_completion(sample: Sample) -> RowValues:
-    values = {"reward": sample.reward, "advantage": sample.mean_advantage, "length": len(sample.completion)}
+    values = {"reward": sample.reward, "advantage": sample.mean_advantage, "length": sample.model_length}
     return {name: np.array([value], dtype=np.float32) for name, value in values.items()}
 
 

@@ -41,6 +41,8 @@ class TokenMetrics:
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, ...], list[_Part]] = defaultdict(list)
+        self.passenger: Tensor | None = None
+        """Any values of this rank, which `reduce` brings to the host as f64, together with what it reads."""
 
     def add(self, values: Mapping[str, Tensor], places: Tensor | None = None, of_means: bool = False) -> None:
         """Add values by name.
@@ -59,14 +61,23 @@ class TokenMetrics:
         """name -> (mean, min, max) over all ranks; names for which no token counted are left out."""
         together = sorted(self._parts)
         if not together:
+            self.passenger = None if self.passenger is None else self.passenger.double().cpu()
             return {}
         names = [name for each in together for name in each]
         wholes = [_whole(self._parts[each]) for each in together]
         sums = world.reduce(torch.cat([sums.flatten() for sums, _ in wholes]), dist.ReduceOp.SUM)
         largest = world.reduce(torch.cat([ends.flatten() for _, ends in wholes]), dist.ReduceOp.MAX)
-        numbers = torch.cat((sums, largest)).tolist()  # the host reads once
+        numbers = self._read(torch.cat((sums, largest))).tolist()
         pairs = list(zip(numbers[0::2], numbers[1::2], strict=True))
         return _merge(names, pairs[: len(names)], pairs[len(names) :])
+
+    def _read(self, numbers: Tensor) -> Tensor:
+        """Bring f64[n] and the passenger to the host, which waits for the device once."""
+        if self.passenger is None:
+            return numbers.cpu()
+        together = torch.cat((numbers, self.passenger.double().flatten())).cpu()
+        self.passenger = together[len(numbers) :].view(self.passenger.shape)
+        return together[: len(numbers)]
 
 
 Pair = tuple[float, float]

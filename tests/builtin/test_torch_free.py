@@ -54,6 +54,7 @@ def test_names() -> None:
             "dr_grpo",
             "dapo",
             "bnpo",
+            "luspo",
             "cispo",
             "sapo",
             "gspo-token",
@@ -69,6 +70,8 @@ def test_names() -> None:
             "maxrl",
             "opo",
             "quantile",
+            "gigpo",
+            "return-to-go",
         ],
         "grpox_corrections": [
             "none",

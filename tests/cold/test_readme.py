@@ -2,6 +2,8 @@
 
 import json
 import re
+import shlex
+import shutil
 from pathlib import Path
 
 import yaml
@@ -55,6 +57,19 @@ def test_the_python_example_trains_on_the_example_run_file(grpox, folder):
     metrics = json.loads((folder / run["output_dir"] / "metrics.jsonl").read_text())["metrics"]
     assert metrics["rewards/is_short/mean"] == 1
     assert "rewards/math/mean" not in metrics
+
+
+def test_a_run_is_begun_checked_and_trained_as_the_commands_stand(grpox, folder):
+    (script,) = [code for code in README.split("```")[1::2] if "grpox init mine" in code]
+    commands = script.strip().splitlines()
+    assert len(commands) == 7
+    shutil.rmtree(folder / "quickstart", ignore_errors=True)  # another example of the page copies it too
+    (folder / "quickstart.yaml").unlink(missing_ok=True)
+    for command in commands:
+        *launcher, _, words = command.partition("grpox ")
+        done = grpox(*shlex.split(words, comments=True), ranks=2 if "torchrun" in launcher[0] else 1)
+        assert done.returncode == 0, (command, done.stderr)
+    assert json.loads((folder / "runs" / "mine" / "summary.json").read_text())["steps"] == 3
 
 
 def test_the_example_run_file_is_valid_once_its_files_are_there(grpox, folder):

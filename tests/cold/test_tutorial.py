@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 LEAVES = {
     "own-reward": "runs/exact/report.html",
     "production": "best-model/model.safetensors",
+    "tools-and-environments": "runs/second/report.html",
     "vllm": "runs/server/report.html",
     "writing-a-plugin": "runs/quickstart/report.html",
 }

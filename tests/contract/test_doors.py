@@ -10,6 +10,7 @@ import pytest
 from test_public_surface import PUBLIC_CONFIG, PUBLIC_ERRORS
 
 import grpox
+import grpox.environments
 import grpox.testing
 from grpox import contracts, toolkit
 from grpox.plugins.discovery import discover
@@ -22,7 +23,19 @@ PACKAGES = sorted(path.parent.name for path in BUILTIN.glob("*/__init__.py"))
 HOOKS = {"plugins/hookspecs.py": set(KINDS.values()) & set(PACKAGES)}
 """Discovery hooks have the names of packages: file of the core -> those that it may have."""
 
-PLAIN_WORDS = {"batch", "code", "cosine", "exact", "format", "group", "length", "math", "none", "regex"}
+PLAIN_WORDS = {
+    "batch",
+    "code",
+    "cosine",
+    "environment",
+    "exact",
+    "format",
+    "group",
+    "length",
+    "math",
+    "none",
+    "regex",
+}
 """Names of components that are words of every program."""
 NAMED = {
     "config/run.py": "defaults of the run file",
@@ -41,6 +54,7 @@ PUBLIC = {
     "grpox": set(grpox.__all__) | {"__version__"},
     "grpox.config": set(PUBLIC_CONFIG),
     "grpox.contracts": {name for name in vars(contracts) if not name.startswith("_")},
+    "grpox.environments": set(grpox.environments.__all__),
     "grpox.errors": set(PUBLIC_ERRORS),
     "grpox.errors.validation": {"problems_of"},
     "grpox.runtime.child": {"Child", "ChildFailed", "ChildLate", "Restarted", "connect_to_parent"},

@@ -13,6 +13,7 @@ from typing import Any
 import pluggy
 
 import grpox
+import grpox.environments
 import grpox.errors.validation
 import grpox.runtime.child
 import grpox.runtime.logs
@@ -53,6 +54,8 @@ def surface() -> Iterator[str]:
     for name, found in sorted(vars(contracts).items()):
         if is_contract(name, found):
             yield from members(f"grpox.contracts.{name}", found)
+    for name in sorted(grpox.environments.__all__):
+        yield from members(f"grpox.environments.{name}", getattr(grpox.environments, name))
     yield from (f"grpox.config.{name}" for name in PUBLIC_CONFIG if hasattr(grpox.config, name))
     for name in PUBLIC_ERRORS:
         yield from members(f"grpox.errors.{name}", getattr(grpox.errors, name))
@@ -104,7 +107,16 @@ PUBLIC_RUNTIME = {
     ),
     grpox.runtime.logs: ("WarnOnce", "get_logger", "show_logs"),
 }  # fmt: skip
-PUBLIC_ERRORS = ("ConfigError", "GrpoxError", "Problem", "RunFailed", "nearest", "redact", "redacted")
+PUBLIC_ERRORS = (
+    "ConfigError",
+    "GrpoxError",
+    "Problem",
+    "RunClosed",
+    "RunFailed",
+    "nearest",
+    "redact",
+    "redacted",
+)
 
 
 def members(name: str, found: Any) -> Iterator[str]:

@@ -24,6 +24,7 @@ INSTALLED: dict[str, dict[str, Any]] = {
     "soft_overlong": {"max_length": 8, "buffer": 4},
     "cosine": {"max_length": 8},
     "repetition": {},
+    "environment": {},
 }
 """All but those that need a model or a server: name -> parameters."""
 SERVED: dict[str, dict[str, Any]] = {"http": {}, "judge": {"model": "m", "prompt": "{prompt}: {completion}"}}

@@ -64,7 +64,14 @@ def test_torch_reads_nothing_but_weights() -> None:
 
 WELL_KNOWN = {
     # From the trainer to a process of its own that calls a reward function, and back.
-    "pickle.loads": {"grpox/rollout/rewards/process.py", "grpox/rollout/rewards/worker.py"},
+    # Likewise to the process of an environment; what comes back is read without loading classes.
+    "pickle.loads": {
+        "grpox/rollout/episodes/episode_process.py",
+        "grpox/rollout/episodes/forker.py",
+        "grpox/rollout/episodes/loading.py",
+        "grpox/rollout/rewards/process.py",
+        "grpox/rollout/rewards/worker.py",
+    },
     # Completions and their tests, in a process that is confined.
     "exec": {"plugins/builtin/grpox_rewards/code_judge.py"},
 }

@@ -9,12 +9,19 @@ from statistics import mean
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GenerationMixin
+
+from grpox.config import SamplingConfig
+from grpox.contracts import GeneratorContext, Prompt
+from grpox.policy.models import architecture_of
+from grpox.policy.weight_stream import stream_weights
+from grpox_generators.configs import HfConfig
+from grpox_generators.hf import HfGenerator
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-from forced_lengths import Lengths, force_in_transformers  # noqa: E402
+from forced_lengths import Lengths, force_in_hf, force_in_transformers  # noqa: E402
 from update import check_norms, summary  # noqa: E402
 from work import is_informative, step_of, varied_lengths  # noqa: E402
 
@@ -82,12 +89,20 @@ def test_generate_ends_each_completion_at_its_length_and_no_sooner(model):
         assert ends(completions(model, prompts, 12), 4) == varied_lengths(6, 12, seed=batch)
 
 
-def test_generate_that_goes_on_with_what_has_not_ended_keeps_the_lengths(model):
-    force_in_transformers(Lengths(rows=6, longest=12))
-    expected = varied_lengths(6, 12, seed=0)
-    begun = completions(model, torch.tensor([[4, 13, 5, 14]] * 6), 4)  # as many as one of them has
-    left = [row for row, length in enumerate(expected) if length > 4]
-    assert ends(completions(model, begun[left], 8), 4) == [expected[row] for row in left]
+def test_the_hf_generator_ends_each_completion_at_its_length_and_no_sooner(model, monkeypatch):
+    """Its own loop, from which ended rows leave, and that of transformers with a static cache."""
+    monkeypatch.setattr(HfGenerator, "_run", HfGenerator._run)  # given back afterwards
+    force_in_hf(Lengths(rows=6, longest=12))
+    tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+    prompts = [Prompt(0, (4, 13, 5, 14), 2), Prompt(1, (6, 14), 4)]
+    for batch, cache in enumerate(("dynamic", "static")):
+        generator = HfGenerator(HfConfig(cache_implementation=cache))
+        path, build = Path(model.name_or_path), architecture_of(model)
+        device = torch.device("cpu")
+        generator.start(GeneratorContext(path, build, tokenizer, (1,), device, 0, 1, 0, model))
+        generator.sync(stream_weights(model), 0)
+        rollouts = generator.generate(prompts, SamplingConfig(max_completion_length=12), seed=0)
+        assert [len(rollout.completion_ids) for rollout in rollouts] == varied_lengths(6, 12, seed=batch)
 
 
 def test_the_ratio_to_the_bare_loop_is_more_than_1_where_less_time_is_taken():

@@ -84,7 +84,8 @@ DOCUMENTED = documented_parameters()
 
 
 def test_every_section_of_the_run_file_has_its_generated_table() -> None:
-    nested = {"rewards", "model.lora", "evaluation.early_stop", "evaluation.sampling"}
+    nested = {"rewards", "environment", "environment.when", "model.lora", "evaluation.early_stop"}
+    nested |= {"evaluation.sampling", "evaluation.sets"}
     markers = re.findall(r"^<!-- generated: keys:(\S+) -->$", RUN_FILE, re.MULTILINE)
     assert sorted(markers) == sorted({*sections(), *nested})
 

@@ -27,6 +27,9 @@ def parsed(words: list[str]) -> Any:
     while hasattr(command, "commands"):
         context = command.make_context("grpox", [], parent=context, resilient_parsing=True)
         assert rest, words
+        if rest[0].startswith("--"):  # an option of grpox itself, which would act at once
+            assert rest[0] in {name for option in command.params for name in option.opts}, words
+            return context
         assert rest[0] in command.commands, f"{rest[0]} is no command"
         command = command.commands[rest.pop(0)]
     return command.make_context(words[0], rest, parent=context)

@@ -217,3 +217,17 @@ def test_declarations_name_what_there_is() -> None:
     assert {Capability(name) for name in needs} == {Capability.ENTROPY, Capability.GROUP_IDS}
     page = (Path(__file__).parents[2] / "docs" / "capabilities.md").read_text(encoding="utf-8")
     assert [name for name in Capability if f"| `{name}` |" not in page] == []
+
+
+def test_a_reward_of_turns_and_calls() -> None:
+    few_calls = executed("rewards.md", "def few_calls")["few_calls"]
+    scores = few_calls(turns=[["a"], ["b", "c", "d"]], tool_calls=[[], [{"name": "add"}, {"name": "add"}]])
+    assert scores == pytest.approx([0.0, -0.3])
+
+
+def test_facts_about_an_episode() -> None:
+    info = executed("evaluation.md", "def info(self)")["info"]
+    ended = {"answer": 3, "wanted": 3, "guesses": 2, "calls": 1}
+    assert info(SimpleNamespace(has_carry=True, **ended)) == {"success": True, "guesses": 2}
+    without = info(SimpleNamespace(has_carry=False, **ended))
+    assert without["calls_without_carry"] is True

@@ -40,7 +40,12 @@ from grpox.testing.runner import outcomes
 Names = dict[str, Any]
 ELSEWHERE = {
     ("docs/algorithms.md", "step_gradient"): "test_docs.py",
+    ("docs/python.md", "run.step()"): "../runs/test_python_door.py",
     ("docs/run-file.md", "class Momentum"): "test_own_optimizer.py",
+    ("docs/run-file.md", "async def search"): "test_own_environment.py",
+    ("docs/own-environment.md", "class Guess"): "test_own_environment.py",
+    ("docs/own-environment.md", "class Shop"): "test_own_environment.py",
+    ("docs/own-environment.md", "def grpox_environments"): "test_own_environment.py",
     ("docs/own-loss.md", "class Anchored"): "test_docs_components.py",
     ("docs/own-loss.md", "class Ranked"): "test_docs_components.py",
     ("docs/own-correction.md", "class IcePop"): "test_docs_components.py",
@@ -54,6 +59,8 @@ ELSEWHERE = {
     ("docs/own-advantage.md", "class TurnReturns"): "test_docs_components.py",
     ("docs/own-advantage.md", "class TokenReturns"): "test_docs_components.py",
     ("docs/rewards.md", "steps.per"): "test_docs_components.py",
+    ("docs/rewards.md", "def few_calls"): "test_docs_components.py",
+    ("docs/evaluation.md", "def info(self)"): "test_docs_components.py",
     ("docs/state-and-steps.md", "class ScheduledCap"): "test_docs_components.py",
     ("docs/state-and-steps.md", "class RunningQuantile"): "test_docs_components.py",
     ("docs/observers.md", "def grpox_observers"): "test_docs_components.py",
@@ -206,10 +213,9 @@ def test_the_readme_trains_with_a_function(tmp_path: Path) -> None:
     assert functions(run) == ["is_short"]
 
 
-def test_a_model_and_rows_are_trained_as_objects(tmp_path: Path) -> None:
-    run = trained("docs/python.md", "AutoModelForCausalLM", tmp_path)
-    assert run.num_prompts == 49
-    assert run.given.model is not None
+def test_a_recipe_is_trained_with_another_reward(tmp_path: Path) -> None:
+    run = trained("docs/python.md", "def longest", tmp_path)
+    assert functions(run) == ["longest"]
 
 
 def test_a_function_has_a_weight_among_others(tmp_path: Path) -> None:
@@ -243,7 +249,7 @@ def test_every_block_is_executed() -> None:
     shown = {block.place for block in blocks_in("python") if not block.is_done_by_the_tutorial}
     assert shown == done & {block.place for block in blocks_in("python")}
     for (page, _), test in ELSEWHERE.items():
-        assert Path(page).name in Path(__file__).with_name(test).read_text(encoding="utf-8")
+        assert Path(page).name in Path(__file__).parent.joinpath(test).read_text(encoding="utf-8")
 
 
 # -- Names in prose --------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def options_of(script: Path) -> set[str]:
                 arg.value for arg in node.args if isinstance(arg, ast.Constant) and str(arg.value)[0] == "-"
             }
         elif isinstance(node, ast.ImportFrom) and (near := script.with_name(f"{node.module}.py")).exists():
-            found |= options_of(near)
+            found |= options_of(near) if near != script else set()
     return found
 
 

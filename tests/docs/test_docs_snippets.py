@@ -41,7 +41,9 @@ def install() -> Iterator[Install]:
         yield install
 
 
-ELSEWHERE = {"plugins/examples/grpox-tensorboard/README.md": "needs tensorboard; tests/packaging installs it"}
+ELSEWHERE = {
+    "plugins/examples/grpox-tensorboard/README.md": "needs tensorboard; tests/packaging installs it",
+}
 """Pages of which nothing is run here, and why."""
 
 # -- Run files -------------------------------------------------------------------------------------------
@@ -91,6 +93,7 @@ def test_run_files_are_many() -> None:
 
 PARSED_ONLY = {
     "serve": "starts a server of vLLM's; tests/services/vllm/test_vllm_server.py does",
+    "--install-completion": "writes into a shell's settings; tests/unit/cli/test_completion.py has its script",
 }
 """Commands that are not run, by their first words, and why."""
 AFTER_A_RUN = "tests/runs/test_docs_after_a_run.py"

@@ -23,10 +23,12 @@ sys.path.append(str(BENCHMARKS))
 
 import gpu  # noqa: E402
 import gpu_part  # noqa: E402
-from gpu_parts import LIMITS  # noqa: E402
+from gpu_parts import LIMITS, nccl_transfer, parity  # noqa: E402
+from gpu_parts.memory import WatchedOnGpu  # noqa: E402
 from gpu_parts.models import Shape  # noqa: E402
 from gpu_parts.part import Part, Skipped, relative_error  # noqa: E402
 from gpu_parts.syncs import MARK, Place, collected  # noqa: E402
+from weight_sync import only_gpu  # noqa: E402
 
 SKIPS = {
     "syncs": "CUDA",
@@ -36,6 +38,10 @@ SKIPS = {
     "nccl_transfer": "CUDA",
 }
 """Parts that the CPU cannot show, and a word of the reason."""
+COMPARED = {
+    "attention": ("3 sequences, flex", "3 behind a prompt, flex", "3 behind a prompt, sdpa with a mask")
+}
+"""Figures of a part that have errors on the CPU too, which the part holds to its tolerances."""
 
 
 def small(name: str, folder: Path) -> dict[str, Any]:
@@ -56,6 +62,7 @@ def test_the_small_form_of_a_part_runs_on_the_cpu(tmp_path: Path, name: str) -> 
     part = small(name, tmp_path)
     assert part["status"] == ("skipped" if name in SKIPS else "ok"), part["reason"]
     assert SKIPS.get(name, "") in part["reason"]
+    assert all(part[place]["errors"] for place in COMPARED.get(name, ()))
 
 
 def command(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
@@ -76,6 +83,23 @@ def test_the_file_has_the_environment_and_each_part_that_was_named(tmp_path: Pat
     assert {name: part["status"] for name, part in parts.items()} == {"ceilings": "ok", "multi_gpu": "skipped"}
     assert parts["ceilings"]["copy_gb_per_second"] > 0
     assert not list(tmp_path.glob("*.new"))
+
+
+def test_the_file_is_written_whenever_a_part_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, seen = tmp_path / "gpu.json", []
+
+    def run_part(name: str, *_: Any) -> dict[str, Any]:
+        seen.append(list(json.loads(out.read_text())["parts"]))
+        return {"status": "failed", "reason": "no kernel", "seconds": 0.0}
+
+    monkeypatch.setattr(gpu, "run_part", run_part)
+    monkeypatch.setattr(gpu, "environment_of", lambda device: {"gpus": []})
+    words = ["gpu.py", "--device=cpu", "--small", "--parts=ceilings,head,syncs", f"--out={out}"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
+    assert ended.value.code
+    assert seen == [[], ["ceilings"], ["ceilings", "head"]]
 
 
 def test_a_part_that_takes_too_long_is_ended_and_stops_no_other(tmp_path: Path) -> None:
@@ -195,6 +219,72 @@ def test_the_line_of_the_project_and_the_innermost_one_are_told_of_a_wait() -> N
         Place("/elsewhere/mine.py:3", "/elsewhere/mine.py:3"): 2,
         Place("/elsewhere/through.py:2", "/elsewhere/theirs.py:3"): 1,
         Place("", "/elsewhere/theirs.py:3"): 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "failures"),
+    [("cuda", torch.float32, 0), ("cuda", torch.bfloat16, 1), ("cpu", torch.float32, 1)],
+)
+def test_packing_has_to_work_where_there_is_a_kernel_for_the_precision(
+    device: str, dtype: torch.dtype, failures: int, tmp_path: Path
+) -> None:
+    part = Part(torch.device(device), True, tmp_path, tmp_path / "out.json")
+    for installed in ("all logits", "train.packing"):
+        part.record(f"{dtype}, packed, varlen", {"installed": installed, "failures": ["no kernel"]})
+        parity.check(part, f"{dtype}, packed, varlen", dtype)
+    assert len(part.failures) == failures
+
+
+def test_trainer_and_server_have_a_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL refuses a group that has a GPU twice."""
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(nccl_transfer, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(Part, "run_script", lambda part, *words: calls.append(words) or {})
+    nccl_transfer.measure(Part(torch.device("cuda"), False, tmp_path, tmp_path / "out.json"))
+    [(script, *options)] = calls
+    assert script == "weight_sync.py"
+    assert "--server-gpu=1" in options  # the only rank has the first
+    visible = [only_gpu(1, given)["CUDA_VISIBLE_DEVICES"] for given in ({}, {"CUDA_VISIBLE_DEVICES": "6, 3"})]
+    assert visible == ["1", "3"]
+
+
+def test_the_peak_of_a_phase_on_a_gpu_is_what_was_allocated_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, most = 0, 0
+
+    def allocate(size: int) -> None:
+        nonlocal now, most
+        now += size
+        most = max(most, now)
+
+    def reset() -> None:
+        nonlocal most
+        most = now
+
+    for name, function in (
+        ("memory_allocated", lambda: now),
+        ("max_memory_allocated", lambda: most),
+        ("reset_peak_memory_stats", reset),
+        ("empty_cache", lambda: None),
+    ):
+        monkeypatch.setattr(torch.cuda, name, function)
+    watched = WatchedOnGpu()
+    allocate(5)
+    with watched.phase("load"):
+        allocate(100)
+        allocate(-40)
+    with watched.phase("update"):
+        allocate(7)
+        with watched.phase("reduce"):
+            allocate(20)
+            allocate(-20)
+        allocate(2)
+    assert watched.before == 5
+    assert {name: watched.most[name] for name in ("load", "update", "reduce")} == {
+        "load": 105,
+        "update": 74,
+        "reduce": 92,
     }
 
 

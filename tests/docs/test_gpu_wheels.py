@@ -59,7 +59,6 @@ def test_each_requirement_of_grpox_is_there_or_comes_or_is_left_out() -> None:
         "pyyaml",
         "psutil",
         "aiohttp",
-        "matplotlib",
     } <= names & there
     assert names - there - gpu_wheels.LEFT_OUT.keys() >= {"deepspeed", "datasets", "pydantic", "filelock"}
 

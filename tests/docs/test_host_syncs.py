@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from support.processes import run
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpox.config import SamplingConfig
+from grpox.contracts import GeneratorContext, Prompt
+from grpox.policy.models import architecture_of
+from grpox_generators import decoding, sampling
+from grpox_generators.configs import HfConfig
+from grpox_generators.hf import HfGenerator
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
 import sync_counter  # noqa: E402
 from host_syncs import CASES, MICRO_BATCH_LIMIT, STEP_LIMIT  # noqa: E402
+from random_model import QUICKSTART  # noqa: E402
 from sync_counter import GPU, HOST, Marks, Waits, counting  # noqa: E402
 
 
@@ -98,13 +109,42 @@ def test_what_a_read_computes_is_what_it_computes_without_the_counter() -> None:
         assert gpu.to(torch.float64).dtype == torch.float64
 
 
+def test_hf_waits_once_in_16_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Completions of 18 and of 31 tokens have two looks, of 47 three; uniform numbers come without a wait."""
+    monkeypatch.setattr(decoding, "tokens_between_looks", lambda device: decoding.LOOK_EVERY)
+    monkeypatch.setattr(sampling, "AT_A_TIME", 8)
+    policy: Any = AutoModelForCausalLM.from_pretrained(os.fspath(QUICKSTART), dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(os.fspath(QUICKSTART))  # type: ignore[call-overload]
+    generator = HfGenerator(HfConfig())
+    place = Path(os.fspath(QUICKSTART)), architecture_of(policy), tokenizer, ()
+    generator.start(GeneratorContext(*place, GPU, 0, 1, 0, policy))
+    generator.sync(((name, weight.detach()) for name, weight in policy.named_parameters()), 0)
+
+    def count(length: int) -> tuple[int, int]:
+        waits, marks = Waits(), Marks()
+        for each in (*generator.model.parameters(), *generator.model.buffers()):
+            marks.set(each, True)
+        prompts = [Prompt(group, (5, 6, 7), 4, seed=group) for group in range(2)]
+        whole = SamplingConfig(max_completion_length=length, min_completion_length=length)
+        with counting(waits, marks):
+            rollouts = list(generator.generate(prompts, whole, 7))
+        assert {len(rollout.completion_ids) for rollout in rollouts} == {length}
+        assert not waits.mixed
+        return waits.own.total(), waits.others.total()
+
+    (own, others), second, third = count(18), count(31), count(47)
+    assert second == (own, others)
+    assert third == (own + 1, others)
+
+
 def test_a_step_stays_within_the_limits(tmp_path: Path) -> None:
     done = run(BENCHMARKS / "host_syncs.py", "--quick", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert set(figures["cases"]) == set(CASES)
-    assert 0 <= figures["per_micro_batch"] <= MICRO_BATCH_LIMIT
-    assert 1 <= figures["per_step"] <= STEP_LIMIT  # the loss and the norm are read once at least
+    assert 0 <= figures["per_micro_batch"] <= figures["goals"]["per_micro_batch"] < MICRO_BATCH_LIMIT
+    # The loss and the norm are read once at least.
+    assert 1 <= figures["per_step"] <= figures["goals"]["per_step"] < STEP_LIMIT
     assert figures["mixed"] == 0
     for case in figures["cases"].values():
         assert case["micro_batches"] == [2, 5]

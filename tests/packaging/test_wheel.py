@@ -19,6 +19,12 @@ def test_the_wheel_holds_both_source_roots_and_the_recipes(wheels: list[Path]) -
         "grpox/training/trainer.py",
         "grpox_losses/losses.py",
         "grpox/runfile/recipes/quickstart.yaml",
+        "grpox/observing/page/page.html",
+        "grpox/observing/page/page.css",
+        "grpox/observing/page/charts.js",
+        "grpox/observing/page/vendor/uPlot.iife.min.js",
+        "grpox/observing/page/vendor/uPlot.min.css",
+        "grpox/observing/page/vendor/LICENSE",
     ):
         assert name in names
     assert "grpox/runfile/recipes/quickstart/model/model.safetensors" in names
@@ -29,7 +35,7 @@ def test_plugins_of_three_distributions_are_listed(environment: Environment, tmp
     rows = json.loads(environment.grpox("plugins", "list", "--json", cwd=tmp_path))
     found = {(row["kind"], row["name"]): (row["distribution"], row["status"]) for row in rows}
     assert found["loss", "dapo"] == ("grpox", "ok")
-    assert found["loss", "luspo"] == ("grpox-example-loss", "ok")
+    assert found["loss", "example-luspo"] == ("grpox-example-loss", "ok")
     assert found["dataset", "sums"] == ("grpox-third-party", "ok")
     unavailable = {name for name, (_, status) in found.items() if status != "ok"}
     # vLLM is no requirement of the wheel.
@@ -40,7 +46,7 @@ def test_a_run_uses_third_party_components_by_name(environment: Environment, tmp
     environment.grpox(
         "train",
         "quickstart",
-        "loss=luspo",
+        "loss=example-luspo",
         "data={source: {name: sums, rows: 40}}",
         "rewards=[exact, {name: even, weight: 0.1}]",
         "train.optimizer={name: momentum, momentum: 0.5}",

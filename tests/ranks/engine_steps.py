@@ -90,7 +90,15 @@ def steps(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]
         "weights": dict(engine.weights()),
         "checkpointing": engine.module.is_gradient_checkpointing,
         "master": {name: safe_get_full_fp32_param(parameter).clone() for name, parameter in named},
+        "own masters": own_masters(engine),
     }
+
+
+def own_masters(engine: Engine) -> list[bool]:
+    """Tell for each piece of the weights if it is its own master weights; empty pieces are on nvme."""
+    sharded = engine.deepspeed.optimizer
+    pairs = zip(sharded.fp32_partitioned_groups_flat, sharded.fp16_partitioned_groups_flat, strict=True)
+    return [master.data_ptr() == weights.data_ptr() for master, weights in pairs if master.numel()]
 
 
 def can_take(name: str) -> bool:

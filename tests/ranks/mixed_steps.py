@@ -59,7 +59,7 @@ def steps(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
     update = PolicyUpdate(engine, reference_for(config, world), loss, correction, config, world)
     micro_batches = mixed(micro_batches_for(config, world), world)
-    alone = MicroBatchPacker(train, engine.mode, keeps_schedule=False, skips_backward=False)
+    alone = MicroBatchPacker(train, engine.mode, False, False, budget=BUDGET)
     own = len(alone.pack(micro_batches, World(0, 1, world.device)).micro_batches)
     metrics = [update.step(micro_batches) for _ in range(2)]
     every = [sample for samples in micro_batches for sample in samples]

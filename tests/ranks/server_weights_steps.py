@@ -194,7 +194,7 @@ def main(out: Path, ports: list[int]) -> None:
     engine = Engine(model, config, world, 10, AdamW(train), NamedSchedule(train))
     context: Any = SimpleNamespace(
         policy=engine.module, tokenizer=tokenizer, device=world.device, rank=world.rank,
-        world_size=world.size, stop_token_ids=(), seed=0,
+        world_size=world.size, stop_token_ids=(), seed=0, model_path=config.model.path,
     )  # fmt: skip
     generator = VllmServerGenerator(VllmServerConfig(urls=urls, bucket_mib=1, start_timeout=60))
     generator.start(context)

@@ -132,6 +132,22 @@ def test_bfloat16_gives_every_split_the_same_gradient_to_its_precision(results: 
     assert float((whole - parts).norm() / whole.norm()) < 2**-5
 
 
+@pytest.mark.parametrize("ranks", ["one rank", "two ranks"])
+def test_buckets_of_another_size_give_the_same_bits(results: Results, ranks: str) -> None:
+    plain, other = (results[ranks][name]["gradients"][0] for name in ("plain", "own settings"))
+    assert furthest(plain, other) == 0
+
+
+@pytest.mark.parametrize("ranks", ["one rank", "two ranks"])
+def test_float32_weights_are_their_own_master_weights(results: Results, ranks: str) -> None:
+    """There are two pieces at least, with weight decay and without."""
+    own = {name: steps["own masters"] for name, steps in results[ranks].items()}
+    assert all(len(each) >= 2 for each in own.values())
+    assert {name: set(each) for name, each in own.items()} == {
+        name: {name not in BFLOAT16} for name in results[ranks]
+    }
+
+
 def test_checkpointing_is_really_on(results: Results) -> None:
     on = {name for name, steps in results["two ranks"].items() if steps["checkpointing"]}
     assert on == {"checkpointing", "reentrant checkpointing"}

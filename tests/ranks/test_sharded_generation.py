@@ -1,4 +1,7 @@
-"""Generation through ZeRO-3 shards on two ranks with uneven prompts is generation on a whole copy."""
+"""Generation through ZeRO-3 shards on two ranks with uneven prompts is generation on a whole copy.
+
+A single rank has no copy: its generator samples from the policy's own memory.
+"""
 
 import pytest
 from rank_scripts import run_script
@@ -48,3 +51,32 @@ def test_training_goes_on_as_if_nothing_had_been_generated(ranks):
 
 def test_no_layer_is_left_whole(ranks):
     assert [results["left whole"] for results in ranks] == [[], []]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return the samples of a single rank."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("alone")
+    run_script("zero3_generation.py", "out", folder=folder)
+    return torch.load(folder / "out.0", weights_only=False)
+
+
+def test_a_single_rank_generates_from_the_policys_own_memory(alone, ranks):
+    assert set(alone["shared"]) == {True}
+    assert set(ranks[0]["shared"]) == {False}
+
+
+@pytest.mark.parametrize("case", ["greedy", "long", "after a step"])
+def test_own_memory_samples_as_the_shards_do(alone, case):
+    whole, sharded = alone[case, "whole"], alone[case, "sharded"]
+    assert [r.completion_ids for r in sharded] == [r.completion_ids for r in whole]
+    for one, other in zip(sharded, whole, strict=True):
+        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=2e-5)
+
+
+def test_own_memory_is_that_of_the_policy_after_a_step(alone):
+    assert alone["norm"] == pytest.approx(alone["norm of another engine"], rel=1e-6)
+    before, after = (alone[case, "whole"] for case in ("greedy", "after a step"))
+    assert [r.sampler_logprobs for r in before] != [r.sampler_logprobs for r in after]

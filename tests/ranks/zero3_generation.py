@@ -1,6 +1,6 @@
 """Generation through ZeRO-3 shards and on a whole copy, with uneven prompts per rank; for torchrun.
 
-Usage: zero3_generation.py OUT
+Usage: zero3_generation.py OUT; alone, the copy is the policy's own memory
 """
 
 from __future__ import annotations
@@ -114,6 +114,9 @@ def main(out: str) -> None:
         results["after a step", way] = rank.generate(generator, "greedy", TEXTS[world.rank])
     results["restored"] = (module.training, module.generation_config is defaults)
     results["checkpointing"] = all(layer.gradient_checkpointing for layer in module.model.layers)
+    shards = {parameter.ds_tensor.data_ptr() for parameter in module.parameters()}
+    copy = generators["whole"].model.parameters()
+    results["shared"] = [parameter.data_ptr() in shards for parameter in copy]
     results["shard"] = max(p.ds_tensor.numel() / p.ds_numel for p in module.parameters())
     torch.save(results, f"{out}.{world.rank}")
 

@@ -54,7 +54,8 @@ def entered(folder: Path) -> list[str]:
 
 
 def test_a_prompt_passes_few_files_to_the_optimizers_step(entered: list[str]) -> None:
-    beside = ("grpox/errors/", "grpox/runtime/", "grpox/contracts.py")  # what every room uses
+    # Every room uses these; the last is a thread that measures the machine now and then.
+    beside = ("grpox/errors/", "grpox/runtime/", "grpox/contracts.py", "grpox/observing/machine_metrics.py")
     files = [name for name in entered if not name.startswith(beside)]
     assert len(files) <= 25, "\n".join(files)
 

@@ -12,6 +12,8 @@ from support.docs_blocks import COMMANDS, Command, Ended
 
 NOT_RUN = {
     r"replay ": "needs a fault; test_numerical_faults.py replays one",
+    r"runs compare ": "needs two runs; test_run_folders.py compares two",
+    r"watch ": "serves until it is stopped; test_watch_run.py stops one",
     r"eval .*generator=vllm-server": "needs a server of vLLM's; test_vllm_server.py has one",
 }
 """Commands that are only parsed, by how they begin, and why."""

@@ -16,7 +16,8 @@ from support.fixtures import GrpoxCommand
 from support.killing import assert_same, kill, recorded, start, wait_for_steps
 from transformers import AutoTokenizer
 
-from grpox.observing.report.data import read_samples
+from grpox.observing.page.data import read_samples
+from grpox.observing.token_files import read_tokens, recorded_completions
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[1] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
@@ -64,6 +65,23 @@ def test_episodes_of_two_turns_are_trained_on_by_turn(grpox: GrpoxCommand, folde
     metrics = [json.loads(line)["metrics"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     lengths = [each["completions/max_length"] for each in metrics if "completions/max_length" in each]
     assert max(lengths) <= 4  # of the model; the environment's three tokens are none of its length
+    keys = [key for key in recorded_completions(run) if key[0] == 1]
+    assert len(keys) == 8
+    of_key = {(row["group"], row["sample"]): row for row in first}
+    for key in keys:
+        row, tokens = of_key[key[2:]], read_tokens(run, 1, *key[2:])
+        assert "".join(token["text"] for token in tokens) == row["completion"]
+        turns = [range(turn["start"], turn["end"]) for turn in json.loads(row["turns"])]
+        for place, token in enumerate(tokens):
+            number = next((n for n, turn in enumerate(turns) if place in turn), None)
+            assert token["turn"] == number
+            is_observed = number is None
+            assert token["kind"] == ("observation" if is_observed else "model")
+            numbers = [token[name] for name in ("logprob", "policy_logprob", "ratio", "advantage", "entropy")]
+            assert [each is None for each in numbers] == [is_observed] * 5
+            assert token["mask"] == (not is_observed)
+        own = [token["advantage"] for token in tokens if token["turn"] is not None]
+        assert sum(own) / len(own) == pytest.approx(row["advantage"], abs=1e-6)
     batches, _ = read_samples(run)
     assert "sevens" in batches[0].samples[0].extra["rollout"]
 

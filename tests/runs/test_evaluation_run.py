@@ -13,6 +13,7 @@ import torch
 from pyarrow import parquet
 from safetensors.torch import load_file
 from support.fixtures import GrpoxCommand
+from support.frozen import frozen_in
 from support.killing import assert_same, kill, recorded, start, wait_for_steps
 
 NO_VLLM = util.find_spec("vllm") is None
@@ -42,7 +43,8 @@ def test_a_run_without_a_gain_ends_in_order(stopped: Path) -> None:
     assert (summary["steps"], summary["stopped_early"]["evaluations_without_gain"]) == (3, 3)
     assert summary["accuracy_after"] == recorded(stopped)[-1]["evaluation"]["accuracy"]
     assert (stopped / "model" / "model.safetensors").exists()
-    assert "Stopped early after step 3" in (stopped / "report.html").read_text()
+    shown = frozen_in((stopped / "report.html").read_text())["answers"]["run"][stopped.name]
+    assert shown["stopped_early"].startswith("after step 3")
     # Every second step has a checkpoint, and with checkpoint.best the last one too.
     saved = [path.name for path in sorted((stopped / "checkpoints").iterdir())]
     assert saved == ["step-00000002", "step-00000003"]
@@ -131,6 +133,14 @@ def test_a_checkpoint_and_the_model_made_of_it_are_alike(
     assert of_run == of_checkpoint
 
 
+def test_the_folder_of_a_run_is_enough(
+    grpox: GrpoxCommand, folder: Path, stopped: Path, of_run: dict[str, float]
+) -> None:
+    """Its own evaluation samples; here it decodes greedily, as the quickstart's."""
+    greedy = ("evaluation.num_generations=1", "evaluation.temperature=0", "evaluation.pass_at_k=[]")
+    assert evaluated(grpox, folder, str(stopped), *greedy) == of_run
+
+
 @pytest.mark.skipif(NO_VLLM, reason="vLLM is not installed (make vllm)")
 def test_vllm_on_two_ranks_finds_what_transformers_finds(
     grpox: GrpoxCommand, folder: Path, stopped: Path, of_run: dict[str, float]
@@ -138,3 +148,26 @@ def test_vllm_on_two_ranks_finds_what_transformers_finds(
     settings = "generator={name: vllm-colocate, kv_cache_gib: 0.1}"
     found = evaluated(grpox, folder, str(stopped), "quickstart", settings, ranks=2, vllm=True)
     assert found["accuracy"] == pytest.approx(of_run["accuracy"], abs=0.02)
+
+
+def test_sets_of_a_run_end_it_and_choose_the_checkpoint(grpox: GrpoxCommand, folder: Path) -> None:
+    """A stream and a file: the metrics of one set end the run; `grpox eval` finds the same."""
+    base = importlib.resources.files("grpox.runfile.recipes") / "quickstart"
+    sets = (
+        "evaluation.path=null",
+        f"evaluation.sets.stream={{path: '{base / 'heldout.jsonl'}', streaming: true, rows: 60}}",
+        f"evaluation.sets.part={{path: '{base / 'heldout.jsonl'}', split: 'train[60:100]'}}",
+    )
+    stop = "evaluation.early_stop={metric: stream/completions/max_length, min_delta: 10}"
+    best = ("checkpoint.every=1", "checkpoint.best=evaluation/part/accuracy")
+    process = start(
+        folder, "quickstart", *COMMON, *sets, stop, *best, "evaluation.every=1", "output_dir=runs/sets"
+    )
+    stderr = process.communicate()[1]
+    assert process.returncode == 0, stderr
+    run = folder / "runs" / "sets"
+    summary, first = summary_of(run), recorded(run)[0]["evaluation"]
+    assert summary["steps"] == 1
+    assert summary["best_checkpoint"]["metric"] == "evaluation/part/accuracy"
+    assert first["accuracy"] == pytest.approx(0.6 * first["stream/accuracy"] + 0.4 * first["part/accuracy"])
+    assert evaluated(grpox, folder, str(base / "model"), "quickstart", *sets) == first

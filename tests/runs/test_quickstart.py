@@ -9,6 +9,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from support import processes
+from support.frozen import frozen_in
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 STEPS = 100
@@ -49,12 +50,15 @@ def tracked(run):
     return client, mlflow_run
 
 
-def test_held_out_accuracy_rises_from_mostly_wrong_to_mostly_right(output):
+def test_held_out_accuracy_rises_from_mostly_wrong_to_mostly_right(output, recorded):
     summary = json.loads((output / "summary.json").read_text())
     assert summary["accuracy_before"] <= 0.40
     assert summary["accuracy_after"] >= 0.90
     assert summary["steps"] == STEPS
     assert summary["train_seconds"] > 0
+    losses = [metrics["loss"] for metrics in recorded.values()]
+    assert summary["training_loss"] == pytest.approx(sum(losses) / STEPS)
+    assert summary["alarms"] == []
 
 
 def test_the_terminal_shows_accuracy_before_and_after(run, output):
@@ -68,9 +72,12 @@ def test_the_report_shows_the_run_and_is_in_mlflow(run, output, tracked, grpox, 
     report = output / "report.html"
     text = report.read_text(encoding="utf-8")
     summary = json.loads((output / "summary.json").read_text())
-    assert f"<dd>{summary['accuracy_before']:.3g} → {summary['accuracy_after']:.3g}</dd>" in text
-    assert 'class="status finished"' in text
-    assert text.count("<article") == 8 * 16
+    answers = {name: each[output.name] for name, each in frozen_in(text)["answers"].items()}
+    accuracy = f"{summary['accuracy_before']:.3g} → {summary['accuracy_after']:.3g}"
+    assert ["accuracy", accuracy] in [tile[:2] for tile in answers["run"]["tiles"]]
+    assert answers["run"]["status"] == "finished"
+    assert len(answers["completions"]["rows"]) == 8 * 16
+    assert all(row["data"]["answer"].isdigit() for row in answers["completions"]["rows"])
     assert len(text.encode()) < 1_000_000
     assert "INFO rank 0 grpox.observing.display: report: runs/quickstart/report.html\n" in run.stderr
     assert "mlflow ui --backend-store-uri sqlite:///mlflow.db\n" in run.stderr

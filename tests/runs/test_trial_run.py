@@ -194,7 +194,8 @@ def test_a_judge_teaches_by_the_advantages_of_the_formula(
             f"output_dir={tmp_path / 'run'}",
         )
     assert done.returncode == 0, done.stderr
-    records = [parquet.read_table(file).to_pylist() for file in sorted((tmp_path / "run").rglob("*.parquet"))]
+    files = sorted((tmp_path / "run" / "completions").glob("*.parquet"))
+    records = [parquet.read_table(file).to_pylist() for file in files]
     assert len(records) == 4
     assert len(judge.bodies) == sum(map(len, records))
     for record in records:

@@ -7,7 +7,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -37,7 +37,7 @@ GRPOX = re.compile(
 END = re.compile(r"^(?:[|>&;]|\d?>)")
 RANKS = re.compile(r"--(?:nproc-per-node|ntasks-per-node|num_accelerators)[= ](\d+)|-np (\d+)")
 NODES = re.compile(r"--n(?:nodes|odes)[= ](\d+)")
-PROGRAMS = "grpox|make|pip|python|pytest|torchrun|deepspeed|srun|sbatch|mpirun|mlflow|tensorboard"
+PROGRAMS = "grpox|make|pip|python3|python|pytest|torchrun|deepspeed|srun|sbatch|mpirun|mlflow|tensorboard"
 SHELL = re.compile(rf"(?:\w+=\S+ )*(?:\$ )?(?:\.venv/bin/\w|(?:{PROGRAMS})\s)")
 """Beginning of a line that is a command."""
 
@@ -198,6 +198,12 @@ def _collecting(runs: list[ResolvedRun]) -> Callable[..., dict[str, Any]]:
     return train_run
 
 
+def _complete(runs: list[ResolvedRun]) -> Callable[..., AbstractContextManager[dict[str, Any]]]:
+    """In place of `open_run`: each run is complete already."""
+    collect = _collecting(runs)
+    return lambda run, resume: nullcontext(collect(run))
+
+
 @contextmanager
 def training_left_out() -> Iterator[list[ResolvedRun]]:
     """Commands that train check their run as ever; it is collected in place of being trained."""
@@ -212,5 +218,5 @@ def training_left_out() -> Iterator[list[ResolvedRun]]:
 def training_replaced() -> Iterator[list[ResolvedRun]]:
     """The same for `grpox.train`."""
     runs: list[ResolvedRun] = []
-    with patch("grpox.training.run.train_run", _collecting(runs)):
+    with patch("grpox.training.python_run.open_run", _complete(runs)):
         yield runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -59,7 +60,10 @@ if __name__ == "__main__":
     GRPOTrainer(model="org/model", reward_funcs=reward_len, args=args, train_dataset=rows).train()
 """
 TRL_YAML = "model_name_or_path: org/model\ndataset_name: org/data\nreward_funcs: [think_format_reward]\n"
-HELD_OUT = '{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}\n'
+HELD_OUT = (
+    '{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2", '
+    '"task": "chain_sum", "settings": "{}", "entry": "{}"}\n'
+)
 OWN_FILES = {
     "docs/conformance.md": {"mine.py": OWN_LOSS.replace("class Mine", "class MyLoss")},
     "docs/data.md": {"mine.py": SOURCE},
@@ -89,9 +93,8 @@ def made_by(commands: Iterable[Command]) -> set[str]:
 
 def prepare(folder: Path, page: str, left_out: Collection[str] = ()) -> None:
     """Make in `folder` what the reader of `page` has, but for what is `left_out`."""
-    model = RECIPES / "quickstart" / "model"
     for name in ("my-model", "OUT"):
-        (folder / name).symlink_to(model)
+        _make_model(folder / name)
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "grpox" / "runfile").mkdir(parents=True)  # as in a clone, but without the modules
     (folder / "grpox" / "runfile" / "recipes").symlink_to(RECIPES)
@@ -109,6 +112,16 @@ def prepare(folder: Path, page: str, left_out: Collection[str] = ()) -> None:
         if name not in left_out:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
+
+
+def _make_model(folder: Path) -> None:
+    """Make the quickstart's model with as many positions as the pages' lengths need."""
+    folder.mkdir()
+    for file in (RECIPES / "quickstart" / "model").iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 32768}))
 
 
 def _make_data(folder: Path) -> None:

@@ -58,17 +58,19 @@ def recorded(run: Path) -> list[dict[str, Any]]:
 
 
 def assert_same(run: Path, other: Path) -> None:
-    """Compare metrics, completions and weights, bit by bit."""
+    """Compare metrics, completions, their tokens and weights, bit by bit."""
     import torch
     from pyarrow import parquet
     from safetensors.torch import load_file
 
     assert recorded(run) == recorded(other)
-    completions = sorted(path.name for path in (run / "completions").iterdir())
-    assert completions == sorted(path.name for path in (other / "completions").iterdir())
-    for name in completions:
-        tables = [parquet.read_table(each / "completions" / name) for each in (run, other)]
-        assert tables[0].equals(tables[1]), name
+    for folder in ("completions", "tokens"):
+        names = sorted(path.name for path in (run / folder).iterdir())
+        assert names
+        assert names == sorted(path.name for path in (other / folder).iterdir())
+        for name in names:
+            tables = [parquet.read_table(each / folder / name) for each in (run, other)]
+            assert tables[0].equals(tables[1]), f"{folder}/{name}"
     weights = [load_file(each / "model" / "model.safetensors") for each in (run, other)]
     assert weights[0].keys() == weights[1].keys()
     assert [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])] == []

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import grpox_advantages
 import grpox_corrections
+import grpox_environments
 import grpox_generators
 import grpox_losses
 import grpox_mlflow
@@ -19,7 +20,6 @@ import grpox_vllm_serving
 LIBRARIES = (
     "alembic.command", "deepspeed.module_inject.auto_ep_layer", "deepspeed.ops.adam",
     "deepspeed.runtime.superoffload.superoffload_stage3", "deepspeed.runtime.zero.muon.muon_optimizer",
-    "matplotlib.backends.backend_svg", "matplotlib.figure", "matplotlib.style",
     "mlflow.store.tracking.sqlalchemy_workspace_store", "mlflow.tracking", "peft", "scipy.io",
     "scipy.optimize", "sqlalchemy.dialects.sqlite", "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
@@ -34,8 +34,8 @@ SKIPPED = (
     "grpox.testing.pytest_plugin",
 )
 PACKAGES = (
-    grpox, grpox_advantages, grpox_corrections, grpox_generators, grpox_losses, grpox_mlflow, grpox_rewards,
-    grpox_vllm_serving,
+    grpox, grpox_advantages, grpox_corrections, grpox_environments, grpox_generators, grpox_losses,
+    grpox_mlflow, grpox_rewards, grpox_vllm_serving,
 )  # fmt: skip
 
 

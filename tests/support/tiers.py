@@ -34,6 +34,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/plugins/* grpox/runfile/lock/* grpox/runfile/checks.py": (
         "unit", "builtin", "runs", "cold", "packaging",
     ),
+    "grpox/environments/*": ("unit", "contract", "runs", "services/vllm"),
     "grpox/data/*": ("unit", "fuzz", "ranks", "runs", "services/vllm"),
     "grpox/runfile/recipes/*": ("unit", "runs", "cold", "packaging", "services/vllm"),
     "grpox/policy/*": ("unit", "ranks", "runs", "services/vllm"),
@@ -51,7 +52,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "grpox/py.typed": ("packaging",),
     # Built-in plugins.
     "plugins/builtin/grpox_losses/* plugins/builtin/grpox_advantages/* plugins/builtin/grpox_corrections/* "
-    "plugins/builtin/grpox_rewards/*": ("builtin", "runs"),
+    "plugins/builtin/grpox_rewards/* plugins/builtin/grpox_environments/*": ("builtin", "runs"),
     "plugins/builtin/grpox_generators/*": ("builtin", "runs", "services/vllm"),
     "plugins/builtin/grpox_vllm_serving/*": ("builtin", "cold", "services/vllm", "services/hosts"),
     "plugins/builtin/grpox_mlflow/*": ("builtin", "runs", "services/mlflow", "services/hosts"),

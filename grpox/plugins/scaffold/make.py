@@ -14,6 +14,7 @@ from string import Template
 
 from grpox import __version__
 from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors.formatting import with_article
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.hookspecs import API_VERSIONS, KINDS
 from grpox.plugins.requirements import canonical_name
@@ -24,6 +25,10 @@ TRAIN = {
     "advantage": "grpox train quickstart advantage={}",
     "correction": "grpox train quickstart correction={}",
     "generator": "grpox train quickstart generator={}",
+    "environment": (
+        "grpox train quickstart environment={} 'rewards=[environment]' sampling.max_completion_length=16 "
+        "episodes.max_turn_tokens=4"
+    ),
     "observer": "grpox train quickstart 'tracking.{}={{}}'",
     "dataset": "grpox train quickstart data.path=null data.source={}",
     "optimizer": "grpox train quickstart train.optimizer={}",
@@ -177,7 +182,7 @@ def _rendered(names: Names) -> dict[str, str]:
     values = {
         "kind": kind,
         "Kind": kind.capitalize(),
-        "a_kind": f"an {kind}" if kind[0] in "aeiou" else f"a {kind}",
+        "a_kind": with_article(kind),
         "distribution": names.distribution,
         "module": names.module,
         "component": component,

@@ -84,6 +84,21 @@ class Setting:
         return self.budget or self.sequences * (self.prompt + self.completion)
 
     @property
+    def weights_place(self) -> str:
+        """Place of this rank's shards: host, gpu or nvme."""
+        return self._place(self.offload_param)
+
+    @property
+    def is_own_master(self) -> bool:
+        """True if the weights are float32, in the place of the optimizer, and thus their own master weights."""
+        place = self._place(self.offload_optimizer)
+        return self.weight_bytes == FLOAT32 and place == self.weights_place != "nvme"
+
+    def _place(self, offload: str) -> str:
+        places = {"none": "gpu" if self.gpu else "host", "cpu": "host"}
+        return places.get(offload, offload)
+
+    @property
     def trained_weights(self) -> tuple[int, ...]:
         return self.trained or self.shape.weights
 
@@ -138,7 +153,8 @@ def _sharded(s: Setting) -> Iterator[Part]:
             yield Part("reference weights", s.weight_bytes * weights, "b Psi / P", phases, away)
     away, master = s.offload_optimizer != "none", FLOAT32 * trained
     if s.offload_optimizer != "nvme":
-        yield Part("master weights", master, "4 Psi / P", on_host=away)
+        own = 0 if s.is_own_master else master
+        yield Part("master weights", own, "4 Psi / P, unless weights are float32", on_host=away)
         why = "8 Psi / P, AdamW's moments in float32"
         yield Part("optimizer states", MOMENTS * trained, why, on_host=away)
     yield Part("gradients", master, "4 Psi / P", on_host=away)
@@ -164,8 +180,9 @@ def _moving(s: Setting) -> Iterator[Part]:
     yield Part("gradient bucket", FLOAT32 * reduced if s.gpu else bucket, "4 reduce_bucket_size")
     why = "4 Psi, at most reduce_bucket_size"
     yield Part("bucket, sorted by rank", bucket, why, (REDUCE,))
-    if not s.gpu:
-        yield Part("bucket, within gloo", bucket, why, (REDUCE,))
+    if not s.gpu:  # a gradient that is larger than the bucket is sent by itself
+        sent = max(bucket, FLOAT32 * max(s.trained_weights))
+        yield Part("bucket, within gloo", sent, f"{why} or one weight", (REDUCE,))
     if s.ranks > 1 or (s.gpu and s.offload_param != "none"):
         prefetch = s.zero["stage3_prefetch_bucket_size"]
         # What is fetched ahead comes in one piece, which is there until each weight has been cut out of it.
@@ -176,8 +193,7 @@ def _moving(s: Setting) -> Iterator[Part]:
         yield Part("gathered weights", b * live, "b Psi, at most max_reuse_distance / 2", (UPDATE,))
         small = sum(size for size in weights if size <= s.zero["stage3_param_persistence_threshold"])
         yield Part("small weights", b * small, "kept whole: b each", (GENERATE, REDUCE, STEP))
-        sync = min(SYNC, b * whole) if _holds(s) != "shards" else 0
-        yield Part("weights sent to the generator", sync, "b Psi, at most 256 MiB", (GENERATE,))
+        yield Part("weights sent to the generator", _sent(s), "b Psi, at most 256 MiB", (GENERATE,))
 
 
 def _computed(s: Setting) -> Iterator[Part]:
@@ -192,7 +208,8 @@ def _computed(s: Setting) -> Iterator[Part]:
     # Gradients of one layer, beside what it saved.
     passing = n * b * (4 * shape.hidden + 3 * max(shape.intermediate, shape.queries))
     yield Part("gradients of activations", passing, "N b (4 H + 3 F)", (UPDATE,))
-    logits = min(n, s.sequences * s.completion) * shape.vocabulary
+    # Micro-batches of so many positions may hold short prompts alone.
+    logits = (n if s.budget else s.sequences * s.completion) * shape.vocabulary
     if s.chunked:
         rows = rows_per_chunk(shape.vocabulary, LARGE_GPU if s.gpu else None)
         size, why = BYTES_PER_LOGIT * min(rows * shape.vocabulary, logits), "8 V for each row of a chunk"
@@ -216,22 +233,47 @@ def _layer(s: Setting) -> int:
 def _generator(s: Setting) -> Iterator[Part]:
     shape, b = s.shape, s.weight_bytes
     weights = b * shape.parameters
-    if _holds(s) == "whole":
+    if _holds(s) == "whole" and not _shares(s):
         yield Part("copy of the policy that generates", weights, "b Psi")
     if _holds(s) in ("whole", "shards"):
         cache = 2 * b * shape.keys * (shape.layers + 1) * s.sampled * (s.prompt + s.completion)
         yield Part("keys and values", cache, "2 b K L for each position", (GENERATE,))
         scores = 3 * FLOAT32 * shape.vocabulary * s.sampled
         yield Part("scores of the next token", scores, "12 V each", (GENERATE,))
+    if s.generator is not None and s.generator.blocks_from and not s.gpu and b == FLOAT32:
+        products = [each.inputs * each.outputs for each in shape.linears] + [shape.head]
+        blocks = FLOAT32 * sum(size for size in products if size >= s.generator.blocks_from)
+        # Sampling begins when no weights are on their way any more.
+        beyond = max(0, blocks - _sent(s))
+        yield Part("linear layers in blocks", beyond, "4 for each weight, beyond those sent", (GENERATE,))
     if s.generator is not None and s.generator.holds == "engine":
         phases = (GENERATE,) if s.gpu else ALWAYS  # it sleeps while the policy is updated, on CUDA
         name, size = s.generator.engine, weights // s.generator.engine_ranks
         yield Part(f"{name}'s weights", size, "b Psi over the ranks of an engine", phases)
         yield Part(f"{name}'s keys and values", s.generator.cache or 0, s.generator.cache_key, phases)
 
+    if s.gpu and s.generator is not None and s.generator.sends:
+        # vLLM packs one bucket while another is on its way; what it packs was copied out of gathered memory.
+        bucket = max(s.generator.sends, b * max(shape.weights))
+        size, why = (2 if s.ranks == 1 else 3) * bucket, "3 buckets, on a single rank 2"
+        yield Part("weights packed for the servers", size, why, (GENERATE,))
+
+
+def _sent(s: Setting) -> int:
+    """Count the bytes of weights that are on their way to the generator at a time."""
+    is_gathered = s.ranks > 1 or (s.gpu and s.offload_param != "none")
+    return min(SYNC, s.weight_bytes * s.shape.parameters) if is_gathered and _holds(s) != "shards" else 0
+
 
 def _holds(s: Setting) -> str:
     return "unknown" if s.generator is None else s.generator.holds
+
+
+def _shares(s: Setting) -> bool:
+    """Return True if the generator samples from the memory of the policy, whose shard is whole."""
+    is_there = s.weights_place == ("gpu" if s.gpu else "host")
+    shares = s.generator is not None and s.generator.shares
+    return shares and s.ranks == 1 and is_there and not s.trained
 
 
 def _host(s: Setting) -> Iterator[Part]:

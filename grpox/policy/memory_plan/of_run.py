@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from grpox.config.inputs import dtype_on
+from grpox.config.inputs import AUTO, dtype_on
+from grpox.config.training import tokens_on
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
 from grpox.errors.formatting import format_bytes
+from grpox.policy.deepspeed_config import buffer_sizes
 from grpox.policy.memory_plan.formula import DEFAULTS, LOAD, PROMPT, Setting, parts_of, size_in
 from grpox.policy.memory_plan.shape import model_shape
+from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
 
 if TYPE_CHECKING:
@@ -32,6 +35,10 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
         ConfigError: the model's configuration cannot be loaded or lacks a size.
     """
     config, train, lora, ranks = run.config, run.config.train, run.config.model.lora, run.plan.world_size
+    prompt, completion = (
+        prompt_tokens or config.data.max_prompt_length or PROMPT,
+        config.sampling.max_completion_length,
+    )
     shape, memory = model_shape(config.model), _generator_memory(run, gpu)
     sampled = -(-run.plan.prompts_per_generation // ranks) * train.num_generations
     if config.evaluation is not None:
@@ -45,9 +52,9 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
         weight_bytes=2 if dtype_on(config.model.dtype, gpu) == "bfloat16" else 4,
         trained=shape.adapters(lora.r, lora.target_modules, lora.exclude_modules) if lora else (),
         sequences=train.per_device_train_batch_size,
-        prompt=prompt_tokens or config.data.max_prompt_length or PROMPT,
-        completion=config.sampling.max_completion_length,
-        budget=train.max_tokens_per_micro_batch,
+        prompt=prompt,
+        completion=completion,
+        budget=_positions(run, gpu, prompt + completion),
         checkpointing=train.gradient_checkpointing,
         chunked=train.chunked_logprobs,
         reference=run.needs_reference and lora is None,
@@ -57,15 +64,25 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
         background=config.checkpoint.background,
         generator=memory,
         sampled=sampled,
-        zero=_zero_sizes(config.deepspeed),
+        zero=_zero_sizes(config.deepspeed, gpu),
     )
 
 
-def _zero_sizes(config: DeepSpeedConfig) -> Mapping[str, int]:
-    """Read DeepSpeed's sizes from the run file, or use its defaults."""
+def _positions(run: ResolvedRun, gpu: bool, longest: int) -> int | None:
+    """Count the positions of a micro-batch that is limited by them: at most a step's, at least a sequence's."""
+    train, given = run.config.train, run.config.train.max_tokens_per_micro_batch
+    budget = tokens_on(given, gpu, given == AUTO and divides_steps(run.components["loss"]))
+    if budget is None:
+        return None
+    of_step = train.per_device_train_batch_size * train.gradient_accumulation_steps
+    return max(min(budget, of_step * longest), longest)
+
+
+def _zero_sizes(config: DeepSpeedConfig, gpu: bool) -> Mapping[str, int]:
+    """Read DeepSpeed's sizes from the run file, or use grpox's and DeepSpeed's defaults."""
     settings = config.settings.get("zero_optimization", {})
     given = {name: settings[name] for name in DEFAULTS if settings.get(name, "auto") != "auto"}
-    own = DEFAULTS | {name: int(float(value)) for name, value in given.items()}
+    own = DEFAULTS | buffer_sizes(gpu) | {name: int(float(value)) for name, value in given.items()}
     if config.stage3_param_persistence_threshold is not None:
         own["stage3_param_persistence_threshold"] = config.stage3_param_persistence_threshold
     if config.offload_param == "nvme":

@@ -16,19 +16,19 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, SupportsFloat
-from weakref import WeakKeyDictionary
 
 from grpox.contracts import FailedScore
-from grpox.data.unusable_columns import REWARD_ARGUMENTS
+from grpox.data.reward_signature import Signature
 from grpox.errors import TEXT, chain, shorten, text_of
 from grpox.rollout.rewards.background_loop import BackgroundCall
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.signals import raise_if_signal
 
+ByName = Mapping[str, Sequence[Any]]
+"""Argument -> N values: facts about episodes, by the names `EPISODE_ARGUMENTS`."""
 CANCEL_SECONDS = 1.0
 """Seconds to wait for a cancelled coroutine; one that continues after that counts as hanging."""
 
@@ -41,6 +41,7 @@ class RewardCall:
 
     Args:
         lengths: of the list that the function returns for each completion; None: it returns one number each.
+        signature: of the function, if it is known.
     """
 
     def __init__(
@@ -49,8 +50,10 @@ class RewardCall:
         arguments: Mapping[str, Any],
         count: int,
         lengths: Sequence[int] | None = None,
+        signature: Signature | None = None,
     ) -> None:
         self.function = function
+        self._signature = signature or Signature.of(function)
         self.log = CallLog()
         self.scores: CheckedScores | None = None
         self.failure = ""
@@ -99,7 +102,7 @@ class RewardCall:
         """Call the function in the current thread, wait for it and check what it returned."""
         try:
             use_device(self._device)
-            returned = self.function(**accepted(self.function, self._arguments))
+            returned = self.function(**accepted(self._signature, self._arguments))
             if inspect.isawaitable(returned):
                 returned = self._await(returned)
             scores = checked_scores(returned, self._count, self._lengths)
@@ -215,60 +218,21 @@ def _first_of_user(frames: Iterable[traceback.FrameSummary]) -> str:
     return ""
 
 
-_known_parameters: WeakKeyDictionary[Callable[..., Any], list[inspect.Parameter] | None] = WeakKeyDictionary()
-"""Parameters by function: Python takes longer to tell them than a simple reward takes to score."""
-
-_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the `arguments` that `function` takes: all with ``**kwargs``, else those it names."""
-    names = argument_names(function)
+def accepted(signature: Signature, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the `arguments` that a function takes: all with ``**kwargs``, else those it names."""
+    names = signature.names
     return {name: value for name, value in arguments.items() if names is None or name in names}
 
 
-def own_copies(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `arguments` that `function` takes; their lists, rows and other values are deep copies.
+def own_copies(signature: Signature, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of `arguments` that a function takes; their lists, rows and other values are deep copies.
 
     An object that Python cannot copy, and `trainer_state`, are shared.
     """
     return {
         name: value if name == "trainer_state" else copied(value)
-        for name, value in accepted(function, arguments).items()
+        for name, value in accepted(signature, arguments).items()
     }
-
-
-def argument_names(function: Callable[..., Any]) -> frozenset[str] | None:
-    """The names of the arguments that `function` takes; None if it takes any."""
-    parameters = _parameters(function)
-    if parameters is None or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        return None
-    return frozenset(p.name for p in parameters if p.kind in _BY_KEYWORD)
-
-
-def missing_columns(function: Callable[..., Any], columns: Iterable[str]) -> list[str]:
-    """Dataset columns that `function` cannot do without and that `columns` lacks, in its own order.
-
-    These are its parameters without a default and whatever its optional attribute `reads_columns` names
-    (for a function that takes ``**columns`` and picks one by a name from its config).
-    """
-    available = {*columns, *REWARD_ARGUMENTS}
-    needed = [p.name for p in _parameters(function) or () if p.kind in _BY_KEYWORD and p.default is p.empty]
-    needed += [name for name in getattr(function, "reads_columns", ()) if name not in needed]
-    return [name for name in needed if name not in available]
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """The parameters of `function`; None where Python cannot tell, as for some callables written in C."""
-    with suppress(KeyError, TypeError):
-        return _known_parameters[function]
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:
-        parameters = None
-    with suppress(TypeError):  # it cannot be hashed, or not be referred to weakly
-        _known_parameters[function] = parameters
-    return parameters
 
 
 FLOAT32_MAX = 3.4028234663852886e38

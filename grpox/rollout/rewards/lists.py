@@ -53,7 +53,7 @@ class ListShape:
         """Count the numbers that rate a completion.
 
         Args:
-            text: its text.
+            text: its text; of a conversation that of the last turn.
             token_ids: its tokens.
             turns: number of its turns.
         """
@@ -62,9 +62,19 @@ class ListShape:
         return turns if self.per == "turn" else text.count(self.separator) + 1
 
     def at_tokens(
-        self, values: Sequence[float] | None, rollout: Rollout, text: str, decode: Decode
+        self,
+        values: Sequence[float] | None,
+        rollout: Rollout,
+        text: str,
+        decode: Decode,
+        is_conversation: bool = False,
     ) -> list[float]:
-        """Return T numbers, those of `values` at the last token of what each rates; NaN for None."""
+        """Return T numbers, those of `values` at the last token of what each rates; NaN for None.
+
+        Args:
+            text: all tokens of the rollout as text.
+            is_conversation: True if functions get messages, of which `separator` parts the last turn.
+        """
         length = len(rollout.completion_ids)
         if values is None:
             return [math.nan] * length
@@ -72,6 +82,10 @@ class ListShape:
             return list(values)[:length]
         if self.per == "turn":
             places = [turn.end - 1 for turn in rollout.turns] or [length - 1]
+        elif is_conversation and rollout.turns:
+            start, end = rollout.turns[-1].start, rollout.turns[-1].end
+            ids = rollout.completion_ids[start:end]
+            places = [start + place for place in _ends_of_parts(decode(ids), self.separator, ids, decode)]
         else:
             places = _ends_of_parts(text, self.separator, rollout.completion_ids, decode)
         at = [0.0] * length
@@ -80,16 +94,21 @@ class ListShape:
         return at
 
 
-def lengths_of(shape: ListShape, arguments: Mapping[str, Any], turns: Sequence[int] | None = None) -> list[int]:
+def lengths_of(
+    shape: ListShape, arguments: Mapping[str, Any], turns: Sequence[Sequence[str]] | None = None
+) -> list[int]:
     """Return the length of the list of each completion.
 
     Args:
         arguments: of the call, `completions` and `completion_ids` among them.
-        turns: number of turns of each completion; default: one each.
+        turns: texts of the turns of each completion; default: each is one turn.
     """
-    texts = [completion_text(completion) for completion in arguments["completions"]]
-    each = zip(texts, arguments["completion_ids"], turns or [1] * len(texts), strict=True)
-    return [shape.count(*of_completion) for of_completion in each]
+    completions, ids = arguments["completions"], arguments["completion_ids"]
+    turns = turns or [[completion_text(completion)] for completion in completions]
+    return [
+        shape.count(each if isinstance(each, str) else of_each[-1], token_ids, len(of_each))
+        for each, token_ids, of_each in zip(completions, ids, turns, strict=True)
+    ]
 
 
 def _ends_of_parts(text: str, separator: str, token_ids: Sequence[int], decode: Decode) -> list[int]:

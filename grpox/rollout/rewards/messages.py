@@ -54,6 +54,8 @@ class Ready:
     """True if it declares that it has no state."""
     lists: ListShape | None = None
     """The lists that it returns; None if it returns numbers."""
+    asks: frozenset[str] = frozenset()
+    """Facts about episodes that it names."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from grpox.rollout.rewards.call import CallLog, RewardCall, missing_columns, own_copies
+from grpox.data.reward_signature import Signature
+from grpox.rollout.rewards.call import ByName, CallLog, RewardCall, own_copies
 from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.rollout.rewards.process import ProcessCall, RewardProcess
 
@@ -29,6 +30,10 @@ class NamedReward:
     needs_main_thread: bool = False
     """True if the function was seen to set a signal handler, which Python allows in the main thread only."""
 
+    def __post_init__(self) -> None:
+        # Read once, not at each call.
+        self._signature = None if isinstance(self.function, RewardProcess) else Signature.of(self.function)
+
     @cached_property
     def lists(self) -> ListShape | None:
         """The lists that the function returns; None if it returns one number per completion.
@@ -41,25 +46,37 @@ class NamedReward:
         return ListShape.of(self.function)
 
     def call(
-        self, arguments: Mapping[str, Any], count: int, turns: Sequence[int] | None = None
+        self, arguments: Mapping[str, Any], count: int, by_name: ByName | None = None
     ) -> RewardCall | ProcessCall:
         """A call that has not started yet, in a thread or, where the function has one, in its process.
 
         Args:
-            turns: number of turns of each completion; default: one each.
+            by_name: facts about episodes, of which the function gets those that it names and that are no
+                columns; default: each completion is one turn.
         """
-        shape = self.lists
-        lengths = None if shape is None else lengths_of(shape, arguments, turns)
+        shape, known = self.lists, by_name or {}
+        lengths = None if shape is None else lengths_of(shape, arguments, known.get("turns"))
+        wanted = {name: known[name] for name in self._asks if name in known and name not in arguments}
+        arguments = {**arguments, **wanted}
         if isinstance(self.function, RewardProcess):
             return ProcessCall(self.function, arguments, count, lengths)
+        assert self._signature is not None
         # What one function does to its lists and rows must not reach the others, nor the record.
-        return RewardCall(self.function, own_copies(self.function, arguments), count, lengths)
+        copies = own_copies(self._signature, arguments)
+        return RewardCall(self.function, copies, count, lengths, self._signature)
+
+    @property
+    def _asks(self) -> frozenset[str]:
+        if isinstance(self.function, RewardProcess):
+            return self.function.ready.asks
+        return frozenset() if self._signature is None else self._signature.facts
 
     def missing_columns(self, columns: Iterable[str]) -> list[str]:
         """Dataset columns that the function cannot do without and that `columns` lacks, in its own order."""
+        needs: Iterable[str] = () if self._signature is None else self._signature.needs
         if isinstance(self.function, RewardProcess):
-            return [name for name in self.function.reads_columns if name not in {*columns}]
-        return missing_columns(self.function, columns)
+            needs = self.function.reads_columns
+        return [name for name in needs if name not in {*columns}]
 
     @property
     def in_main_thread(self) -> bool:
@@ -142,7 +159,7 @@ def call_together(
     arguments: Mapping[str, Any],
     count: int,
     stop: StopSign | None = None,
-    turns: Sequence[int] | None = None,
+    by_name: ByName | None = None,
 ) -> list[Outcome]:
     """One outcome per reward, in order, whichever ends first.
 
@@ -154,7 +171,7 @@ def call_together(
         arguments: what the functions may take, besides `log_metric` and `log_extra`.
         count: completions, at least one.
         stop: another thread may give it; outcomes of calls that were going on then mean nothing.
-        turns: number of turns of each completion; default: one each.
+        by_name: facts about episodes; see `NamedReward.call`.
 
     Raises:
         Stopped: `stop` was given before all calls had started.
@@ -163,7 +180,7 @@ def call_together(
     try:
         for place, reward in enumerate(rewards):
             if not _hangs(reward):
-                calls[place] = reward.call(arguments, count, turns)
+                calls[place] = reward.call(arguments, count, by_name)
                 if stop is not None:
                     stop.cover(calls[place])
                 if not reward.in_main_thread:
@@ -173,7 +190,7 @@ def call_together(
                 call.run()
         for place, call in calls.items():
             if not rewards[place].in_main_thread:
-                calls[place] = _finished(rewards[place], call, arguments, count, turns)
+                calls[place] = _finished(rewards[place], call, arguments, count, by_name)
     except BaseException:  # an interrupt or stop: what was started is stopped as far as it can be
         for call in calls.values():
             call.abandon()
@@ -198,7 +215,7 @@ def _finished(
     call: AnyCall,
     arguments: Mapping[str, Any],
     count: int,
-    turns: Sequence[int] | None,
+    by_name: ByName | None,
 ) -> AnyCall:
     """The call once it has ended or run out of time, made again where it must be in the main thread."""
     if not call.wait(reward.timeout):
@@ -206,6 +223,6 @@ def _finished(
     elif call.needs_main_thread():
         reward.needs_main_thread = True
         if reward.in_main_thread:
-            call = reward.call(arguments, count, turns)
+            call = reward.call(arguments, count, by_name)
             call.run()
     return call

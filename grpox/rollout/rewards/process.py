@@ -29,8 +29,8 @@ from grpox.rollout.rewards.messages import (
     Reply,
     Request,
 )
-from grpox.rollout.rewards.output import RewardOutput
 from grpox.runtime.child import MOST_BYTES, Child, ChildCut, ChildEnded, ChildFailed, ChildLate, Restarted
+from grpox.runtime.child_output import ChildOutput
 from grpox.runtime.logs import get_logger
 from grpox.runtime.signals import raise_if_signal
 
@@ -174,7 +174,7 @@ class _Running:
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         # The folder of the run may hold a file named as a module: it comes after the trainer's own path.
         command = ["-P", "-m", "grpox.rollout.rewards.worker", str(self._stacks.fileno())]
-        self._output = RewardOutput(blueprint.label)
+        self._output = ChildOutput(f"reward '{blueprint.label}'")
         try:
             streams = (self._output.stdout, self._output.stderr)
             self._child = Child(command, timeout, output=streams, pass_fds=(self._stacks.fileno(),))

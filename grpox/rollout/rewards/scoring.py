@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from grpox.contracts import Rollout, Text, TrainerState
-from grpox.errors import Problem, RunFailed, nearest
-from grpox.rollout.rewards.call import CallLog
+from grpox.contracts import Episode, Rollout, Text, TrainerState
+from grpox.data.reward_signature import column_problem
+from grpox.errors import Problem, RunFailed
+from grpox.rollout.rewards.call import ByName, CallLog
 from grpox.rollout.rewards.named import NamedReward, Outcome, StopSign, call_together
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def score(
     columns: Mapping[str, list[Any]],
     trainer_state: Any = None,
     stop: StopSign | None = None,
-    turns: Sequence[int] | None = None,
+    by_name: ByName | None = None,
 ) -> RewardTable:
     """Scores N completions with every reward function; an empty batch calls none.
 
@@ -69,7 +70,7 @@ def score(
         completion_ids: token ids of each completion.
         columns: the other dataset columns, repeated to N values each.
         stop: what another thread may give to stop the calls; what is returned after that means nothing.
-        turns: number of turns of each completion; default: one each.
+        by_name: facts about episodes, for the functions that name them; default: each completion is one turn.
 
     Raises:
         RunFailed: a function lacks a column; or one with the policy ``fail`` raised (`__cause__` is its
@@ -90,7 +91,7 @@ def score(
         "completion_ids": completion_ids,
         "trainer_state": trainer_state,
     }
-    outcomes = call_together(rewards, arguments, count, stop, turns)
+    outcomes = call_together(rewards, arguments, count, stop, by_name)
     _end_on_failure(rewards, outcomes)
     by_label = {reward.label: outcome for reward, outcome in zip(rewards, outcomes, strict=True)}
     logs = {label: outcome.log for label, outcome in by_label.items()}
@@ -149,12 +150,7 @@ def column_problems(
         data: what messages call the data.
     """
     return [
-        Problem(
-            f"reward '{reward.label}' needs column '{name}', which {data} lacks",
-            key=key,
-            allowed=", ".join(columns) or "none beside the prompt",
-            nearest=nearest(name, columns),
-        )
+        column_problem(reward.label, name, columns, key, data)
         for reward in rewards
         for name in reward.missing_columns(columns)
     ]
@@ -201,13 +197,75 @@ class Unscored:
     completions: Sequence[Text]
     columns: dict[str, list[Any]]
     """The other dataset columns, N values each."""
+    texts: Sequence[str]
+    """Each completion as one text, for people."""
+    by_name: ByName = field(default_factory=dict)
+    """Facts about episodes, N values each."""
 
 
 def unscored(prompts: PromptSet, indices: Sequence[int], rollouts: Sequence[Rollout]) -> Unscored:
     """Read the rows and decode the completions of `rollouts`; group g is that of the prompt at indices[g]."""
     of_each, columns = prompts.rows([indices[rollout.group_id] for rollout in rollouts])
-    completions = prompts.completions([rollout.completion_ids for rollout in rollouts])
-    return Unscored(rollouts, of_each, completions, columns)
+    completions = prompts.completions_of(rollouts)
+    texts = whole_texts(prompts, rollouts, completions)
+    facts = episode_arguments(rollouts, turn_texts(prompts, rollouts, texts))
+    return Unscored(rollouts, of_each, completions, columns, texts, facts)
+
+
+def episode_arguments(rollouts: Sequence[Rollout], turns: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
+    """Collect the facts of N rollouts; without an environment there are no calls, no rewards and no info.
+
+    Args:
+        turns: texts of the model's turns in each.
+    """
+    episodes = [rollout.episode for rollout in rollouts]
+    return {
+        "turns": [list(texts) for texts in turns],
+        "model_masks": [
+            [True] * len(rollout.completion_ids) if rollout.model_mask is None else list(rollout.model_mask)
+            for rollout in rollouts
+        ],
+        "tool_calls": [
+            [] if episode is None else [result.plain() for result in episode.results] for episode in episodes
+        ],
+        "environment_rewards": [_weighted(episode) for episode in episodes],
+        "environment_info": [{} if episode is None else dict(episode.info) for episode in episodes],
+    }
+
+
+def _weighted(episode: Episode | None) -> dict[str, float] | None:
+    if episode is None or episode.rewards is None:
+        return None
+    return {part: value * episode.weight for part, value in episode.rewards.items()}
+
+
+def whole_texts(prompts: PromptSet, rollouts: Sequence[Rollout], completions: Sequence[Text]) -> list[str]:
+    """Return all tokens of each completion as text, for people.
+
+    Args:
+        completions: as `PromptSet.completions_of` decodes them; only those of one message need no decoding.
+    """
+    several = [place for place, rollout in enumerate(rollouts) if rollout.episode is not None]
+    several = [place for place in several if not isinstance(completions[place], str)]
+    decoded = prompts.completion_texts([rollouts[place].completion_ids for place in several]) if several else []
+    texts = dict(zip(several, decoded, strict=True))
+    return [
+        texts[place] if place in texts else each if isinstance(each, str) else str(each[0]["content"])
+        for place, each in enumerate(completions)
+    ]
+
+
+def turn_texts(prompts: PromptSet, rollouts: Sequence[Rollout], texts: Sequence[str]) -> list[list[str]]:
+    """Return the text of each turn of the model; the whole completion is one where a rollout names none.
+
+    Args:
+        texts: all tokens of each rollout as text.
+    """
+    parts = [rollout.completion_ids[turn.start : turn.end] for rollout in rollouts for turn in rollout.turns]
+    decoded = iter(prompts.completion_texts(parts) if parts else [])
+    return [
+        [next(decoded) for _ in rollout.turns] or [text] for rollout, text in zip(rollouts, texts, strict=True)
+    ]
 
 
 def as_one_call(groups: Sequence[Unscored]) -> Unscored:
@@ -219,6 +277,10 @@ def as_one_call(groups: Sequence[Unscored]) -> Unscored:
         completions=[completion for group in in_order for completion in group.completions],
         columns={
             name: [value for group in in_order for value in group.columns[name]] for name in groups[0].columns
+        },
+        texts=[text for group in in_order for text in group.texts],
+        by_name={
+            name: [value for group in in_order for value in group.by_name[name]] for name in groups[0].by_name
         },
     )
 
@@ -235,18 +297,30 @@ def score_rows(
         columns=given.columns,
         trainer_state=state,
         stop=stop,
-        turns=[len(rollout.turns) or 1 for rollout in given.rollouts],
+        by_name=given.by_name,
     )
     rows = []
     for place, rollout in enumerate(given.rollouts):
         values = tuple(of_function[place] for of_function in table.values)
         failed = tuple(of_function[place] for of_function in table.failed)
         extra = {name: column[place] for name, column in table.extra_columns.items()}
-        completion = given.completions[place]  # in a conversation one message of the assistant
-        text = completion if isinstance(completion, str) else str(completion[0]["content"])
         lists = {label: of_function[place] for label, of_function in table.lists.items()}
-        rows.append(ScoredRow(rollout, values, failed, extra, text, lists))
-    return ScoredRows(rows, table.metrics, table.warnings)
+        rows.append(ScoredRow(rollout, values, failed, extra, given.texts[place], lists))
+    return ScoredRows(rows, table.metrics, {**table.warnings, **_failed_episodes(given.rollouts)})
+
+
+def _failed_episodes(rollouts: Sequence[Rollout]) -> dict[str, str]:
+    """Return a warning for the first failure of each environment."""
+    warnings: dict[str, str] = {}
+    for episode in (rollout.episode for rollout in rollouts if rollout.episode is not None):
+        if what := episode.lost or episode.failure:
+            kind = "was lost" if episode.lost else "failed"
+            warnings.setdefault(
+                f"episode of {episode.environment} {kind}",
+                f"an episode of environment '{episode.environment}' {kind}: {what}\n    it has no reward of "
+                "its own; further ones are only counted (episodes/lost, episodes/ended_by/error)",
+            )
+    return warnings
 
 
 def joined(parts: Sequence[ScoredRows]) -> ScoredRows:

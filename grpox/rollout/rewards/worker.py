@@ -18,6 +18,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
+from grpox.data.reward_signature import Signature
 from grpox.errors import ConfigError, Problem, describe, traceback_of
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.component_state import NotPlain, attribute_hashes, plain_state
@@ -25,7 +26,7 @@ from grpox.plugins.discovery import PluginSet
 from grpox.plugins.load_object import load_object
 from grpox.plugins.optional_methods import is_stateless, methods_of, statistics_of
 from grpox.plugins.registry import Registry
-from grpox.rollout.rewards.call import RewardCall, argument_names, defined_at, missing_columns
+from grpox.rollout.rewards.call import RewardCall, defined_at
 from grpox.rollout.rewards.lists import ListShape
 from grpox.rollout.rewards.messages import (
     ATTRIBUTES,
@@ -89,16 +90,17 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
         lists = ListShape.of(function)
     except ValueError as error:
         return None, Ready((Problem(f"reward '{blueprint.label}' {error}", blueprint.key),))
-    needs = tuple(missing_columns(function, ()))
+    signature = Signature.of(function)
     return function, Ready(
         (),
-        needs,
-        argument_names(function),
+        signature.needs,
+        signature.names,
         defined_at(function),
         methods_of(function),
         statistics_of(function),
         is_stateless(function),
         lists,
+        signature.facts,
     )
 
 

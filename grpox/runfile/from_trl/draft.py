@@ -16,9 +16,14 @@ import yaml
 from grpox.config import RunConfig, Section
 from grpox.errors import Problem, nearest, plain
 from grpox.runfile.from_trl.fields import FIELDS, Verdict, parameters_of
-from grpox.runfile.from_trl.setup import DataGiven, Given, RewardGiven, Setup
+from grpox.runfile.from_trl.setup import DataGiven, Given, Reference, Setup
 from grpox.runfile.yaml_lines import Dumper
 
+_ALGORITHMS = {
+    *("ppo", "gspo", "gspo_token", "gmpo", "gpg", "dpo", "kto", "orpo", "rloo", "remax", "opo", "dppo", "topr"),
+    *("luspo", "vespo", "cispo", "sapo", "grpo", "dr_grpo", "dapo", "bnpo", "reinforce", "reinforce_plus_plus"),
+}
+"""Names of algorithms, which are no misspellings of one another: gspo is not grpo."""
 TRL_DEFAULT = "TRL's default"
 WIDTH = 110
 
@@ -28,7 +33,7 @@ class Row:
     """Outcome of one TRL setting."""
 
     name: str
-    given: Given | RewardGiven | DataGiven
+    given: Given | Reference | DataGiven
     verdict: Verdict
     message: str
 
@@ -126,7 +131,8 @@ class Draft:
         """Return the value of a field that must be one of `allowed`; refuse any other value."""
         value = self.get(name)
         if value not in allowed:
-            self.refuse(name, f"no such {name}", ", ".join(allowed), nearest(str(value), allowed))
+            near = "" if str(value).lower() in _ALGORITHMS else nearest(str(value), allowed)
+            self.refuse(name, f"no such {name}", ", ".join(allowed), near)
             return allowed[0]
         return str(value)
 

@@ -64,7 +64,8 @@ GRPO_FIELDS = _fields(_TABLES["grpo"])
 TRAINER_FIELDS = _fields(_TABLES["training"])
 LORA = "peft_config."
 """Prefix of the arguments of LoraConfig among the fields of GRPOConfig."""
-FIELDS = GRPO_FIELDS | TRAINER_FIELDS | _fields(_TABLES["script"]) | _fields(_TABLES["lora"], LORA)
+FIELDS = GRPO_FIELDS | TRAINER_FIELDS | _fields(_TABLES["earlier"]) | _fields(_TABLES["script"])
+FIELDS |= _fields(_TABLES["lora"], LORA)
 """Field of GRPOConfig, of the YAML file of `trl grpo` or of LoraConfig -> its counterpart."""
 TRAINER_ARGUMENTS = _fields(_TABLES["trainer"])
 """Argument of GRPOTrainer -> its counterpart."""
@@ -80,5 +81,6 @@ def parameters_of(*components: str) -> tuple[str, ...]:
 
 
 def key_of(name: str) -> str:
-    """Return grpox's key for a TRL name, empty if there is none."""
-    return FIELDS[name].key if name in FIELDS else ""
+    """Return grpox's key for a TRL name, also of GRPOTrainer's arguments; empty if there is none."""
+    field = FIELDS.get(name) or TRAINER_ARGUMENTS.get(name)
+    return field.key if field is not None else ""

@@ -15,7 +15,7 @@ from grpox.runfile.from_trl.setup import (
     REWARDS_OF_CALLS,
     DataGiven,
     Given,
-    RewardGiven,
+    Reference,
     Setup,
     code,
     of_module,
@@ -60,6 +60,7 @@ class _Script(Names):
         self.path = path
         self.source = source
         self.functions = {node.name for node in tree.body if isinstance(node, Function)}
+        self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
     def read(self) -> Setup:
         """Read the call of GRPOConfig and the call of GRPOTrainer, one of which may be missing."""
@@ -75,9 +76,12 @@ class _Script(Names):
             allowed = "a script with such a call, or a YAML file for `trl grpo`"
             raise ConfigError(what, where=self.source, allowed=allowed)
         setup = Setup(self.source)
+        setup.images = self.images()
         if config is not None:
             setup.fields = self.config_fields(config) | dict(self.set_afterwards(config))
             given.pop("args", None)
+        elif isinstance(args := given.get("args"), ast.Name):
+            setup.fields = dict(self.set_on(args.id))
         for name, node in given.items():
             self.read_argument(setup, name, node)
         return setup
@@ -140,6 +144,29 @@ class _Script(Names):
                     if self.behind(name) is config:
                         yield attr, unread(node, "set again: ")
 
+    def set_on(self, name: str) -> Iterator[tuple[str, Given]]:
+        """Find ``args.beta = ...`` of a config that the script does not build itself, such as a parsed one."""
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Attribute(value=ast.Name(id=node_name), attr=attr, ctx=ast.Store()) if (
+                    node_name == name
+                ):
+                    yield attr, unread(node, "set in the script: ")
+
+    def images(self) -> Given | None:
+        """Find the first use of a column of images: ``row["image"]``, or a key or argument of this name."""
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Subscript(slice=ast.Constant(value="image" | "images")):
+                    return unread(node)
+                case ast.Dict(keys=keys) as row:
+                    if any(isinstance(k, ast.Constant) and k.value in ("image", "images") for k in keys):
+                        return unread(row)
+                case ast.Call(args=[ast.Constant(value="image" | "images"), *_], func=ast.Attribute(attr=attr)):
+                    if attr != "remove_columns":
+                        return unread(node)
+        return None
+
     def trainer_arguments(self, call: ast.Call) -> dict[str, ast.expr]:
         arguments = dict(zip(POSITIONS, call.args, strict=False))
         for keyword in call.keywords:
@@ -161,6 +188,13 @@ class _Script(Names):
                     setup.model_options = {k.arg: self.given(k.value) for k in behind.keywords if k.arg}
             case "reward_funcs", _:
                 setup.rewards = self.rewards(node)
+            case (("tools" | "environment_factory"), ast.Constant(value=None)):
+                pass
+            case "tools", _:
+                setup.tools = self.tools(node)
+            case "environment_factory", _:
+                setup.environments = self.environments(node)
+                setup.has_get_reward = self.rewarding(node)
             case "train_dataset", _:
                 setup.data = self.dataset(node)
             case _ if isinstance(node, ast.Constant) and node.value is None:
@@ -174,7 +208,7 @@ class _Script(Names):
             case _:
                 setup.arguments[name] = unread(node)
 
-    def rewards(self, node: ast.expr) -> list[RewardGiven] | Given:
+    def rewards(self, node: ast.expr) -> list[Reference] | Given:
         """Read a list of reward functions, or a single one; `Given` if the script does not show them."""
         behind = self.behind(node)
         if isinstance(behind, ast.List | ast.Tuple):
@@ -185,22 +219,68 @@ class _Script(Names):
         known = reward.entry is not None or isinstance(behind, ast.Name | ast.Attribute)
         return [reward] if known else unread(node)
 
-    def reward(self, node: ast.expr) -> RewardGiven:
+    def tools(self, node: ast.expr) -> list[Reference] | Given:
+        """Read a list of tools; `Given` if the script does not show them."""
+        behind = self.behind(node)
+        if not isinstance(behind, ast.List | ast.Tuple) or self.is_changed(node):
+            return unread(node)
+        return [self.reference(part, "tools.py") for part in behind.elts]
+
+    def environments(self, node: ast.expr) -> dict[str, Reference] | Given:
+        """Read a class of environments, or a dict of them; `Given` if the script does not show them."""
+        behind = self.behind(node)
+        if not isinstance(behind, ast.Dict):
+            return {"": self.reference(node, "environment.py")}
+        names = [key.value if isinstance(key, ast.Constant) else None for key in behind.keys]
+        if self.is_changed(node) or not all(isinstance(name, str) for name in names):
+            return unread(node)
+        references = (self.reference(value, "environment.py") for value in behind.values)
+        return dict(zip(map(str, names), references, strict=True))
+
+    def rewarding(self, node: ast.expr) -> bool:
+        """Tell whether a class of environments has `get_reward`, or lies elsewhere, where it may have it."""
+        behind = self.behind(node)
+        return any(map(self._may_reward, behind.values if isinstance(behind, ast.Dict) else [node]))
+
+    def _may_reward(self, node: ast.expr) -> bool:
+        behind = self.behind(node)
+        own = self.classes.get(behind.id) if isinstance(behind, ast.Name) else None
+        if own is None or own.bases:
+            return True
+        return any(isinstance(part, Function) and part.name == "get_reward" for part in own.body)
+
+    def reference(self, node: ast.expr, home: str) -> Reference:
+        """Refer to a function or class of the script or of a module.
+
+        Args:
+            home: file in which the user should write what a run file cannot name.
+        """
         shown, line, imports = code(node), node.lineno, self.imports
+        entry, note = None, f"write it in a file {home}, and name it there"
+        match self.behind(node):
+            case ast.Name(id=name) if name in self.functions | self.classes.keys():
+                if trains := self.trains_on_import():
+                    note = f"move it to {home}: importing {self.path.name} would train (line {trains})"
+                else:
+                    entry = {"path": f"{self.path}:{name}"}
+                    note = "better in its own file: otherwise the script is executed and TRL imported for it"
+            case ast.Name(id=name) if name in imports:
+                return of_module(*imports[name], shown, line, self.path.parent, home)
+            case ast.Attribute(value=ast.Name(id=package), attr=name) if package in imports:
+                module = ".".join(imports[package]).rstrip(".")
+                return of_module(module, name, shown, line, self.path.parent, home)
+        return Reference(entry, shown, line, note)
+
+    def reward(self, node: ast.expr) -> Reference:
+        shown, line = code(node), node.lineno
         entry, note = None, "write it as a function in a file rewards.py, and name that function"
         match self.behind(node):
             case ast.Constant(value=str() as model):
                 entry, note = {"name": "reward_model", "model": model}, ""
-            case ast.Name(id=name) if name in self.functions and (trains := self.trains_on_import()):
-                note = f"move it to rewards.py: importing {self.path.name} would train (line {trains})"
-            case ast.Name(id=name) if name in self.functions:
-                entry = {"path": f"{self.path}:{name}"}
-                note = "better in its own file: otherwise the script is executed and TRL imported for it"
-            case ast.Name(id=name) if name in imports:
-                return of_module(*imports[name], shown, line, self.path.parent)
-            case ast.Attribute(value=ast.Name(id=package), attr=name) if package in imports:
-                module = ".".join(imports[package]).rstrip(".")
-                return of_module(module, name, shown, line, self.path.parent)
+            case ast.Name(id=name) if name in self.functions | self.imports.keys():
+                return self.reference(node, "rewards.py")
+            case ast.Attribute(value=ast.Name(id=package)) if package in self.imports:
+                return self.reference(node, "rewards.py")
             case ast.Call() as call if (name := self.called_of_trl(call)) in REWARDS_OF_CALLS:
                 entry_of, difference = REWARDS_OF_CALLS[name]
                 arguments = self.arguments(call, tuple(signature(entry_of).parameters))
@@ -211,7 +291,7 @@ class _Script(Names):
                     note = (
                         f"its arguments are not literals; {name} is a reward of grpox too: see docs/rewards.md"
                     )
-        return RewardGiven(entry, shown, line, note)
+        return Reference(entry, shown, line, note)
 
     def trains_on_import(self) -> int | None:
         """Return the line at which importing the script would load data or train, None if there is none."""

@@ -35,6 +35,7 @@ def write_inputs(draft: Draft) -> None:
     _dtype(draft)
     _data(draft)
     _rewards(draft)
+    _episodes(draft)
     _evaluation(draft)
     if "peft_config" in draft.setup.arguments:
         given = draft.setup.arguments["peft_config"].shown
@@ -153,6 +154,34 @@ def _entry(draft: Draft, known: dict[str, Any]) -> dict[str, Any]:
     return entry
 
 
+def _episodes(draft: Draft) -> None:
+    """Write tools, environments, and the number of turns."""
+    tools, environments = draft.setup.tools, draft.setup.environments
+    if isinstance(tools, Given):
+        draft.ask("tools", "['tools.py:name']", f"the tools; {_at(tools)}")
+    for tool in tools if isinstance(tools, list) else []:
+        if tool.entry is None:
+            draft.ask("tools", "['tools.py:name']", f"{tool.shown}: {tool.note}")
+        else:
+            draft.values.setdefault("tools", []).append(_entry(draft, tool.entry)["path"])
+    if isinstance(environments, Given):
+        draft.ask("environment", "{path: 'environment.py:Name'}", f"the environment; {_at(environments)}")
+    written = []
+    for value, each in (environments if isinstance(environments, dict) else {}).items():
+        when = {"when": {"column": "environment", "is": value}} if value else {}
+        if each.entry is None:
+            draft.ask("environment", "{path: 'environment.py:Name'}", f"{each.shown}: {each.note}")
+        else:
+            written.append(_entry(draft, each.entry) | when)
+    if written:
+        draft.put("environment", written[0] if len(written) == 1 and "when" not in written[0] else written)
+    if environments and draft.setup.has_get_reward:
+        draft.values.setdefault("rewards", []).append({"name": "environment"})
+    most = draft.get("max_tool_calling_iterations")
+    if (tools or environments) and isinstance(most, int):
+        draft.put("episodes.max_turns", most + 1)
+
+
 def _evaluation(draft: Draft) -> None:
     """Leave the evaluation to the user: its prompts must be a file, not a hub dataset."""
     old, given = "evaluation_strategy", draft.setup.evaluation
@@ -220,10 +249,12 @@ def _loss(draft: Draft) -> None:
     if loss == "vespo":
         comment = "from the plugin grpox-vespo; install the plugin"
         draft.explain("loss_type", Verdict.DIFFERS, f"loss vespo is {comment}")
-    if loss == "luspo":
-        comment = "not in grpox: write a loss clipped at level sequence, with Reduction.SEQUENCE_SUM"
-        draft.explain("loss_type", Verdict.UNSUPPORTED, f"{comment}; begin with `grpox plugins new`")
     level = "importance_sampling_level"
+    if loss == "luspo":
+        parameters = draft.given_of("clipped")
+        if draft.get(level) == "token":
+            message = "loss: luspo, with one ratio per sequence as in the paper; TRL's is given one per token"
+            draft.explain("loss_type", Verdict.DIFFERS, message)
     if draft.chosen(level, ("token", "sequence")) == "sequence" and loss in CLIPPED:
         parameters["level"] = "sequence"
     elif draft.get(level) == "sequence" and loss in ("cispo", "sapo"):

@@ -44,11 +44,11 @@ def code(node: ast.AST) -> str:
 
 
 @dataclass(frozen=True)
-class RewardGiven:
-    """One reward function of `reward_funcs`."""
+class Reference:
+    """One reward function of `reward_funcs`, tool or class of environments."""
 
     entry: dict[str, Any] | None
-    """Entry of `rewards`, with an absolute `path`; None if a run file cannot name the function."""
+    """Its entry in a run file, with an absolute `path`; None if a run file cannot name it."""
     shown: str
     line: int | None = None
     note: str = ""
@@ -92,18 +92,24 @@ REWARDS_OF_CALLS: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
 """Function of TRL that returns a reward function -> the entry for its arguments, and what differs from TRL."""
 
 
-def of_module(module: str, name: str, shown: str, line: int | None, folder: Path) -> RewardGiven:
-    """Refer to a function of a module: TRL's, a file's in or below `folder`, or an installed module's."""
+def of_module(
+    module: str, name: str, shown: str, line: int | None, folder: Path, home: str = "rewards.py"
+) -> Reference:
+    """Refer to a function of a module: TRL's, a file's in or below `folder`, or an installed module's.
+
+    Args:
+        home: file in which the user should write what a run file cannot name.
+    """
     if module in ("trl", "trl.rewards") and name in TRL_REWARDS:
-        return RewardGiven(shown=name, line=line, **TRL_REWARDS[name])
+        return Reference(shown=name, line=line, **TRL_REWARDS[name])
     if module in ("trl", "trl.rewards"):
         module, shown = "trl.rewards", name
     elif name and all(part.isidentifier() for part in module.lstrip(".").split(".")):
         file = folder.joinpath(*module.lstrip(".").split(".")).with_suffix(".py")
         if os.path.isfile(file):
-            return RewardGiven({"path": f"{file}:{name}"}, shown, line)
-    note = f"write a file rewards.py with `from {module} import {name}`, and name `rewards.py:{name}`"
-    return RewardGiven(None, shown, line, note)
+            return Reference({"path": f"{file}:{name}"}, shown, line)
+    note = f"write a file {home} with `from {module} import {name}`, and name `{home}:{name}`"
+    return Reference(None, shown, line, note)
 
 
 @dataclass
@@ -137,11 +143,19 @@ class Setup:
     """Model folder or hub id."""
     model_options: dict[str, Given] = field(default_factory=dict)
     """Arguments of `from_pretrained`, if the script itself loads the model."""
-    rewards: list[RewardGiven] | Given | None = None
+    rewards: list[Reference] | Given | None = None
     """Reward functions; `Given` if they are not a readable list."""
+    tools: list[Reference] | Given | None = None
+    """Functions that the model may call; `Given` if they are not a readable list."""
+    environments: dict[str, Reference] | Given | None = None
+    """Value of the column `environment` -> class of environments; a single one, for all rows, under ``""``."""
+    has_get_reward: bool = False
+    """True if a class of environments has `get_reward`, or may have it where the script does not show it."""
     data: DataGiven | None = None
     evaluation: Given | None = None
     """Value of `eval_dataset`."""
+    images: Given | None = None
+    """Place where a script uses a column of images."""
     has_lora_config: bool = False
     """True if `peft_config` is a LoraConfig whose arguments are among `fields`, as `peft_config.r`."""
     home: Path = field(default_factory=Path)
@@ -176,12 +190,12 @@ def _value(name: str, value: Any) -> Any:
     return _TRUTHS.get(value.lower(), value) if truth else value
 
 
-def _rewards(fields: dict[str, Given]) -> list[RewardGiven] | None:
+def _rewards(fields: dict[str, Given]) -> list[Reference] | None:
     """List the rewards in TRL's order: the reward model before the functions."""
     rewards = []
     if (model := fields.get("reward_model_name_or_path")) and model.value:
         entry = {"name": "reward_model", "model": str(model.value)}
-        rewards.append(RewardGiven(entry, model.shown, model.line))
+        rewards.append(Reference(entry, model.shown, model.line))
     if (given := fields.get("reward_funcs")) and given.value:
         for name in map(str, given.value if isinstance(given.value, list) else [given.value]):
             # A name of TRL's own, or the dotted path of a function.
@@ -189,7 +203,7 @@ def _rewards(fields: dict[str, Given]) -> list[RewardGiven] | None:
             reward = of_module(module if dot else "trl.rewards", function, name, given.line, Path())
             if name == OVERLONG:
                 note = "with the lengths that `trl grpo` uses"
-                reward = RewardGiven(of_overlong(1280, 256), name, given.line, note)
+                reward = Reference(of_overlong(1280, 256), name, given.line, note)
             rewards.append(reward)
     return rewards or None
 

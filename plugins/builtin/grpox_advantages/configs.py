@@ -10,7 +10,7 @@ from grpox.config import Parameters
 
 
 class ScaledConfig(Parameters):
-    """Parameters of batch and reinforce_plus_plus; group and quantile have them too."""
+    """Parameters of batch and reinforce_plus_plus; group, quantile, gigpo and return-to-go have them too."""
 
     eps: float = Field(1e-4, ge=0)
     """Number added to every standard deviation, at least 0; 1e-4 as in TRL."""
@@ -50,3 +50,21 @@ class QuantileConfig(ScaledConfig):
     """Quantile of the group's rewards that is the baseline; 0.4 by default in the QAE paper (arXiv 2509.22611),
     and 0.6 if the entropy collapses early. With a larger q, more groups punish their failures and fewer reward
     their successes."""
+
+
+class ReturnToGoConfig(ScaledConfig):
+    """Parameters of return-to-go; gigpo has them too."""
+
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount of the rewards of each later turn. Below 1, an early success counts more than a late one."""
+    norm: Literal["std", "fixed"] = "std"
+    """Divisor: std, the standard deviation plus eps, or fixed, which is 1."""
+
+
+class GigpoConfig(ReturnToGoConfig):
+    """Parameters of gigpo."""
+
+    gamma: float = Field(0.95, ge=0, le=1)
+    """Discount of the rewards of each later turn, for the comparison of turns; 0.95 as in the paper."""
+    omega: float = Field(1.0, ge=0, allow_inf_nan=False)
+    """Weight of the comparison of turns, beside that of episodes; 1 as in the paper."""

@@ -1,8 +1,9 @@
-"""Offers the built-in advantages: group, batch, none, rloo, reinforce_plus_plus, maxrl, opo and quantile."""
+"""Offers the built-in advantages, of whole completions and of turns."""
 
 from __future__ import annotations
 
 from grpox import ComponentSpec, hookimpl
+from grpox.contracts import Capability
 
 ADVANTAGES = (
     ComponentSpec(
@@ -69,10 +70,27 @@ ADVANTAGES = (
         formula="(r - Q_q) / (std_g + eps), Q_q = min{x: share of the group's r <= x is at least q}",
         source="Quantile Advantage Estimation, arXiv 2509.22611",
     ),
+    ComponentSpec(
+        name="gigpo",
+        target="grpox_advantages.turns:Gigpo",
+        config="grpox_advantages.configs:GigpoConfig",
+        needs=(Capability.STATE_KEYS,),
+        summary="GiGPO: the episode within its group, plus each turn among the turns of the same state",
+        formula="(R - mean_g) / F_g + omega (R_k - mean_s) / F_s, R_k = sum_{j >= k} gamma^(j-k) r_j",
+        source="Group-in-Group Policy Optimization, arXiv 2505.10978, eq. 3 and 5 to 8",
+    ),
+    ComponentSpec(
+        name="return-to-go",
+        target="grpox_advantages.turns:ReturnToGo",
+        config="grpox_advantages.configs:ReturnToGoConfig",
+        summary="Each turn's discounted return, compared with the returns of the group's episodes",
+        formula="(R_k - mean_g(R_1)) / (std_g(R_1) + eps), R_k = sum_{j >= k} gamma^(j-k) r_j",
+        source="Returns of turns: Kevin, arXiv 2507.11948; the baseline is the episodes'",
+    ),
 )
 
 
 @hookimpl
 def grpox_advantages() -> tuple[ComponentSpec, ...]:
-    """Offer eight scalers: all subtract a baseline of the group, with different baselines and divisors."""
+    """Offer ten scalers: all subtract a baseline of the group, with different baselines and divisors."""
     return ADVANTAGES

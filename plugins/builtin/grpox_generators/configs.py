@@ -13,6 +13,9 @@ from grpox.errors import Problem
 from grpox_generators import vllm_sampling
 from grpox_generators.generation_kwargs import unknown_kwargs
 
+LEAST_WEIGHTS = 2**18
+"""Number of weights of the smallest linear layer that hf multiplies in blocks on a CPU."""
+
 
 class Parameters(BaseModel):
     """Parameters that refuse unknown names, and numbers that are not finite."""
@@ -46,7 +49,9 @@ class HfConfig(Parameters):
 
     def memory(self, gpu: bool) -> GeneratorMemory:
         """Return the memory of the generator on a rank."""
-        return GeneratorMemory("whole" if self.gather_weights else "shards", together=self.batch_size)
+        holds: Literal["whole", "shards"] = "whole" if self.gather_weights else "shards"
+        blocks_from = LEAST_WEIGHTS if self.gather_weights and not gpu else 0
+        return GeneratorMemory(holds, shares=True, together=self.batch_size, blocks_from=blocks_from)
 
     def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
         """Return the settings of `sampling` that hf cannot honour with these parameters."""
@@ -196,5 +201,5 @@ class VllmServerConfig(VllmParameters):
         return urls
 
     def memory(self, gpu: bool) -> GeneratorMemory:
-        """Return no memory: the generator uses memory only on the servers, not on a rank."""
-        return GeneratorMemory("none")
+        """Return the memory of a transfer by nccl, as servers with CUDA have it; all else is on the servers."""
+        return GeneratorMemory("none", sends=self.bucket_mib * 2**20 if gpu else 0)

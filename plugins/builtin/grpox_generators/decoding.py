@@ -205,10 +205,9 @@ class Batch:
                 ended |= limits <= column + 1 - first
             if not is_look:
                 continue
-            self.draw.check()
             ended |= self.stop.look(tokens[:, : column + 1], column + 1 - looked)
             looked = column + 1
-            share = float(ended.float().mean())
+            share = self.draw.look(ended)
             if is_over(share == 1, in_step):
                 break
             wasted += share * every

@@ -24,9 +24,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from grpox.config import SamplingConfig
-from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
+from grpox.contracts import Capability, GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, RunFailed
-from grpox.toolkit import persistent_buffers, text_of
+from grpox.toolkit import is_own_memory, persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
 from grpox_generators.decoding import (
@@ -38,6 +38,7 @@ from grpox_generators.decoding import (
     pad_prompts,
 )
 from grpox_generators.limits import build_rollout, check_length, end_ids, longest_completion
+from grpox_generators.packed_linear import PackedLinear, pack, release
 from grpox_generators.sampling import (
     Distribution,
     Draw,
@@ -60,6 +61,7 @@ class HfGenerator:
     def __init__(self, config: HfConfig) -> None:
         self.config = config
         self.version = 0
+        self._packed: list[PackedLinear] = []
 
     def start(self, context: GeneratorContext) -> None:
         implementation = self.config.cache_implementation
@@ -77,18 +79,28 @@ class HfGenerator:
         self.model.generation_config = GenerationConfig()
         if not self.config.continuous_batching:
             group_heads(self.model)
+        self._packed = pack(self.model)
         self._weights = dict(self.model.named_parameters()) | dict(persistent_buffers(self.model))
 
     @torch.no_grad()
     def sync(self, weights: WeightStream, version: int) -> None:
-        """Copy the weights. If the policy itself generates, the stream is not read."""
+        """Copy the weights, or use the policy's own memory. If the policy itself generates, the stream is not
+        read."""
         if self.config.gather_weights:
+            # A subclass that samples while the policy is updated needs a copy, which the update leaves alone.
+            samples_ahead = Capability.AHEAD in getattr(self, "provides", ())
+            policy = {} if samples_ahead else dict(self.context.policy.named_parameters())
             for name, tensor in weights:
                 own = self._weights[name]
+                if name in policy and is_own_memory(policy[name], tensor):
+                    own.data = tensor  # follows the updates, after each of which a sync comes before sampling
+                    continue
                 if own.dtype != tensor.dtype:
                     # Loading keeps some buffers in float32, building a model does not.
                     own.data = own.to(tensor.dtype)
                 own.copy_(tensor)
+            if self._packed:
+                release(self._packed)
         self.version = version
 
     @torch.no_grad()
@@ -109,15 +121,19 @@ class HfGenerator:
                 yield from self._generate_batch(batch, sampling, ends)
 
     def sleep(self) -> None:
-        """Do nothing: for models of the sizes that hf suits, moving the copy costs more than its memory is
-        worth."""
+        """Release the blocks of packed layers, which are made again.
+
+        For models of the sizes that hf suits, moving the copy itself costs more than its memory is worth.
+        """
+        if self._packed:
+            release(self._packed)
 
     def wake(self) -> None:
-        """Do nothing, because `sleep` releases nothing."""
+        """Do nothing, because layers make their blocks when they need them."""
 
     def close(self) -> None:
         del self.model
-        self._weights = {}
+        self._weights, self._packed = {}, []
 
     def _batches(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
         """Return this rank's batches. If ranks generate in step, empty batches fill up to the largest number of

@@ -26,7 +26,7 @@ from transformers import (
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
 from grpox.errors import ConfigError
-from grpox.toolkit import text_of
+from grpox.toolkit import text_of, upload
 from grpox_generators.generation_kwargs import LOGITS, OF_ROWS, RUNTIME, WARPERS
 
 
@@ -209,6 +209,13 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
         self._drawn += 1
         return tokens.squeeze(-1)
 
+    def look(self, ended: Tensor) -> float:
+        """Return the share of rows that have `ended`, bool[B], and `check`; waits once for the device."""
+        is_sound, share = torch.stack((self._is_sound.float(), ended.float().mean())).tolist()
+        if not is_sound:
+            raise NoProbabilities
+        return float(share)
+
     def check(self) -> None:
         """Look at the scores of all tokens so far; waits for the device.
 
@@ -308,7 +315,7 @@ class _OwnUniform:
                 torch.rand(size, AT_A_TIME, generator=generator, dtype=torch.float64)
                 for generator, size in zip(self._generators, self._sizes, strict=True)
             ]
-            self._numbers = torch.cat(drawn).to(self._device)
+            [self._numbers] = upload([torch.cat(drawn).numpy()], self._device)
         now, self._numbers = self._numbers[:, :1], self._numbers[:, 1:]
         return now
 
@@ -363,6 +370,8 @@ class StopTexts(StoppingCriteria):  # type: ignore[misc]
         Returns:
             bool[B], rows that a text has ended, on the device of `token_ids`.
         """
+        if not self.texts and self.ends.count(None) == len(self.ends):
+            return torch.zeros(len(token_ids), dtype=torch.bool, device=token_ids.device)
         on_host = token_ids.cpu() if self.texts else token_ids
         for columns in range(token_ids.shape[1] - new + 1, token_ids.shape[1] if self.texts else 0):
             self(on_host[:, :columns], None)

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import asyncio
+import shlex
 import threading
 import time
 from collections.abc import Coroutine, Mapping
@@ -23,6 +24,8 @@ Result = TypeVar("Result")
 
 logger = get_logger(__name__)
 SECONDS_BETWEEN_LOOKS = 1.0
+DEFAULT_PORT = 8000
+"""Port on which `grpox serve` listens by default."""
 
 
 class LoopThread:
@@ -59,10 +62,21 @@ class LoopThread:
 class Fleet:
     """HTTP clients of all configured servers; `abouts` has the descriptions of servers in use, by address."""
 
-    def __init__(self, config: VllmServerConfig, model: Mapping[str, Any], sends_weights: bool = True) -> None:
-        """Connect to the servers; `model` is the signature of the run's model, see
-        `grpox_vllm_serving.protocol`."""
-        token = read_token(config.token_file, "generator.token_file")
+    def __init__(
+        self,
+        config: VllmServerConfig,
+        model: Mapping[str, Any],
+        sends_weights: bool = True,
+        path: str = "",
+    ) -> None:
+        """Connect to the servers.
+
+        Args:
+            model: signature of the run's model, see `grpox_vllm_serving.protocol`.
+            path: the model's folder or hub id, for messages.
+        """
+        self.serve = serve_command(config, path)
+        token = read_token(config.token_file, "generator.token_file", self.serve)
         self.config = config
         self.loop = LoopThread()
         self.clients: dict[str, ServerClient] = {}
@@ -92,8 +106,9 @@ class Fleet:
                 return False
             if not has_warned:
                 logger.warning(
-                    "vllm-server: waiting for a server (grpox serve MODEL starts one): %s",
+                    "vllm-server: waiting for a server: %s\n    start one: %s",
                     "; ".join(self.lost.values()),
+                    self.serve,
                 )
                 has_warned = True
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -164,9 +179,21 @@ class Fleet:
     def none_answers(self) -> Problem:
         """Return the problem to report when `find` returns False."""
         what = f"no vLLM server answers: {'; '.join(self.lost.values())}"
-        port = urlsplit(self.config.urls[0]).port or 80
-        start = f"start one with `grpox serve MODEL --port {port}`, or name the address of a running one"
+        start = f"start one with `{self.serve}`, or name the address of a running one"
         return Problem(what, "generator.urls", given=", ".join(self.config.urls), allowed=start)
+
+
+def serve_command(config: VllmServerConfig, path: str) -> str:
+    """Write the command that starts the run's first server; options only where they are not the default."""
+    parts = urlsplit(config.urls[0])
+    words = ["grpox", "serve", path or "MODEL"]
+    if parts.hostname not in ("127.0.0.1", "localhost", None):
+        words += ["--host", parts.hostname]
+    if (port := parts.port or 80) != DEFAULT_PORT:
+        words += ["--port", str(port)]
+    if config.token_file is not None:
+        words += ["--token-file", str(config.token_file)]
+    return shlex.join(words)
 
 
 async def _all(requests: Mapping[str, Coroutine[Any, Any, dict[str, Any]]]) -> dict[str, Any]:

@@ -60,14 +60,15 @@ class VllmServerGenerator:
             ConfigError: a server has another model or version or refuses the token; or no server answers and
                 `start_timeout` is 0.
         """
-        with closing(Fleet(self.config, signature(model))) as fleet:
+        with closing(Fleet(self.config, signature(model), path=model.name_or_path)) as fleet:
             if fleet.look():
                 return
             if self.config.start_timeout == 0:
                 raise ConfigError(fleet.none_answers())
             logger.warning(
-                "vllm-server: no server answers yet; loading the model meanwhile: %s",
+                "vllm-server: no server answers yet; loading the model meanwhile: %s\n    start one: %s",
                 "; ".join(fleet.lost.values()),
+                fleet.serve,
             )
 
     def start(self, context: GeneratorContext) -> None:
@@ -76,7 +77,7 @@ class VllmServerGenerator:
         self._vocabulary = policy.get_text_config().vocab_size
         self._run = from_all_ranks(secrets.token_hex(4), context)[0]
         with self._translate_config_errors():
-            self._fleet = Fleet(self.config, signature(policy), sends_weights=context.rank == 0)
+            self._fleet = Fleet(self.config, signature(policy), context.rank == 0, str(context.model_path))
         if context.rank == 0:
             if not self._fleet.find():
                 raise ConfigError(self._fleet.none_answers())

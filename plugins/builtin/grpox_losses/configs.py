@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from grpox.config import Parameters
 
@@ -33,6 +33,29 @@ class ClippedConfig(Parameters):
         if delta is not None and upper is not None and delta <= 1 + upper:
             raise ValueError(f"must be more than 1 + clip_high = {1 + upper:g}")
         return delta
+
+
+class LuspoConfig(Parameters):
+    """Parameters of luspo."""
+
+    clip_low: float = Field(0.2, gt=0, le=1)
+    """The sequence's ratio is clipped below at 1 - clip_low; 0.2 as in TRL."""
+    clip_high: float | None = Field(None, gt=0)
+    """The sequence's ratio is clipped above at 1 + clip_high; default: clip_low."""
+    delta: float | None = None
+    """Upper bound of the ratio for negative advantages; more than 1 + clip_high. Default: no bound."""
+
+    @property
+    def clipped(self) -> ClippedConfig:
+        """The same parameters, of the clipped surrogate with one ratio per sequence."""
+        return ClippedConfig(level="sequence", **self.model_dump())
+
+    @model_validator(mode="after")
+    def _above_the_clip(self) -> Self:
+        upper = self.clip_low if self.clip_high is None else self.clip_high
+        if self.delta is not None and self.delta <= 1 + upper:
+            raise ValueError(f"delta must be more than 1 + clip_high = {1 + upper:g}")
+        return self
 
 
 class CispoConfig(Parameters):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
-from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
+from grpox_losses.configs import CispoConfig, ClippedConfig, LuspoConfig, SapoConfig
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to this either way: past it the ratio (4.9e8) heads for overflow, and an infinite
@@ -86,6 +86,20 @@ class Bnpo(Clipped):
     """
 
     reduction: ClassVar[Reduction] = Reduction.LOCAL_TOKEN_MEAN
+
+
+class Luspo(Clipped):
+    """GSPO without its bias by length: `(1/N_seq) sum_i n_i min(w_i A, clip(w_i) A)` (LUSPO, arXiv 2602.05261).
+
+    The ratio of a sequence is the geometric mean of its tokens' ratios, so each token gets 1/n_i of its
+    gradient. The factor n_i, a sum over the tokens, undoes that: a token weighs the same in a short sequence as
+    in a long one.
+    """
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_SUM
+
+    def __init__(self, config: LuspoConfig) -> None:
+        super().__init__(config.clipped)
 
 
 class Cispo:

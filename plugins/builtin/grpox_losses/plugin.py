@@ -1,4 +1,4 @@
-"""Offers the built-in policy losses: grpo, dr_grpo, dapo, bnpo, cispo, sapo, gspo-token, dppo and topr."""
+"""Offers the built-in losses: grpo, dr_grpo, dapo, bnpo, luspo, cispo, sapo, gspo-token, dppo and topr."""
 
 from __future__ import annotations
 
@@ -39,6 +39,15 @@ LOSSES = (
         summary="Clipped surrogate, mean over the tokens of each micro-batch (depends on its size)",
         formula=f"{CLIPPED}; mean over micro-batches of sum_i,t / n_tok",
         source="TRL's GRPOConfig, loss_type bnpo",
+    ),
+    ComponentSpec(
+        name="luspo",
+        target="grpox_losses.losses:Luspo",
+        config="grpox_losses.configs:LuspoConfig",
+        summary="GSPO times the length of the sequence, so that length is no bias",
+        formula="-min(w_i A, clip(w_i, 1-clip_low, 1+clip_high) A), w_i = exp(mean_t log pi/pi_old); "
+        "(1/N_seq) sum_i sum_t",
+        source="Length-Unbiased Sequence Policy Optimization, arXiv 2602.05261",
     ),
     ComponentSpec(
         name="cispo",
@@ -86,5 +95,5 @@ LOSSES = (
 
 @hookimpl
 def grpox_losses() -> tuple[ComponentSpec, ...]:
-    """The nine losses; the first four share the clipped surrogate and differ in their reduction."""
+    """The ten losses; the first five share the clipped surrogate and differ in their reduction."""
     return LOSSES

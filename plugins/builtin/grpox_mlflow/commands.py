@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from grpox.errors import ConfigError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from grpox_mlflow.tracked import Runs, TrackedRun
     from grpox_mlflow.views import View
 
-HELP = """List, show, compare and open runs in MLflow. Writes nothing.
+HELP = """List, show, compare and open runs: those in folders here, or those in MLflow. Writes nothing.
 
 \b
-RUN is an id or its beginning, a name, or the run's folder.
+RUN is the run's folder, its name, or an id or its beginning.
+Without --mlflow, the folders of runs are read, which takes a second at most.
 Examples:
   grpox runs list
   grpox runs show runs/quickstart
   grpox runs compare runs/first runs/second
   grpox runs open 3f2a91c0
+  grpox runs list --mlflow
 """
 
 runs_app = typer.Typer(no_args_is_help=True, help=HELP)
 
-RUN_HELP = "Id of a run or its beginning, name, or folder."
+RUN_HELP = "Folder of a run, its name, or its id or the id's beginning."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 
 
@@ -35,11 +42,20 @@ def _uri_option(default: str) -> Any:
 
 DEFAULT_STORE = "MLFLOW_TRACKING_URI, or sqlite:///mlflow.db"
 Uri = Annotated[str | None, _uri_option(f"the folder's, {DEFAULT_STORE}")]
+Mlflow = Annotated[
+    bool, typer.Option("--mlflow", help="Ask MLflow's store, not the folders of runs; --uri implies it.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @runs_app.command("list")
 def list_runs(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="Folder in which runs are searched for.", show_default="this one"
+        ),
+    ] = Path(),
     experiment: Annotated[
         str | None, typer.Option(metavar="NAME", help="List only this experiment.", show_default="all")
     ] = None,
@@ -53,6 +69,7 @@ def list_runs(
         ),
     ] = None,
     last: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="List the newest N runs.")] = 20,
+    mlflow: Mlflow = False,
     json: Json = False,
 ) -> None:
     """List runs, the newest first, with their steps, last reward and evaluations.
@@ -60,19 +77,21 @@ def list_runs(
     \b
     Examples:
       grpox runs list
-      grpox runs list --experiment grpox-quickstart --last 5
+      grpox runs list /data/runs --last 5
       grpox runs list --status failed
+      grpox runs list --mlflow --experiment grpox-quickstart
       grpox runs list --uri http://127.0.0.1:5000 --json
     """
     from rich.console import Console
 
     from grpox_mlflow import views
-    from grpox_mlflow.reading import reading
-    from grpox_mlflow.store import resolved_uri
 
+    if (mlflow or uri is not None) and folder != Path():
+        allowed = "a folder, or --mlflow or --uri"
+        raise ConfigError("has no effect on the runs in MLflow", "FOLDER", given=str(folder), allowed=allowed)
     console = Console()
-    with reading(resolved_uri(uri)) as store:
-        view = views.list_runs(store, experiment, status, last, console)
+    with _opened([], uri, mlflow, folder) as (source, _):
+        view = views.list_runs(source, experiment, status, last, console)
     _print(view, json, console)
 
 
@@ -83,6 +102,7 @@ def show_run(
         bool, typer.Option("--all", help="Show all parameters, also those with their default.")
     ] = False,
     uri: Uri = None,
+    mlflow: Mlflow = False,
     json: Json = False,
 ) -> None:
     """Show a run: outcome, parameters that are not the default, curves of metrics, artifacts.
@@ -97,11 +117,10 @@ def show_run(
     from rich.console import Console
 
     from grpox_mlflow import views
-    from grpox_mlflow.reading import find_runs
 
     console = Console()
-    with find_runs([run], uri) as (store, (one,)):
-        view = views.show_run(store, one, every_param, console)
+    with _opened([run], uri, mlflow) as (source, (one,)):
+        view = views.show_run(source, one, every_param, console)
     _print(view, json, console)
 
 
@@ -113,32 +132,44 @@ def compare_runs(
         typer.Option(metavar="NAME", help="Metric to show; may be repeated.", show_default="as in runs show"),
     ] = None,
     uri: Uri = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write a page with the curves of all runs and all their differences.",
+            show_default=False,
+        ),
+    ] = None,
+    mlflow: Mlflow = False,
     json: Json = False,
 ) -> None:
-    """Compare runs of one store: differing parameters, then last, lowest and highest values of metrics.
+    """Compare runs: differing parameters, then last, lowest and highest values of metrics.
 
     \b
     Examples:
       grpox runs compare runs/first runs/second
       grpox runs compare 3f2a91c0 77be01d2 first --metric reward
       grpox runs compare first second --metric entropy --metric kl --json
+      grpox runs compare first second --html compared.html
     """
     from rich.console import Console
 
     from grpox_mlflow import views
-    from grpox_mlflow.reading import find_runs
 
     if len(runs) < 2:
         raise typer.BadParameter("name at least two runs", param_hint="RUN")
-    with find_runs(runs, uri) as (store, several):
-        view = views.compare_runs(store, several, metric or ())
+    with _opened(runs, uri, mlflow) as (source, several):
+        view = views.compare_runs(source, several, metric or ())
     _print(view, json, Console())
+    if html is not None:
+        typer.echo(_write_page(several, html), err=json)
 
 
 @runs_app.command("open")
 def open_run(
     run: Run,
     uri: Uri = None,
+    mlflow: Mlflow = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the places.")] = False,
 ) -> None:
     """Open a run's report in the browser, or the page of a run on a server.
@@ -152,11 +183,10 @@ def open_run(
     """
     import webbrowser
 
-    from grpox_mlflow.reading import find_runs
     from grpox_mlflow.views import places
 
-    with find_runs([run], uri) as (store, (one,)):
-        lines, address = places(one, store.uri)
+    with _opened([run], uri, mlflow) as (source, (one,)):
+        lines, address = places(one, source.address_of(one))
     for name, place in lines.items():
         typer.echo(f"{name + ':':<8}{place}")
     if not no_browser and address is not None and not webbrowser.open(address):
@@ -196,6 +226,41 @@ def sync(
         )
     values, files = pluralize(shipment.values, "value"), pluralize(shipment.files, "completion file")
     typer.echo(f"{run_dir} ({shipment.status}): {values} and {files} written\n{shipment.place}")
+
+
+@contextmanager
+def _opened(
+    names: list[str], uri: str | None, mlflow: bool, root: Path = Path()
+) -> Iterator[tuple[Runs, list[TrackedRun]]]:
+    """Open the folders below `root`, or MLflow's store if asked for, and find the runs in `names`."""
+    if not mlflow and uri is None:
+        from grpox_mlflow.folders import RunFolders
+
+        folders = RunFolders(root)
+        yield folders, [folders.find(name) for name in names]
+        return
+    from grpox_mlflow.reading import find_runs
+
+    with find_runs(names, uri) as opened:
+        yield opened
+
+
+def _write_page(runs: Sequence[TrackedRun], output: Path) -> Path:
+    """Write the page that compares `runs`, from their folders."""
+    from grpox.toolkit import write_comparison
+
+    folders = []
+    for run in runs:
+        if run.folder is None or not run.folder.is_dir():
+            raise ConfigError(
+                "has no folder on this machine, from which the page is written", "--html", given=run.name
+            )
+        folders.append(run.folder)
+    try:
+        return write_comparison(folders, output)
+    except OSError as error:
+        what = f"cannot be written: {error.strerror or error}"
+        raise ConfigError(what, "--html", given=str(error.filename or output)) from error
 
 
 def _print(view: View, as_json: bool, console: Console) -> None:

@@ -18,7 +18,7 @@ class MlflowConfig(BaseModel):
     experiment: str = Field("grpox", min_length=1, max_length=250)
     """Experiment of the run; created if it does not exist."""
     run_name: str | None = Field(None, min_length=1, max_length=250)
-    """Name of the run; default: a random name in MLflow's style."""
+    """Name of the run; default: the name of the run's folder, ``mine`` of ``runs/mine``."""
     log_completions: bool = True
     """Upload saved completions (logging.save_completions_every), the report and a table of some completions as
     artifacts."""

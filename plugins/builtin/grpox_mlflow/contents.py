@@ -43,11 +43,13 @@ def datasets_of(run: RunContext) -> list[dict[str, str]]:
     else:
         where = {"component": source.label, "parameters": redacted(source.params)}
         datasets = [_described("component", source.label, where, fingerprint, TRAIN)]
-    if evaluation is not None:
-        eval_dataset = _dataset(evaluation.path, run.fingerprints.get("evaluation.path"), EVALUATION, {})
-        if all(eval_dataset[key] == datasets[0][key] for key in ("name", "digest")):
+    sets = () if evaluation is None else zip(evaluation.named_sets.items(), evaluation.set_paths, strict=True)
+    for (name, each), key in sets:
+        hub = {"split": each.split} | ({"config_name": each.subset} if each.subset else {}) if name else {}
+        eval_dataset = _dataset(each.path, run.fingerprints.get(key), EVALUATION, hub)
+        if any(all(eval_dataset[part] == other[part] for part in ("name", "digest")) for other in datasets):
             # MLflow identifies a dataset by name and digest, and would omit the second context.
-            eval_dataset["name"] += f" ({EVALUATION})"
+            eval_dataset["name"] += f" ({EVALUATION} {name})" if name else f" ({EVALUATION})"
         datasets.append(eval_dataset)
     return datasets
 
@@ -123,7 +125,8 @@ def completions_table(folder: Path) -> str | None:
         {
             "batch": batch.label,
             "prompt": sample.prompt,
-            "completion": sample.completion,
+            "completion": "\n".join(f"{each.speaker}: {each.text}" for each in sample.conversation)
+            or sample.completion,
             "reward": sample.reward,
             "advantage": sample.advantage,
             **{f"rewards/{name}": value for name, value in sample.rewards.items()},

@@ -12,12 +12,23 @@ from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, redact
-from grpox.toolkit import MASK, atomic_path, checkpoints_in, describe_early_stop, flush_to_disk, read_mapping
+from grpox.toolkit import (
+    MASK,
+    alarms_in,
+    atomic_path,
+    checkpoints_in,
+    describe_alarm,
+    describe_early_stop,
+    flush_to_disk,
+    read_mapping,
+)
 from grpox_mlflow.naming import CHANGED, PARENT_TAG, TAG_LENGTH, Names, changes, shortened
 
 FILE = "mlflow.json"
 
 CHECKPOINT, ERROR, STOPPED_EARLY = "grpox.checkpoint", "grpox.error", "grpox.stopped_early"
+ALARM = "grpox.alarm."
+"""Beginning of the tags of alarms, which their names follow."""
 _INTERRUPTIONS = ("KeyboardInterrupt", "Terminated", "SystemExit")
 
 
@@ -133,4 +144,6 @@ def tags_of(folder: Path) -> dict[str, str]:
         CHECKPOINT: summary.get("model") or next(iter(checkpoints_in(folder)), None),
         ERROR: error,
     }
+    alarms = alarms_in(summary or read_mapping(folder / "alarms.json"))
+    tags |= {f"{ALARM}{alarm.get('name')}": describe_alarm(alarm) for alarm in alarms}
     return {key: str(value)[:TAG_LENGTH] for key, value in tags.items() if value is not None}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import posixpath
-import random
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -90,18 +89,3 @@ def model_name_problem(name: str) -> str:
     return (
         "" if name and name == " ".join(name.split()) == Names()[name] else "is not a name that MLflow allows"
     )
-
-
-def invented_name() -> str:
-    """Invent a name in MLflow's style, a new one for each call.
-
-    MLflow itself draws from Python's global generator, whose state is equal in all runs with the same seed.
-    """
-    from mlflow.utils.name_utils import _generate_random_name
-
-    before = random.getstate()
-    random.seed()
-    try:
-        return str(_generate_random_name())
-    finally:
-        random.setstate(before)

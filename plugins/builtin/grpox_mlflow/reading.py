@@ -45,6 +45,17 @@ class Store:
         self._client = client
         self.uri = uri
 
+    has_ids = True
+
+    @property
+    def place(self) -> str:
+        """The store's address without a password."""
+        return redact(self.uri)
+
+    def address_of(self, run: TrackedRun) -> str:
+        """Return the store's address; every run is in the same one."""
+        return self.uri
+
     @cached_property
     def experiments(self) -> dict[str, str]:
         """Return id -> name of the experiments that were not deleted."""
@@ -55,6 +66,14 @@ class Store:
             names |= {experiment.experiment_id: experiment.name for experiment in page}
             token = page.token or ""
         return names
+
+    def newest(self, most: int, experiment: str | None, status: str | None) -> list[TrackedRun]:
+        """Return the newest runs.
+
+        Raises:
+            ConfigError: there is no such experiment.
+        """
+        return self.search("" if status is None else f"attributes.status = '{status}'", most, experiment)
 
     def search(self, condition: str = "", most: int = 100, experiment: str | None = None) -> list[TrackedRun]:
         """Return at most `most` runs, the newest first, in one request.
@@ -198,7 +217,10 @@ def _no_run(store: Store, name: str) -> Problem:
     runs = store.search(most=_LOOKED_AT)
     folders = [shown_path(run.folder) for run in runs if run.folder is not None]
     near = nearest(name, [*(run.name for run in runs), *(run.short_id for run in runs), *folders])
-    what, allowed = f"no such run in {redact(store.uri)}", "id, name or folder of a run: grpox runs list"
+    what, allowed = (
+        f"no such run in {redact(store.uri)}",
+        "id, name or folder of a run: grpox runs list --mlflow",
+    )
     return Problem(what, "RUN", given=name, allowed=allowed, nearest=near)
 
 

@@ -19,7 +19,7 @@ import yaml
 from grpox.errors import ConfigError, redact, redacted
 from grpox.toolkit import LOCK_FILE, pluralize, write_atomically
 from grpox_mlflow.contents import EVAL_TABLE, SWEEP_TABLE, completions_table, dataset_inputs
-from grpox_mlflow.followed import ERROR, FollowedRun, tags_of
+from grpox_mlflow.followed import ALARM, ERROR, FollowedRun, tags_of
 from grpox_mlflow.naming import KEY_TAG
 from grpox_mlflow.recorded import (
     METRICS,
@@ -239,9 +239,11 @@ class Shipment:
             if self._tags.get(key) != redact(value):
                 client.set_tag(self._run_id, key, redact(value))
                 self._tags[key] = redact(value)
-        if ERROR in self._tags and ERROR not in tags:
-            client.delete_tag(self._run_id, ERROR)
-            del self._tags[ERROR]
+        # Of an end, or of alarms, that a resumed run does not have.
+        for key in [key for key in self._tags if key == ERROR or key.startswith(ALARM)]:
+            if key not in tags:
+                client.delete_tag(self._run_id, key)
+                del self._tags[key]
 
     def _ship_files(self, client: MlflowClient) -> None:
         """Ship every file. If one fails, continue with the others and retry it next time.

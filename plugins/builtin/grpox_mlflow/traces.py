@@ -1,9 +1,9 @@
 """Rollouts as MLflow's traces: drawn from each generation batch, saved in the run's folder, shipped from there.
 
 MLflow accepts about thirteen traces per second, so only some rollouts are drawn. A trace has spans for
-generation
-and each reward, and the rewards as feedback. Its id depends only on its run, step and row: a request may
-therefore be repeated, and a resumed run creates no duplicates.
+generation and each reward, and the rewards as feedback; that of an episode has a span for each turn of the
+model and each call of a tool instead of one for generation. Its id depends only on its run, step and row: a
+request may therefore be repeated, and a resumed run creates no duplicates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpox_mlflow.naming import NAME_LENGTH
 from grpox_mlflow.recorded import RecordedLines
@@ -24,7 +24,7 @@ from grpox_mlflow.recorded import RecordedLines
 if TYPE_CHECKING:
     from mlflow.entities import Assessment, Span, TraceInfo
 
-    from grpox.contracts import ScoredRollout
+    from grpox.contracts import Rollout, ScoredRollout
 
 FILE = "traces.jsonl"
 TEXT_LENGTH = 20_000
@@ -33,6 +33,10 @@ PER_PIECE = 20
 """Number of traces written before the metrics are shipped again."""
 _PREVIEW = 1000
 """Characters of prompt and completion in the list of traces."""
+MOST_SPANS = 100
+"""Largest number of turns, of messages and of calls of an episode's trace."""
+_LEAST_TEXT = 400
+"""Characters of each message that are saved however long the conversation is."""
 
 Trace = Mapping[str, Any]
 """A line of ``traces.jsonl``."""
@@ -80,7 +84,7 @@ class TracedRollouts:
         drawn, self._drawn, self._batches = self._drawn, [], 0
         if not drawn:
             return
-        phases = ("generate", "reward")
+        phases = ("generate", "environment", "reward")
         seconds = {name: metrics[f"time/{name}"] for name in phases if f"time/{name}" in metrics}
         lines = [json.dumps({**each, "seconds": seconds}, ensure_ascii=False, default=str) for each in drawn]
         with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
@@ -134,6 +138,7 @@ def _record(scored: ScoredRollout) -> dict[str, Any]:
             name: value if isinstance(value, bool | int) else str(value)
             for name, value in {**rollout.extra, **scored.extra}.items()
         },
+        **({} if rollout.episode is None else {"episode": _episode(rollout)}),
         "finish_reason": rollout.finish_reason,
         "policy_version": rollout.policy_version,
         "prompt_tokens": len(rollout.prompt_ids),
@@ -144,16 +149,43 @@ def _record(scored: ScoredRollout) -> dict[str, Any]:
     }
 
 
+def _episode(rollout: Rollout) -> dict[str, Any]:
+    """Return the conversation of a rollout as JSON has it; long texts and long conversations are cut."""
+    episode = rollout.episode
+    assert episode is not None
+    share = max(TEXT_LENGTH // max(len(episode.messages), 1), _LEAST_TEXT)
+    answers = [{**each.plain(), "content": _cut(each.content, share)} for each in episode.results[:MOST_SPANS]]
+    return {
+        "environment": episode.environment,
+        "messages": [_cut_values(message, share) for message in episode.messages[:MOST_SPANS]],
+        "turns": [vars(turn) for turn in rollout.turns[:MOST_SPANS]],
+        "times": list(episode.times[:MOST_SPANS]),
+        "tool_calls": answers,
+        "info": _cut_values(episode.info, share),
+        "rewards": episode.rewards,
+        "error": episode.lost or episode.failure,
+    }
+
+
+def _cut_values(value: Any, most: int) -> Any:
+    """Cut the texts in plain values, which may be nested."""
+    if isinstance(value, str):
+        return _cut(value, most)
+    if isinstance(value, Mapping):
+        return {name: _cut_values(each, most) for name, each in value.items()}
+    return [_cut_values(each, most) for each in value] if isinstance(value, list | tuple) else value
+
+
 def _number(value: float | None) -> float | None:
     """Return a number, or None for NaN, which JSON lacks; here it means that nobody scored."""
     return value if value is not None and math.isfinite(value) else None
 
 
-def _cut(text: str) -> str:
-    if len(text) <= TEXT_LENGTH:
+def _cut(text: str, most: int = TEXT_LENGTH) -> str:
+    if len(text) <= most:
         return text
-    half = TEXT_LENGTH // 2
-    return f"{text[:half]}\n[... {len(text) - TEXT_LENGTH} characters ...]\n{text[-half:]}"
+    half = most // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
 
 
 def _step(line: str) -> float:
@@ -212,24 +244,28 @@ def _feedback(trace: Trace, run_id: str, key: str) -> Iterator[Assessment]:
 
 
 def _spans(trace: Trace, key: str) -> Iterator[Span]:
-    """Return the spans of the whole, of the generation, and of each reward function; all rewards run at the
-    same time.
+    """Return the spans of the whole, of the generation or of each turn and each call of a tool, and of each
+    reward function; all rewards run at the same time.
 
-    The time of a single rollout is not known: the times are those of its generation batch.
+    The time of a rollout of one turn is not known: the times are those of its generation batch.
     """
     from mlflow.entities import Span
     from mlflow.tracing.constant import SpanAttributeKey
 
     begin, generated, end = _times(trace)
     prompt, completion = trace["prompt"], trace["completion"]
-    outcome = {"completion": completion, **{name: trace[name] for name in ("step", "reward", "advantage")}}
+    episode = trace.get("episode")
+    outcome = {"completion": completion if episode is None else episode["messages"]}
+    outcome |= {name: trace[name] for name in ("step", "reward", "advantage")}
     usage = {"mlflow.chat.tokenUsage": _usage(trace), "finish_reason": trace["finish_reason"]}
+    facts = {} if episode is None else {name: episode[name] for name in ("environment", "info", "error")}
     root = _digest(key, "root")[:16]
-    for name, kind, times, inputs, outputs, more in (
-        ("rollout", "CHAIN", (begin, end), prompt, outcome | trace["extra"], {}),
-        ("generate", "LLM", (begin, generated), prompt, completion, usage),
+    generation = _Part("generate", "LLM", (begin, generated), prompt, completion, usage)
+    for name, kind, times, inputs, outputs, more, failure in (
+        _Part("rollout", "CHAIN", (begin, end), prompt, outcome | trace["extra"] | facts, {}),
+        *([generation] if episode is None else _episode_parts(episode, trace, (begin, generated))),
         *(
-            (f"rewards/{name}", "EVALUATOR", (generated, end), completion, score, {})
+            _Part(f"rewards/{name}", "EVALUATOR", (generated, end), completion, score, {})
             for name, score in trace["rewards"].items()
         ),
     ):
@@ -248,18 +284,62 @@ def _spans(trace: Trace, key: str) -> Iterator[Span]:
             "name": name,
             "start_time_unix_nano": times[0],
             "end_time_unix_nano": times[1],
-            "status": {"code": "STATUS_CODE_OK", "message": ""},
+            "status": {"code": "STATUS_CODE_ERROR" if failure else "STATUS_CODE_OK", "message": failure},
             "attributes": {each: json.dumps(value, ensure_ascii=False) for each, value in attributes.items()},
             "events": [],
         }
         yield Span.from_dict(span)
 
 
+class _Part(NamedTuple):
+    """One span, without its ids."""
+
+    name: str
+    kind: str
+    times: tuple[int, int]
+    """Unix nanoseconds of begin and end."""
+    inputs: Any
+    outputs: Any
+    more: Mapping[str, Any]
+    """Further attributes."""
+    failure: str = ""
+    """Empty if all went well."""
+
+
+def _episode_parts(episode: Mapping[str, Any], trace: Trace, within: tuple[int, int]) -> Iterator[_Part]:
+    """Return a span for each turn of the model and each call of a tool, in their order.
+
+    Args:
+        within: begin and end of the sampling of the batch; no span is outside of it.
+    """
+
+    def at(seconds: float) -> int:
+        return min(max(within[0] + int(seconds * 1e9), within[0]), within[1])
+
+    calls, times = episode["tool_calls"], episode["times"]
+    heard: list[Any] = [trace["prompt"]]
+    number = 0
+    for message in episode["messages"]:
+        if message.get("role") != "assistant" or number >= len(episode["turns"]):
+            heard.append(message)
+            continue
+        turn, (begin, end) = episode["turns"][number], times[number] if times else (0.0, 0.0)
+        more = {name: turn[name] for name in ("finish_reason", "policy_version", "reward")}
+        yield _Part(f"turn {number}", "LLM", (at(begin), at(end)), heard, message, more)
+        for place, call in enumerate(calls):
+            if call["turn"] == number:
+                name = f"tool {call['name']} {place}"
+                given = {"name": call["name"], "arguments": call["arguments"]}
+                when = (at(end), at(end + call["seconds"]))
+                yield _Part(name, "TOOL", when, given, call["content"], {}, call["failure"])
+        heard, number = [], number + 1
+
+
 def _times(trace: Trace) -> tuple[int, int, int]:
     """Return the Unix nanoseconds at which sampling began, scoring began, and scoring ended."""
     end = trace["time"]
     scored = end - trace["seconds"].get("reward", 0.0)
-    begin = scored - trace["seconds"].get("generate", 0.0)
+    begin = scored - sum(trace["seconds"].get(name, 0.0) for name in ("generate", "environment"))
     return int(begin * 1e9), int(scored * 1e9), int(end * 1e9)
 
 

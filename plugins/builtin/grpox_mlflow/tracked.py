@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import Any, Protocol
 
 from grpox.toolkit import Curve, binned, parameter_defaults
 from grpox_mlflow.naming import CHANGED, FOLDER_TAG, flattened
@@ -92,6 +92,11 @@ class TrackedRun:
         return self.run_id[:8]
 
     @property
+    def identity(self) -> str:
+        """The id, or the folder of a run that MLflow does not track."""
+        return self.run_id or str(self.folder)
+
+    @property
     def seconds(self) -> float:
         """Seconds from the start to the end, or to now."""
         until = time() if self.ended is None else self.ended / 1000
@@ -130,6 +135,30 @@ class TrackedRun:
             "total_steps": self.total_steps,
             "output_dir": None if self.folder is None else str(self.folder),
         }
+
+
+class Runs(Protocol):
+    """Runs to read: those of folders, or those of MLflow's store."""
+
+    @property
+    def place(self) -> str:
+        """The folder or store that has them, for messages."""
+
+    @property
+    def has_ids(self) -> bool:
+        """True if a list of them shows ids."""
+
+    def newest(self, most: int, experiment: str | None, status: str | None) -> list[TrackedRun]:
+        """Return at most `most` runs, the newest first; of one experiment and with one status, if given."""
+
+    def course(self, run: TrackedRun, metric: str) -> Course | None:
+        """Return a metric's values by step; None if the run has none."""
+
+    def artifacts(self, run: TrackedRun) -> dict[str, int | None]:
+        """Return name -> number of files in a folder, or None for a file."""
+
+    def address_of(self, run: TrackedRun) -> str:
+        """Return the address of the MLflow store that has the run; empty if none has."""
 
 
 def main_metrics(run: TrackedRun) -> list[str]:

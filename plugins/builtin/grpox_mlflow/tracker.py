@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox import hookimpl
-from grpox.errors import RunFailed, redact, redacted
+from grpox.errors import RunClosed, RunFailed, redact, redacted
 from grpox.runtime.logs import get_logger
 from grpox.toolkit import LOCK_FILE, read_lock, text_of
 from grpox_mlflow.contents import EVAL_TABLE, datasets_of
 from grpox_mlflow.followed import CHECKPOINT, ERROR, FollowedRun
 from grpox_mlflow.followed import FILE as FOLLOWED
-from grpox_mlflow.naming import NAME_LENGTH, PARENT_TAG, TAG_LENGTH, Names, flattened, invented_name
+from grpox_mlflow.naming import NAME_LENGTH, PARENT_TAG, TAG_LENGTH, Names, flattened
 from grpox_mlflow.parent import NAMED, PARENT, ParentRun
 from grpox_mlflow.registry import Registration
 from grpox_mlflow.shipment import Shipment
@@ -116,7 +116,8 @@ class MlflowTracker:
             self._environment.close()
             return
         self._traced.write({})
-        killed = not isinstance(error, Exception)  # Ctrl-C, SIGTERM, SystemExit
+        # Ctrl-C, SIGTERM, SystemExit; or the caller ended it.
+        killed = isinstance(error, RunClosed) or not isinstance(error, Exception)
         text = redact(f"{type(error).__name__}: {text_of(error)}".removesuffix(": "))[:TAG_LENGTH]
         self._shipment.more_tags = {**self._shipment.more_tags, ERROR: text}
         self._close(self._writer, "KILLED" if killed else "FAILED")
@@ -165,12 +166,12 @@ class MlflowTracker:
         return new.resume(before, f" after step {run.resumed_at}")
 
     def _name(self) -> str:
-        """Return the run's name; a run of a sweep is named after its folder, which describes its setting."""
-        name = self._config.run_name
-        if not os.environ.get(NAMED):
-            return name or invented_name()
-        # The end of the name, as all begin alike.
-        return (f"{name} {self._folder.name}" if name else self._folder.name)[-NAME_LENGTH:]
+        """Return the run file's name, else the folder's; runs of a sweep share the first, and have both."""
+        name, folder = self._config.run_name, self._folder.name
+        if name and os.environ.get(NAMED):
+            name = f"{name} {folder}"
+        # The end of a long name, as those of a sweep begin alike.
+        return (name or folder)[-NAME_LENGTH:]
 
     def _registration(self, run: RunContext) -> dict[str, Any] | None:
         """Return the settings of the registered model; the run file's criterion for checkpoints compares its

@@ -15,16 +15,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from grpox.errors import ConfigError, Problem, nearest, redact
+from grpox.errors import ConfigError, Problem, nearest
 from grpox.toolkit import duration, pluralize
 from grpox_mlflow.followed import FollowedRun
 from grpox_mlflow.naming import CHANGED, KEY_TAG
-from grpox_mlflow.reading import Store
 from grpox_mlflow.store import place_of
 from grpox_mlflow.tracked import (
     EVALUATION,
     OF_RUN,
     Course,
+    Runs,
     TrackedRun,
     changed_params,
     figures,
@@ -69,39 +69,37 @@ View = tuple[object, RenderableType]
 # -- list ------------------------------------------------------------------------------------------------
 
 
-def list_runs(store: Store, experiment: str | None, status: str | None, last: int, console: Console) -> View:
-    """Search the newest runs, with one more request for each run with evaluations.
+def list_runs(runs: Runs, experiment: str | None, status: str | None, last: int, console: Console) -> View:
+    """Look up the newest runs; of MLflow's store with one more request for each run with evaluations.
 
     Raises:
         ConfigError: there is no such experiment or status.
     """
-    condition = ""
-    if status is not None:
-        condition = f"attributes.status = '{status.upper()}'"
-        if status.upper() not in STYLES:
-            near, allowed = nearest(status.upper(), STYLES), ", ".join(STYLES)
-            raise ConfigError("no such status", "--status", given=status, allowed=allowed, nearest=near)
+    if status is not None and status.upper() not in STYLES:
+        near, allowed = nearest(status.upper(), STYLES), ", ".join(STYLES)
+        raise ConfigError("no such status", "--status", given=status, allowed=allowed, nearest=near)
     objects, rows = [], []
-    for run in store.search(condition, last, experiment):
+    for run in runs.newest(last, experiment, status and status.upper()):
         # The accuracy if there is one, else the first reward.
         metric = next((name for name in main_metrics(run) if name.startswith(EVALUATION)), None)
-        course = store.course(run, metric) if metric else None
+        course = runs.course(run, metric) if metric else None
         reward = strict(run.last["reward"].value) if "reward" in run.last else None
         evaluation = None if course is None else {"metric": course.metric, **course.as_json()}
         objects.append({**run.as_json(), "reward": reward, "evaluation": evaluation})
-        rows.append(_cells(run, course))
+        rows.append(({"run": run.short_id} if runs.has_ids else {}) | _cells(run, course))
     if not rows:
-        return [], Text(f"no such run in {redact(store.uri)}", no_wrap=True, overflow="ignore")
+        return [], Text(f"no such run in {runs.place}", no_wrap=True, overflow="ignore")
     return objects, _list_table(rows, console.width < NINE_COLUMNS)
 
 
 def _list_table(rows: list[dict[str, str]], narrow: bool) -> Table:
-    """Build one line per run; a terminal too narrow for nine columns stacks all but id and status in one."""
+    """Build one line per run; a narrow terminal stacks all but the first column and the status in one."""
     if len({cells["experiment"] for cells in rows}) == 1:
         for cells in rows:
             del cells["experiment"]  # the same for all runs
     if narrow:
-        rows = [{"run": cells["run"], "status": cells["status"], "": _stacked(cells)} for cells in rows]
+        first = next(iter(rows[0]))
+        rows = [{first: cells.pop(first), "status": cells["status"], "": _stacked(cells)} for cells in rows]
     headings = [(name, name in ("run", "status", "started", "duration")) for name in rows[0]]
     return _table(
         headings, [[_status(text) if name == "status" else text for name, text in r.items()] for r in rows]
@@ -114,7 +112,6 @@ def _cells(run: TrackedRun, course: Course | None) -> dict[str, str]:
         first = f"{figures(course.first)} -> " if len(course.points) > 1 else ""
         evaluation = f"{course.metric.removeprefix(EVALUATION)} {first}{figures(course.last)}"
     return {
-        "run": run.short_id,
         "name": run.name,
         "experiment": run.experiment,
         "status": run.status,
@@ -138,13 +135,13 @@ def _stacked(cells: Mapping[str, str]) -> str:
 # -- show ------------------------------------------------------------------------------------------------
 
 
-def show_run(store: Store, run: TrackedRun, every_param: bool, console: Console) -> View:
+def show_run(runs: Runs, run: TrackedRun, every_param: bool, console: Console) -> View:
     """Read the histories of the main metrics and the list of artifacts.
 
     Args:
         every_param: True: include parameters with their default value.
     """
-    courses = {name: course for name in main_metrics(run) if (course := store.course(run, name))}
+    courses = {name: course for name in main_metrics(run) if (course := runs.course(run, name))}
     params = run.params if every_param else changed_params(run.params)
     resumed_with = {
         key.removeprefix(CHANGED): value for key, value in run.tags.items() if key.startswith(CHANGED)
@@ -152,7 +149,7 @@ def show_run(store: Store, run: TrackedRun, every_param: bool, console: Console)
     artifacts: dict[str, int | None] | None = None
     listed = "cannot be listed from here"
     with suppress(Exception):  # artifacts may be in a different, unreachable place
-        artifacts = store.artifacts(run)
+        artifacts = runs.artifacts(run)
         files = {name: "" if n is None else f"/ ({pluralize(n, 'file')})" for name, n in artifacts.items()}
         listed = ", ".join(f"{name}{count}" for name, count in files.items()) or "none"
     parts = {
@@ -162,7 +159,8 @@ def show_run(store: Store, run: TrackedRun, every_param: bool, console: Console)
         "metrics": _metrics(courses, console) if courses else Text("none yet"),
         "artifacts": Text(listed),
     }
-    lines: list[RenderableType] = [Text.assemble((run.name, "bold"), f"  {run.run_id}  ", _status(run.status))]
+    identity = [Text(run.name, "bold"), *([Text(run.run_id)] if run.run_id else []), _status(run.status)]
+    lines: list[RenderableType] = [Text("  ").join(identity)]
     for title, part in parts.items():
         if part is not None:
             lines += [Text(title, "bold")] if title else []
@@ -204,7 +202,7 @@ def _metrics(courses: Mapping[str, Course], console: Console) -> Table:
 # -- compare ---------------------------------------------------------------------------------------------
 
 
-def compare_runs(store: Store, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> View:
+def compare_runs(source: Runs, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> View:
     """Read the history of each metric in each run.
 
     Args:
@@ -214,8 +212,8 @@ def compare_runs(store: Store, runs: Sequence[TrackedRun], metrics: Sequence[str
         ConfigError: a run is given twice, or no run has a metric.
     """
     for position, run in enumerate(runs):
-        if run.run_id in {before.run_id for before in runs[:position]}:
-            label = f"{run.name} {run.short_id}"
+        if run.identity in {before.identity for before in runs[:position]}:
+            label = f"{run.name} {run.short_id}".strip()
             raise ConfigError("is given twice", "RUN", given=label, allowed="runs that differ")
     known = sorted({name for run in runs for name in run.last})
     problems = [
@@ -226,13 +224,13 @@ def compare_runs(store: Store, runs: Sequence[TrackedRun], metrics: Sequence[str
     if problems:
         raise ConfigError(problems)
     names = dict.fromkeys(metrics or (name for run in runs for name in main_metrics(run)))
-    courses = {name: [store.course(run, name) for run in runs] for name in names}
+    courses = {name: [source.course(run, name) for run in runs] for name in names}
     keys = dict.fromkeys(key for run in runs for key in run.params)
     every = {key: [run.params.get(key) for run in runs] for key in keys}
     params = {key: row for key, row in every.items() if not all(same(row[0], value) for value in row)}
 
     def by_run(row: Sequence[object]) -> dict[str, object]:
-        return dict(zip((run.run_id for run in runs), row, strict=True))
+        return dict(zip((run.identity for run in runs), row, strict=True))
 
     content = {
         "runs": [{"run_id": run.run_id, "name": run.name, "status": run.status} for run in runs],
@@ -257,7 +255,7 @@ def _compare_tables(
         if any(course is not None and len(course.points) > 1 for course in row):
             outcomes.append(["    lowest", *(str(course.lowest) if course else None for course in row)])
             outcomes.append(["    highest", *(str(course.highest) if course else None for course in row)])
-    columns = [(f"{run.name}\n{run.short_id}", False) for run in runs]
+    columns = [(f"{run.name}\n{run.short_id}".strip(), False) for run in runs]
     differing = _table([("parameter", False), *columns], [[key, *row] for key, row in params.items()])
     no_difference = Text("the same parameters\n", "dim")
     return Group(differing if params else no_difference, _table([("metric", False), *columns], outcomes))
@@ -267,9 +265,15 @@ def _compare_tables(
 
 
 def places(run: TrackedRun, uri: str) -> tuple[dict[str, str], str | None]:
-    """Return labelled addresses of a run in the store at `uri`, and the one that a browser can open now."""
-    page, report = place_of(uri, run.experiment_id, run.run_id), _report(run)
+    """Return labelled addresses of a run in the store at `uri`, and the one that a browser can open now.
+
+    A run without an id is not in a store, and has only its report.
+    """
+    report = _report(run)
     last = {"report": f"no {REPORT} here" if report is None else shown_path(report)}
+    if not run.run_id:
+        return last, None if report is None else report.as_uri()
+    page = place_of(uri, run.experiment_id, run.run_id)
     if page.startswith("mlflow ui "):
         served = place_of(LOCAL_UI, run.experiment_id, run.run_id)
         return {"serve": page, "run": served, **last}, None if report is None else report.as_uri()
@@ -281,7 +285,8 @@ def _report(run: TrackedRun) -> Path | None:
     artifacts."""
     folders = []
     followed = FollowedRun.read(run.folder) if run.folder is not None else None
-    if followed is not None and run.folder is not None and followed.key == run.tags.get(KEY_TAG):
+    # A run without a key is read from its folder, and is the one that is there.
+    if run.folder is not None and (followed.key if followed else None) == run.tags.get(KEY_TAG):
         folders.append(run.folder)
     parts = urlsplit(run.artifact_uri)
     if parts.scheme in ("", "file") and parts.path:

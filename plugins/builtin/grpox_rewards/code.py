@@ -66,7 +66,7 @@ class Code:
 
     def __init__(self, config: CodeConfig) -> None:
         self.config = config
-        self.reads_columns = (config.column,)
+        self.reads_columns = config.reads_columns
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._processes = config.processes or max(1, len(os.sched_getaffinity(0)) // ranks)
         self._warn = WarnOnce(get_logger(__name__))

@@ -17,6 +17,12 @@ class Parameters(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
+    @property
+    def reads_columns(self) -> tuple[str, ...]:
+        """Dataset columns that the reward cannot do without, known before it is built."""
+        column: str | None = getattr(self, "column", None)
+        return () if column is None else (column,)
+
 
 class ExactConfig(Parameters):
     """Parameters of exact."""
@@ -27,6 +33,13 @@ class ExactConfig(Parameters):
     """True: ignore white space at both ends."""
     ignore_case: bool = False
     """True: ignore upper and lower case."""
+
+
+class EnvironmentConfig(Parameters):
+    """Parameters of environment."""
+
+    part: str | None = None
+    """Name of one part of the environment's reward; default: the sum of all parts."""
 
 
 class RegexConfig(Parameters):
@@ -133,7 +146,9 @@ class RewardModelConfig(Parameters):
 
     model: ModelPath
     """Folder in Hugging Face format, or hub id, of a sequence-classification model with one output and its
-    tokenizer."""
+    tokenizer; or the folder of a LoRA adapter for such a model, which is merged into its base model."""
+    tokenizer: ModelPath | None = None
+    """Folder or hub id of another tokenizer; default: the one of `model`, else of its base model."""
     batch_size: int = Field(8, ge=1)
     """Number of completions scored together."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -261,6 +276,11 @@ class HttpConfig(ServiceConfig):
     batch_size: int = Field(64, ge=1)
     """Number of completions in one request."""
 
+    @property
+    def reads_columns(self) -> tuple[str, ...]:
+        """Dataset columns that are sent."""
+        return tuple(self.columns)
+
 
 DEFAULT_PROMPT = """\
 Rate the answer to the task below from 0 (useless) to 10 (perfect). Judge correctness before style, and follow
@@ -311,9 +331,9 @@ class JudgeConfig(ServiceConfig):
     """Price of a million tokens of replies."""
 
     @property
-    def columns(self) -> list[str]:
+    def reads_columns(self) -> tuple[str, ...]:
         """Dataset columns that the template names."""
-        return [name for name in template_fields(self.prompt) if name not in ("prompt", "completion")]
+        return tuple(name for name in template_fields(self.prompt) if name not in ("prompt", "completion"))
 
     @field_validator("url")
     @classmethod

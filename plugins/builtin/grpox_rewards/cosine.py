@@ -9,20 +9,21 @@ from typing import Any
 
 from grpox.contracts import Text
 from grpox_rewards.configs import CosineConfig, ExactConfig, MathConfig
+from grpox_rewards.text import Exact, model_tokens
 
 
 class Cosine:
     """`end + (start - end) (1 + cos(pi length / max_length)) / 2`, with start and end by correctness.
 
     A right answer scores `max_value_correct` at length 0 and `min_value_correct` at max_length. A wrong one
-    scores
-    `min_value_wrong` and `max_value_wrong`: a short wrong answer is the worst, so that the model thinks longer
-    where it fails (arXiv 2502.03373, appendix C.1). Lengths are in tokens, including the ending EOS.
+    scores `min_value_wrong` and `max_value_wrong`: a short wrong answer is the worst, so that the model thinks
+    longer where it fails (arXiv 2502.03373, appendix C.1). Lengths are in tokens that the model wrote,
+    including the ending EOS.
     """
 
     def __init__(self, config: CosineConfig) -> None:
         self.config = config
-        self.reads_columns = (config.column,)
+        self.reads_columns = config.reads_columns
         self._judge = _judge(config)
 
     def __call__(
@@ -31,6 +32,7 @@ class Cosine:
         completions: Sequence[Text],
         completion_ids: Sequence[Sequence[int]],
         log_metric: Callable[[str, float], None] | None = None,
+        model_masks: Sequence[Sequence[bool]] | None = None,
         **columns: Any,
     ) -> list[float | None]:
         """Return one score per completion; None if the judge of correctness abstains."""
@@ -38,7 +40,7 @@ class Cosine:
         verdicts: list[float | None] = self._judge(completions=completions, log_metric=log_metric, **answers)
         return [
             None if verdict is None else self._score(verdict > 0, len(ids))
-            for verdict, ids in zip(verdicts, completion_ids, strict=True)
+            for verdict, ids in zip(verdicts, model_tokens(completion_ids, model_masks), strict=True)
         ]
 
     def _score(self, is_right: bool, length: int) -> float:
@@ -58,6 +60,4 @@ def _judge(config: CosineConfig) -> Callable[..., list[float | None]]:
         from grpox_rewards.math import Math
 
         return Math(MathConfig(column=config.column))
-    from grpox_rewards.text import Exact
-
     return Exact(ExactConfig(column=config.column))

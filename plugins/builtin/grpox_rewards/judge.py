@@ -43,7 +43,7 @@ class Judge:
 
     def __init__(self, config: JudgeConfig) -> None:
         self.config = config
-        self.reads_columns = tuple(config.columns)
+        self.reads_columns = config.reads_columns
         self._service = Service(config)
         self._url = config.url.rstrip("/") + "/chat/completions"
         self._cache = ReplyCache(config.cache, self._url) if config.cache is not None else None
@@ -57,7 +57,7 @@ class Judge:
         **columns: Any,
     ) -> list[float]:
         """Return one score in [0, 1] per completion; `FailedScore` for those without a readable reply."""
-        rows = [dict(zip(self.config.columns, row, strict=True)) for row in self._rows(columns, len(prompts))]
+        rows = [dict(zip(self.reads_columns, row, strict=True)) for row in self._rows(columns, len(prompts))]
         bodies = [
             self._body(prompt, completion, row)
             for prompt, completion, row in zip(prompts, completions, rows, strict=True)
@@ -72,7 +72,7 @@ class Judge:
 
     def _rows(self, columns: Mapping[str, Sequence[Any]], count: int) -> list[tuple[Any, ...]]:
         """Return the values of the template's columns for each completion."""
-        named = [columns[name] for name in self.config.columns]
+        named = [columns[name] for name in self.reads_columns]
         return list(zip(*named, strict=True)) if named else [()] * count
 
     def _body(self, prompt: Text, completion: Text, row: Mapping[str, Any]) -> bytes:
@@ -128,7 +128,9 @@ def plain(prompt: Text) -> str:
     """Return a prompt as text: the string itself, or one paragraph per message."""
     if isinstance(prompt, str):
         return prompt
-    return "\n\n".join(f"{message.get('role', '')}: {completion_text([message])}" for message in prompt)
+    of_any_role = [{**message, "role": "assistant"} for message in prompt]
+    texts = [completion_text([message]) for message in of_any_role]
+    return "\n\n".join(f"{each.get('role', '')}: {text}" for each, text in zip(prompt, texts, strict=True))
 
 
 def read_answer(answer: Any) -> tuple[str, int, int]:

@@ -48,7 +48,7 @@ class Math:
 
     def __init__(self, config: MathConfig) -> None:
         self.config = config
-        self.reads_columns = (config.column,)
+        self.reads_columns = config.reads_columns
         self._child = Restarted(_start)
 
     def __call__(

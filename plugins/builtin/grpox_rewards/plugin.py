@@ -1,9 +1,10 @@
 """The built-in rewards: exact, regex, format, length, soft_overlong, cosine, repetition, math, code,
-reward_model, http and judge."""
+environment, reward_model, http and judge."""
 
 from __future__ import annotations
 
 from grpox import ComponentSpec, hookimpl
+from grpox.contracts import Capability
 
 REWARDS = (
     ComponentSpec(
@@ -79,6 +80,15 @@ REWARDS = (
         source="grpox; unit tests as a reward as in CodeRL, arXiv 2207.01780",
     ),
     ComponentSpec(
+        name="environment",
+        target="grpox_rewards.environment:EnvironmentReward",
+        config="grpox_rewards.configs:EnvironmentConfig",
+        summary="The reward that an episode's environment gave, or one part of it",
+        needs=(Capability.EPISODE_REWARD,),
+        formula="weight of the environment * (sum of the parts, or the part)",
+        source="grpox",
+    ),
+    ComponentSpec(
         name="reward_model",
         target="grpox_rewards.reward_model:RewardModel",
         config="grpox_rewards.configs:RewardModelConfig",
@@ -107,5 +117,5 @@ REWARDS = (
 
 @hookimpl
 def grpox_rewards() -> tuple[ComponentSpec, ...]:
-    """Return the twelve rewards; text rewards read the text of the completion's last message."""
+    """Return the thirteen rewards; text rewards read the text of the model's last message."""
     return REWARDS

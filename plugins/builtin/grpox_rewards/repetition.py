@@ -7,6 +7,7 @@ from typing import Any
 
 from grpox.contracts import Text, completion_text
 from grpox_rewards.configs import RepetitionConfig
+from grpox_rewards.text import model_tokens
 
 
 class Repetition:
@@ -16,11 +17,16 @@ class Repetition:
         self.config = config
 
     def __call__(
-        self, *, completions: Sequence[Text], completion_ids: Sequence[Sequence[int]], **columns: Any
+        self,
+        *,
+        completions: Sequence[Text],
+        completion_ids: Sequence[Sequence[int]],
+        model_masks: Sequence[Sequence[bool]] | None = None,
+        **columns: Any,
     ) -> list[float]:
         """Return one score in (-1, 0] per completion."""
         if self.config.unit == "tokens":
-            return [self._score(ids) for ids in completion_ids]
+            return [self._score(ids) for ids in model_tokens(completion_ids, model_masks)]
         return [self._score(completion_text(completion).lower().split()) for completion in completions]
 
     def _score(self, units: Sequence[Hashable]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +18,11 @@ from transformers import (
 
 from grpox.contracts import Text
 from grpox.errors import ConfigError
-from grpox.toolkit import hub_kernels, text_of
+from grpox.toolkit import hub_kernels, read_mapping, text_of
 from grpox_rewards.configs import RewardModelConfig
+
+ADAPTER_CONFIG = "adapter_config.json"
+"""File of an adapter in peft's format."""
 
 
 class RewardModel:
@@ -40,7 +44,8 @@ class RewardModel:
             model: replaces the weights under `config.model`; its tokenizer is still read from there.
         """
         self.config = config
-        self._tokenizer: PreTrainedTokenizerBase = _loaded(config, "tokenizer", AutoTokenizer.from_pretrained)
+        home = config.tokenizer or _tokenizer_home(config.model)
+        self._tokenizer: PreTrainedTokenizerBase = _loaded(home, "tokenizer", AutoTokenizer.from_pretrained)
         self._tokenizer.truncation_side = "left"  # the score is read at the end of the completion
         cuda = torch.cuda.is_available()
         # The device of this rank, which was chosen when the process group started.
@@ -122,8 +127,33 @@ class RewardModel:
         return scores
 
 
+def _base_of(model: str) -> str | None:
+    """Return the base model of an adapter's folder; None if the folder has a whole model."""
+    folder = Path(model)
+    if (folder / "config.json").is_file() or not (folder / ADAPTER_CONFIG).is_file():
+        return None
+    adapter = read_mapping(folder / ADAPTER_CONFIG)
+    if (task := adapter.get("task_type")) not in (None, "SEQ_CLS"):
+        what = f"is an adapter with task_type {task}, not for a sequence-classification model"
+        raise ConfigError(what, given=model, allowed="an adapter with task_type SEQ_CLS, or a merged model")
+    base = adapter.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        what = f"is an adapter, and its {ADAPTER_CONFIG} names no base model"
+        raise ConfigError(what, given=model, allowed="base_model_name_or_path in that file, or a merged model")
+    return base
+
+
+def _tokenizer_home(model: str) -> str:
+    base = _base_of(model)
+    return model if base is None or (Path(model) / "tokenizer_config.json").is_file() else base
+
+
 def _model(config: RewardModelConfig) -> PreTrainedModel:
-    settings = _loaded(config, "config", AutoConfig.from_pretrained)
+    base = _base_of(config.model)
+    home = base or config.model
+    # A base model has the language model's head; the adapter brings the one output.
+    own: dict[str, Any] = {} if base is None else {"num_labels": 1}
+    settings = _loaded(home, "config", AutoConfig.from_pretrained, **own)
     if settings.num_labels != 1:
         what = f"a reward model must have one output, but this one has {settings.num_labels}"
         raise ConfigError(what, given=config.model, allowed="a model with num_labels 1 in its config")
@@ -132,22 +162,42 @@ def _model(config: RewardModelConfig) -> PreTrainedModel:
         raise ConfigError(what, given=config.model, allowed="a model that needs no code from a hub")
     load = AutoModelForSequenceClassification.from_pretrained
     dtype = getattr(torch, config.dtype)
-    model, report = _loaded(config, "model", load, dtype=dtype, output_loading_info=True)
-    if report["missing_keys"]:
-        missing = ", ".join(sorted(report["missing_keys"]))
-        what = f"is not a trained sequence-classification model: its weights lack {missing}"
-        raise ConfigError(what, given=config.model)
+    model, report = _loaded(home, "model", load, dtype=dtype, output_loading_info=True, **own)
+    missing = set(report["missing_keys"])
+    if base is not None:
+        model, brought = _merged(model, config.model)
+        missing = {name for name in missing if not any(key.endswith(name) for key in brought)}
+    if missing:
+        what = "is not a trained sequence-classification model: its weights lack"
+        raise ConfigError(f"{what} {', '.join(sorted(missing))}", given=config.model)
     loaded: PreTrainedModel = model
     return loaded
 
 
-def _loaded(config: RewardModelConfig, what: str, load: Callable[..., Any], **arguments: Any) -> Any:
+def _merged(model: PreTrainedModel, folder: str) -> tuple[PreTrainedModel, set[str]]:
+    """Merge the adapter in `folder` into its base model; also return the names of the adapter's tensors."""
     try:
-        return load(config.model, trust_remote_code=False, **arguments)
+        from peft import PeftModel
+        from peft.utils import load_peft_weights
+    except ImportError as error:
+        what = f"is an adapter, which needs peft (pip install 'grpox[lora]'): {text_of(error)}"
+        raise ConfigError(what, given=folder) from error
+    try:
+        merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
+        return merged, set(load_peft_weights(folder, device="cpu"))
+    except Exception as error:
+        reason = (text_of(error).strip().splitlines() or ["no reason given"])[0]
+        message = f"its adapter cannot be loaded: {type(error).__name__}: {reason}"
+        raise ConfigError(message, given=folder) from error
+
+
+def _loaded(home: str, what: str, load: Callable[..., Any], **arguments: Any) -> Any:
+    try:
+        return load(home, trust_remote_code=False, **arguments)
     except Exception as error:
         reason = (text_of(error).strip().splitlines() or ["no reason given"])[0]
         message = f"its {what} cannot be loaded: {type(error).__name__}: {reason}"
-        raise ConfigError(message, given=config.model) from error
+        raise ConfigError(message, given=home) from error
 
 
 def _positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 from grpox.contracts import Text, completion_text
 from grpox_rewards.configs import ExactConfig, FormatConfig, LengthConfig, RegexConfig, SoftOverlongConfig
+
+
+def model_tokens(
+    completion_ids: Sequence[Sequence[int]], model_masks: Sequence[Sequence[bool]] | None
+) -> list[Sequence[int]]:
+    """Select the tokens of each completion that the model wrote.
+
+    Args:
+        model_masks: True for these; None: all tokens are the model's.
+    """
+    if model_masks is None:
+        return list(completion_ids)
+    return [list(compress(*each)) for each in zip(completion_ids, model_masks, strict=True)]
 
 
 class Exact:
@@ -15,7 +29,7 @@ class Exact:
 
     def __init__(self, config: ExactConfig) -> None:
         self.config = config
-        self.reads_columns = (config.column,)
+        self.reads_columns = config.reads_columns
 
     def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float | None]:
         """Return one score per completion; None if the answer is None."""
@@ -35,7 +49,7 @@ class Regex:
 
     def __init__(self, config: RegexConfig) -> None:
         self.config = config
-        self.reads_columns = () if config.column is None else (config.column,)
+        self.reads_columns = config.reads_columns
         compiled = re.compile(config.pattern, config.flags)
         self._find = compiled.fullmatch if config.full else compiled.search
 
@@ -92,11 +106,16 @@ class Length:
         self.config = config
 
     def __call__(
-        self, *, completions: Sequence[Text], completion_ids: Sequence[Sequence[int]], **columns: Any
+        self,
+        *,
+        completions: Sequence[Text],
+        completion_ids: Sequence[Sequence[int]],
+        model_masks: Sequence[Sequence[bool]] | None = None,
+        **columns: Any,
     ) -> list[float]:
         """Return one score per completion: in [-1, 0] if relative, else at most 0."""
         if self.config.unit == "tokens":
-            lengths = [len(ids) for ids in completion_ids]
+            lengths = [len(ids) for ids in model_tokens(completion_ids, model_masks)]
         else:
             lengths = [len(completion_text(completion)) for completion in completions]
         return [self._score(abs(length - self.config.target)) for length in lengths]

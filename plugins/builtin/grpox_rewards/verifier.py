@@ -25,7 +25,7 @@ class Http:
 
     def __init__(self, config: HttpConfig) -> None:
         self.config = config
-        self.reads_columns = tuple(config.columns)
+        self.reads_columns = config.reads_columns
         self._service = Service(config)
 
     async def __call__(

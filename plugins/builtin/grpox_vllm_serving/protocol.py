@@ -68,11 +68,12 @@ def default_file() -> Path:
     return Path(home).expanduser() / "grpox" / "server-token"
 
 
-def read_token(file: str | None, key: str) -> str:
+def read_token(file: str | None, key: str, serve: str = "grpox serve MODEL") -> str:
     """Return the token from `file` if given, else from the environment, else from the default file.
 
     Args:
         key: key of the run file or option that sets `file`, for messages.
+        serve: command that starts a server here, and makes the default file.
 
     Raises:
         ConfigError: there is no token, others may read the file, or the token is too short or cannot be sent.
@@ -85,6 +86,11 @@ def read_token(file: str | None, key: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         what = f"no token for the vLLM server: {' '.join(str(error).split())}"
         allowed = f"a file with the servers' token, or the token in {TOKEN_VARIABLE}"
+        if file is None and isinstance(error, FileNotFoundError):
+            what, allowed = (
+                "no token, as no vLLM server was started on this machine",
+                f"after: {serve}; or {allowed}",
+            )
         raise ConfigError(what, key, given=str(path), allowed=allowed) from error
     if stat.S_IMODE(mode) & 0o077:
         what = "other users can read the token"

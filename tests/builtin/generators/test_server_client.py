@@ -13,7 +13,7 @@ from grpox.errors import ConfigError, RunFailed
 from grpox_generators import server_client, server_weights
 from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_client import ServerClient, ServerLost
-from grpox_generators.server_fleet import Fleet
+from grpox_generators.server_fleet import Fleet, serve_command
 from grpox_generators.server_weights import FileSender
 from grpox_vllm_serving.protocol import PROTOCOL
 
@@ -213,6 +213,28 @@ def test_a_server_that_comes_up_later_is_waited_for(fleet, monkeypatch, tmp_path
     never = fleet(ServerLost("u: refused"))
     assert not never.find()
     assert "u: refused" in never.none_answers().what
+    assert "start one with `grpox serve MODEL`" in never.none_answers().allowed
+
+
+@pytest.mark.parametrize(
+    ("settings", "command"),
+    [
+        ({}, "grpox serve ./my-model"),
+        ({"urls": ["http://localhost:8001", "http://b:8000"]}, "grpox serve ./my-model --port 8001"),
+        ({"urls": ["http://gpu-2:8000"]}, "grpox serve ./my-model --host gpu-2"),
+        ({"token_file": "my token"}, "grpox serve ./my-model --token-file 'my token'"),
+    ],
+)
+def test_the_command_that_starts_the_server_is_told(settings, command):
+    assert serve_command(VllmServerConfig(**settings), "./my-model") == command
+
+
+def test_a_machine_on_which_no_server_was_started_is_told_the_command(monkeypatch, tmp_path):
+    monkeypatch.delenv("GRPOX_SERVER_TOKEN", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(ConfigError, match="no vLLM server was started") as caught:
+        Fleet(VllmServerConfig(), MODEL, path="org/name")
+    assert caught.value.problems[0].allowed.startswith("after: grpox serve org/name; or a file")
 
 
 def test_weights_of_another_run_are_noticed_and_a_restart_is_not_taken_for_one(fleet, tmp_path):

@@ -13,12 +13,13 @@ from grpox_losses.configs import (
     ClippedConfig,
     DppoConfig,
     GspoTokenConfig,
+    LuspoConfig,
     SapoConfig,
     ToprConfig,
 )
 from grpox_losses.dppo import Dppo
 from grpox_losses.gspo_token import GspoToken
-from grpox_losses.losses import Bnpo, Cispo, Dapo, DrGrpo, Grpo, Sapo
+from grpox_losses.losses import Bnpo, Cispo, Dapo, DrGrpo, Grpo, Luspo, Sapo
 from grpox_losses.topr import Topr
 
 MakeInputs = Callable[..., LossInputs]
@@ -26,7 +27,7 @@ LOSSES = {
     Reduction.SEQUENCE_MEAN: [Grpo(ClippedConfig()), Sapo(SapoConfig()), GspoToken(GspoTokenConfig())],
     Reduction.SEQUENCE_SUM_BY_MAX_LENGTH: [DrGrpo(ClippedConfig())],
     Reduction.TOKEN_MEAN: [Dapo(ClippedConfig()), Cispo(CispoConfig()), Dppo(DppoConfig())],
-    Reduction.SEQUENCE_SUM: [Topr(ToprConfig())],
+    Reduction.SEQUENCE_SUM: [Topr(ToprConfig()), Luspo(LuspoConfig())],
     Reduction.LOCAL_TOKEN_MEAN: [Bnpo(ClippedConfig())],
 }
 ALL = [loss for losses in LOSSES.values() for loss in losses]

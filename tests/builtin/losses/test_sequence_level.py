@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs
-from grpox_losses.configs import ClippedConfig
-from grpox_losses.losses import Clipped, sequence_ratio
+from grpox_losses.configs import ClippedConfig, LuspoConfig
+from grpox_losses.losses import Clipped, Luspo, sequence_ratio
 
 MakeInputs = Callable[..., LossInputs]
 LOG_RATIOS = [[0.10, -0.04, 0.03, 0.25], [-0.30, -0.20, 0.05, 0.0], [0.50, 0.30, 0.0, 0.0]]
@@ -94,3 +94,26 @@ def test_a_sequence_without_unmasked_tokens_has_ratio_one_and_no_gradient(make_i
     assert loss.isfinite().all()
     assert gradient[0].tolist() == [0.0, 0.0]
     assert gradient[1].all()
+
+
+def test_luspo_by_hand(make_inputs: MakeInputs) -> None:
+    """The sum over a sequence is its length times GSPO's: 4 * 0.8 * e^0.085 and 3 * 1.1 * e^-0.15.
+
+    The third, e^0.5 with A > 0, is clipped at 1.2. Each token of a sequence that is not clipped has the
+    gradient -w_i A, whatever the length.
+    """
+    inputs = make_inputs(LOG_RATIOS, ADVANTAGES, MASK)
+    loss = Luspo(LuspoConfig()).per_token(inputs).loss
+    sums = torch.where(inputs.token_mask, loss, 0.0).sum(dim=1)
+    expected = [-4 * 0.8 * math.exp(0.085), 3 * 1.1 * math.exp(-0.15), -0.6 * 1.2]
+    assert sums.tolist() == pytest.approx(expected, rel=1e-5)
+    gradient = torch.autograd.grad(sums.sum(), inputs.logprobs)[0]
+    assert gradient[0].tolist() == pytest.approx([-0.8 * math.exp(0.085)] * 4, rel=1e-5)
+    assert gradient[1].tolist() == pytest.approx([*[1.1 * math.exp(-0.15)] * 3, 0.0], rel=1e-5)
+    assert not gradient[2].any()
+
+
+@pytest.mark.parametrize("wrong", [{"delta": 1.1}, {"level": "token"}, {"clip_low": 0.0}])
+def test_parameters_that_luspo_has_not(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        LuspoConfig.model_validate(wrong)

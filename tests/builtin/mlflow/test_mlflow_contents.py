@@ -15,7 +15,7 @@ from support.patience import patient
 
 from grpox.checkpoint.resume import fingerprints
 from grpox.config import RunConfig
-from grpox.contracts import Rollout, RunContext, ScoredRollout
+from grpox.contracts import Episode, Rollout, RunContext, ScoredRollout, ToolCall, ToolResult, Turn
 from grpox.observing.record import LocalRecord
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.contents import completions_table, dataset_inputs, datasets_of, table_text
@@ -312,3 +312,61 @@ def test_a_name_that_no_registered_model_can_have_is_refused(name: str) -> None:
 def test_a_usual_name_of_a_model_is_taken(name: str) -> None:
     assert model_name_problem(name) == ""
     assert MlflowConfig(register_as=name).register_as == name
+
+
+def episode(row: int) -> ScoredRollout:
+    """Two turns, of which the first calls two tools; the second of these fails."""
+    messages = (
+        {"role": "user", "content": "begin"},
+        {"role": "assistant", "content": "ask"},
+        {"role": "tool", "name": "add", "content": "3"},
+        {"role": "tool", "name": "look", "content": "x" * (TEXT_LENGTH + 5)},
+        {"role": "assistant", "content": "it is 3"},
+    )
+    results = (
+        ToolResult(ToolCall("add", '{"a": 1}'), "3", "", 0.5, 0),
+        ToolResult(ToolCall("look", "{"), "bad arguments", "arguments", 0.0, 0),
+    )
+    conversation = Episode(
+        "calculator",
+        messages,
+        results,
+        rewards={"": 1.0},
+        info={"success": True},
+        times=((0.0, 1.0), (1.5, 2.0)),
+    )
+    turns = (Turn(0, 1, "stop", 7, 0.5), Turn(2, 3, "stop", 7))
+    rollout = Rollout(
+        row, 0, (1, 5, 6), (2, 3, 4), "done", 7, None, (True, False, True), turns, {}, conversation
+    )
+    return ScoredRollout(rollout, "1+2=", "ask3it is 3", {"environment": 1.0}, 1.0, 0.25)
+
+
+def test_the_trace_of_an_episode_has_a_span_for_each_turn_and_each_call(run: RunContext, store: str) -> None:
+    followed = Followed(run, store, traces=1)
+    followed.step(1, [episode(0)])
+    followed.finish()
+    (trace,) = followed.traces()
+    spans = {span.name: span for span in trace.data.spans}
+    calls = ["tool add 0", "tool look 1"]
+    assert spans.keys() == {"rollout", "turn 0", *calls, "turn 1", "rewards/environment"}
+    root = spans["rollout"]
+    assert root.outputs["completion"][-1] == {"role": "assistant", "content": "it is 3"}
+    assert root.outputs["info"] == {"success": True}
+    assert {span.parent_id for span in trace.data.spans if span is not root} == {root.span_id}
+
+    def seconds(name: str) -> tuple[float, float]:
+        span = spans[name]
+        begin = root.start_time_ns
+        return round((span.start_time_ns - begin) / 1e9, 3), round((span.end_time_ns - begin) / 1e9, 3)
+
+    assert [seconds(name) for name in ("turn 0", *calls, "turn 1")] == [(0, 1), (1, 1.5), (1, 1), (1.5, 2)]
+    assert spans["turn 0"].inputs == ["1+2=", {"role": "user", "content": "begin"}]
+    assert spans["turn 0"].outputs == {"role": "assistant", "content": "ask"}
+    assert spans["turn 0"].attributes["reward"] == 0.5
+    assert [message["role"] for message in spans["turn 1"].inputs] == ["tool", "tool"]
+    assert len(spans["turn 1"].inputs[1]["content"]) < TEXT_LENGTH
+    assert (spans[calls[0]].inputs["name"], spans[calls[0]].outputs) == ("add", "3")
+    assert spans[calls[0]].status.status_code.name == "OK"
+    failed = spans[calls[1]].status
+    assert (failed.status_code.name, failed.description) == ("ERROR", "arguments")

@@ -122,7 +122,8 @@ def _in_the_stores_folder(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def grpox(*arguments: str, width: int = 200) -> Result:
-    return CliRunner().invoke(cli.app, ["runs", *arguments], env={"COLUMNS": str(width)})
+    command, *others = arguments
+    return CliRunner().invoke(cli.app, ["runs", command, "--mlflow", *others], env={"COLUMNS": str(width)})
 
 
 def told(*arguments: str, width: int = 200) -> str:
@@ -324,6 +325,25 @@ def test_what_a_run_was_resumed_with_is_shown_and_counts(stored: Stored) -> None
     assert re.search(r"resumed with\s+train.learning_rate +1e-06 -> 0.5 after step 1\s", page)
     assert listed[0]["total_steps"] == 8
     assert "resumed with" not in told("show", "broken")
+
+
+def test_the_folder_of_a_run_says_what_mlflow_says(stored: Stored) -> None:
+    def in_folder(*arguments: str) -> Any:
+        return json.loads(CliRunner().invoke(cli.app, ["runs", *arguments, "--json"]).stdout)
+
+    first, of_folder = shown("first"), in_folder("show", "first")
+    for key in ("run_id", "name", "experiment", "status", "steps", "total_steps", "params", "metrics"):
+        assert of_folder[key] == first[key], key
+    assert first["tags"] == {**of_folder["tags"], "mlflow.runName": "first"}
+    listed = {run["name"]: run for run in json.loads(told("list", "--json"))}
+    for run in in_folder("list"):
+        # Its process was killed, which MLflow does not know.
+        expected = "KILLED" if run["name"] == "gone" else listed[run["name"]]["status"]
+        assert run == {
+            **listed[run["name"]],
+            **{key: run[key] for key in ("ended", "seconds")},
+            "status": expected,
+        }
 
 
 # -- Parameters ------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_a_model_whose_head_would_be_random_is_refused(saved):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     causal = LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=64, num_labels=1))
-    with pytest.raises(ConfigError, match=r"its weights lack score\.weight"):
+    with pytest.raises(ConfigError, match=r"score\.weight"):
         reward_model(model=saved(causal))
 
 
@@ -210,3 +210,63 @@ def test_it_conforms(saved):
     component = {"name": "reward_model", "model": saved(llama())}
     suite = type("Suite", (RewardConformance,), {"component": component})
     assert {outcome.check: outcome.what for outcome in outcomes(suite()) if outcome.status == "failed"} == {}
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """The folders of a language model and of a trained adapter for it, which brings the head."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    peft = pytest.importorskip("peft")
+    language_model = LlamaForCausalLM(llama().config)
+    language_model.save_pretrained(tmp_path / "base")
+    tokenizer().save_pretrained(tmp_path / "base")
+    base = type(llama()).from_pretrained(tmp_path / "base", num_labels=1)
+    torch.manual_seed(3)
+    settings = {"target_modules": ["q_proj", "v_proj"], "task_type": "SEQ_CLS", "init_lora_weights": False}
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(**settings)).eval()
+    wrapped.save_pretrained(tmp_path / "adapter")
+    return wrapped, tmp_path / "adapter"
+
+
+def test_an_adapters_folder_is_loaded_with_its_base_model(adapter):
+    wrapped, folder = adapter
+    # Merged weights differ from an adapter beside them by rounding.
+    expected = [pytest.approx(score, abs=1e-5) for score in alone(wrapped, "ab", "abcd")]
+    assert reward_model(model=str(folder))(prompts=["a", "ab"], completions=["b", "cd"]) == expected
+
+
+def test_an_adapter_without_a_head_or_a_base_model_is_refused(adapter):
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    _, folder = adapter
+    weights = load_file(folder / "adapter_model.safetensors")
+    save_file({k: v for k, v in weights.items() if "score" not in k}, folder / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=r"score\.weight"):
+        reward_model(model=str(folder))
+    told = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(told | {"base_model_name_or_path": None}))
+    with pytest.raises(ConfigError, match="names no base model"):
+        reward_model(model=str(folder))
+    (folder / "adapter_config.json").write_text(json.dumps(told | {"task_type": "CAUSAL_LM"}))
+    with pytest.raises(ConfigError, match="task_type CAUSAL_LM, not for a sequence-classification model"):
+        reward_model(model=str(folder))
+
+
+def test_another_tokenizer(saved, tmp_path):
+    """The other tokenizer opens with <eos> instead of <bos>, which the model's own would write."""
+    from tokenizers import processors
+
+    model = llama()
+    folder = saved(model)
+    other = tokenizer()
+    other.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<eos> $A", special_tokens=[("<eos>", VOCABULARY["<eos>"])]
+    )
+    other.save_pretrained(tmp_path / "other")
+    scores = reward_model(model=folder, tokenizer=str(tmp_path / "other"))(prompts=["a"], completions=["b"])
+    assert scores == alone(model, ["<eos>", "a", "b"], special=False)
+    assert scores != reward_model(model=folder)(prompts=["a"], completions=["b"])

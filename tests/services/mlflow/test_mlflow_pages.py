@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from chromium import MISSING, Browser, executable
+from support.chromium import MISSING, Browser, executable
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -164,4 +164,4 @@ def _shows_traces(browser: Browser, page: str, server: Server, trained: Run) -> 
 def _shows_the_report(browser: Browser, report: Path) -> None:
     browser.open(report.as_uri())
     browser.wait_for("Reward", "Completions", "prompts and completions")
-    assert browser.value("document.querySelectorAll('svg path').length") >= 5
+    assert browser.value("document.querySelectorAll('.uplot canvas').length") >= 5

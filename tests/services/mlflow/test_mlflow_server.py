@@ -86,7 +86,7 @@ def _it_is_read_back(run: RunContext, uri: str) -> None:
         return result.stdout
 
     (listed,) = json.loads(told("list", "--uri", uri, "--experiment", EXPERIMENT, "--json"))
-    shown = json.loads(told("show", str(run.output_dir), "--json"))
+    shown = json.loads(told("show", str(run.output_dir), "--mlflow", "--json"))
     assert (listed["status"], listed["steps"], listed["total_steps"]) == ("FINISHED", 3, 10)
     assert shown["run_id"] == listed["run_id"]
     assert shown["params"]["loss.name"] == "grpo"

@@ -582,3 +582,20 @@ def test_a_checkpoint_is_saved_every_so_many_steps_and_once_after_the_last(
     for step in range(1, 8):
         saver.after_step(TrainingState(), step, last=step == 7)
     assert saver.steps == steps
+
+
+def test_a_checkpoint_that_failed_may_be_saved_again(tmp_path: Path) -> None:
+    saver: Any = object.__new__(CheckpointSaver)
+    saver.config, saver.world, saver.warn = CheckpointConfig(), ALONE, lambda *_: None
+    saver.context, saver.components = SimpleNamespace(output_dir=tmp_path), SimpleNamespace(saved=bytes)
+    saver._pending, saver._saved = False, -1
+    tried: list[int] = []
+
+    def fail(_: Any, step: int, __: int) -> None:
+        tried.append(step)
+        raise OSError(28, "No space left on device")
+
+    saver._progress = fail
+    saver.save(TrainingState(), 4, wait=True)
+    saver.save(TrainingState(), 4, wait=True)
+    assert tried == [4, 4]

@@ -25,7 +25,7 @@ from grpox.checkpoint.rank_state import (
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
 from grpox.config import RunConfig
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
-from grpox.policy.batch import Sample
+from grpox.policy.batch import Sample, TokenRecord
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 
@@ -73,6 +73,10 @@ def samples(count: int, seed: int, carries: bool = True) -> list[Sample]:
                 group_id=row // 4 if carries and row else None,
                 sequence_id=1000 * seed + row if carries and row else None,
                 columns={"answer": str(row), "tags": [row, None, {"b": b"c"}]} if carries and row else None,
+                observed=row % 3 if row % 3 <= length else 0,
+                token_record=TokenRecord(seed, 2, row, 3, np.arange(length, dtype=np.int32) - 1)
+                if carries and row % 6 == 5
+                else None,
             )
         )
     return made
@@ -97,15 +101,22 @@ def assert_same(found: Sample, wanted: Sample) -> None:
     for name in ("token_mask", "sampler_logprobs"):
         one, other = getattr(found, name), getattr(wanted, name)
         assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()), name
-    assert (found.group_id, found.sequence_id, found.columns) == (
+    assert (found.group_id, found.sequence_id, found.columns, found.observed) == (
         wanted.group_id,
         wanted.sequence_id,
         wanted.columns,
+        wanted.observed,
     )
     assert (found.rewards is None) == (wanted.rewards is None)
     if wanted.rewards is not None:
         assert found.rewards is not None
         assert (found.rewards.dtype, found.rewards.tobytes()) == (np.float32, wanted.rewards.tobytes())
+    assert (found.token_record is None) == (wanted.token_record is None)
+    if wanted.token_record is not None and found.token_record is not None:
+        one, other = ({**vars(each), "turns": None} for each in (found.token_record, wanted.token_record))
+        assert one == other
+        turns = found.token_record.turns, wanted.token_record.turns
+        assert len({(each.dtype, each.tobytes()) for each in turns}) == 1
     for name in ("old_logprobs", "reference_logprobs", "policy_keep"):
         one, other = getattr(found, name), getattr(wanted, name)
         assert (one is None) == (other is None), name
@@ -287,3 +298,9 @@ def test_samples_that_carry_nothing_for_the_loss_are_saved_as_before() -> None:
         "sequence_id",
         "columns",
     }
+
+
+def test_samples_of_an_earlier_grpox_have_no_observed_tokens() -> None:
+    state = samples_state(samples(20, seed=0))
+    assert set(state.pop("observed")) == {0, 1, 2}
+    assert {each.observed for each in samples_of_state(state, torch.device("cpu"))} == {0}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.logs import LOGGED
 
+from grpox.checkpoint.export import checkpoint_model, export_checkpoint
 from grpox.checkpoint.folders import checkpoints_in, folder_of, write_manifest
 from grpox.checkpoint.progress import Progress
 from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good
@@ -19,6 +20,7 @@ from grpox.checkpoint.saver import CheckpointSaver
 from grpox.cli.train import run_to_resume
 from grpox.config import CheckpointConfig
 from grpox.errors import ConfigError
+from grpox.runfile.given import MERGED
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runfile.lock.model import Lock
 from grpox.runfile.lock.of_run import lock_of
@@ -113,6 +115,24 @@ def test_what_changes_nothing_that_is_computed_may_change(
 ) -> None:
     other = load_run("quickstart", ["evaluation=null", override])
     check_changes(Checkpoint(tmp_path, progress_of(run)), other.config, lock_of(other), {}, ALONE)
+
+
+def test_a_merged_adapter_is_needed_to_go_on_and_no_file_has_it(tmp_path: Path) -> None:
+    adapted = load_run("quickstart", ["evaluation=null", "model.lora={}"])
+    progress = progress_of(adapted)
+    lock = lock_of(adapted)
+    own = progress.model_copy(update={"data": {**progress.data, MERGED: "one"}})
+    same, other = {**progress.data, MERGED: "one"}, {**progress.data, MERGED: "two"}
+    check_changes(Checkpoint(tmp_path, own), adapted.config, lock, same, ALONE)
+    for before, now in ((own, other), (own, progress.data), (progress, same)):
+        with pytest.raises(ConfigError) as caught:
+            check_changes(Checkpoint(tmp_path, before), adapted.config, lock, now, ALONE)
+        assert caught.value.problems[1].key == MERGED
+    folder = save(tmp_path, own)
+    with pytest.raises(ConfigError, match="no file has the merged weights"):
+        export_checkpoint(folder, tmp_path / "out")
+    with pytest.raises(ConfigError, match="no file has the merged weights"):
+        checkpoint_model(folder, adapted.config.model)
 
 
 def refused(checkpoint: Checkpoint, run: ResolvedRun, lock: Lock, world: World = ALONE, **options: Any) -> str:

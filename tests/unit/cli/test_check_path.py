@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from grpox.plugins.load_object import load_object
 from grpox.runfile.checked import checks_file
 
 SOURCE = """
+import os
+
 from grpox import hookimpl
+from grpox.environments import Environment, tool
 
 
 class Loss:
@@ -66,6 +70,18 @@ def neighbour(completions, **columns):
 class Nothing: ...
 
 
+class World(Environment):
+    example_rows = ({"prompt": "Go."},)
+
+    def reply(self, text):
+        return "go on"
+
+    @tool
+    def crash(self) -> None:
+        "End the process."
+        os._exit(1)
+
+
 NUMBER = 1
 """
 
@@ -90,6 +106,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("Observer", "observer"),
         ("Reward", "reward"),
         ("score", "reward"),
+        ("World", "environment"),
         ("Unclear", ""),
         ("Nothing", ""),
         ("NUMBER", ""),
@@ -112,3 +129,12 @@ def test_one_that_passes_is_recorded_and_one_that_fails_is_not(mine: Path) -> No
     assert check_path(Console(quiet=True), f"{mine}:score", {}, None)
     assert not check_path(Console(quiet=True), f"{mine}:neighbour", {}, "reward")
     assert list(json.loads(checks_file().read_text())) == [f"reward/{mine}:score"]
+
+
+def test_an_environment_whose_tool_ends_its_process_is_told_by_name(mine: Path) -> None:
+    console = Console(record=True, width=120, file=io.StringIO())
+    assert not check_path(console, f"{mine}:World", {}, None)
+    shown = console.export_text()
+    assert "World  environment" in shown
+    assert "tool 'crash': its process" in shown
+    assert "1 failed" in shown

@@ -24,12 +24,31 @@ from grpox.runfile import recipe_files
 from grpox.runtime.signals import Terminated
 
 SURFACE = {
-    "": ["--help", "--traceback", "--version"],
+    "": ["--help", "--install-completion", "--show-completion", "--traceback", "--version"],
     "doctor": ["--help", "--json"],
     "eval": ["--completions", "--help", "--log-file", "--log-level", "--out", "config", "model", "overrides"],
     "export": ["--help", "--trust-remote-code", "checkpoint", "out_dir"],
     "import-trl": ["--force", "--help", "--out", "setup"],
-    "plan": ["--generations", "--help", "--memory", "--prompt-tokens", "--world-size", "overrides", "run"],
+    "init": [
+        "--answer-column",
+        "--data",
+        "--help",
+        "--model",
+        "--prompt-column",
+        "--reward",
+        "--yes",
+        "folder",
+    ],
+    "plan": [
+        "--generations",
+        "--gpu-gib",
+        "--help",
+        "--memory",
+        "--prompt-tokens",
+        "--world-size",
+        "overrides",
+        "run",
+    ],
     "plugins check": ["--help", "--kind", "name", "params"],
     "plugins diff": ["--help", "run_a", "run_b"],
     "plugins list": ["--help", "--json", "--kind", "--why"],
@@ -56,10 +75,10 @@ SURFACE = {
         "model",
         "vllm_args",
     ],
-    "runs compare": ["--help", "--json", "--metric", "--uri", "runs"],
-    "runs list": ["--experiment", "--help", "--json", "--last", "--status", "--uri"],
-    "runs open": ["--help", "--no-browser", "--uri", "run"],
-    "runs show": ["--all", "--help", "--json", "--uri", "run"],
+    "runs compare": ["--help", "--html", "--json", "--metric", "--mlflow", "--uri", "runs"],
+    "runs list": ["--experiment", "--help", "--json", "--last", "--mlflow", "--status", "--uri", "folder"],
+    "runs open": ["--help", "--mlflow", "--no-browser", "--uri", "run"],
+    "runs show": ["--all", "--help", "--json", "--mlflow", "--uri", "run"],
     "schema": ["--help"],
     "sweep": [
         "--dir",
@@ -82,10 +101,13 @@ SURFACE = {
         "--log-level",
         "--resume",
         "--traceback",
+        "--watch",
         "overrides",
         "run",
     ],
     "validate": ["--help", "--world-size", "overrides", "run"],
+    "watch": ["--help", "--no-browser", "--port", "runs"],
+    "try": ["--help", "--json", "--log-file", "--log-level", "--prompts", "overrides", "run"],
 }
 """Every command with its arguments and options; scripts depend on these."""
 
@@ -143,7 +165,7 @@ def test_every_command_has_help(command: list[str]) -> None:
 
 PLUGIN_COMMANDS = [name for name in SURFACE if name.startswith("plugins ")]
 RUN_COMMANDS = ["train", "validate", "plan", "recipes copy", "export", "replay", "report", "doctor", "sync"]
-RUN_COMMANDS += ["import-trl", "eval"]
+RUN_COMMANDS += ["import-trl", "eval", "try"]
 
 
 @pytest.mark.parametrize("command", [*RUN_COMMANDS, *PLUGIN_COMMANDS])

@@ -120,6 +120,17 @@ def test_what_plugins_say_is_not_taken_for_markup(plugins):
     assert "[red]Offered[/red] here" in printed(details(plugins, same))
 
 
+@pytest.mark.parametrize(
+    ("name", "near"), [("smae", "same"), ("CAP", "capped"), ("loss/cappd", "loss/capped"), ("qqqq", "")]
+)
+def test_show_of_an_unknown_name_offers_the_nearest(plugins, name, near):
+    with pytest.raises(ConfigError) as caught:
+        select(plugins, name)
+    problem = caught.value.problems[0]
+    assert (problem.given, problem.nearest) == (name, near)
+    assert ("grpox plugins list" in problem.allowed) == (near == "")
+
+
 def test_show_says_that_there_are_no_parameters(plugins):
     (same,) = select(plugins, "grpox-foo:same")
     assert "no parameters" in printed(details(plugins, same))

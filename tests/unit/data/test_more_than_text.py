@@ -62,7 +62,7 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refuse:
                 {
                     "model": {"path": "model"},
                     "data": {"path": path.name},
-                    "rewards": ["exact"],
+                    "rewards": [{"name": "length", "target": 3}],
                     "train": {"num_generations": 4, "per_device_train_batch_size": 8},
                 },
                 tmp_path,
@@ -119,6 +119,7 @@ def test_a_hub_model_is_refused_once_its_config_is_loaded(monkeypatch: pytest.Mo
             "data": {"path": str(MODEL.parent / "train.jsonl")},
             "rewards": ["exact"],
             "train": {"num_generations": 4, "per_device_train_batch_size": 8},
+            "sampling": {"max_completion_length": 4},
         },
         Path.cwd(),
         "test",

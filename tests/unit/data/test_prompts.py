@@ -3,6 +3,7 @@
 import datasets
 import pytest
 
+from grpox.contracts import Rollout
 from grpox.data.open_data import open_data
 from grpox.data.prompts import PromptLimit, PromptSet
 from grpox.data.row_stream import RowStream
@@ -33,10 +34,14 @@ def prompts(rows, tokenizer=None, limit=None, **template):
     return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit)
 
 
+def rollout(*ids):
+    return Rollout(0, 0, (0,), ids, "stop", 0)
+
+
 def test_plain_prompts_get_the_special_tokens_of_the_tokenizer():
     made = prompts(["ab", "c"])
     assert made.token_ids(0) == (0, 97, 98)
-    assert made.completions([[97], [97, 98]]) == ["a", "ab"]
+    assert made.completions_of([rollout(97), rollout(97, 98)]) == ["a", "ab"]
     assert made.rows([1, 1, 0]) == (["c", "c", "ab"], {"answer": ["x"] * 3})
 
 
@@ -44,7 +49,7 @@ def test_the_chat_template_writes_the_special_tokens_of_messages():
     made = prompts([[{"role": "user", "content": "a"}]], end="!")
     assert made.text(0) == "<user>a<assistant>!"
     assert bytes(made.token_ids(0)).decode() == "<user>a<assistant>!"
-    assert made.completions([[97]]) == [[{"role": "assistant", "content": "a"}]]
+    assert made.completions_of([rollout(97)]) == [[{"role": "assistant", "content": "a"}]]
 
 
 @pytest.mark.parametrize(
@@ -168,3 +173,21 @@ def test_files_of_every_format_read_alike(tmp_path, suffix):
     dataset = datasets.Dataset.from_dict({"prompt": ["a", "b"], "answer": ["1", "x"]})
     {"jsonl": dataset.to_json, "csv": dataset.to_csv, "parquet": dataset.to_parquet}[suffix](path)
     assert list(open_data(path)) == dataset.to_list()
+
+
+def test_the_question_is_the_last_message_of_the_user_or_the_plain_prompt():
+    turns = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    assert prompts([messages]).question(0) == "c"
+    assert prompts([messages[:1]]).question(0) == ""
+    assert prompts(["abc"]).question(0) == "abc"
+
+
+def test_the_other_columns_are_those_of_each_row():
+    rows = datasets.Dataset.from_dict({"prompt": ["a", "b"], "answer": [1, 2], "level": ["x", None]})
+    made = PromptSet(rows, "prompt", Tokenizer())
+    assert made.columns_of([1, 0, 1]) == [
+        {"answer": 2, "level": None},
+        {"answer": 1, "level": "x"},
+        {"answer": 2, "level": None},
+    ]

@@ -15,7 +15,7 @@ from support.golden import Golden
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors.formatting import pluralize
-from grpox.observing.display import TerminalDisplay, escaped, sample_rows, shortened
+from grpox.observing.display import TerminalDisplay, answer_column, escaped, sample_rows, shortened
 
 
 def context(total_steps: int = 10, **logging: int) -> RunContext:
@@ -171,14 +171,32 @@ def test_the_line_of_an_evaluation_holds_its_main_values(golden: Golden) -> None
     assert "reward 0.5  rewards/a/mean 0.5  rewards/b/mean 1\n" in console.export_text()
 
 
+def test_of_each_set_the_line_and_the_summary_hold_the_result() -> None:
+    run = context()
+    sets = {"hard": {"path": "hard.jsonl"}, "easy": {"path": "easy.jsonl"}}
+    config = RunConfig.model_validate(run.config.model_dump() | {"evaluation": {"sets": sets}})
+    display, console = started(replace(run, config=config))
+    of_all = {"accuracy": 0.5, "rewards/a/mean": 0.5, "completions/mean_length": 3.0}
+    of_sets = {f"{name}/{metric}": value for name in sets for metric, value in of_all.items()}
+    display.grpox_evaluated(0, of_all | of_sets | {"judge/accuracy": 0.25})
+    line = "accuracy 0.5  rewards/a/mean 0.5  judge/accuracy 0.25  hard/accuracy 0.5  easy/accuracy 0.5\n"
+    assert f"evaluation after step 0: {line}" in console.export_text(clear=False)
+    display.grpox_run_finished(replace(run, config=config), {})
+    assert "hard/accuracy before training │ 0.5000" in console.export_text()
+
+
 def test_the_summary_tells_why_a_run_stopped_early_and_which_checkpoint_is_the_best(
     golden: Golden, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grpox.observing.display.time", SimpleNamespace(monotonic=lambda: 60.0))
+    now = 1000.0
+    clock = SimpleNamespace(monotonic=lambda: 60.0, time=lambda: now)
+    monkeypatch.setattr("grpox.observing.display.time", clock)
     display, console = plain()
-    run = context()
+    run = replace(context(), started=900.0)
     display.grpox_run_started(run)
-    display.grpox_step_finished(run, 6, {})
+    display.grpox_step_finished(run, 5, {"step_time": 20.0})
+    now = 1250.0
+    display.grpox_step_finished(run, 6, {"step_time": 40.0})
     stopped = {"step": 6, "metric": "evaluation/accuracy", "best": 0.5, "best_step": 2}
     best = {"metric": "reward", "value": 0.25, "step": 4, "checkpoint": "runs/demo/checkpoints/step-00000004"}
     summary = {"stopped_early": stopped | {"evaluations_without_gain": 2}, "best_checkpoint": best}
@@ -192,10 +210,88 @@ def test_a_terminal_gets_a_live_line_that_ends_with_the_run() -> None:
     run = context()
     display.grpox_run_started(run)
     display.grpox_step_finished(run, 4, {"reward": 0.25})
-    display.grpox_run_failed()
+    display.grpox_run_failed(run)
     assert "4/10" in console.export_text()
     console.print("after")  # a live display still running would draw its line again
     assert console.export_text() == "after\n"
+
+
+def test_the_live_line_of_a_narrow_terminal_leaves_parts_out_and_cuts_none() -> None:
+    metrics = {
+        "reward": 0.25,
+        "loss": -0.00001234,
+        "tokens_per_second/generated": 1_234_567.0,
+        "step_time": 12.3,
+    }
+    for width, shown in ((70, "reward 0.250  loss -1.234e-05  12.3 s/step"), (50, "reward 0.250  12.3 s/step")):
+        console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
+        display = TerminalDisplay(console)
+        run = context(total_steps=10_000)
+        display.grpox_run_started(run)
+        display.grpox_step_finished(run, 9_999, metrics)
+        display.grpox_run_failed(run)
+        lines = console.export_text().splitlines()
+        assert f" 9999/10000 {shown}" in lines[-1], lines
+        assert "…" not in lines[-1]
+
+
+def sample(**fields: object) -> ScoredRollout:
+    rollout = Rollout(0, 0, (1,), (2,), "stop", 0)
+    rewards = {"math": 1.0, "a_reward_with_a_very_long_name": None, "format": 0.5}
+    return replace(
+        ScoredRollout(rollout, "<|user|>What is 2+2?<|end|>", "It is 4.", rewards, 1.25, -0.125), **fields
+    )
+
+
+def test_a_sample_shows_the_question_the_right_answer_and_each_reward_at_80_columns() -> None:
+    console = Console(record=True, width=80, file=io.StringIO(), force_terminal=False)
+    display = TerminalDisplay(console)
+    columns = {"level": "hard", "solution": "four", "answer": "4"}
+    display.grpox_rollouts_scored(context(), 1, [sample(question="What is 2+2?", columns=columns)])
+    shown = console.export_text()
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    assert "<|user|>" not in shown
+    assert "hard" not in shown
+    rows = [
+        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in shown.splitlines()
+    ]
+    assert ["prompt", "completion", "answer", "scores"] in rows
+    assert ["What is 2+2?", "It is 4.", "4", "reward              1.250"] in rows
+    scores = [" ".join(row[-1].split()) for row in rows if len(row) == 4]
+    assert scores[1:] == [
+        "reward 1.250",
+        "math 1.000",
+        "a_rewa ... _name none",
+        "format 0.500",
+        "advantage -0.125",
+    ]
+
+
+def test_one_reward_that_is_the_sum_is_told_once() -> None:
+    display, console = plain()
+    display.grpox_rollouts_scored(context(), 1, [scored(1.0)])
+    shown = console.export_text()
+    assert "reward     1.000" in shown
+    assert "math" not in shown
+
+
+def test_rewards_whose_shortened_names_are_equal_are_all_told() -> None:
+    display, console = plain()
+    rewards = {"judge_of_style_of_answers": 0.25, "judge_of_facts_of_answers": 0.75}
+    display.grpox_rollouts_scored(context(), 1, [sample(rewards=rewards, reward=1.0)])
+    shown = console.export_text()
+    assert "judge_ ... swers  0.250" in shown
+    assert "judge_ ... swers  0.750" in shown
+
+
+def test_the_column_with_the_right_answer_is_that_of_a_reward_or_one_of_its_usual_names() -> None:
+    run = context()
+    assert answer_column(run, {"level": 1, "solution": 2}) == "solution"
+    assert answer_column(run, {"level": 1}) is None
+    rewards = ["math", {"name": "exact", "column": "level"}]
+    config = RunConfig.model_validate({"model": {"path": "m"}, "data": {"path": "d"}, "rewards": rewards})
+    assert answer_column(replace(run, config=config), {"answer": 1, "level": 2}) == "level"
+    assert answer_column(replace(run, config=config), {"answer": 1}) == "answer"
 
 
 def test_values_logged_by_rewards_are_beside_the_completions() -> None:

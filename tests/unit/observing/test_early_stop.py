@@ -82,8 +82,9 @@ def test_a_metric_that_is_not_there_ends_the_run_at_its_first_evaluation() -> No
     assert stop.stops
 
 
-def test_lengths_of_completions_that_ended_may_be_missing_at_first() -> None:
-    stop = EarlyStop(EarlyStopConfig(metric="completions/mean_terminated_length", patience=2))
+@pytest.mark.parametrize("beginning", ["", "hard/"])
+def test_lengths_of_completions_that_ended_may_be_missing_at_first(beginning: str) -> None:
+    stop = EarlyStop(EarlyStopConfig(metric=f"{beginning}completions/mean_terminated_length", patience=2))
     stop.see(0, {"accuracy": 0.5})
     assert stop.state.without_gain == 1
 

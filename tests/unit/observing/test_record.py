@@ -7,6 +7,7 @@ import math
 import os
 import time
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from support.logs import LoggedText
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.observing.record import LocalRecord, sync_record, versions
+from grpox.observing.token_files import token_file
+from grpox.runtime.files import write_atomically
 
 
 def context(folder: Path, **logging: int) -> RunContext:
@@ -61,6 +64,8 @@ def test_versions_say_what_the_run_was_made_with(run: RunContext) -> None:
     assert json.loads((run.output_dir / "versions.json").read_text()) == {
         "versions": {"grpox": "0.1.0"},
         "git_commit": "abc123",
+        "total_steps": 10,
+        "world_size": 2,
         "source": "run.yaml",
     }
 
@@ -185,6 +190,23 @@ def test_what_reward_functions_log_of_a_completion_becomes_a_column(
     assert table["extra/odd"].to_pylist() == [None, None, "a\\ud800"]
 
 
+def test_the_columns_of_the_data_are_saved(run: RunContext, record: LocalRecord) -> None:
+    columns = [
+        {"answer": 5, "level": 1, "tests": [{"in": 1}, "é"], "when": date(2026, 1, 2)},
+        {"answer": "five", "level": None, "tests": {}, "when": None},
+    ]
+    rows = [replace(scored(0, 0, math=1.0), columns=each) for each in columns]
+    record.grpox_rollouts_scored(1, rows)
+    table = parquet.read_table(run.output_dir / "completions" / "step_000001.parquet")
+    assert [name for name in table.column_names if name.startswith("data/")] == [
+        "data/answer", "data/level", "data/tests", "data/when",
+    ]  # fmt: skip
+    assert table["data/answer"].to_pylist() == ["5", "five"]  # a column has one type
+    assert table["data/level"].to_pylist() == [1, None]
+    assert table["data/tests"].to_pylist() == ['[{"in": 1}, "é"]', "{}"]
+    assert table["data/when"].to_pylist() == ["2026-01-02", None]
+
+
 def test_completions_read_back_with_a_column_per_reward(run: RunContext, record: LocalRecord) -> None:
     record.grpox_rollouts_scored(5, [scored(0, 0, math=1.0, short=None), scored(0, 1, math=0.0, short=0.5)])
     table = parquet.read_table(run.output_dir / "completions" / "step_000005.parquet")
@@ -266,11 +288,22 @@ def test_metrics_since_the_checkpoint_are_undone_and_nothing_is_told(
     assert logged() == ""
 
 
+def test_tokens_of_steps_that_are_repeated_are_removed(run: RunContext, record: LocalRecord) -> None:
+    for step in (1, 2, 3):
+        write_atomically(token_file(run.output_dir, step), "tokens")
+    LocalRecord().grpox_run_started(replace(run, resumed_at=2))
+    left = sorted(path.name for path in (run.output_dir / "tokens").iterdir())
+    assert left == ["step_000001.parquet", "step_000002.parquet"]
+    LocalRecord().grpox_run_started(run)  # another run in the same folder
+    assert not (run.output_dir / "tokens").exists()
+
+
 def test_what_a_checkpoint_relies_on_is_on_the_disk_before_it(
     run: RunContext, record: LocalRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2, 3):
         record.grpox_rollouts_scored(step, [scored(0, 0, math=1.0)])
+        write_atomically(token_file(run.output_dir, step), "tokens")
         record.grpox_step_finished(step, {"loss": 1.0})
     synced = []
     fsync = os.fsync
@@ -282,5 +315,6 @@ def test_what_a_checkpoint_relies_on_is_on_the_disk_before_it(
     monkeypatch.setattr(os, "fsync", noted)
     metrics = run.output_dir / "metrics.jsonl"
     assert sync_record(run.output_dir, 1) == metrics.stat().st_size
-    new = [run.output_dir / "completions" / f"step_00000{step}.parquet" for step in (2, 3)]
-    assert sorted(synced) == sorted(map(str, [*new, new[0].parent, metrics, run.output_dir]))
+    folders = [run.output_dir / "completions", run.output_dir / "tokens"]
+    new = [folder / f"step_00000{step}.parquet" for folder in folders for step in (2, 3)]
+    assert sorted(synced) == sorted(map(str, [*new, *folders, metrics, run.output_dir]))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pluggy
 import pytest
+from support.frozen import answers_of, frozen_in
 from support.logs import LOGGED
 from typer.testing import CliRunner
 
@@ -23,11 +24,20 @@ from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import ConfigError
 from grpox.observing.display import RunReport
 from grpox.observing.observers import Observers
+from grpox.observing.page.data import (
+    MOST_BATCHES,
+    MOST_SAMPLES,
+    Curve,
+    binned,
+    check_record,
+    read_samples,
+    spread,
+)
+from grpox.observing.page.document import document, embed
+from grpox.observing.page.frozen import METRICS_BYTES, render, write_comparison, write_report
+from grpox.observing.page.source import RunSource, number
 from grpox.observing.record import LocalRecord
 from grpox.observing.record_files import write_completions
-from grpox.observing.report.charts import Chart, Curve, binned, charts_of, draw, left_out, marked_evaluations
-from grpox.observing.report.data import MOST_BATCHES, MOST_SAMPLES, RunRecord, read_record, read_samples, spread
-from grpox.observing.report.page import number, render, write_report
 from grpox.plugins import hookspecs
 from grpox.plugins.hookspecs import hookimpl
 
@@ -56,34 +66,31 @@ def run_folder(folder: Path, *lines: str, rollouts: Sequence[ScoredRollout] = ()
     return folder
 
 
-def record_of(folder: Path, *lines: str) -> RunRecord:
-    return read_record(run_folder(folder, *lines))
-
-
 class Page(HTMLParser):
-    """The elements of a page with their attributes, and the text of those with a class."""
+    """The elements of a page with their attributes, and the text of its scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.texts: list[tuple[str, str]] = []
-        self._open: str | None = None
+        self._open = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
-        self._open = dict(attrs).get("class") or tag
+        self._open = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
 
     def handle_data(self, data: str) -> None:
-        if self._open is not None:
-            self.texts.append((self._open, data))
-            self._open = None
+        self.texts.append((self._open, data))
 
     def count(self, tag: str) -> int:
         return sum(element == tag for element, _ in self.elements)
 
-    def text(self, kind: str) -> list[str]:
-        return [text for name, text in self.texts if name == kind]
+    def text(self, tag: str) -> list[str]:
+        return [text for name, text in self.texts if name == tag]
 
 
 # -- Reading a folder ------------------------------------------------------------------------------------
@@ -92,35 +99,39 @@ class Page(HTMLParser):
 def test_a_record_is_read_back_with_steps_in_order_and_odd_numbers(tmp_path: Path) -> None:
     evaluation = metrics_line(0, "evaluation", accuracy=0.25)
     steps = [metrics_line(2, loss="nan"), metrics_line(1, loss=1), metrics_line(2, loss="-inf", kl=3)]
-    record = record_of(tmp_path, evaluation, *steps)
-    assert [told.step for told in record.steps] == [1, 2]
+    folder = run_folder(tmp_path, evaluation, *steps)
+    metrics = RunSource(folder).read_metrics()
+    check_record(folder, metrics)
+    read = {name: [each.tolist() for each in column.curve()] for name, column in metrics.columns.items()}
     # Step 2 was taken again, as after a resume: the later line is the run's.
-    assert record.steps[1].values == {"loss": -math.inf, "kl": 3.0}
-    assert record.evaluations[0].values == {"accuracy": 0.25}
-    assert (record.status, record.seconds) == ("unfinished", 20.0)
+    assert read == {
+        "loss": [[1, 2], [1.0, -math.inf]], "kl": [[2], [3.0]], "evaluation/accuracy": [[0], [0.25]]
+    }  # fmt: skip
+    told = answers_of(folder)["run"]
+    assert (told["status"], told["seconds"]) == ("unfinished", 20.0)
 
 
 def test_half_a_line_at_the_end_is_ignored(tmp_path: Path) -> None:
-    record = record_of(tmp_path, metrics_line(1, loss=1.0), '{"step": 2, "ti')
-    assert [told.step for told in record.steps] == [1]
+    folder = run_folder(tmp_path, metrics_line(1, loss=1.0), '{"step": 2, "ti')
+    check_record(folder, RunSource(folder).read_metrics())
+    assert answers_of(folder)["run"]["step"] == 1
 
 
 def test_a_broken_line_in_the_middle_is_told_with_its_number(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, metrics_line(1, loss=1.0), '{"step": 2}\n', metrics_line(3, loss=1.0))
     with pytest.raises(ConfigError, match=r"metrics.jsonl:2: not a line of metrics: KeyError: 'evaluation'"):
-        record_of(tmp_path, metrics_line(1, loss=1.0), '{"step": 2}\n', metrics_line(3, loss=1.0))
+        check_record(folder, RunSource(folder).read_metrics())
 
 
 def test_a_run_is_finished_with_a_summary_and_failed_with_a_failure(tmp_path: Path) -> None:
     failure = '{"error": "RunFailed: no http://me:secret@host"}'
-    failed = read_record(run_folder(tmp_path / "a", failure=failure))
-    assert failed.status == "failed"
-    assert Page(render(failed)).text("error") == ["RunFailed: no http://me:***@host"]
+    folder = run_folder(tmp_path / "a", failure=failure)
+    failed = answers_of(folder)["run"]
+    assert (failed["status"], failed["error"]) == ("failed", "RunFailed: no http://me:***@host")
     # A run that was resumed after a failure and then finished.
-    finished = read_record(
-        run_folder(tmp_path / "b", failure=failure, summary='{"train_seconds": 61.4, "steps": 1}')
-    )
-    assert (finished.status, finished.seconds) == ("finished", 61.4)
-    assert Page(render(finished)).text("error") == []
+    folder = run_folder(tmp_path / "b", failure=failure, summary='{"train_seconds": 61.4, "steps": 1}')
+    shown = answers_of(folder)["run"]
+    assert (shown["status"], shown["seconds"]) == ("finished", 61.4)
 
 
 # -- Completions -----------------------------------------------------------------------------------------
@@ -183,69 +194,36 @@ def test_neighbouring_steps_become_one_point_where_there_are_too_many() -> None:
     assert binned(curve, most=5) is curve
 
 
-def test_only_charts_that_have_values_are_drawn(tmp_path: Path) -> None:
-    line = metrics_line(
-        1, rewards__a__b__mean=1, loss=1, clip_ratio__low_mean=0, clip_ratio__low_max=1, time__update=2
-    )
-    charts = charts_of(record_of(tmp_path, line))
-    assert {chart.title: list(chart.metrics.values()) for chart in charts} == {
-        "Reward: a/b": ["rewards/a/b/mean"],
-        "Loss": ["loss"],
-        "Tokens clipped": ["clip_ratio/low_mean"],
-        "Time of a step": ["time/update"],
-    }
-
-
-def points(drawing: str, colour: str) -> list[tuple[float, float]]:
-    """Return the path of the line of `colour`, in the drawing's units: down is more."""
-    (path,) = re.findall(rf'<path d="([^"]+)" [^>]*style="fill: none; stroke: var\({colour}\)', drawing)
-    numbers = [float(text) for text in re.findall(r"[\d.]+", path)]
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
-
-
-def test_a_line_is_where_its_values_are_and_breaks_where_one_is_not_finite(tmp_path: Path) -> None:
+def test_a_curve_holds_its_values_and_a_gap_where_one_is_not_finite(tmp_path: Path) -> None:
     values = [0.0, 1.0, 0.5, "inf", 0.25]
-    record = record_of(tmp_path, *(metrics_line(step, loss=value) for step, value in enumerate(values, 1)))
-    chart = Chart("Loss", "", {"loss": "loss"})
-    (x1, y1), (x2, y2), (x3, y3), (x5, y5) = points(draw(chart, record), "--c0")
-    assert [x2 - x1, x3 - x2, x5 - x3] == pytest.approx([x2 - x1, x2 - x1, 2 * (x2 - x1)], abs=0.02)
-    height = y1 - y2
-    assert height > 50
-    assert [y1 - y3, y1 - y5] == pytest.approx([height / 2, height / 4], abs=0.02)
-    assert left_out(chart, record) == 1
+    folder = run_folder(tmp_path, *(metrics_line(step, loss=value) for step, value in enumerate(values, 1)))
+    metrics = answers_of(folder)["metrics"]
+    assert metrics["series"] == {"loss": [[1, 2, 3, 4, 5], [0.0, 1.0, 0.5, None, 0.25]]}
+    (described,) = metrics["names"]
+    assert (described["name"], described["last"], described["not_finite"]) == ("loss", 0.25, 1)
 
 
-def test_drawings_on_one_page_share_no_ids_and_hold_no_names(tmp_path: Path) -> None:
-    evaluations = [metrics_line(0, "evaluation", reward=0.5), metrics_line(2, "evaluation", reward=0.6)]
-    record = record_of(tmp_path, *evaluations, metrics_line(1, reward=1, kl=2), metrics_line(2, reward=2))
-    charts = [Chart("A", "", {EVIL: "reward"}), Chart("B", "", {"$x$": "reward"})]
-    drawings = [draw(chart, record) for chart in charts]
-    ids = [set(re.findall(r' id="([^"]+)"', drawing)) for drawing in drawings]
-    assert ids[0] & ids[1] == set()
-    for drawing, own in zip(drawings, ids, strict=True):
-        referred = set(re.findall(r'(?:url\(|href=")#([^")]+)', drawing))
-        assert referred == own
-        assert "alert" not in drawing
-        assert "$" not in drawing
-        assert "#0000" not in drawing, "a placeholder instead of the page's colour"
+def test_a_single_step_and_an_evaluation_without_steps_have_their_curves(tmp_path: Path) -> None:
+    one = answers_of(run_folder(tmp_path / "a", metrics_line(1, time__update=2.0, loss=0.0)))
+    assert one["metrics"]["series"] == {"time/update": [[1], [2.0]], "loss": [[1], [0.0]]}
+    assert one["phases"]["phases"] == [["update", 2.0]]
+    none = answers_of(run_folder(tmp_path / "b", metrics_line(0, "evaluation", accuracy=0.5)))
+    assert none["metrics"]["series"] == {"evaluation/accuracy": [[0], [0.5]]}
+    assert ["steps", "0", "of the optimizer"] in none["run"]["tiles"]
 
 
-def test_a_single_step_and_an_evaluation_without_steps_can_be_drawn(tmp_path: Path) -> None:
-    one = record_of(tmp_path / "a", metrics_line(1, time__update=2.0, loss=0.0))
-    for chart in charts_of(one):
-        assert "var(--c0)" in draw(chart, one)
-    none = record_of(tmp_path / "b", metrics_line(0, "evaluation", accuracy=0.5))
-    (chart,) = charts_of(none)
-    assert "var(--c0)" in draw(chart, none)
-    assert "<dt>steps</dt><dd>0</dd>" in render(none)
-
-
-@pytest.mark.parametrize(("evaluations", "marked"), [(20, 20), (21, 0)])
-def test_evaluations_are_marked_as_long_as_they_leave_room(
-    tmp_path: Path, evaluations: int, marked: int
-) -> None:
-    lines = [metrics_line(step, "evaluation", accuracy=1) for step in range(evaluations)]
-    assert len(marked_evaluations(record_of(tmp_path, metrics_line(1, loss=1), *lines))) == marked
+def test_curves_of_a_long_run_keep_their_ends_and_extremes_in_few_bytes(tmp_path: Path) -> None:
+    names = [f"info/{letter * 3}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    lines = []
+    for step in range(1, 2001):
+        values = {name: math.sin(step) + (step == 777) * 50 for name in names}
+        lines.append(json.dumps({"step": step, "time": 1000.0 + step, "metrics": values}) + "\n")
+    metrics = answers_of(run_folder(tmp_path, *lines))["metrics"]
+    assert len(json.dumps(metrics)) < METRICS_BYTES
+    for name in names:
+        steps, values = metrics["series"][name]
+        assert (steps[0], steps[-1]) == (1, 2000)
+        assert max(values) == pytest.approx(50 + math.sin(777), rel=1e-5)
 
 
 # -- The page --------------------------------------------------------------------------------------------
@@ -260,16 +238,38 @@ def test_markup_in_what_the_run_holds_is_text_of_the_page(tmp_path: Path) -> Non
         versions=json.dumps({"versions": {EVIL: EVIL}, "git_commit": EVIL, "source": EVIL}),
         failure=json.dumps({"error": EVIL}),
     )
-    page = Page(render(read_record(tmp_path)))
-    assert page.count("script") == 1
+    text = render([tmp_path])
+    page = Page(text)
+    assert page.count("script") == 3  # the data, uPlot and the page's own
     assert page.count("img") == 0
-    for kind in ("completion", "prompt", "error"):
-        assert page.text(kind) == [EVIL]
+    assert "<!--" not in text
+    answers = {name: next(iter(of.values())) for name, of in frozen_in(text)["answers"].items()}
+    (row,) = answers["completions"]["rows"]
+    assert (row["completion"], row["prompt"], row["extra"]) == (EVIL, EVIL, {"note": EVIL})
+    assert answers["run"]["error"] == EVIL
+    assert answers["run"]["versions"] == {EVIL: EVIL}
+    assert page.text("title") == [f"{EVIL} \N{EN DASH} grpox"]
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
 
 
-def test_the_page_needs_no_network_and_allows_its_own_script_alone(tmp_path: Path) -> None:
-    text = render(read_record(run_folder(tmp_path, rollouts=[scored(1.0)])))
+@pytest.mark.parametrize("text", ["</script>", "<!--<script>", "]]>&lt;", "\u2028\u2029", "\x1b[2J\u202e"])
+def test_embedded_texts_neither_end_their_element_nor_hide_from_a_reader(text: str) -> None:
+    written = embed({text: [text]})
+    assert json.loads(written) == {text: [text]}
+    assert not re.search("[<>&\u2028\u2029\u202e\x1b]", written)
+
+
+def test_no_script_of_the_page_writes_markup() -> None:
+    (own,) = [script for script in Page(document()).text("script") if "FROZEN" in script]
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", own)
+
+
+def test_what_looks_like_a_placeholder_stays_as_it_is() -> None:
+    assert "{{ scripts }}" in document({"made": "{{ scripts }}"}, title="{{ scripts }}")
+
+
+def test_the_page_needs_no_network_and_allows_its_own_scripts_and_styles_alone(tmp_path: Path) -> None:
+    text = render([run_folder(tmp_path, rollouts=[scored(1.0)])])
     page = Page(text)
     targets = [
         value
@@ -279,20 +279,31 @@ def test_the_page_needs_no_network_and_allows_its_own_script_alone(tmp_path: Pat
     ]
     assert targets
     assert all(target is not None and target.startswith("#") for target in targets)
+    assert not [name for _, attributes in page.elements for name in attributes if name == "style"]
     (policy,) = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
-    (script,) = re.findall(r"<script>(.*)</script>", text, re.DOTALL)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    assert policy is not None
-    assert policy.startswith("default-src 'none';")
-    assert f"script-src 'sha256-{digest}';" in policy
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    hashes = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+        for content in (*scripts, style)
+    ]
+    assert policy == (
+        f"default-src 'none'; style-src {hashes[-1]}; script-src {' '.join(hashes[:-1])}; "
+        "connect-src 'none'; base-uri 'none'; form-action 'none'"
+    )
+    assert "connect-src 'self'" in document()
 
 
-def test_a_folder_with_metrics_alone_has_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
-    text = render(read_record(run_folder(tmp_path / "bare")))
-    for told in ("The run had no evaluation.", "No completions were saved", "The folder has no config.yaml."):
-        assert told in text
-    assert "it was still going on, or it was killed" in text
-    assert Page(text).text("h1")[0].strip() == "bare"
+def test_secrets_and_the_frozen_data_are_no_part_of_the_served_page() -> None:
+    assert 'id="frozen"' not in document()
+
+
+def test_a_folder_with_metrics_alone_has_a_page(tmp_path: Path) -> None:
+    answers = answers_of(run_folder(tmp_path / "bare"))
+    run = answers["run"]
+    assert (run["source"], run["status"], run["config"], run["components"]) == ("bare", "unfinished", "", [])
+    assert answers["completions"]["rows"] == []
+    assert [entry["name"] for entry in answers["metrics"]["names"] if entry["is_evaluation"]] == []
 
 
 def test_the_page_tells_the_numbers_of_the_run(tmp_path: Path) -> None:
@@ -307,24 +318,23 @@ def test_the_page_tells_the_numbers_of_the_run(tmp_path: Path) -> None:
         config="loss: {name: dapo, path: null, clip_high: 0.28}\ntracking: {mlflow: {tags: {}}}\n",
         versions='{"versions": {"torch": "2.13.0"}, "git_commit": "abc", "source": "quickstart"}',
     )
-    text = render(read_record(tmp_path))
-    told = re.findall(r"<dt>(\w+)</dt><dd>([^<]*)</dd>", text)
-    assert told == [
+    answers = answers_of(tmp_path)
+    run = answers["run"]
+    assert [(name, value) for name, value, _ in run["tiles"]] == [
         ("accuracy", "0.331 → 0.9"),
         ("reward", "0.25 → 0.875"),
         ("steps", "40"),
         ("time", "1 h 02 min"),
         ("tokens", "1,234,567"),
     ]
-    page = Page(text)
-    assert page.text("completion") == ["four", "three"]
-    assert page.text("tag best") == ["best"]
-    assert page.text("tag worst") == ["worst"]
-    assert "<td>loss</td><td><code>dapo</code></td><td>clip_high: 0.28</td>" in text
-    assert "<td>observer</td><td><code>mlflow</code></td>" in text
-    assert "<td>torch</td><td><code>2.13.0</code></td>" in text
-    rows = re.findall(r'<code>evaluation/accuracy</code></td>(?:<td class="number">[^<]*</td>)+', text)
-    assert re.findall(r">([\d.]+)<", rows[0]) == ["0.3315", "0.9", "0.3315", "0.9"]
+    rows = answers["completions"]["rows"]
+    assert [(row["completion"], row["extreme"]) for row in rows] == [("four", "best"), ("three", "worst")]
+    assert rows[1]["extra"] == {"note": "carry"}
+    assert ["loss", "dapo", "clip_high: 0.28"] in run["components"]
+    assert ["observer", "mlflow", "tags: {}"] in run["components"]
+    assert (run["versions"], run["git_commit"]) == ({"torch": "2.13.0"}, "abc")
+    (accuracy,) = [entry for entry in answers["metrics"]["names"] if entry["name"] == "evaluation/accuracy"]
+    assert [accuracy[key] for key in ("first", "last", "min", "max")] == [0.33149, 0.9, 0.33149, 0.9]
 
 
 def test_the_page_of_long_completions_stays_below_a_megabyte(tmp_path: Path) -> None:
@@ -332,11 +342,44 @@ def test_the_page_of_long_completions_stays_below_a_megabyte(tmp_path: Path) -> 
     rollouts = [scored(place / 40, "漢" * 5000, "字" * 3000) for place in range(40)]
     for step in range(1, 21):
         write_completions(tmp_path / "completions" / f"step_{step:06d}.parquet", step, rollouts)
-    text = render(read_record(tmp_path))
+    text = render([tmp_path])
     assert len(text.encode()) < 1_000_000
-    assert len(Page(text).text("completion")) == MOST_BATCHES * MOST_SAMPLES
-    assert "8 of 20 saved generation batches" in text
-    assert "16 of 40 completions" in text
+    (shown,) = frozen_in(text)["answers"]["completions"].values()
+    assert len(shown["rows"]) == MOST_BATCHES * MOST_SAMPLES
+    assert "8 of 20 saved generation batches" in shown["remark"][0]
+    assert shown["batches"][0][:3] == ["step 1", 16, 40]
+    assert "\n[... 2600 characters ...]\n" in shown["rows"][0]["prompt"]
+
+
+def test_completions_of_several_runs_share_the_megabyte(tmp_path: Path) -> None:
+    folders = [run_folder(tmp_path / name) for name in ("a", "b", "c")]
+    for folder in folders:
+        for step in range(1, 9):
+            path = folder / "completions" / f"step_{step:06d}.parquet"
+            write_completions(path, step, [scored(place / 16, "漢" * 1600, "字" * 400) for place in range(16)])
+    text = write_comparison(folders, tmp_path / "page.html").read_text()
+    assert len(text.encode()) < 1_200_000
+    answers = frozen_in(text)["answers"]["completions"]
+    assert {name: len(answer["rows"]) for name, answer in answers.items()} == {"a": 32, "b": 32, "c": 32}
+    assert {row["extreme"] for row in answers["a"]["rows"]} >= {"best", "worst"}
+
+
+def test_runs_on_one_page_have_names_of_their_own_and_the_keys_that_differ(tmp_path: Path) -> None:
+    config = "loss: {name: dapo}\ntrain: {learning_rate: %s}\noutput_dir: %s\n"
+    folders = [
+        run_folder(tmp_path / name, config=config % (rate, name))
+        for name, rate in (("x/run", "1.0e-5"), ("y/run", "2.0e-5"))
+    ]
+    (tmp_path / "y" / "run" / "config.yaml").write_text(config % ("2.0e-5", "y") + "seed: 3\n")
+    frozen = frozen_in(render(folders))
+    names = [str(folder) for folder in folders]
+    assert [run["name"] for run in frozen["runs"]] == names
+    assert frozen["answers"]["compare"] == {
+        "runs": names, "keys": [["train.learning_rate", ["1e-05", "2e-05"]], ["seed", [None, "3"]]],
+    }  # fmt: skip
+    alone = frozen_in(render(folders[:1]))
+    assert [run["name"] for run in alone["runs"]] == ["run"]
+    assert "compare" not in alone["answers"]
 
 
 @pytest.mark.parametrize(
@@ -358,7 +401,7 @@ def test_secrets_of_a_record_that_others_have_written_are_not_on_the_page(tmp_pa
     config = (
         "rewards: [{name: judge, apiKey: hush}]\ntracking: {mlflow: {tracking_uri: 'http://me:hush@host'}}\n"
     )
-    text = render(read_record(run_folder(tmp_path, config=config)))
+    text = render([run_folder(tmp_path, config=config)])
     assert "hush" not in text
     assert "http://me:***@host" in text
 
@@ -405,7 +448,8 @@ def test_the_end_of_a_run_leaves_a_report_before_trackers_end_and_tells_where(tm
     ending = Ending(tmp_path / "run", steps=2)
     (tmp_path / "run" / "summary.json").write_text('{"train_seconds": 1.0, "steps": 2}')
     ending.observers.run_finished(ending.run, {})
-    assert Page(ending.report.read_text()).text("status finished") == ["finished"]
+    (run,) = frozen_in(ending.report.read_text())["answers"]["run"].values()
+    assert run["status"] == "finished"
     assert ending.tracker.found
     assert ending.output.getvalue() == f"report: {ending.report}\n"
     assert not list(ending.report.parent.glob("*.unfinished"))
@@ -418,7 +462,8 @@ def test_a_failed_run_has_a_report_once_a_step_is_recorded(tmp_path: Path, steps
     assert ending.tracker.found is written
     assert "warning" not in ending.output.getvalue()
     if written:
-        assert Page(ending.report.read_text()).text("error") == ["ValueError: loss is <nan>"]
+        (run,) = frozen_in(ending.report.read_text())["answers"]["run"].values()
+        assert (run["status"], run["error"]) == ("failed", "ValueError: loss is <nan>")
 
 
 def test_a_report_that_cannot_be_written_does_not_hurt_the_run(tmp_path: Path) -> None:
@@ -478,5 +523,5 @@ def test_a_report_is_made_again_in_place_of_the_one_before(tmp_path: Path) -> No
     folder = run_folder(tmp_path)
     before = write_report(folder).read_text()
     (folder / "summary.json").write_text('{"train_seconds": 1.0}')
-    assert "finished" in write_report(folder).read_text()
-    assert 'class="status unfinished"' in before
+    after = write_report(folder).read_text()
+    assert [frozen_in(text)["runs"][0]["status"] for text in (before, after)] == ["unfinished", "finished"]

@@ -6,12 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from grpox.observing.report.charts import charts_of
-from grpox.observing.report.data import RunRecord, read_record
-from grpox.observing.report.page import render
+from support.frozen import answers_of
 
 
-def record_of(folder: Path, **summary: Any) -> RunRecord:
+def run_folder(folder: Path, **summary: Any) -> Path:
     """Three evaluations around a step, with a reward that training has not."""
     lines = [{"step": 1, "time": 1.0, "metrics": {"reward": 0.5, "rewards/form/mean": 0.5}}]
     for step, accuracy in ((0, 0.2), (1, 0.4)):
@@ -21,27 +19,31 @@ def record_of(folder: Path, **summary: Any) -> RunRecord:
     (folder / "summary.json").write_text(json.dumps({"steps": 1, "train_seconds": 1.0, **summary}))
     own = "evaluation: {path: h.jsonl, rewards: [{name: math, column: gold}]}\nrewards: [{name: form}]\n"
     (folder / "config.yaml").write_text(own)
-    return read_record(folder)
+    return folder
 
 
-def test_pass_at_k_and_rewards_of_evaluations_alone_have_their_charts(tmp_path: Path) -> None:
-    charts = {chart.title: chart.metrics for chart in charts_of(record_of(tmp_path))}
-    assert charts["Pass@k"] == {"1": "pass_at_1", "8": "pass_at_8"}
-    assert charts["Reward: math"] == {"mean": "rewards/math/mean"}
-    assert "Reward: form" in charts
-    assert list(charts)[:2] == ["Accuracy", "Pass@k"]
+def test_pass_at_k_and_rewards_of_evaluations_alone_have_their_curves(tmp_path: Path) -> None:
+    metrics = answers_of(run_folder(tmp_path))["metrics"]
+    assert metrics["series"]["evaluation/pass_at_8"] == [[0, 1], [0.75, 0.75]]
+    assert metrics["series"]["evaluation/rewards/math/mean"] == [[0, 1], [0.2, 0.4]]
+    assert metrics["series"]["rewards/form/mean"] == [[1], [0.5]]
+    names = [entry["name"] for entry in metrics["names"]]
+    assert names[:2] == ["reward", "evaluation/accuracy"]
+    flat = {entry["name"] for entry in metrics["names"] if entry["is_flat"]}
+    assert flat == {"reward", "evaluation/pass_at_8", "rewards/form/mean"}
 
 
 def test_the_page_tells_why_a_run_stopped_early(tmp_path: Path) -> None:
-    assert "Stopped early" not in render(record_of(tmp_path))
+    assert answers_of(run_folder(tmp_path))["run"]["stopped_early"] == ""
     stopped = {"step": 1, "metric": "evaluation/accuracy", "best": 0.4, "best_step": 1}
-    text = render(record_of(tmp_path, stopped_early=stopped | {"evaluations_without_gain": 3}))
-    for fact in ("Stopped early after step 1", "evaluation/accuracy was best after step 1, at 0.4"):
+    folder = run_folder(tmp_path, stopped_early=stopped | {"evaluations_without_gain": 3})
+    text = answers_of(folder)["run"]["stopped_early"]
+    for fact in ("after step 1", "evaluation/accuracy was best after step 1, at 0.4"):
         assert fact in text
-    assert "evaluations since then: 3." in text
+    assert text.endswith("evaluations since then: 3")
 
 
 def test_the_rewards_of_evaluations_are_among_the_components(tmp_path: Path) -> None:
-    text = render(record_of(tmp_path))
-    assert "<td>reward of evaluations</td><td><code>math</code></td><td>column: gold</td>" in text
-    assert "<td>reward</td><td><code>form</code></td>" in text
+    components = answers_of(run_folder(tmp_path))["run"]["components"]
+    assert ["reward of evaluations", "math", "column: gold"] in components
+    assert ["reward", "form", ""] in components

@@ -118,6 +118,13 @@ def test_a_name_is_looked_for_in_its_kind(registry):
     assert "no loss called 'short'" in problems(registry.find, "loss", "short")[0].what
 
 
+@pytest.mark.parametrize("name", ["rewards.py:f", "a/b c.py:Loss"])
+def test_an_object_in_a_file_is_told_as_the_path_that_it_is(registry, name):
+    with pytest.raises(ConfigError) as caught:
+        registry.find("loss", name)
+    assert caught.value.problems[0].nearest == f"{{path: {name}}}"
+
+
 def test_an_unknown_name_is_told_with_what_there_is_and_the_nearest(registry):
     (problem,) = (each for each in problems(registry.find, "loss", "fooo") if each.given)
     assert problem.nearest == "foo"

@@ -128,7 +128,9 @@ def test_the_name_of_grpox_itself_is_refused(tmp_path: Path) -> None:
 def test_a_kind_without_templates_is_told_the_nearest(kind: str, what: str, near: str, tmp_path: Path) -> None:
     [problem] = refused(tmp_path, kind=kind)
     assert (problem.key, problem.what, problem.nearest) == ("--kind", what, near)
-    kinds = "loss, reward, advantage, correction, generator, observer, dataset, optimizer, scheduler"
+    kinds = (
+        "loss, reward, advantage, correction, generator, environment, observer, dataset, optimizer, scheduler"
+    )
     assert problem.allowed == kinds
 
 
@@ -360,10 +362,16 @@ def test_each_passes_its_own_tests_conformance_included(installed: Path) -> None
     assert "failed" not in told.splitlines()[-1]
 
 
+def overrides_of(installed: Path, kind: str) -> list[str]:
+    """The overrides of the command by which the page of a distribution trains the quickstart."""
+    readme = (installed / f"grpox-my-{kind}" / "README.md").read_text()
+    return shlex.split(re.findall(r"^grpox train quickstart (.+)$", readme, re.MULTILINE)[0])
+
+
 def test_a_run_with_all_of_them_trains(installed: Path) -> None:
-    readmes = [(installed / f"grpox-my-{kind}" / "README.md").read_text() for kind in TEMPLATED]
-    commands = [re.findall(r"^grpox train quickstart (.+)$", readme, re.MULTILINE)[0] for readme in readmes]
-    overrides = [word for command in commands for word in shlex.split(command)]
+    # The generator of the template has no turns, which the environment needs.
+    kinds = [kind for kind in TEMPLATED if kind != "environment"]
+    overrides = [word for kind in kinds for word in overrides_of(installed, kind)]
     python(installed, "-m", "grpox", "train", "quickstart", *overrides, "train.max_steps=2", "evaluation=null")
     folder = installed / "runs" / "quickstart"
     summary = json.loads((folder / "summary.json").read_text())
@@ -378,7 +386,16 @@ def test_a_run_with_all_of_them_trains(installed: Path) -> None:
     assert [rows[place, "loss"] for place in (1, 2)] == [step["loss"] for step in metrics]
 
 
+def test_a_run_with_the_environment_trains(installed: Path) -> None:
+    small = ["train.max_steps=2", "train.per_device_train_batch_size=64", "train.num_generations=8"]
+    own = [*overrides_of(installed, "environment"), *small, "output_dir=runs/environment"]
+    python(installed, "-m", "grpox", "train", "quickstart", *own, "evaluation=null", "tracking={}")
+    lines = (installed / "runs" / "environment" / "metrics.jsonl").read_text().splitlines()
+    steps = [each["metrics"] for each in map(json.loads, lines) if "metrics" in each]
+    assert all(step["grad_norm"] > 0 and 0 < step["rewards/environment/mean"] < 1 for step in steps)
+
+
 def test_it_is_typed_as_strictly_as_grpox(rendered: Callable[..., NewPlugin]) -> None:
     sources = [str(rendered(kind, f"my-{kind}").folder / "src" / f"grpox_my_{kind}") for kind in TEMPLATED]
     told = succeed([sys.executable, "-m", "mypy", *sources], ROOT)
-    assert "no issues found in 36 source files" in told
+    assert "no issues found in 40 source files" in told

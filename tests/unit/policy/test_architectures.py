@@ -23,8 +23,10 @@ from grpox.policy.saved_whole import lost_parts
 from grpox.policy.weight_stream import persistent_buffers, stream_weights
 from grpox.rollout.sampler import FixedPolicy
 from grpox.runtime.world import World
+from grpox_generators import packed_linear
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
+from grpox_generators.packed_linear import PackedLinear
 from grpox_generators.server_nccl import _StreamSource
 from grpox_generators.stored_names import as_stored
 
@@ -70,9 +72,13 @@ def test_what_is_streamed_is_the_state_dict_with_tied_weights_once(kind: str) ->
         assert all(torch.equal(tensor, state[name]) for name, tensor in streamed.items())
 
 
-def test_the_hf_generator_samples_from_the_policy_after_every_sync(kind: str) -> None:
+def test_the_hf_generator_samples_from_the_policy_after_every_sync_with_packed_layers(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_linear, "LEAST_WEIGHTS", 1)
     model = tiny_model(kind)
     generator = started(model)
+    assert any(isinstance(module, PackedLinear) for module in generator.model.modules())
     prompts = [Prompt(0, tuple(IDS[0].tolist()), 3)]
     rollouts: list[Any] = []
     for version in range(3):

@@ -24,7 +24,7 @@ from grpox.policy import weight_stream
 from grpox.policy.memory_plan import formula
 from grpox.policy.memory_plan.formula import DEFAULTS, PHASES, Setting, parts_of, peak_of, size_in
 from grpox.policy.memory_plan.of_run import check_load, run_setting
-from grpox.policy.memory_plan.shape import ModelShape, built_shape, model_shape, shape_of
+from grpox.policy.memory_plan.shape import Linear, ModelShape, built_shape, model_shape, shape_of
 from grpox.runfile.given import Given
 from grpox.runfile.load import load_run
 
@@ -131,7 +131,8 @@ def test_what_is_sharded(setting: Setting) -> None:
     found = sizes(setting)
     shard = 250 + 18 + 3  # each weight rounded up
     assert found["weights"] == 4 * shard
-    assert found["master weights"] == 4 * shard
+    assert "master weights" not in found  # the weights are float32 themselves
+    assert sizes(replace(setting, weight_bytes=2))["master weights"] == 4 * shard
     assert found["optimizer states"] == 8 * shard
     assert found["gradients"] == 4 * shard
     assert found["gradients in one piece"] == 4 * 200  # sub_group_size
@@ -153,6 +154,10 @@ def test_a_single_rank_on_a_cpu_gathers_nothing_and_takes_what_it_touches(settin
     found = sizes(replace(setting, ranks=1, gpu=False, zero=ZERO | {"reduce_bucket_size": 10_000}))
     assert "gathered weights" not in found
     assert found["gradient bucket"] == found["bucket, sorted by rank"] == 4 * 1080
+    assert found["bucket, within gloo"] == 4 * 1080
+    found = sizes(replace(setting, ranks=1, gpu=False))
+    assert found["bucket, sorted by rank"] == 4 * 500
+    assert found["bucket, within gloo"] == 4 * 1000  # the largest weight, by itself
     assert all(part.on_host for part in parts_of(replace(setting, gpu=False)))
 
 
@@ -176,7 +181,8 @@ def test_offload_moves_the_named_parts_to_the_host(setting: Setting) -> None:
         "master weights, while they are created",
     }
     both = replace(setting, offload_optimizer="cpu", offload_param="cpu")
-    assert host | {"weights"} == {part.name for part in parts_of(both) if part.on_host}
+    with_weights = {part.name for part in parts_of(both) if part.on_host}
+    assert with_weights == host - {"master weights"} | {"weights"}  # which are their own masters
     assert "optimizer states" not in sizes(replace(setting, offload_optimizer="nvme"))
 
 
@@ -242,11 +248,12 @@ def test_the_plan_says_which_gpus_are_too_small(setting: Setting) -> None:
     shape = shape_of(MODELS["Qwen2.5-72B"])
     assert shape is not None
     console = Console(width=200, record=True, file=StringIO())
-    console.print(memory_report(setting_of_table(shape, 32), prompt_assumed=False))
+    of_table = setting_of_table(shape, 32)
+    console.print(memory_report(of_table, replace(of_table, gpu=False), prompt_assumed=False))
     told = " ".join(console.export_text().split())
     assert "every GPU holds all of it, 135.4 GiB, for any number of ranks" in told
     assert "a GPU with 16, 24, 40, 48, 80 GiB is too small." in told
-    console.print(memory_report(setting, prompt_assumed=False))
+    console.print(memory_report(setting, replace(setting, gpu=False), prompt_assumed=False))
     assert "is too small" not in console.export_text()
 
 
@@ -262,6 +269,41 @@ def test_adapters_alone_have_gradients_and_states(setting: Setting) -> None:
     assert "gradient of the head" not in found
 
 
+@pytest.mark.parametrize(
+    ("gpu", "parameters", "optimizer", "own"),
+    [
+        (True, "none", "none", True),
+        (True, "none", "cpu", False),
+        (True, "cpu", "none", False),
+        (True, "cpu", "cpu", True),
+        (True, "nvme", "nvme", False),
+        (False, "none", "cpu", True),
+        (False, "none", "nvme", False),
+    ],
+)
+def test_float32_weights_are_their_own_masters_where_both_are_in_one_place(
+    setting: Setting, gpu: bool, parameters: str, optimizer: str, own: bool
+) -> None:
+    placed = replace(setting, gpu=gpu, offload_param=parameters, offload_optimizer=optimizer)
+    assert placed.is_own_master == own
+    assert not replace(placed, weight_bytes=2).is_own_master
+
+
+def test_a_single_rank_may_sample_from_the_policys_own_memory(setting: Setting) -> None:
+    name = "copy of the policy that generates"
+    shares = GeneratorMemory("whole", shares=True)
+    alone = replace(setting, ranks=1, generator=shares)
+    assert name not in sizes(alone)
+    assert name not in sizes(replace(alone, gpu=False, offload_param="cpu"))
+    others = [
+        replace(alone, generator=GeneratorMemory("whole")),
+        replace(alone, ranks=2),
+        replace(alone, trained=(4,)),
+        replace(alone, offload_param="cpu"),
+    ]
+    assert [sizes(each)[name] for each in others] == [4 * 1080] * 4
+
+
 def test_what_generates(setting: Setting) -> None:
     found = sizes(setting)
     assert found["copy of the policy that generates"] == 4 * 1080
@@ -272,6 +314,35 @@ def test_what_generates(setting: Setting) -> None:
     engine = replace(setting, generator=held)
     assert sizes(engine)["vLLM's weights"] == 2 * 1080
     assert sizes(engine)["vLLM's keys and values"] == 77
+
+
+def test_linear_layers_in_blocks_on_a_cpu(setting: Setting) -> None:
+    """A layer of 20 x 40 and the head of 100 x 10, not one of 3 x 4; two ranks sent 4 * 1080 bytes before."""
+    name = "linear layers in blocks"
+    shape = replace(setting.shape, linears=(Linear("up_proj", 20, 40), Linear("down_proj", 3, 4)))
+    held = GeneratorMemory("whole", shares=True, blocks_from=13)
+    alone = replace(setting, shape=shape, gpu=False, ranks=1, generator=held)
+    assert sizes(alone)[name] == 4 * (800 + 1000)
+    assert sizes(replace(alone, ranks=2))[name] == 4 * (800 + 1000 - 1080)
+    plain = replace(alone, generator=GeneratorMemory("whole"))
+    for other in (replace(alone, gpu=True), replace(alone, weight_bytes=2), plain):
+        assert name not in sizes(other)
+    told = [run_setting(load_run("quickstart", []), gpu=gpu).generator for gpu in (False, True)]
+    assert [each.blocks_from for each in told if each] == [2**18, 0]
+
+
+def test_weights_packed_for_servers_on_other_gpus(setting: Setting) -> None:
+    """Buckets of 3000 bytes, or of the largest weight, 4 * 1000: two are packed, and one was gathered."""
+    name = "weights packed for the servers"
+    small, large = (replace(setting, generator=GeneratorMemory("none", sends=size)) for size in (3000, 5000))
+    assert [sizes(each)[name] for each in (small, large)] == [3 * 4000, 3 * 5000]
+    assert sizes(replace(large, ranks=1))[name] == 2 * 5000  # its own weights, of which none is copied before
+    phases = [part.phases for part in parts_of(large) if part.name == name]
+    assert phases == [(formula.GENERATE,)]
+    assert name not in sizes(replace(large, gpu=False))
+    run = load_run("quickstart", ["generator={name: vllm-server, bucket_mib: 3}"])
+    assert sizes(run_setting(run, gpu=True))[name] == 2 * 3 * 2**20
+    assert name not in sizes(run_setting(run, gpu=False))
 
 
 def test_the_peak_is_that_of_its_phase(setting: Setting) -> None:
@@ -327,6 +398,40 @@ def test_auto_counts_as_bfloat16_on_gpus_alone() -> None:
     assert one == other
 
 
+@pytest.mark.parametrize(
+    ("overrides", "gpu", "positions"),
+    [
+        (["train.gradient_accumulation_steps=4"], True, 4 * 256 * (9 + 4)),  # less than 16,384: a whole step
+        (["train.gradient_accumulation_steps=8"], True, 16_384),
+        (["train.gradient_accumulation_steps=8"], False, 256 * (9 + 4)),
+        (["train.gradient_accumulation_steps=8", "loss=bnpo"], True, 256 * (9 + 4)),
+        (["train.max_tokens_per_micro_batch=500"], False, 500),
+        (["train.max_tokens_per_micro_batch=5"], False, 9 + 4),  # one sequence
+        (["train.max_tokens_per_micro_batch=null"], True, 256 * (9 + 4)),
+    ],
+)
+def test_the_positions_of_a_micro_batch(overrides: list[str], gpu: bool, positions: int) -> None:
+    run = load_run("quickstart", ["data.max_prompt_length=9", *overrides])
+    setting = run_setting(run, gpu)
+    assert setting.positions == positions
+    full = replace(setting, chunked=False)
+    of_completions = positions if setting.budget else 256 * 4
+    assert sizes(full)["logits"] == (setting.weight_bytes + 12) * of_completions * setting.shape.vocabulary
+
+
+def test_the_command_says_what_auto_counts_as() -> None:
+    told = {
+        value: CliRunner()
+        .invoke(cli.app, ["plan", "quickstart", "--memory", value], env={"COLUMNS": "120"})
+        .output
+        for value in ("loss=grpo", "loss=bnpo", "train.max_tokens_per_micro_batch=null")
+    }
+    key = "train.max_tokens_per_micro_batch: auto counts as"
+    assert f"{key} 16384 on GPUs, and as null without them." in told["loss=grpo"]
+    assert f"{key} null, because of the loss." in told["loss=bnpo"]
+    assert key not in told["train.max_tokens_per_micro_batch=null"]
+
+
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_the_command_prints_both_tables_and_what_it_leaves_out(width: str) -> None:
     arguments = ["plan", "quickstart", "--memory", "--world-size", "2"]
@@ -356,7 +461,7 @@ def test_the_page_explains_every_part() -> None:
         base,
         replace(base, offload_optimizer="cpu", reference=True, fused=False, background=True),
         replace(base, generator=GeneratorMemory("engine", engine="vLLM")),
-        replace(base, gpu=True),
+        replace(base, gpu=True, generator=GeneratorMemory("none", sends=1)),
     ]
     names = {part.name for way in ways for part in parts_of(way)}
     listed = set(re.findall(r"^\| ([^|`]+?) \|", page, flags=re.MULTILINE))

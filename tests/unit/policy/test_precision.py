@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from grpox.config import ModelConfig, RunConfig
 from grpox.config.inputs import dtype_on
-from grpox.observing.record import recorded_dtype
+from grpox.observing.record import recorded_choices
 from grpox.policy.deepspeed_config import deepspeed_config
 from grpox.policy.models import load_model
 from grpox.policy.precision import allow_tf32, dtype_here, rotary_products
@@ -53,24 +54,43 @@ def test_with_a_gpu_the_engine_has_float32_master_weights_of_bfloat16(monkeypatc
     assert not deepspeed_config(config, 1)["bf16"]["enabled"]
 
 
+TOKENS = "train.max_tokens_per_micro_batch"
+
+
 @pytest.mark.parametrize(
-    ("text", "dtype"),
-    [("model: {path: x, dtype: bfloat16}", "bfloat16"), ("model: {dtype: auto}", None), ("model: [", None)],
+    ("text", "chosen"),
+    [
+        ("model: {path: x, dtype: bfloat16}", {"model.dtype": "bfloat16"}),
+        (
+            "{model: {dtype: float32}, train: {max_tokens_per_micro_batch: null}}",
+            {"model.dtype": "float32", TOKENS: None},
+        ),
+        ("train: {max_tokens_per_micro_batch: 16384}", {TOKENS: 16384}),
+        ("{model: {dtype: auto}, train: {max_tokens_per_micro_batch: auto}}", {}),
+        ("model: {dtype: float16}", {}),
+        ("model: [", {}),
+        ("a text", {}),
+    ],
 )
-def test_a_record_tells_the_precision_of_its_run(tmp_path: Path, text: str, dtype: str | None) -> None:
-    assert recorded_dtype(tmp_path) is None
+def test_a_record_tells_what_auto_was_in_its_run(tmp_path: Path, text: str, chosen: dict[str, Any]) -> None:
+    assert recorded_choices(tmp_path) == {}
     (tmp_path / "config.yaml").write_text(text)
-    assert recorded_dtype(tmp_path) == dtype
+    assert recorded_choices(tmp_path) == chosen
 
 
-def test_auto_is_the_run_of_the_recorded_precision_and_a_named_one_may_be_another() -> None:
+@pytest.mark.parametrize(
+    ("key", "saved", "other"), [("model.dtype", "bfloat16", "float32"), (TOKENS, 64, "null")]
+)
+def test_auto_is_the_run_of_the_recorded_value_and_a_named_one_may_be_another(
+    key: str, saved: str | int, other: str
+) -> None:
     """As in a sweep that goes on, which asks this of its finished runs."""
-    saved = load_run("quickstart", ["model.dtype=bfloat16"]).config.model_dump(mode="json")
+    record = load_run("quickstart", [f"{key}={saved}"]).config.model_dump(mode="json")
     found = {
-        dtype: [each.what for each in changes(saved, load_run("quickstart", [f"model.dtype={dtype}"]).config)]
-        for dtype in ("auto", "bfloat16", "float32")
+        value: [each.what for each in changes(record, load_run("quickstart", [f"{key}={value}"]).config)]
+        for value in ("auto", saved, other)
     }
-    assert found == {"auto": [], "bfloat16": [], "float32": ["model.dtype"]}
+    assert found == {"auto": [], saved: [], other: [key]}
 
 
 class Rotary(nn.Module):

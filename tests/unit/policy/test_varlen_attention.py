@@ -12,6 +12,7 @@ from torch.nn.attention import varlen
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
+from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK
 
 from grpox.config import LoraConfig, TrainConfig
 from grpox.policy import attention
@@ -33,6 +34,11 @@ MODES = [
     (TrainConfig(prefix_sharing=False, packing=False), ROWS),
 ]
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4}
+FLASH = sorted(
+    {name for name in AttentionInterface._global_mapping if name.startswith("flash")}
+    | {"kernels-community/flash-attn3", *FLASH_ATTN_KERNEL_FALLBACK.values()}
+)
+"""The names under which transformers has flash kernels: of packages, and of a hub in their place."""
 PRECISIONS = [(torch.float64, 1e-12), (torch.float32, 1e-6)]
 """gpt2 computes all in its own precision, so that the order of its sums is the only difference."""
 
@@ -139,6 +145,19 @@ def test_a_padded_model_still_generates_the_same() -> None:
     assert torch.equal(*both)
 
 
+@pytest.mark.parametrize(("dtype", "most"), PRECISIONS)
+@pytest.mark.parametrize("mode", [ForwardMode(chunked=True, shared_width=32), ForwardMode(chunked=True)])
+def test_with_sdpa_the_gradients_are_those_of_padded_sequences_as_well(
+    mode: ForwardMode, dtype: torch.dtype, most: float
+) -> None:
+    plain = model_of("gpt2", dtype, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **GPT2)
+    model = copy.deepcopy(plain)
+    assert install_scoring_forward(model, TrainConfig(prefix_sharing=bool(mode.shared_width))) == mode
+    expected, actual = scored(plain, FULL_LOGITS), scored(model, mode)
+    torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=most * 10)
+    assert far(actual[1], expected[1]) < most
+
+
 # -- What transformers asks of the device ----------------------------------------------------------------
 
 
@@ -175,7 +194,7 @@ class Calls(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", ["flash_attention_2", "kernels-community/flash-attn2"])
+@pytest.mark.parametrize("name", FLASH)
 def test_flash_kernels_receive_lengths_and_no_mask(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels need CUDA: in their place is attention by sequence, called as transformers calls them."""
     longest: list[int] = []

@@ -8,7 +8,7 @@ import torch
 from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.rank_state import prefetched_of, prefetched_state, rank_state, read_state, write_state
 from grpox.config import SamplingConfig
-from grpox.contracts import Prompt, Rollout, TrainerState, Turn
+from grpox.contracts import Episode, Prompt, Rollout, ToolCall, ToolResult, TrainerState, Turn
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
@@ -39,10 +39,17 @@ class Prompts:
     def rows(self, indices):
         return [str(index) for index in indices], {}
 
-    def completions(self, sequences):
+    def columns_of(self, indices):
+        return [{} for _ in indices]
+
+    def question(self, index):
+        return str(index)
+
+    def completion_texts(self, sequences):
         return [" ".join(map(str, ids)) for ids in sequences]
 
-    completion_texts = completions
+    def completions_of(self, rollouts):
+        return self.completion_texts([rollout.completion_ids for rollout in rollouts])
 
 
 class Ahead:
@@ -340,7 +347,21 @@ def rollouts(groups):
 def test_a_checkpoint_holds_what_was_begun(tmp_path):
     turns = (Turn(0, 1, "stop", 4, 0.5, "state"), Turn(2, 3, "done", 4))
     extra = {"score": 0.1, "steps": [1, ("a", None)], "more": {"won": True}}
-    episode = Rollout(2, 1, (1,), (2, 3, 4), "won", 4, (0.1, 0.2, 0.3), (True, False, True), turns, extra)
+    conversation = Episode(
+        "lake",
+        ({"role": "user", "content": "go"}, {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}),
+        (ToolResult(ToolCall("move", '{"x": 1}'), "water", "timeout", 0.25, 1),),
+        cut=3,
+        rewards={"": 0.5},
+        weight=2.0,
+        info={"success": False, "path": [1, 2]},
+        times=((0.0, 0.5), (0.75, 1.0)),
+        failure="ValueError",
+        lost="killed",
+    )
+    episode = Rollout(
+        2, 1, (1,), (2, 3, 4), "won", 4, (0.1, 0.2, 0.3), (True, False, True), turns, extra, conversation
+    )
     held = [*rollouts([0, 1]), Rollout(2, 0, (1,), (2,), "stop", 4), episode]
     state = TrainingState(prefetched={5: PrefetchedBatch(3, iter(held))})
     write_state(rank_state(state, ALONE, PhaseTimes()), tmp_path / "rank.pt")

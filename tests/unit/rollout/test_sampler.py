@@ -18,7 +18,7 @@ from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
+from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest, check_rollouts
 from grpox.rollout.turns import BatchScaler
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
@@ -148,6 +148,13 @@ def test_observers_see_texts_and_rewards_by_name():
         ("a", "aa", 1, {"equals": 1}),
         ("a", "aaa", 0, {"equals": 0}),
     ]
+
+
+def test_observers_see_the_other_columns_of_the_data():
+    made = collector(Scripted(), NamedReward("equals", equals))
+    scored = made.scored(made.collect(0, [2, 0], STATE))
+    assert [each.columns for each in scored] == [{"answer": "x"}] * 3 + [{"answer": "aa"}] * 3
+    assert [each.question for each in scored] == ["c"] * 3 + ["a"] * 3
 
 
 def test_what_a_reward_function_logs_reaches_metrics_and_observers():
@@ -784,3 +791,35 @@ def test_a_generator_that_exits_is_named(method):
 
     with pytest.raises(RunFailed, match=r"generator 'Exits' raised SystemExit: 0 \(test_sampler.py:\d+\)"):
         step()
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (None, "returned a NoneType"),
+        (["text"], "yielded a str"),
+        ([{"token_ids": (1,)}], "yielded a dict"),
+    ],
+)
+def test_a_generator_that_gives_something_else_is_told_what_is_needed(answer, told):
+    class Odd:
+        def sync(self, weights, version): ...
+
+        def wake(self): ...
+
+        def generate(self, prompts, sampling, seed):
+            return answer
+
+    generator = Odd()
+    engine = SimpleNamespace(steps=0, weights=lambda: iter(()))
+    sampler = CompletionSampler(engine, generator, World(0, 1, torch.device("cpu")), seed=0)
+    request = SampleRequest(prompt_set(), range(1), 2, SamplingConfig(), (0,))
+    with pytest.raises(RunFailed, match=f"'Odd' {told}.*an iterable of grpox.contracts.Rollout"):
+        sampler.sample(request)
+
+
+def test_rollouts_that_are_missing_or_too_many_are_named():
+    request = [Prompt(0, (1,), 2), Prompt(1, (1,), 1)]
+    came = [Rollout(0, 0, (1,), (2,), "stop", 0), Rollout(0, 0, (1,), (2,), "stop", 0)]
+    with pytest.raises(RunFailed, match="2 missing, such as group_id 0 sample 1; 1 not asked for, or twice"):
+        check_rollouts(came, request, range(1))

@@ -39,8 +39,8 @@ class Prompts:
     def rows(self, indices):
         return [f"p{index}" for index in indices], {"answer": [index % 2 + 1 for index in indices]}
 
-    def completions(self, token_ids):
-        return [str(len(ids)) for ids in token_ids]
+    def completions_of(self, rollouts):
+        return [str(len(rollout.completion_ids)) for rollout in rollouts]
 
 
 def rollout(group, sample, version=0):
@@ -318,9 +318,9 @@ def test_a_function_sees_the_trainers_context_and_what_reads_data_is_not_run_in_
         return [0.0] * len(completions)
 
     class Reading(Prompts):
-        def completions(self, token_ids):
+        def completions_of(self, rollouts):
             readers.append(threading.current_thread())
-            return super().completions(token_ids)
+            return super().completions_of(rollouts)
 
     token = WHO.set("trainer")
     sampled(sampler(shuffled(0), reward), prompts=Reading())
@@ -553,7 +553,8 @@ def hangs(completions, **_):
 rewards = [NamedReward(f.__name__, f) for f in (hangs, endless)]
 groups = GroupAssembler(range(2), 1, range(1))
 try:
-    with StreamingScorer(rewards, groups, lambda rollouts: Unscored(rollouts, ["p"], ["c"], {}), None) as early:
+    unscored = lambda rollouts: Unscored(rollouts, ["p"], ["c"], {}, ["c"])  # noqa: E731
+    with StreamingScorer(rewards, groups, unscored, None) as early:
         for group in range(2):
             early.arrived(Rollout(group, 0, (1,), (2,), "stop", 0))
         if sys.argv[1] == "generating":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from grpox.config import SamplingConfig
-from grpox.contracts import AdvantageInputs, Rollout, TrainerState, Turn
+from grpox.contracts import AdvantageInputs, Episode, Rollout, ToolCall, ToolResult, TrainerState, Turn
 from grpox.data.prompts import PromptSet
 from grpox.errors import ConfigError, RunFailed
 from grpox.plugins.component import bind_object, takes_inputs
@@ -73,6 +74,10 @@ def collect(
     batch = collector.collect(0, indices, STATE)
     collector.metrics(batch)
     return batch
+
+
+def conversation(**fields: Any) -> Episode:
+    return Episode("lake", fields.pop("messages", ({"role": "assistant", "content": "a"},)), **fields)
 
 
 def flat(completions, **_):
@@ -402,6 +407,24 @@ def test_a_wrong_per_of_a_reward_is_refused(attributes: dict[str, str]) -> None:
         ),
         ({"turns": (Turn(0, 3, "stop", 0, math.nan),)}, "turn 0 has the reward nan"),
         ({"extra": {"score": np.float64(1)}}, r"extra.score is .*float64"),
+        ({"episode": conversation(messages=("hi",))}, "episode has the message 'hi', which is no dict"),
+        ({"episode": conversation(messages=({"content": "hi"},))}, "episode has the message .* with a role"),
+        (
+            {"episode": conversation(messages=({"role": "user", "content": {1, 2}},))},
+            r"episode.messages.content is \{1, 2\} \(set\)",
+        ),
+        (
+            {"episode": conversation(results=(ToolResult(ToolCall("add", "{}"), "", turn=1),))},
+            "episode has a call of tool 'add' in turn 1 of 1",
+        ),
+        (
+            {"episode": conversation(results=(ToolResult(ToolCall("add", "{}"), "", "late"),))},  # type: ignore[arg-type]
+            "episode has a call of tool with failure 'late'; it is unknown, arguments, .*, limit or empty",
+        ),
+        ({"episode": conversation(times=((0.0, 1.0),) * 2)}, "episode has times of 2 turns, and there are 1"),
+        ({"episode": conversation(rewards={"a": "1"})}, "episode.rewards is .*, not numbers by name"),
+        ({"episode": conversation(info={"at": np.int64(3)})}, "episode.info.at is .*int64"),
+        ({"episode": conversation(weight=math.inf)}, "episode has the weight inf"),
     ],
 )
 def test_a_rollout_that_contradicts_itself_is_refused_by_the_generators_name(
@@ -430,6 +453,23 @@ def test_lengths_are_counted_in_tokens_of_the_model_and_reasons_are_open() -> No
     assert metrics["completions/clipped_ratio"] == pytest.approx(2 / 3)
     scored = collector.scored(collector.collect(0, [0], STATE))
     assert scored[0].prompt == "a"  # decoded from the rollout's tokens
+    sampler.generator.rollouts = [
+        made[0],
+        replace(made[1], prompt_ids=(1, 2)),
+        replace(made[2], prompt_ids=(1, 3)),
+    ]
+    scored = collector.scored(collector.collect(1, [0], STATE))
+    assert [each.prompt for each in scored] == [
+        "a",
+        "ab",
+        "ac",
+    ]  # an environment may begin episodes differently
+
+
+def test_an_episode_without_a_flaw_arrives_as_it_is() -> None:
+    episode = conversation(info={"success": True, "path": [1, "a", None]}, rewards={"": 1, "b": math.nan})
+    batch = collect(Group(), [rollout(0, [1, 2], episode=episode), rollout(1, [1])], flat)
+    assert batch.rollouts[0].episode == episode
 
 
 def test_ranks_that_read_other_rows_end_the_run() -> None:

@@ -177,9 +177,13 @@ def documented(heading: str) -> list[str]:
 
 def test_the_metrics_of_the_page_are_known() -> None:
     abstains = "rewards=[{name: exact, on_error: abstain}]"
-    run = load_run("quickstart", [*SAMPLED, "evaluation.pass_at_k=[4]", abstains])
+    run = load_run("quickstart", [*SAMPLED, "evaluation.pass_at_k=[4]", abstains, "environment=lake"])
     evaluations, steps = of_evaluations(run.config, run.components), of_steps(run.config, run.components)
-    assert [name for name in documented("metric of evaluations") if name not in evaluations.known] == []
+    assert [
+        name
+        for name in documented("metric of evaluations")
+        if not evaluations.has(name) and not name.endswith("...")
+    ] == []
     of_step = [name for name in documented("metric") if not name.startswith("system/")]  # those are of machines
     assert [name for name in of_step if not steps.has(name)] == []
 
@@ -190,3 +194,50 @@ def test_the_metrics_of_the_page_are_known() -> None:
 def test_no_checkpoint_is_the_best_where_none_is_asked_for(tmp_path: Path) -> None:
     assert best_of([folder_of(tmp_path, 1)], CheckpointConfig()) is None
     assert json.dumps(best_of([], CheckpointConfig(best="reward"))) == "null"
+
+
+# -- Several sets ----------------------------------------------------------------------------------------
+
+HELD_OUT = ROOT / "grpox" / "runfile" / "recipes" / "quickstart" / "heldout.jsonl"
+SETS = ("evaluation.path=null", f"evaluation.sets.hard={{path: '{HELD_OUT}', split: 'train[:10]'}}")
+
+
+@pytest.mark.parametrize("metric", ["hard/accuracy", "evaluation/hard/rewards/exact/mean", "accuracy"])
+def test_a_metric_of_a_set_may_end_the_run_and_choose_the_checkpoint(metric: str) -> None:
+    best = f"checkpoint.best=evaluation/{metric.removeprefix('evaluation/')}"
+    run = load_run("quickstart", [*SETS, STOPS[0], STOPS[1].format(metric), best])
+    assert run.config.evaluation is not None
+    assert list(run.config.evaluation.set_paths.items()) == [("evaluation.sets.hard.path", str(HELD_OUT))]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "told"),
+    [
+        ((*SETS, STOPS[0], STOPS[1].format("hrd/accuracy")), "evaluation.early_stop.metric", "hard/accuracy"),
+        ((SETS[1],), "evaluation.path", "evaluation.sets"),
+        (("evaluation.path=null",), "evaluation.path", "evaluation.sets"),
+        ((*SETS, f"evaluation.sets.exact={{path: '{HELD_OUT}'}}"), "evaluation.sets.exact", "on_exact"),
+        (
+            (*SETS, f"evaluation.sets.accuracy={{path: '{HELD_OUT}'}}"),
+            "evaluation.sets.accuracy",
+            "on_accuracy",
+        ),
+        (
+            (*SETS, f"evaluation.sets.evaluation={{path: '{HELD_OUT}'}}"),
+            "evaluation.sets.evaluation",
+            "on_evaluation",
+        ),
+        ((*SETS, "evaluation.sets={'a/b': {path: x.jsonl}}"), "evaluation.sets", "letters, digits"),
+        ((*SETS, "evaluation.sets.hard.path=heldoud.jsonl"), "evaluation.sets.hard.path", ""),
+        ((*SETS, "evaluation.sets.hard.subset=main"), "evaluation.sets.hard.subset", "null"),
+        ((*SETS, "evaluation.sets.hard.streaming=true"), "evaluation.sets.hard", ""),
+        (
+            (*SETS, "evaluation.sets.hard.streaming=true", "evaluation.sets.hard.rows=5"),
+            "evaluation.sets.hard.split",
+            "streaming: false",
+        ),
+    ],
+)
+def test_a_set_that_cannot_be(overrides: tuple[str, ...], key: str, told: str) -> None:
+    found = next(each for each in problems(*overrides) if each.key == key)
+    assert told in f"{found.nearest} {found.allowed}"

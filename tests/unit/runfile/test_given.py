@@ -20,12 +20,14 @@ from transformers import (
 from grpox import train
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.runfile.given import Given
+from grpox.runfile.given import MERGED, Given
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.training.given import as_dataset, given_objects
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]
 BATCH = {"num_generations": 4, "per_device_train_batch_size": 8}
+SHORT = {"max_completion_length": 4}
+"""Fits the 64 positions of the model."""
 TOKENIZER = Path(__file__).parents[3] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
 
 
@@ -155,7 +157,7 @@ def test_paths_in_place_of_objects_start_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n' * 2)
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 2)
     run = load_run("quickstart", ["train.num_generations=128"], given=given(dataset="mine.jsonl"))
     assert (run.config.data.path, run.num_prompts) == (str(tmp_path / "mine.jsonl"), 2)
     (problem,) = refused(load_run, "quickstart", given=given(model="./none"))
@@ -171,7 +173,7 @@ def test_a_problem_is_placed_at_the_argument_that_brought_it() -> None:
 
 def test_a_stream_needs_a_number_of_steps() -> None:
     stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
-    config = {"model": {"path": str(TOKENIZER)}, "rewards": ["exact"]}
+    config = {"model": {"path": str(TOKENIZER)}, "rewards": ["exact"], "sampling": SHORT}
     (problem,) = refused(resolved, config | {"train": BATCH}, given(dataset=stream))
     assert problem.key == "train.max_steps"
     run = resolved(config | {"train": BATCH | {"max_steps": 2}}, given(dataset=stream))
@@ -194,7 +196,7 @@ def test_functions_names_and_mappings_mix_and_keep_their_weights() -> None:
         {"function": judge, "weight": 2, "on_error": "abstain"},
         functools.partial(brevity, answer="x"),
     ]
-    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH}
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, "sampling": SHORT}
     run = resolved(config, given(dataset=ROWS, rewards=rewards))
     assert run.config.reward_labels == ["brevity", "exact", "regex", "Judge", "brevity-2"]
     assert [reward.weight for reward in run.config.rewards] == [1, 1, 0.5, 2, 1]
@@ -211,7 +213,7 @@ def test_what_is_no_reward_function(reward: Any) -> None:
 def test_a_sequence_classification_model_is_the_component_reward_model() -> None:
     judge = LlamaForSequenceClassification(tiny(num_labels=1, pad_token_id=0))
     judge.name_or_path = str(TOKENIZER)
-    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH}
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, "sampling": SHORT}
     rewards = [judge, {"function": judge, "batch_size": 3, "weight": 0.5}, "exact"]
     run = resolved(config, given(dataset=ROWS, rewards=rewards))
     assert run.config.reward_labels == ["reward_model", "reward_model-2", "exact"]
@@ -231,10 +233,25 @@ def test_models_that_do_not_give_one_score() -> None:
 
 
 def test_a_function_takes_no_parameters() -> None:
-    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH}
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, "sampling": SHORT}
     rewards = [{"function": brevity, "target": 3}]
     (problem,) = refused(resolved, config, given(dataset=ROWS, rewards=rewards))
     assert (problem.where, problem.key) == ("train()", "rewards[0].target")
+
+
+def test_a_lambda_has_a_name() -> None:
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, "sampling": SHORT}
+    rewards = [lambda completions, **_: [0.0] * len(completions), {"function": lambda **_: [], "name": "mine"}]
+    run = resolved(config, given(dataset=ROWS, rewards=rewards))
+    assert run.config.reward_labels == ["lambda_0", "mine"]
+
+
+@pytest.mark.parametrize("name", ["./judge", "org/judge"])
+def test_a_reward_models_path_as_a_plain_string(name: str) -> None:
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, "sampling": SHORT}
+    (problem,) = refused(resolved, config, given(dataset=ROWS, rewards=[name]))
+    assert (problem.key, problem.nearest) == ("rewards[0]", "")
+    assert problem.allowed.startswith(f"{{name: reward_model, model: {name}}}")
 
 
 # -- Models and tokenizers -------------------------------------------------------------------------------
@@ -322,8 +339,27 @@ def test_held_out_prompts_are_no_stream() -> None:
     assert (problem.key, problem.given) == ("evaluation", "IterableDataset")
 
 
+def test_several_sets_of_held_out_prompts(tmp_path: Path) -> None:
+    (tmp_path / "more.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    held_out = {"easy": ROWS, "hard": datasets.Dataset.from_list(ROWS), "file": tmp_path / "more.jsonl"}
+    run = load_run("quickstart", given=given(held_out=held_out))
+    assert run.config.evaluation is not None
+    assert run.config.evaluation.path is None
+    assert run.config.evaluation.set_paths == {
+        "evaluation.sets.easy.path": "(given in Python)",
+        "evaluation.sets.hard.path": "(given in Python)",
+        "evaluation.sets.file.path": str(tmp_path / "more.jsonl"),
+    }
+    assert {name: len(rows) for name, rows in run.given.eval_datasets.items()} == {
+        "easy": len(ROWS),
+        "hard": len(ROWS),
+    }
+    (problem,) = refused(given, held_out={"easy": ["a"]})
+    assert (problem.key, problem.what) == ("evaluation.sets.easy", "holds no rows")
+
+
 def test_no_rows_at_all() -> None:
-    config = {"model": {"path": str(TOKENIZER)}, "rewards": ["exact"], "train": BATCH}
+    config = {"model": {"path": str(TOKENIZER)}, "rewards": ["exact"], "train": BATCH, "sampling": SHORT}
     (problem,) = refused(resolved, config, given(dataset=[]))
     assert problem.what == "one generation batch needs 2 prompts, but the data has 0"
 
@@ -346,3 +382,108 @@ def test_the_record_of_a_run_with_objects_cannot_be_run_again(tmp_path: Path) ->
     problems = refused(resolved, config, Given())
     assert [problem.key for problem in problems] == ["model.path", "data.path", "evaluation.path"]
     assert {problem.what for problem in problems} == {"was a Python object, which a file cannot name"}
+
+
+# -- Names of TRL ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("reward_funcs", "rewards"),
+        ("train_dataset", "dataset"),
+        ("args", "config, a run file"),
+        ("processing_class", "tokenizer"),
+        ("peft_config", "model.lora, in the config"),
+        ("beta", "train.beta, in the config"),
+        ("per_device_train_batch_size", "train.per_device_train_batch_size, in the config"),
+        ("loss_type", "loss, in the config"),
+        ("toools", "tools"),
+    ],
+)
+def test_an_argument_of_trl_is_answered_with_ours(name: str, near: str) -> None:
+    (problem,) = refused(train, **{name: 1})
+    assert (problem.where, problem.key, problem.what) == ("train()", name, "is no argument of train()")
+    assert problem.nearest.startswith(near)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("num_train_epochs", "train.num_train_epochs"),
+        ("beta", "train.beta"),
+        ("reward_funcs", "rewards"),
+        ("args", "train"),
+        ("vllm_gpu_memory_utilization", "generator.gpu_memory_utilization"),
+    ],
+)
+def test_a_key_of_trl_is_answered_with_ours(key: str, near: str) -> None:
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, key: 1}
+    (problem,) = refused(resolved, config, given(dataset=ROWS, rewards=["exact"]))
+    assert (problem.key, problem.what, problem.nearest) == (key, "unknown key", near)
+
+
+# -- Adapters of peft ------------------------------------------------------------------------------------
+
+
+def peft_model(base: Any, **settings: Any) -> Any:
+    """A model whose adapter changes it: B is not 0."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(init_lora_weights=False, **settings))
+    return wrapped.eval()
+
+
+def test_a_peft_model_is_merged_and_gets_a_new_adapter_of_the_same_shape() -> None:
+    base = LlamaForCausalLM(tiny())
+    base.name_or_path = str(TOKENIZER)
+    shape = {"r": 3, "lora_alpha": 12, "target_modules": ["v_proj", "q_proj"], "use_rslora": True}
+    wrapped = peft_model(base, **shape, lora_dropout=0.1)
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        before = wrapped(tokens).logits
+    objects = given(wrapped, dataset=ROWS, rewards=["exact"])
+    assert objects.model is base
+    assert list(objects.fingerprints) == [MERGED]
+    with torch.no_grad():
+        assert torch.allclose(base(tokens).logits, before, atol=1e-6)
+    lora = resolved({"train": BATCH}, objects).config.model.lora
+    assert lora is not None
+    assert (lora.r, lora.alpha, lora.use_rslora) == (3, 12, True)
+    assert lora.target_modules == ["q_proj", "v_proj"]
+
+
+def test_a_new_adapter_changes_no_weight_of_the_folder() -> None:
+    peft = pytest.importorskip("peft")
+    base = LlamaForCausalLM(tiny())
+    base.name_or_path = str(TOKENIZER)
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"]))
+    assert given(wrapped, dataset=ROWS, rewards=["exact"]).fingerprints == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"use_dora": True}, "use_dora=True"),
+        ({"bias": "all"}, "bias=all"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head']"),
+        ({"target_modules": ".*q_proj"}, "target_modules=.*q_proj"),
+    ],
+)
+def test_an_adapter_that_the_run_file_cannot_describe(settings: dict[str, Any], told: str) -> None:
+    wrapped = peft_model(LlamaForCausalLM(tiny()), **{"target_modules": ["q_proj"]} | settings)
+    (problem,) = refused(given, wrapped)
+    assert (problem.key, problem.given) == ("model", "PeftModel")
+    assert told in problem.what
+
+
+def test_a_reward_model_with_an_adapter_is_merged() -> None:
+    base = LlamaForSequenceClassification(tiny(num_labels=1, pad_token_id=0))
+    base.name_or_path = str(TOKENIZER)
+    wrapped = peft_model(base, target_modules=["q_proj"], task_type="SEQ_CLS")
+    tokens = AutoTokenizer.from_pretrained(TOKENIZER)(["1+1=2"], return_tensors="pt")
+    with torch.no_grad():
+        [[score]] = wrapped(**tokens).logits.tolist()
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, "sampling": SHORT}
+    run = resolved(config, given(dataset=ROWS, rewards=wrapped))
+    assert run.build("rewards[0]")(prompts=["1+1="], completions=["2"]) == pytest.approx([score], abs=1e-6)

@@ -372,12 +372,13 @@ def test_losses(imported: Import, loss: str, given: str, parameters: dict[str, A
     assert (config.loss.name, config.loss.params) == (loss, parameters)
 
 
-def test_a_loss_that_grpox_has_not_does_not_become_another(imported: Import) -> None:
-    data, written = imported(f"{YAML}loss_type: luspo\nimportance_sampling_level: sequence\n")
-    assert data["loss"] == "luspo"
-    assert "#   loss_type 'luspo': not in grpox" in written
-    with pytest.raises(ConfigError, match="luspo"):
-        loaded()
+def test_luspo_has_one_ratio_per_sequence(imported: Import) -> None:
+    data, written = imported(f"{YAML}loss_type: luspo\nimportance_sampling_level: sequence\nepsilon: 0.1\n")
+    assert data["loss"] == {"name": "luspo", "clip_low": 0.1}
+    assert "Not carried over" not in written
+    assert loaded().config.loss.name == "luspo"
+    Path("token.yaml").write_text(f"{YAML}loss_type: luspo\n")
+    assert told(command("token.yaml"), "loss_type").startswith("'luspo' differs loss: luspo, with one ratio")
 
 
 def test_vespo_brings_the_correction_that_it_needs(imported: Import) -> None:
@@ -609,6 +610,55 @@ def test_a_file_that_is_not_there(folder: Path) -> None:
         import_trl(Path("none.py"))
 
 
+def test_attributes_set_on_a_parsed_config_are_told(imported: Import) -> None:
+    text = (
+        "from trl import GRPOConfig, GRPOTrainer, TrlParser\n"
+        "parser = TrlParser((GRPOConfig,))\n"
+        "(args,) = parser.parse_args_and_config()\n"
+        "args.beta = 0.1\n"
+        "args.num_generations = 4\n"
+        'GRPOTrainer("org/name", reward_funcs="org/judge", args=args)\n'
+    )
+    data, written = imported(text, "train.py")
+    assert "num_generations" not in data["train"]
+    assert "line 4: beta=set in the script: args.beta" in written
+    assert "# num_generations: ?" in written
+
+
+@pytest.mark.parametrize(
+    "use", ['row["image"]', '{"images": [row], "prompt": "a"}', 'rows.cast_column("image", kind)']
+)
+def test_a_column_of_images_is_told(folder: Path, use: str) -> None:
+    Path("train.py").write_text(
+        script("beta=0.1") + f"\n\ndef with_image(row, rows, kind):\n    return {use}\n"
+    )
+    done = command("train.py")
+    assert "not supported grpox trains on text" in told(done, "images")
+
+
+def test_a_column_of_images_that_a_script_removes_is_no_use_of_it(folder: Path) -> None:
+    Path("train.py").write_text(script("beta=0.1") + "\n\nrows = rows.remove_columns('image')\n")
+    assert "images" not in command("train.py").stderr
+
+
+def test_another_algorithm_is_no_misspelling(folder: Path) -> None:
+    """`gspo` differs from `grpo` by a letter, and is another loss."""
+    for given, near in (("gspo", ""), ("dpo", ""), ("dr-grpo", "dr_grpo")):
+        Path("grpo.yaml").write_text(YAML + f"loss_type: {given}\n")
+        with pytest.raises(ConfigError) as caught:
+            import_trl(Path("grpo.yaml"))
+        [problem] = caught.value.problems
+        assert (problem.key, problem.nearest) == ("loss_type", near)
+
+
+def test_names_of_earlier_versions_are_known(folder: Path) -> None:
+    Path("grpo.yaml").write_text(YAML + "vllm_device: cuda:1\nadafactor: true\nper_gpu_train_batch_size: 2\n")
+    done = command("grpo.yaml")
+    assert told(done, "vllm_device").startswith("'cuda:1' not needed grpox places the generator")
+    assert told(done, "adafactor").startswith("True not supported an optimizer is a component")
+    assert told(done, "per_gpu_train_batch_size") == "2 differs train.per_device_train_batch_size: its old name"
+
+
 # -- The tables ------------------------------------------------------------------------------------------
 
 
@@ -648,5 +698,7 @@ def test_the_tables_cover_trl() -> None:
     assert {name: field.default for name, field in GRPO_FIELDS.items()} == own
     assert list(GRPO_FIELDS) == list(own)
     assert inherited.keys() <= FIELDS.keys()
+    peft = pytest.importorskip("peft")
+    assert {f"peft_config.{name}" for name in peft.LoraConfig.__dataclass_fields__} <= FIELDS.keys()
     copied = {name: field.default for name, field in FIELDS.items() if field.copied and name in fields}
     assert copied == {name: fields[name].default for name in copied}

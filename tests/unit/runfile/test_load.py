@@ -630,7 +630,7 @@ def test_columns_and_records_of_each_kind_of_file(
 
 
 def test_a_json_file_may_hold_one_record_a_line(load: Load, tmp_path: Path) -> None:
-    (tmp_path / "inputs" / "lines.json").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    (tmp_path / "inputs" / "lines.json").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b"}\n')
     assert load("train.jsonl", "lines.json").num_prompts == 2
 
 

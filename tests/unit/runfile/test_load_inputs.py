@@ -151,7 +151,7 @@ def test_a_column_of_several_types_is_refused_before_anything_is_loaded(refuse: 
 def test_columns_called_as_arguments_of_rewards_are_refused(
     refuse: Refuse, resolve: Resolve, tmp_path: Path
 ) -> None:
-    (tmp_path / "a.jsonl").write_text('{"prompts": "a", "completions": "b"}\n' * 9)
+    (tmp_path / "a.jsonl").write_text('{"prompts": "a", "completions": "b", "answer": "c"}\n' * 9)
     (tmp_path / "b.jsonl").write_text('{"prompts": "a", "answer": "b"}\n' * 9)
     held_out = {"path": "a.jsonl", "every": 1}
     (problem,) = refuse({"path": "b.jsonl", "prompt_column": "prompts"}, evaluation=held_out)
@@ -160,7 +160,7 @@ def test_columns_called_as_arguments_of_rewards_are_refused(
 
 
 def test_a_path_with_the_characters_of_patterns_is_a_name(resolve: Resolve, tmp_path: Path) -> None:
-    (tmp_path / "a[1]*?.jsonl").write_text('{"prompt": "a"}\n' * 2)
+    (tmp_path / "a[1]*?.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 2)
     assert resolve({"path": "a[1]*?.jsonl"}).num_prompts == 2
 
 
@@ -220,7 +220,7 @@ def test_inputs_that_the_run_would_move_away_are_refused(refuse: Refuse, tmp_pat
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     for name in ("train.jsonl", "heldout.jsonl"):
-        (model / name).write_text('{"prompt": "a"}\n' * 9)
+        (model / name).write_text('{"prompt": "a", "answer": "b"}\n' * 9)
     problems = refuse(
         {"path": "out/model/train.jsonl"},
         model={"path": "out/model"},
@@ -235,3 +235,12 @@ def test_the_model_of_another_run_is_a_fine_start(resolve: Resolve, tmp_path: Pa
     (tmp_path / "out" / "model" / "config.json").write_text("{}")
     for folder in ("out2", "out/second", "out/model/second"):
         assert resolve(model={"path": "out/model"}, output_dir=folder).config.output_dir == folder
+
+
+def test_an_adapters_folder_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        load_run("quickstart", [f"model.path={tmp_path}"])
+    [problem] = caught.value.problems
+    assert (problem.key, problem.what) == ("model.path", "is a LoRA adapter, not a whole model")
+    assert "merge_and_unload" in problem.allowed

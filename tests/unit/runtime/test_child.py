@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from support.patience import patient
+from support.services import wait_until
 
 from grpox.runtime import child as children
 from grpox.runtime.child import Child, ChildCut, ChildEnded, ChildLate, Restarted
@@ -55,6 +57,21 @@ def test_a_child_that_is_late_is_killed_with_what_it_started(child: Any) -> None
     late.kill()
     other.wait(patient(10))
     assert late.has_ended()
+
+
+def test_a_child_that_begins_after_its_parent_has_ended_ends_before_it_does_anything(
+    child: Any, tmp_path: Path
+) -> None:
+    go, began = tmp_path / "go", tmp_path / "began"
+    orphan = child(
+        "import pathlib, time\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
+        f"{BEGIN}pathlib.Path({str(began)!r}).touch()"
+    )
+    orphan._lifeline.close()  # as the kernel does for a parent that was killed
+    go.touch()
+    wait_until(orphan.has_ended, "it has ended", 20)
+    assert not began.exists()
 
 
 def test_a_child_that_has_ended_tells_its_code_and_what_it_printed(child: Any) -> None:

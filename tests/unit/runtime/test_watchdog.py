@@ -70,6 +70,17 @@ def test_a_phase_that_lasts_too_long_is_ended(tmp_path: Path) -> None:
     assert signal.getsignal(INTERRUPT) == before
 
 
+def test_a_pause_is_no_stall(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    times = PhaseTimes()
+    with watched(tmp_path, times, 0.2, 0.5) as watchdog:
+        watchdog.pause()
+        time.sleep(1)  # longer than a phase may last
+        watchdog.resume()
+        assert 1 <= watchdog.paused_for < patient(60)
+        assert "rank 3" not in capfd.readouterr().err
+        told_when(capfd, "rank 3 has been in phase 'between phases' for 0 s")
+
+
 def test_a_rank_that_waits_for_others_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     times = PhaseTimes()
     with watched(tmp_path, times, 0.2, 0.5) as watchdog, times.phase("gather"):

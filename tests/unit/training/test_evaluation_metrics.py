@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from grpox.config import EvaluationConfig
-from grpox.contracts import Rollout
+from grpox.contracts import Episode, Rollout, Turn
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.scoring import ScoredRow
-from grpox.training.evaluation import evaluation_metrics
+from grpox.training.evaluation import evaluation_metrics, outcomes_of
 
 Scores = tuple[float | None, ...]
 
@@ -81,3 +82,48 @@ def test_what_nothing_scored_has_no_made_up_value() -> None:
     assert "rewards/math/std" not in found
     assert all(math.isnan(found[name]) for name in ("accuracy", "rewards/math/mean", "pass_at_1"))
     assert found["rewards/math/abstained"] == 1.0
+
+
+def episodes(*infos: dict[str, Any]) -> list[ScoredRow]:
+    """Completions of one turn each, whose environment reports these facts and a reward with a part ``mean``."""
+    return [
+        replace(
+            row,
+            rollout=replace(
+                row.rollout,
+                turns=(Turn(0, len(row.rollout.completion_ids), "stop", 0),),
+                episode=Episode("calculator", (), rewards={"mean": 9.0}, info=info),
+            ),
+        )
+        for row, info in zip(rows(*[(1.0, 0.0)] * len(infos)), infos, strict=True)
+    ]
+
+
+def test_success_and_other_results_of_episodes_are_metrics_and_hide_none() -> None:
+    infos = [
+        {"success": True, "calls_without_carry": False},
+        {"success": False, "calls_without_carry": True},
+        {"success": True},
+        {},
+    ]
+    found = metrics(episodes(*infos), ("environment", "short"))
+    assert found["success"] == 0.5
+    assert found["info/calls_without_carry"] == 0.5
+    assert found["turns/mean"] == 1
+    assert (found["rewards/environment/mean"], found["rewards/environment/part_mean"]) == (1.0, 9.0)
+    assert "success" not in metrics(rows((1.0, 0.0)))
+    assert not any(name.startswith(("turns/", "episodes/", "info/")) for name in metrics(rows((1.0, 0.0))))
+
+
+def test_the_summary_names_results_by_when_they_were_measured() -> None:
+    before = {"accuracy": 0.1, "success": 0.2, "info/calls_without_carry": 0.9, "turns/mean": 3.0}
+    after = {"accuracy": 0.8, "success": 0.7, "info/calls_without_carry": 0.05, "info/accuracy": 4.0}
+    assert outcomes_of(before, after) == {
+        "accuracy_before": 0.1,
+        "success_before": 0.2,
+        "calls_without_carry_before": 0.9,
+        "accuracy_after": 0.8,  # not what an environment calls so
+        "success_after": 0.7,
+        "calls_without_carry_after": 0.05,
+    }
+    assert outcomes_of({"accuracy": 0.1}, {"accuracy": 0.2}) == {"accuracy_before": 0.1, "accuracy_after": 0.2}

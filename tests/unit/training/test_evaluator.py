@@ -18,7 +18,7 @@ from grpox.rollout.collector import Scorer
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.sampler import CompletionSampler
 from grpox.runtime.world import World
-from grpox.training.evaluation import Evaluator
+from grpox.training.evaluation import Evaluation, Evaluator
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -157,3 +157,26 @@ def test_what_functions_log_is_weighed_by_completions() -> None:
 
     metrics = evaluator(Recording(), [NamedReward("judge", judge)], batch_size=3).evaluate(state())
     assert metrics["size"] == (3 * 3 + 2 * 2) / 5
+
+
+def test_sets_are_reported_by_name_and_all_completions_together() -> None:
+    """`easy` has 4 of 5 right, and its copy with other answers 1 of 2: together 5 of 7."""
+    generator, told = Recording(), []
+    easy = evaluator(generator, [NamedReward("equals", equals)], batch_size=2)
+    rows = datasets.Dataset.from_dict({"prompt": ["a", "b"], "answer": ["a", "x"]})
+    other = PromptSet(rows, "prompt", Letters())
+    hard = Evaluator(easy.sampler, easy.scorer, other, easy.config, SamplingConfig(), place=1)
+    evaluation = Evaluation({"easy": easy, "hard": hard}, easy.config)
+    sampled = evaluation.sample(state(), told.append)
+    metrics = evaluation.metrics(sampled)
+    assert told == [2, 4, 5, 7]
+    assert (metrics["easy/accuracy"], metrics["hard/accuracy"], metrics["accuracy"]) == (0.8, 0.5, 5 / 7)
+    assert metrics["hard/completions/mean_length"] == 1.0
+    # The prompt "a" of both sets is sampled with different seeds; the first set has those of a single one.
+    seeds = [prompt.seed for prompt in generator.asked]
+    assert len(set(seeds)) == 7
+    alone = Recording()
+    assert Evaluation({"": evaluator(alone, easy.scorer.rewards)}, easy.config).evaluate(state()) == {
+        name.removeprefix("easy/"): value for name, value in metrics.items() if name.startswith("easy/")
+    }
+    assert [prompt.seed for prompt in alone.asked] == seeds[:5]

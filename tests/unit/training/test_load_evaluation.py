@@ -17,7 +17,7 @@ from grpox.cli import app as cli
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.load import load_run
 from grpox.runfile.lock.of_run import lock_of
-from grpox.training.load_evaluation import load_evaluation, named_model
+from grpox.training.load_evaluation import last_model, load_evaluation, named_model, own_config
 
 RUN = """\
 model: {path: base, dtype: bfloat16, lora: {r: 4}}
@@ -96,12 +96,56 @@ def test_a_run_file_without_an_evaluation(folder: Path) -> None:
 
 def test_what_does_take_part_is_checked_with_its_line(folder: Path) -> None:
     (folder / "run.yaml").write_text(RUN.replace("[exact]", "[exatc]").replace("every: 2", "accurcy: exact"))
-    assert [(problem.where, problem.nearest) for problem in refused("mine")] == [("run.yaml:8", "accuracy")]
+    assert [(problem.where, problem.nearest) for problem in refused("mine")] == [
+        ("run.yaml:3", "exact"),
+        ("run.yaml:8", "accuracy"),
+    ]
     (folder / "run.yaml").write_text(RUN.replace("[exact]", "[exatc]").replace("heldout", "held-out"))
     assert {(problem.where, problem.key) for problem in refused("mine")} == {
         ("run.yaml:3", "rewards[0]"),
         ("run.yaml:8", "evaluation.path"),
     }
+
+
+# -- The run's own config --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "model", ["runs/mine", "runs/mine/", "runs/mine/model", "runs/mine/checkpoints/step-00000003"]
+)
+def test_a_model_of_a_run_has_the_runs_own_config(folder: Path, model: str) -> None:
+    folder_of(folder / "runs" / "mine", 3).mkdir(parents=True)
+    (folder / "runs" / "mine" / "config.yaml").write_text(RUN)
+    assert own_config(model) == str(folder / "runs" / "mine" / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("model", "what", "near"),
+    [
+        ("mine", "is not of a run", "runs/mine"),
+        ("org/name", "no such folder", ""),
+        ("runs/mien", "no such", "runs/mine"),
+    ],
+)
+def test_a_model_of_no_run_needs_a_run_file(folder: Path, model: str, what: str, near: str) -> None:
+    (folder / "runs" / "mine" / "config.yaml").write_text(RUN)
+    with pytest.raises(ConfigError) as caught:
+        own_config(model)
+    [problem] = caught.value.problems
+    assert (problem.key, problem.given, problem.nearest) == ("MODEL", model, near)
+    assert what in problem.what
+    assert f"grpox eval {model} CONFIG" in problem.allowed
+
+
+def test_the_last_model_of_a_run_is_its_model_else_its_newest_checkpoint(folder: Path) -> None:
+    run = folder / "runs" / "mine"
+    (run / "config.yaml").write_text(RUN)
+    for step in (3, 20):
+        folder_of(run, step).mkdir(parents=True)
+    assert last_model("runs/mine") == "runs/mine"
+    shutil.rmtree(run / "model")
+    assert last_model("runs/mine") == "runs/mine/checkpoints/step-00000020"
+    assert last_model("mine") == "mine"
 
 
 # -- Checkpoints -----------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +15,12 @@ import yaml
 
 from grpox.checkpoint.progress import TrainingState
 from grpox.config import EarlyStopConfig, RunConfig
+from grpox.errors import RunClosed
 from grpox.observing.early_stop import EarlyStop
 from grpox.observing.record import config_text, finished
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
+from grpox.training.python_run import _end
 from grpox.training.trainer import Trainer
 
 VALUES = {0: 0.1, 2: 0.5, 4: 0.5, 6: 0.4, 8: 0.9, 9: 0.2}
@@ -175,3 +179,21 @@ def test_an_observer_ends_the_run_before_the_checkpoint_of_that_step() -> None:
     assert run.happened[-2:] == ["evaluation 4", "checkpoint 4 0.5 last"]
     assert summary["stopped_early"] == {"step": 4, "reason": "enough"}
     assert summary["accuracy_after"] == 0.5
+
+
+def test_the_end_of_a_run_that_was_not_closed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    errors: list[str] = []
+
+    @contextmanager
+    def opened() -> Iterator[None]:
+        try:
+            yield
+        except RunClosed as error:
+            errors.append(str(error))
+            raise
+
+    stack = ExitStack()
+    stack.enter_context(opened())
+    _end(stack, "the program ended")
+    assert errors == ["the program ended"]
+    assert caplog.messages == ["a run was not closed: the program ended"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.small_models import model_of
@@ -14,12 +15,13 @@ from test_packing import LONGEST, REGISTRY, SHARED, loss_of, micro_batches_of
 
 from grpox.config import ComponentRef, TrainConfig
 from grpox.policy.attention import VARLEN
-from grpox.policy.batch import Sample, collate
+from grpox.policy.batch import Sample, TokenRecord, collate
 from grpox.policy.logprobs import ForwardMode
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import CorrectionTraits, StepLoss
 from grpox.update.packing import StepTotals
-from grpox.update.policy_update import forward_pass, keep_old, loss_share, measure
+from grpox.update.policy_update import forward_pass, keep_old, loss_shares, measure
+from grpox.update.token_facts import select_facts
 
 NOWHERE = torch.device("meta")
 TOTALS = StepTotals(40, 8, 1, LONGEST)
@@ -43,7 +45,9 @@ def samples(seed: int = 5) -> list[Sample]:
     (made,) = micro_batches_of(seed, count=1)
     for sample in made[:5]:
         sample.old_logprobs = torch.empty(len(sample.completion), device=NOWHERE)
-    for sample in made:
+    for number, sample in enumerate(made):
+        turns = np.zeros(len(sample.completion), np.int32)
+        sample.token_record = TokenRecord(1, 1, number, 0, turns)
         sample.reference_logprobs = torch.empty(len(sample.completion), device=NOWHERE)
         sample.policy_keep = torch.empty(len(sample.completion), dtype=torch.bool, device=NOWHERE)
     return made
@@ -55,8 +59,11 @@ def take_pass(model: Any, step_loss: StepLoss, mode: ForwardMode = SHARED) -> No
     assert result.loss.device == NOWHERE
     result.loss.backward()
     scored = [(batch, result.detached())]
-    loss_share(scored)
+    loss_shares(scored)
     measure(scored, CorrectionTraits.of(step_loss.correction))
+    recorded = select_facts(scored)
+    assert recorded is not None
+    assert recorded.device == NOWHERE
     keep_old(batch, result.inputs.logprobs)
 
 

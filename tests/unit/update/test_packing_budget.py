@@ -285,6 +285,17 @@ def test_padding_of_a_plain_forward_is_left_and_right() -> None:
     assert world.given == [[(0, 0, 11, 18)]]
 
 
+def test_auto_is_a_budget_on_a_gpu_and_for_no_loss_of_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TrainConfig().max_tokens_per_micro_batch == "auto"
+    budgets = {}
+    for gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        for loss in (Loss(), Local()):
+            made = MicroBatchPacker.of(TrainConfig(), LossTraits.of(loss), PADDED)
+            budgets[gpu, type(loss)] = made.budget
+    assert budgets == {(False, Loss): None, (False, Local): None, (True, Loss): 16_384, (True, Local): None}
+
+
 # -- settings ---------------------------------------------------------------------------------------------
 
 

@@ -63,8 +63,11 @@ class PlainEngine:
         self.steps += 1
         return torch.ones((), dtype=torch.float64)
 
-    def weight_sum(self) -> Tensor:
-        return torch.ones((), dtype=torch.float64)
+    def sample_weights(self) -> list[Tensor]:
+        return []
+
+    def measure_weights(self, before: list[Tensor] | None = None) -> Tensor:
+        return torch.ones(3, dtype=torch.float64)
 
 
 def update(model: Any, loss: str, world: Any = WORLD, **train: Any) -> PolicyUpdate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import Tensor
 from grpox.errors import RunFailed
 from grpox.policy.batch import Sample, collate
 from grpox.policy.logprobs import completion_logprobs
+from grpox.runtime.upload import upload
+from grpox.update import policy_update
 from grpox.update.nonfinite import SkippedSteps
 from grpox.update.policy_update import keep_old
 
@@ -210,3 +213,44 @@ def test_a_gradient_is_of_the_parameters_alone() -> None:
     assert gradient_of(model).isfinite().all()
     kept = known(micro_batches)
     assert all(old is not None and old.grad_fn is None and old.grad is None for old in kept)
+
+
+@each_setting
+@pytest.mark.parametrize(("beta", "entropy_coef"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.02), (0.1, 0.02)])
+def test_the_policy_term_is_told_where_the_loss_has_other_terms(
+    beta: float, entropy_coef: float, settings: dict[str, Any]
+) -> None:
+    """The loss is linear in its terms: the policy term is the loss of the same step without the others."""
+    alone = step_of(two_generations(), "grpo", **settings)[1]
+    metrics = step_of(two_generations(), "grpo", beta=beta, entropy_coef=entropy_coef, **settings)[1]
+    assert metrics.get("entropy_coef", 0.0) == entropy_coef
+    assert ("policy_loss" in metrics) == (beta > 0 or entropy_coef > 0)
+    assert metrics.get("policy_loss", metrics["loss"]) == pytest.approx(alone["loss"], rel=1e-6)
+    if beta or entropy_coef:
+        assert metrics["loss"] != pytest.approx(alone["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_the_host_prepares_a_pass_before_the_backward_of_the_one_before(
+    chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed waits for the device at the end of a backward pass: what comes then finds it idle."""
+    settings = {"chunked_logprobs": chunked, "prefix_sharing": False, "skip_zero_advantage": False}
+    taken = update(small_model(), "grpo", max_tokens_per_micro_batch=40, **settings)
+    events = ""
+
+    def noting(letter: str, function: Any) -> Any:
+        def noted(*arguments: Any, **named: Any) -> Any:
+            nonlocal events
+            events += letter
+            return function(*arguments, **named)
+
+        return noted
+
+    engine: Any = taken.engine
+    monkeypatch.setattr(engine, "backward", noting("b", engine.backward))
+    monkeypatch.setattr(policy_update, "forward_pass", noting("f", policy_update.forward_pass))
+    monkeypatch.setattr("grpox.policy.batch.upload", noting("u", upload))
+    taken.step(micro_batches_of(15))
+    # Two uploads of each pass: the batch, and its layout or its padded ids.
+    assert re.fullmatch("uu(fuub){2,}fb", events)

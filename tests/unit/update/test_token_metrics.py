@@ -51,3 +51,17 @@ def test_phase_times_start_over_when_taken():
         pass
     assert list(times.take()) == ["time/update"]
     assert times.take() == {}
+
+
+def test_a_passenger_comes_to_the_host_with_the_metrics_and_changes_none():
+    one, other = TokenMetrics(), TokenMetrics()
+    for metrics in (one, other):
+        metrics.add({"x": torch.tensor([[0.1, 0.7]])})
+    values = torch.tensor([[0.1, float("nan"), -2.5]], dtype=torch.float32)
+    one.passenger = values
+    assert one.reduce(ALONE) == other.reduce(ALONE)
+    assert torch.equal(one.passenger.float().nan_to_num(7.0), values.nan_to_num(7.0))
+    nothing = TokenMetrics()
+    nothing.passenger = values
+    assert nothing.reduce(ALONE) == {}
+    assert nothing.passenger.shape == values.shape

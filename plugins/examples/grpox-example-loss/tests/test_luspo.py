@@ -51,6 +51,6 @@ def test_masked_tokens_do_not_enter_the_ratio(log_ratio, mask, loss):
 
 
 def test_grpox_binds_it_and_sums_over_the_tokens_of_a_sequence(grpox_component):
-    loss = grpox_component("loss", "luspo", clip_low=0.1)
+    loss = grpox_component("loss", "example-luspo", clip_low=0.1)
     assert isinstance(loss, Luspo)
     assert loss.reduction is Reduction.SEQUENCE_SUM

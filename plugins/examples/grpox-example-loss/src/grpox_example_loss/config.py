@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class LuspoConfig(BaseModel):
-    """Keys of a run file under ``loss``, besides ``name: luspo``."""
+    """Keys of a run file under ``loss``, besides ``name: example-luspo``."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 

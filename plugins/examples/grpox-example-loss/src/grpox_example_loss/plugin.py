@@ -11,7 +11,7 @@ from grpox import ComponentSpec, hookimpl
 def grpox_losses() -> Iterable[ComponentSpec]:
     """The one loss of this plugin."""
     yield ComponentSpec(
-        name="luspo",
+        name="example-luspo",  # grpox itself has a luspo
         target="grpox_example_loss.loss:Luspo",
         config="grpox_example_loss.config:LuspoConfig",
         summary="Clipped sequence ratio, summed over tokens: long sequences weigh as much per token",

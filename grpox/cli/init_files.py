@@ -1,0 +1,293 @@
+"""The files of `grpox init`, and the checks of its answers, which are those of `grpox validate`."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpox.data.open_data import DATA_FILES
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.runfile.data_files import look_at
+from grpox.runfile.load import load_run, resolve_config
+from grpox.runfile.model_options import positions_of
+from grpox.runfile.paths import input_path
+from grpox.runtime.files import write_atomically, write_error_message
+
+EXAMPLE, OWN = "example", "own"
+"""Answers: write an example of data; write a reward function."""
+ANSWERS = ("answer", "solution", "label", "target", "ground_truth", "completion")
+"""Usual names of the column with the right answer."""
+_OTHERS = {"model": {"path": "org/model"}, "data": {"path": "org/data"}, "rewards": ["exact"]}
+"""Stands for answers that are not there yet; problems with them are not told."""
+_PLAIN = re.compile(r"[A-Za-z./~_][\w./~-]*")
+"""Texts that YAML reads as they are, but for its words such as ``yes``."""
+_RESERVED = {"columns", "text", *dir(builtins)}
+"""Names that have another meaning in the reward function."""
+
+RUN_FILE = """\
+# A run file: `grpox validate {name}` checks it, `grpox train {name}` trains.
+# docs/run-file.md explains every key; those left out have a default.
+
+# Paths of inputs are relative to this file.
+model:
+  path: {model}
+
+data:
+  path: {data}  # one prompt a row; rewards get the other columns
+{prompt_column}
+# Each reward scores every completion; the sum of score * weight counts.
+rewards:
+  - {reward}
+
+# hf samples with transformers and needs nothing else; vllm-colocate is faster on a GPU.
+generator: hf
+
+# The policy loss: dapo, grpo, dr_grpo, cispo, sapo, ... (grpox plugins list --kind loss)
+loss: dapo
+
+train:
+  max_steps: 100
+  # A step trains on per_device_train_batch_size * gradient_accumulation_steps completions on each rank,
+  # here 4 prompts with 8 completions each, which are compared with each other.
+  per_device_train_batch_size: 8
+  gradient_accumulation_steps: 4
+  num_generations: 8
+  learning_rate: 1.0e-6
+
+sampling:
+  max_completion_length: {tokens}  # tokens; longer completions are cut
+  temperature: 1.0
+
+# Held-out prompts, evaluated before and after training, and every so many steps:
+# evaluation: {{path: held-out.jsonl, every: 20}}
+
+# A checkpoint every so many steps, to go on after an interruption:
+# checkpoint: {{every: 20}}
+
+# Outputs are relative to the folder in which you start the run.
+output_dir: {output}
+"""
+
+REWARDS = '''\
+"""Rewards: each function takes N completions and returns N numbers."""
+
+
+def reward(completions, {parameter}**columns):
+    """{summary}
+
+    Every column of the data can be a parameter: a list with one entry for each completion.
+    """
+    return [{score}]
+
+
+def text(completion):
+    """The text of a completion, which is a list of messages where the prompts are."""
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+'''
+
+
+@dataclass
+class Draft:
+    """A run as far as it is known."""
+
+    folder: Path
+    model: str = ""
+    data: str = ""
+    prompt_column: str = "prompt"
+    answer_column: str = ""
+    """Column with the right answer; empty if there is none."""
+    reward: str = ""
+
+    @property
+    def run_file(self) -> Path:
+        """Path of the run file."""
+        return self.folder / "run.yaml"
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Columns of the data; empty for those on a hub."""
+        path = Path(self._input(self.data, DATA_FILES))
+        return ["prompt", "answer"] if self.data == EXAMPLE else look_at(path).columns if path.is_file() else []
+
+    @property
+    def likely_answer(self) -> str:
+        """The column that has the right answer by its name, or empty."""
+        return next((name for name in ANSWERS if name in self.columns), "")
+
+    def refuse_existing(self, name: str) -> None:
+        """Refuse to overwrite a file.
+
+        Raises:
+            ConfigError: the file exists.
+        """
+        path = self.folder / name
+        if path.exists():
+            raise ConfigError("exists already", given=str(path), allowed="another folder: grpox init FOLDER")
+
+    def check_model(self, given: str) -> Sequence[Problem]:
+        """Find the problems with a model."""
+        return self._problems("model", model={"path": self._input(given)})
+
+    def check_data(self, given: str) -> Sequence[Problem]:
+        """Find the problems with the data, but for the name of its prompt column."""
+        if given == EXAMPLE:
+            return self._existing("sums.jsonl")
+        return self._problems("data.path", data={"path": self._input(given, DATA_FILES)})
+
+    def check_prompt_column(self, given: str) -> Sequence[Problem]:
+        """Find the problems with the name of the prompt column."""
+        path = self._input(self.data, DATA_FILES)
+        return (
+            [] if self.data == EXAMPLE else self._problems("data", data={"path": path, "prompt_column": given})
+        )
+
+    def check_answer_column(self, given: str) -> Sequence[Problem]:
+        """Find the problems with the name of the column with right answers."""
+        columns = self.columns
+        if not columns or given in columns:
+            return []
+        near, allowed = nearest(given, columns), ", ".join(columns)
+        return [Problem("no such column", "--answer-column", given=given, allowed=allowed, nearest=near)]
+
+    def check_reward(self, given: str) -> Sequence[Problem]:
+        """Find the problems with a reward."""
+        if given == OWN:
+            return self._existing("rewards.py", ":FUNCTION")
+        try:
+            entry = self._entry(given, self._input)
+        except yaml.YAMLError as error:
+            return [Problem(f"is not YAML: {' '.join(str(error).split())}", "--reward", given=given)]
+        path = self._input(self.data, DATA_FILES)
+        data = {"data": {"path": path, "prompt_column": self.prompt_column}} if self.data != EXAMPLE else {}
+        return self._problems("rewards", rewards=[entry], **data)
+
+    def write(self) -> list[Path]:
+        """Write the files; none remains if the run file is not right.
+
+        Returns:
+            their paths.
+
+        Raises:
+            ConfigError: the answers do not fit together, or a file cannot be written.
+        """
+        texts = {self.run_file: self._run_text()}
+        if self.reward == OWN:
+            texts[self.folder / "rewards.py"] = self._reward_text()
+        if self.data == EXAMPLE:
+            texts[self.folder / "sums.jsonl"] = _sums()
+        try:
+            for path, text in reversed(texts.items()):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, text)
+            load_run(str(self.run_file))
+        except (OSError, ConfigError) as error:
+            for path in texts:
+                with suppress(OSError):
+                    path.unlink()
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(write_error_message(error, self.folder), given=str(self.folder)) from error
+        return list(texts)
+
+    def _run_text(self) -> str:
+        column = f"  prompt_column: {_scalar(self.prompt_column)}\n" if self.prompt_column != "prompt" else ""
+        data = "sums.jsonl" if self.data == EXAMPLE else self._beside(self.data, DATA_FILES)
+        given = "rewards.py:reward" if self.reward == OWN else self.reward
+        entry = {"path": given} if self.reward == OWN else self._entry(given, self._beside)
+        reward = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=1000).strip()
+        return RUN_FILE.format(
+            name=self.run_file.name,
+            model=_scalar(self._beside(self.model)),
+            data=_scalar(data),
+            prompt_column=column,
+            reward=reward,
+            tokens=self._completion_tokens(),
+            output=_scalar(f"runs/{self.folder.absolute().name or 'first'}"),
+        )
+
+    def _completion_tokens(self) -> int:
+        """Return 256, or half of the positions of a small local model, so that prompts fit too."""
+        positions = positions_of(Path(self._input(self.model)), {})
+        return 256 if positions is None else min(256, positions // 2)
+
+    def _reward_text(self) -> str:
+        name = self.answer_column
+        is_parameter = name.isidentifier() and not iskeyword(name) and name not in _RESERVED
+        if name:
+            answers = name if is_parameter else f"columns[{json.dumps(name, ensure_ascii=False)}]"
+            score = (
+                f"float(str(right) in text(completion)) for completion, right in zip(completions, {answers})"
+            )
+            summary = "1 where the completion has the right answer in it, else 0: change it to what you want."
+        else:
+            score = "-abs(len(text(completion)) - 100) / 100 for completion in completions"
+            summary = "The nearer to 100 characters, the better: change it to what you want."
+        return REWARDS.format(parameter=f"{name}, " if is_parameter else "", score=score, summary=summary)
+
+    def _entry(self, given: str, path_of: Any) -> Any:
+        """Return an entry of `rewards`: a mapping as given, a function in a file, or a name."""
+        if given.startswith("{"):
+            return yaml.safe_load(given)
+        file, colon, name = given.rpartition(":")
+        if colon and file.endswith(".py"):
+            return {"path": f"{path_of(file, ('.py',))}:{name}"}
+        takes_answer = given.rpartition(":")[2] in ("exact", "math") and self.answer_column not in (
+            "",
+            "answer",
+        )
+        return {"name": given, "column": self.answer_column} if takes_answer else {"name": given}
+
+    def _problems(self, key: str, **sections: Any) -> list[Problem]:
+        """Return the problems of the run so far that are those of `key`."""
+        try:
+            resolve_config({**_OTHERS, **sections}, Path.cwd(), "grpox init")
+        except ConfigError as error:
+            return [each for each in error.problems if each.key.startswith(key)]
+        return []
+
+    def _existing(self, name: str, part: str = "") -> list[Problem]:
+        path = self.folder / name
+        allowed = f"{path}{part}, to use it, or another FOLDER"
+        return [Problem("exists already", given=str(path), allowed=allowed)] if path.exists() else []
+
+    def _input(self, given: str, suffixes: Sequence[str] = ()) -> str:
+        return input_path(given, Path.cwd(), suffixes)
+
+    def _beside(self, given: str, suffixes: Sequence[str] = ()) -> str:
+        """Return a path as the run file in its folder has to name it; a hub id is unchanged."""
+        path = self._input(given, suffixes)
+        if not Path(path).is_absolute():
+            return path
+        relative = os.path.relpath(path, self.folder.resolve())
+        if relative.startswith("../.."):  # a place of its own, not one beside the run
+            return path
+        return relative if "/" in relative or suffixes else f"./{relative}"
+
+
+def data_files(folder: Path) -> list[str]:
+    """List the files of data in a folder."""
+    return sorted(str(path) for path in folder.glob("*") if path.suffix in DATA_FILES and path.is_file())
+
+
+def _scalar(text: str) -> str:
+    """Write a text as YAML."""
+    return (
+        text
+        if _PLAIN.fullmatch(text) and yaml.safe_load(text) == text
+        else json.dumps(text, ensure_ascii=False)
+    )
+
+
+def _sums() -> str:
+    rows = ((a, b) for a in range(10, 90, 5) for b in range(3, 99, 12))
+    return "".join(json.dumps({"prompt": f"What is {a} + {b}?", "answer": a + b}) + "\n" for a, b in rows)

@@ -1,0 +1,205 @@
+"""`grpox try`: samples and scores a few prompts of a run, without training."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from grpox.cli.arguments import LogFile, LogLevel, Overrides, Run, follow_log_options, load_named_run
+from grpox.errors.formatting import pluralize
+from grpox.observing.conversation import ends, speeches
+from grpox.runtime import launch
+
+if TYPE_CHECKING:
+    from grpox.contracts import ScoredRollout
+    from grpox.training.try_run import Tried, TriedPrompt
+
+MOST_TOKENS = 60
+"""Largest number of a prompt's tokens that are shown; of more, the first ones and the last."""
+NUMBER_WIDTH = 9
+"""Width of a column with numbers."""
+LEAST_TEXT = 30
+"""Least width of the column with completions; where numbers leave less, they are written below each other."""
+
+
+def try_run(
+    run: Run,
+    overrides: Overrides = None,
+    prompts: Annotated[
+        int, typer.Option("--prompts", min=1, metavar="N", help="Prompts to draw, in the order of the run.")
+    ] = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, with all tokens and whole texts.")
+    ] = False,
+    log_level: LogLevel = "warning",
+    log_file: LogFile = None,
+) -> None:
+    """Sample and score a few prompts of a run, without training.
+
+    Shows each prompt as text and as tokens, as the model gets it, and the other
+    columns of its row. Then a group of completions, sampled by the run's
+    generator and scored by its rewards: each reward, the weighted sum and the
+    advantage. Nothing is trained, and nothing is written to output_dir.
+
+    \b
+    Examples:
+      grpox try quickstart
+      grpox try run.yaml --prompts 1 train.num_generations=4
+      grpox try run.yaml --json > tried.json
+    """
+    follow_log_options(log_level, log_file)
+    resolved = load_named_run(run, overrides)
+    errors = Console(stderr=True, quiet=launch.rank() != 0)
+    # Imported here because it imports torch: mistakes in the run file are reported before.
+    with errors.status("starting") as status:
+
+        def tell(phase: str) -> None:
+            status.update(Text(phase))
+            if not errors.is_terminal:
+                errors.print(phase, markup=False, highlight=False, soft_wrap=True)
+
+        from grpox.training.try_run import try_run as sample
+
+        tried = sample(resolved, prompts, tell)
+    if not tried.main:
+        return
+    if as_json:
+        typer.echo(json.dumps(_as_json(resolved.source, tried), indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    console = Console()
+    for number, each in enumerate(tried.prompts, 1):
+        console.print(_report(number, len(tried.prompts), each, tried.weights, console.width))
+
+
+def _report(
+    number: int, count: int, prompt: TriedPrompt, weights: Mapping[str, float], width: int
+) -> RenderableType:
+    """Draw a prompt, its tokens, its other columns, and the table of its completions."""
+    heading = f"prompt {number} of {count}: {prompt.place}, {pluralize(len(prompt.token_ids), 'token')}"
+    columns = Table(box=None, show_header=False, pad_edge=False)
+    columns.add_column(style="dim", overflow="fold")
+    columns.add_column(overflow="fold")
+    columns.add_row("tokens", _tokens(prompt))
+    for name, value in prompt.columns.items():
+        columns.add_row(_plain(name), _plain(value if isinstance(value, str) else repr(value)))
+    table = _completions(prompt.completions, weights, width)
+    return Group(Rule(Text(heading), align="left"), _plain(prompt.text), Text(), columns, Text(), table, Text())
+
+
+def _tokens(prompt: TriedPrompt) -> Text:
+    """Write the tokens one after the other with a bar between them."""
+    shown = [_escaped(token) for token in prompt.tokens]
+    first, left_out, last = ends(shown, MOST_TOKENS)
+    between = [f"... {left_out} more ..."] if left_out else []
+    return Text("|", "dim", overflow="fold").join(Text(each) for each in (*first, *between, *last))
+
+
+def _completions(scored: Sequence[ScoredRollout], weights: Mapping[str, float], width: int) -> Table:
+    """Draw a row for each completion; numbers are below each other where they would leave no room for text."""
+    names = [*weights, "sum", "advantage"]
+    is_wide = width - (len(names) + 1) * 3 - len(names) * NUMBER_WIDTH >= LEAST_TEXT
+    table = Table(show_lines=True)
+    table.add_column("completion", overflow="fold", ratio=1)
+    if is_wide:
+        for name in names:
+            table.add_column(Text(name), justify="right", overflow="fold", min_width=NUMBER_WIDTH)
+    else:
+        table.add_column("scores", overflow="fold")
+    for each in scored:
+        numbers = [*map(_number, each.rewards.values()), _number(each.reward), f"{each.advantage:+.3f}"]
+        if is_wide:
+            table.add_row(_completion(each), *numbers)
+        else:
+            stacked = Table(box=None, show_header=False, pad_edge=False)
+            stacked.add_column(overflow="fold")
+            stacked.add_column(justify="right", no_wrap=True)
+            for name, number in zip(names, numbers, strict=True):
+                stacked.add_row(Text(name), number)
+            table.add_row(_completion(each), stacked)
+    table.caption = _caption(weights)
+    table.caption_justify = "left"
+    return table
+
+
+def _caption(weights: Mapping[str, float]) -> Text:
+    parts = " + ".join(f"{weight:g} * {name}" for name, weight in weights.items())
+    return Text(f"sum = {parts}")
+
+
+def _completion(scored: ScoredRollout) -> Text:
+    """Write the text and its end; of an episode the whole conversation."""
+    rollout = scored.rollout
+    text = scored.completion
+    if rollout.episode is not None and len(rollout.episode.messages) > 1:
+        text = "\n".join(f"{each.speaker}: {each.text}" for each in speeches(rollout.episode.messages))
+    end = f"{pluralize(len(rollout.completion_ids), 'token')}, ended by {rollout.finish_reason}"
+    extra = [f"{name}: {value}" for name, value in scored.extra.items()]
+    return Text("\n").join([_plain(text), Text("; ".join([end, *extra]), "dim", overflow="fold")])
+
+
+def _number(value: float | None) -> str:
+    """Write a score; a function that abstained gave none."""
+    return "none" if value is None or math.isnan(value) else f"{value:.3f}"
+
+
+def _plain(text: str) -> Text:
+    """Write a text as it is, with its line breaks; other control characters are escaped."""
+    return Text("\n").join(Text(_escaped(line), overflow="fold") for line in text.split("\n"))
+
+
+def _escaped(text: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _as_json(source: str, tried: Tried) -> dict[str, Any]:
+    return {
+        "config": source,
+        "weights": dict(tried.weights),
+        "prompts": [
+            {
+                "row": each.row,
+                "prompt": each.prompt,
+                "columns": {name: _json_value(value) for name, value in each.columns.items()},
+                "text": each.text,
+                "token_ids": list(each.token_ids),
+                "tokens": list(each.tokens),
+                "completions": [_completion_json(scored) for scored in each.completions],
+            }
+            for each in tried.prompts
+        ],
+    }
+
+
+def _completion_json(scored: ScoredRollout) -> dict[str, Any]:
+    rollout = scored.rollout
+    written: dict[str, Any] = {
+        "text": scored.completion,
+        "token_ids": list(rollout.completion_ids),
+        "finish_reason": rollout.finish_reason,
+        "rewards": dict(scored.rewards),
+        "sum": None if math.isnan(scored.reward) else scored.reward,
+        "advantage": scored.advantage,
+        "extra": {name: _json_value(value) for name, value in scored.extra.items()},
+    }
+    if rollout.episode is not None:
+        written["messages"] = [_json_value(message) for message in rollout.episode.messages]
+    return written
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value as JSON has it; what JSON cannot hold is written as Python does."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _json_value(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(each) for each in value]
+    return value if isinstance(value, str | int | float | bool | None) else repr(value)

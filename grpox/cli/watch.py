@@ -1,0 +1,183 @@
+"""`grpox watch`: serves the page of runs to this machine's user, while they train and afterwards."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from grpox.cli.arguments import warn
+from grpox.errors import ConfigError, Problem, describe, nearest
+from grpox.runtime.signals import Terminated
+
+DEPTH = 3
+"""Levels of folders below this one in which runs are searched by their names, as `grpox runs` does."""
+MOST_NAMED = 8
+"""Largest number of runs that a message names."""
+
+
+def watch(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Folders of runs, or their names.", show_default=False),
+    ],
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="Port of 127.0.0.1; 0: a free one.")
+    ] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Open no browser.")] = False,
+) -> None:
+    """Show runs on a page while they train: curves, phases, alarms, and a search in all completions.
+
+    The first line of the output is the page's address. Only this machine's user
+    can open it: the address holds a token, and the server listens on 127.0.0.1.
+    For a run on another machine the second line is a command that makes the
+    page reachable there. Ctrl-C ends the server; the runs go on.
+
+    \b
+    Examples:
+      grpox watch runs/quickstart
+      grpox watch runs/first runs/second --port 8321 --no-browser
+      grpox train quickstart --watch      the page of a run, as long as it trains
+    """
+    from grpox.observing.page.server import address_of, new_token, open_listener
+
+    folders = _folders(runs)
+    try:
+        listener = open_listener(port)
+    except OSError as error:
+        what = f"cannot be used: {error.strerror or error}"
+        raise ConfigError(what, "--port", given=str(port), allowed="a free port, or 0") from error
+    with listener, suppress_interrupt():
+        address = address_of(listener, new_token())
+        print_address(address)
+        if not no_browser:
+            open_browser(address)
+        from grpox.observing.page.server import serve
+
+        serve(listener, address.rpartition("=")[2], folders)
+
+
+@contextmanager
+def watching(folder: Path) -> Iterator[None]:
+    """Serve the page of a run within the block, in another process; the run goes on if that is not possible."""
+    from grpox.observing.page.beside import serve_beside
+    from grpox.runtime.child import ChildFailed
+
+    served = serve_beside(folder)
+    try:
+        address = served.__enter__()
+    except (OSError, ChildFailed) as error:
+        warn(f"--watch: the page cannot be served: {describe(error)}")
+        yield
+        return
+    try:
+        print_address(address)
+        yield
+    finally:
+        served.__exit__(None, None, None)
+
+
+def print_address(address: str) -> None:
+    """Print the page's address, and the command that makes it reachable from another machine."""
+    port = address.partition("?")[0].rstrip("/").rpartition(":")[2]
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        user = "USER"
+    typer.echo(address)
+    typer.echo(f"from another machine: ssh -N -L {port}:127.0.0.1:{port} {user}@{socket.gethostname()}")
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def open_browser(address: str) -> threading.Thread | None:
+    """Open the address in a browser where the user sees one: not without a screen, and not over SSH.
+
+    Returns:
+        the thread that opens it, because some browsers are waited for.
+    """
+    has_screen = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    if not has_screen or os.environ.get("SSH_CONNECTION"):
+        return None
+    import webbrowser
+
+    thread = threading.Thread(target=webbrowser.open, args=(address,), daemon=True)
+    thread.start()
+    return thread
+
+
+@contextmanager
+def suppress_interrupt() -> Iterator[None]:
+    """End quietly on Ctrl-C, which is how the command is meant to end; SIGTERM is passed on."""
+    try:
+        yield
+    except Terminated:
+        raise
+    except KeyboardInterrupt:
+        return
+
+
+def _folders(runs: Sequence[str]) -> list[Path]:
+    """Return the folders of runs; raises ConfigError with a problem for each that is none."""
+    folders, problems = [], []
+    for run in runs:
+        match = find_run(run)
+        if isinstance(match, Problem):
+            problems.append(match)
+        else:
+            folders.append(match)
+    if problems:
+        raise ConfigError(problems)
+    return folders
+
+
+def find_run(run: str) -> Path | Problem:
+    """Return the folder of a run, given by its path or name, or the problem."""
+    from grpox.observing.page.server import is_run
+    from grpox.runtime.run_lock import is_locked
+
+    folder = Path(run)
+    with suppress(OSError):  # a name that is too long
+        if is_run(folder) or (folder.is_dir() and is_locked(folder)):
+            return folder
+        if folder.exists() and not folder.is_dir():
+            return Problem("is a file: name the run's folder", "RUN", given=run, nearest=str(folder.parent))
+        if folder.is_dir() and (inside := [str(each) for each in _below(folder, 1)]):
+            allowed = f"a run's folder: {', '.join(inside[:MOST_NAMED])}"
+            return Problem("is not the folder of a run, but has runs in it", "RUN", given=run, allowed=allowed)
+    known = list(_below(Path(), DEPTH))
+    named = [each for each in known if each.name == run]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        allowed = f"one of {', '.join(map(str, named[:MOST_NAMED]))}"
+        return Problem(f"means {len(named)} runs", "RUN", given=run, allowed=allowed)
+    what = "is not the folder of a run" if os.path.isdir(run) else "no such run here"
+    near = nearest(run, sorted({word for each in known for word in (str(each), each.name)}))
+    return Problem(what, "RUN", given=run, allowed="folder or name of a run: grpox runs list", nearest=near)
+
+
+def _below(root: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders of runs below a folder; those in a run are not searched."""
+    from grpox.observing.page.server import is_run
+
+    try:
+        with os.scandir(root) as entries:
+            names = sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
+    except OSError:  # a folder that may not be read has no runs to show
+        return
+    for name in names:
+        if name.startswith("."):
+            continue
+        if is_run(root / name):
+            yield root / name
+        elif depth > 1:
+            yield from _below(root / name, depth - 1)

@@ -1,0 +1,169 @@
+"""The chat template of a run: messages as text, with the tools that the model may call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from grpox.contracts import Message, Text
+from grpox.environments import Appended
+from grpox.errors import RunFailed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Schema = Mapping[str, Any]
+"""Description of a tool for the model: ``{"type": "function", "function": {"name": ..., ...}}``."""
+Content = str | Sequence[Message] | None
+"""An environment's answer: text, messages, or nothing."""
+
+NO_MESSAGES = "an environment answered with messages, but the prompts are strings: it must answer with text"
+_SYSTEM = """\
+You can call these tools. Each line describes one, in JSON:
+<tools>
+%s
+</tools>
+To call a tool, write its name and its arguments in JSON like this:
+<tool_call>
+{"name": "name of the tool", "arguments": {"name of an argument": "its value"}}
+</tool_call>"""
+_PROBE = "qzxprobe"
+"""A word that no chat template writes itself, and that it does not change."""
+_TOOL: Schema = {
+    "type": "function",
+    "function": {
+        "name": _PROBE,
+        "description": "Nothing.",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"type": "string", "description": "A text."}},
+            "required": ["x"],
+        },
+    },
+}
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, with the run's arguments for it.
+
+    Args:
+        arguments: `model.chat_template_kwargs` of the run file.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.arguments = dict(arguments or {})
+
+    @property
+    def exists(self) -> bool:
+        """True if the run file or the tokenizer has a template."""
+        return bool(self.arguments.get("chat_template") or getattr(self.tokenizer, "chat_template", None))
+
+    @property
+    def name(self) -> str:
+        """The model's name, for messages."""
+        return str(getattr(self.tokenizer, "name_or_path", "") or "the tokenizer's template")
+
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Schema] | None = None, header: bool = True
+    ) -> str:
+        """Return messages as the model reads them.
+
+        Args:
+            tools: schemas of tools. A template that does not list tools gets them as text of the system.
+            header: write the beginning of the model's next turn.
+        """
+        if tools and not self.lists_tools:
+            messages, tools = self._with_list(messages, tools), None
+        listed = {"tools": list(tools)} if tools else {}
+        rendered = self.tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=header, tokenize=False, **{**self.arguments, **listed}
+        )
+        return str(rendered)
+
+    @cached_property
+    def lists_tools(self) -> bool:
+        """True if the template writes a list of the tools that it is given."""
+        return self._shows([{"role": "user", "content": "a"}], tools=[_TOOL])
+
+    @cached_property
+    def _has_system(self) -> bool:
+        return self._shows([{"role": "system", "content": _PROBE}, {"role": "user", "content": "a"}])
+
+    def _shows(self, messages: Sequence[Message], **tools: Any) -> bool:
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False, **{**self.arguments, **tools}
+            )
+        except Exception:  # noqa: BLE001 - templates raise where they do not know a role or a list
+            return False
+        return _PROBE in str(rendered)
+
+    def _with_list(self, messages: Sequence[Message], tools: Sequence[Schema]) -> list[Message]:
+        """Describe tools in the system's message, or in the first message of a template without one."""
+        text = _SYSTEM % "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        first, *others = messages
+        if first.get("role") == "system":
+            return [extended_message(first, f"\n\n{text}"), *others]
+        if self._has_system:
+            return [{"role": "system", "content": text}, *messages]
+        return [_preceded(first, f"{text}\n\n"), *others]
+
+
+def extended_message(message: Message, text: str) -> Message:
+    """Return a message with `text` behind its own."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return {**message, "content": content + text}
+    return {**message, "content": [*content, {"type": "text", "text": text}]}
+
+
+def _preceded(message: Message, text: str) -> Message:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return {**message, "content": text + content}
+    return {**message, "content": [{"type": "text", "text": text}, *content]}
+
+
+def extended_prompt(prompt: Text, content: Content) -> Text:
+    """Return a prompt with the answer of an environment's `reset` behind it.
+
+    Raises:
+        RunFailed: the answer is not only text, or it is messages and the prompt is a string.
+    """
+    if not content:
+        return prompt
+    if isinstance(prompt, str):
+        if isinstance(content, str):
+            return prompt + content
+        raise RunFailed(NO_MESSAGES)
+    if isinstance(content, Appended):
+        return [*prompt[:-1], extended_message(prompt[-1], str(content))]
+    if isinstance(content, str):
+        return [*prompt, {"role": "user", "content": content}]
+    return [*prompt, *texts_only(content)]
+
+
+def texts_only(content: Sequence[Message] | None) -> list[Message]:
+    """Return messages of an environment with the parts of each joined to one text.
+
+    Raises:
+        RunFailed: a message has no role, or a part that is not text.
+    """
+    return [{**message, "content": _text_of(message)} for message in content or ()]
+
+
+def _text_of(message: Message) -> str:
+    content = message.get("content")
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if not isinstance(message.get("role"), str) or not isinstance(parts, list):
+        raise RunFailed(
+            f"an environment answered with {str(message)[:200]}; a message has a role and a content"
+        )
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise RunFailed(f"an environment answered with a part of type {kind}, but grpox reads only text")
+    return "".join(part["text"] for part in parts)

@@ -1,0 +1,242 @@
+"""Alarms of a run that cannot learn: a fault of several consecutive steps is reported once, with a cure.
+
+`Alarms.see` gets the metrics of each step and decides from them alone, so that a resumed run, which has the
+state of the checkpoint, raises the same alarms.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from grpox.config.alarms import CHANGED, DIFFERS, LIVE, NORM_BEFORE, SHARE, AlarmsConfig
+from grpox.runtime.files import write_atomically
+
+FILE = "alarms.json"
+"""Alarms of a run in its folder, written when one is raised."""
+PAGE = "docs/troubleshooting.md#alarms"
+SOLVED = 0.9
+"""Place of the mean reward, between the lowest and the highest of the run, from which equal rewards are no
+fault."""
+OFTEN = 0.25
+"""Share of groups in which a reward differs that makes it one that could teach."""
+ADVICE = {
+    "no_variance": (
+        "all completions of each prompt have the same reward, so nothing is learnt",
+        "read completions: does the reward recognise right answers? Use easier or harder prompts, partial "
+        "credit, or a larger train.num_generations",
+    ),
+    "all_truncated": (
+        "completions are cut at the length limit",
+        "raise sampling.max_completion_length, and check that the model knows its end of turn "
+        "(sampling.stop_token_ids)",
+    ),
+    "no_gradient": (
+        "the gradient is 0 although rewards differ",
+        "look at the advantages in the completions, at what the loss leaves out "
+        "(train.mask_truncated_completions, masks of the correction), and at own losses and advantages",
+    ),
+    "policy_static": (
+        "there is a gradient, but no weight changes",
+        "look at learning_rate in the metrics: it is 0, or too small for the precision of the weights; and at "
+        "train.optimizer and train.scheduler",
+    ),
+    "entropy_gone": (
+        "the policy has almost no entropy left, so completions no longer differ",
+        "go back to an earlier checkpoint with a lower train.learning_rate, a larger loss.clip_high, or "
+        "train.entropy_coef",
+    ),
+    "kl_runaway": (
+        "the policy has moved far from the reference, or from the policy that sampled the batch",
+        "lower train.learning_rate, raise train.beta, or take fewer steps on a batch (train.num_iterations)",
+    ),
+    "weights_blown_up": (
+        "the norm of the weights is a multiple of what it was before training",
+        "lower train.learning_rate, set train.max_grad_norm, and start again: such weights do not recover",
+    ),
+    "one_reward_decides": (
+        "one reward makes up the variance of the weighted rewards within groups, so the others teach nothing",
+        "compare rewards/<f>/std: scale the rewards to a similar size, change their weights, or use "
+        "'advantage: {name: group, aggregation: normalize_then_sum}'; a reward that never differs may be wrong",
+    ),
+}
+"""Name of an alarm -> its fault, and what to look at."""
+
+
+class RaisedAlarm(BaseModel):
+    """An alarm, as `summary.json` has it."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, ser_json_inf_nan="strings")
+
+    name: str
+    step: int
+    """Optimizer step after which it was raised."""
+    value: float
+    """Value of the last step that counted."""
+    subject: str = ""
+    """Label of the reward that decides; empty for other alarms."""
+
+    def entry(self) -> dict[str, Any]:
+        """Return the alarm as plain values for JSON; numbers that JSON lacks are strings."""
+        entry = self.model_dump(exclude_defaults=True)
+        return entry if math.isfinite(self.value) else entry | {"value": str(self.value)}
+
+
+class AlarmsState(BaseModel):
+    """State of the alarms, saved in checkpoints."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, ser_json_inf_nan="strings")
+
+    counts: dict[str, int] = Field(default_factory=dict)
+    """Name of an alarm -> consecutive steps with its fault."""
+    raised: list[RaisedAlarm] = Field(default_factory=list)
+    norm: float | None = None
+    """Norm of the weights before the first step."""
+    highest: float | None = None
+    """Highest weighted reward so far."""
+    lowest: float | None = None
+    is_flat: bool = False
+    """True if the last generation batch had no advantage other than 0, and no group with different rewards."""
+    is_silent: bool = False
+    """True if the last generation batch had no advantage other than 0."""
+    differed: list[str] = Field(default_factory=list)
+    """Labels of the rewards that have differed within a group."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A value that an alarm watches, in one step."""
+
+    name: str
+    value: float
+    is_fault: bool
+    subject: str = ""
+
+
+class Alarms:
+    """Counts consecutive steps with a fault. A step without the value of an alarm counts neither way."""
+
+    def __init__(self, config: AlarmsConfig) -> None:
+        self.config = config
+        self.state = AlarmsState()
+
+    def see(self, step: int, metrics: Mapping[str, float]) -> list[RaisedAlarm]:
+        """Record the metrics and signals of a step, and return the alarms that it raises.
+
+        Args:
+            metrics: those of the step with `Collector.signals` and `grpox.config.alarms.OF_UPDATE`.
+        """
+        state, raised = self.state, []
+        known = {alarm.name for alarm in state.raised}
+        for reading in [*self._of_rewards(metrics), *self._of_update(metrics)]:
+            count = state.counts.get(reading.name, 0) + 1 if reading.is_fault else 0
+            state.counts[reading.name] = count
+            if count >= self.config.steps and reading.name not in known:
+                raised.append(
+                    RaisedAlarm(name=reading.name, step=step, value=reading.value, subject=reading.subject)
+                )
+        state.raised += raised
+        return raised
+
+    def _of_rewards(self, metrics: Mapping[str, float]) -> Iterator[Reading]:
+        """Read the generation batch of a step; none in a step without a new one."""
+        config, flat = self.config, metrics.get("frac_reward_zero_std")
+        if flat is not None:
+            # Some scalers compare groups with each other: equal rewards in a group are no fault there.
+            useless = min(flat, metrics.get("alarms/no_advantage", flat))
+            self.state.is_flat = useless == 1
+            self.state.is_silent = metrics.get("alarms/no_advantage", flat) == 1
+            solved = self._is_solved(metrics)
+            if config.no_variance is not None:
+                yield Reading("no_variance", flat, useless >= config.no_variance and not solved)
+        cut = metrics.get("completions/clipped_ratio")
+        if cut is not None and config.all_truncated is not None:
+            yield Reading("all_truncated", cut, cut >= config.all_truncated)
+        yield from self._of_shares(metrics)
+
+    def _is_solved(self, metrics: Mapping[str, float]) -> bool:
+        """Return True if the mean reward is near the highest of a run whose rewards have differed."""
+        state = self.state
+        for name, best in (("highest", max), ("lowest", min)):
+            value, known = metrics.get(f"alarms/{name}"), getattr(state, name)
+            if value is not None:
+                setattr(state, name, value if known is None else best(value, known))
+        if state.highest is None or state.lowest is None or "reward" not in metrics:
+            return False
+        span = state.highest - state.lowest
+        return span > 0 and (metrics["reward"] - state.lowest) / span >= SOLVED
+
+    def _of_shares(self, metrics: Mapping[str, float]) -> Iterator[Reading]:
+        """Read which reward decides.
+
+        Rewards that differed in earlier steps and now do not, in most groups, are learnt: that is no fault.
+        """
+        labels = [name.removeprefix(DIFFERS) for name in metrics if name.startswith(DIFFERS)]
+        differs = {label: metrics[DIFFERS + label] for label in labels}
+        seen = self.state.differed
+        shares = {label: share for label in labels if (share := metrics.get(SHARE + label)) is not None}
+        if shares and self.config.one_reward_decides is not None:
+            first = max(shares, key=lambda label: shares[label])
+            teach = any(label not in seen or differs[label] >= OFTEN for label in labels if label != first)
+            fault = shares[first] >= self.config.one_reward_decides and teach
+            yield Reading("one_reward_decides", shares[first], fault, first)
+        seen += [label for label in labels if differs[label] > 0 and label not in seen]
+
+    def _of_update(self, metrics: Mapping[str, float]) -> Iterator[Reading]:
+        config, state = self.config, self.state
+        norm, changed = metrics.get("grad_norm"), metrics.get(CHANGED)
+        # A step may get the groups with equal rewards of a batch that other steps learn from.
+        is_live = state.is_silent or metrics.get(LIVE, 1) > 0
+        if norm is not None and config.no_gradient is not None and is_live:
+            # Equal rewards have an alarm of their own, and need none where the task is solved.
+            yield Reading("no_gradient", norm, norm <= config.no_gradient and not state.is_flat)
+        if norm is not None and changed is not None and config.policy_static:
+            yield Reading("policy_static", changed, changed == 0 and norm > 0)
+        entropy = metrics.get("entropy")
+        if entropy is not None and config.entropy_gone is not None:
+            yield Reading("entropy_gone", entropy, entropy < config.entropy_gone)
+        kl = max((metrics[name] for name in ("kl", "kl_old") if name in metrics), default=None)
+        if kl is not None and config.kl_runaway is not None:
+            yield Reading("kl_runaway", kl, not kl <= config.kl_runaway)
+        state.norm = metrics.get(NORM_BEFORE) if state.norm is None else state.norm
+        size = metrics.get("weights/norm")
+        if size is not None and state.norm and config.weights_blown_up is not None:
+            growth = size / state.norm
+            yield Reading("weights_blown_up", growth, growth > config.weights_blown_up)
+
+
+def describe_alarm(alarm: Mapping[str, Any], advice: bool = True) -> str:
+    """Format an alarm of `summary.json` or `alarms.json`: its name, step, value and fault.
+
+    Args:
+        advice: add what to look at.
+    """
+    name, value = str(alarm.get("name")), alarm.get("value")
+    shown = f"{value:.4g}" if isinstance(value, int | float) else str(value)
+    subject = f" of {alarm['subject']}" if alarm.get("subject") else ""
+    text = f"{name} at step {alarm.get('step')}, value {shown}{subject}"
+    if name not in ADVICE:
+        return text
+    fault, cure = ADVICE[name]
+    return f"{text}: {fault}" + (f". {cure[0].upper()}{cure[1:]}" if advice else "")
+
+
+def alarms_in(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries under ``alarms`` of a `summary.json` or `alarms.json`."""
+    alarms = content.get("alarms")
+    return [each for each in alarms if isinstance(each, dict)] if isinstance(alarms, list) else []
+
+
+def write_alarms(folder: Path, alarms: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``alarms.json`` into a run's folder.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_atomically(folder / FILE, json.dumps({"alarms": list(alarms)}, indent=2) + "\n")

@@ -1,0 +1,257 @@
+"""Checks a run's folder, and reads its config and the completions to show."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grpox.errors import ConfigError, nearest, text_of
+from grpox.observing.alarms import FILE as ALARMS
+from grpox.observing.conversation import Speech, ends, speeches
+from grpox.observing.page.columns import MetricsColumns
+from grpox.observing.page.rows import below, facts_of, items_of
+from grpox.runfile.yaml_lines import read_yaml
+
+METRICS, CONFIG, VERSIONS = "metrics.jsonl", "config.yaml", "versions.json"
+SUMMARY, FAILURE = "summary.json", "failure.json"
+MOST_NAMED = 8
+"""Largest number of runs that a message names if RUN_DIR is their parent folder."""
+
+MOST_BATCHES = 8
+"""Number of generation batches shown: the first, the last, and evenly spaced ones between."""
+MOST_SAMPLES = 16
+"""Number of completions shown per batch: the best, the worst, and evenly spaced ranks between."""
+PROMPT_CHARACTERS = 400
+COMPLETION_CHARACTERS = 1600
+EXTRA_CHARACTERS = 200
+MESSAGE_CHARACTERS = 800
+MOST_MESSAGES = 16
+"""Number of messages shown of a conversation: the first and the last ones."""
+INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Control characters, and characters that change the direction of text."""
+
+
+def check_record(folder: Path, metrics: MetricsColumns) -> None:
+    """Refuse a run's record that cannot be read.
+
+    `RunSource` reads what it can instead, as a run that is watched may be writing.
+
+    Args:
+        folder: the run's folder.
+        metrics: its metrics, read.
+
+    Raises:
+        ConfigError: names the file and what is wrong with it.
+    """
+    for line, reason in metrics.damaged.items():
+        raise ConfigError(f"not a line of metrics: {reason}", where=f"{folder / METRICS}:{line}")
+    if not metrics.columns:
+        raise ConfigError("has no finished step and no evaluation", where=str(folder / METRICS))
+    read_config(folder)
+    for name in (VERSIONS, SUMMARY, FAILURE, ALARMS):
+        _check_json(folder / name)
+
+
+def read_config(folder: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the config of the run in `folder`, as text and as data; empty without one.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    path = folder / CONFIG
+    text = _read_text(path)
+    return text, _mapping(read_yaml(text, str(path)).data, path) if text else {}
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that is not a run's; raises ConfigError."""
+    if (folder / METRICS).is_file():
+        return
+    if folder.is_dir():
+        what = f"is not the folder of a run with a finished step: {METRICS} is missing"
+        near = folder.parent if (folder.parent / METRICS).is_file() else None
+    else:
+        what = "is a file: name the run's folder" if folder.exists() else "there is no such folder"
+        name = nearest(folder.name, _runs_in(folder.parent))
+        near = folder.parent if folder.exists() else folder.parent / name if name else None
+    inside = ", ".join(str(folder / name) for name in _runs_in(folder)[:MOST_NAMED])
+    raise ConfigError(what, key="RUN_DIR", given=str(folder), allowed=inside, nearest=str(near) if near else "")
+
+
+def _runs_in(folder: Path) -> list[str]:
+    return sorted(path.parent.name for path in folder.glob(f"*/{METRICS}"))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"is not UTF-8 text: {error}", where=str(path)) from error
+
+
+def _mapping(value: Any, path: Path) -> Mapping[str, Any]:
+    if not isinstance(value, dict | None):
+        raise ConfigError("is not a mapping", where=str(path))
+    return value or {}
+
+
+def _check_json(path: Path) -> None:
+    text = _read_text(path)
+    try:
+        _mapping(json.loads(text) if text else {}, path)
+    except ValueError as error:
+        raise ConfigError(f"is not JSON: {error}", where=str(path)) from error
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One completion as the page shows it; long texts are cut in the middle."""
+
+    prompt: str
+    completion: str
+    reward: float
+    """Weighted reward; NaN if every reward function abstained."""
+    advantage: float
+    rewards: Mapping[str, float | None]
+    extra: Mapping[str, str]
+    group: int
+    tokens: int
+    """Number of tokens that the model wrote."""
+    finish_reason: str
+    turns: int = 0
+    """Number of the model's turns; 0 where the whole completion is one."""
+    conversation: Sequence[Speech] = ()
+    """Messages of an episode, without those in the middle of a long one; empty for a completion of one turn."""
+
+
+@dataclass(frozen=True)
+class SampledBatch:
+    """Numbers of one generation batch, and the rows of its file that are shown."""
+
+    label: str
+    stem: str
+    """Name of the file without its ending."""
+    total: int
+    """Number of completions in the whole batch."""
+    best: float
+    worst: float
+    """Highest and lowest reward of the whole batch; NaN if no completion was scored."""
+    mean: float
+    rows: Sequence[tuple[int, Mapping[str, Any]]]
+    """Place in the file and values of each row, the best reward first."""
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [_sample(values) for _, values in self.rows]
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return at most `most` of the indices 0 to count-1, evenly spaced, including first and last."""
+    picked = min(count, most)
+    return [round(place * (count - 1) / max(picked - 1, 1)) for place in range(picked)]
+
+
+def read_samples(folder: Path) -> tuple[list[SampledBatch], int]:
+    """Return the batches to show of a run's folder, and the number of saved batches.
+
+    Raises:
+        ConfigError: a file of completions cannot be read.
+    """
+    files = []
+    for path in (folder / "completions").glob("step_*.parquet"):
+        if name := re.fullmatch(r"step_(\d+)(?:_(\d+))?", path.stem):
+            files.append((int(name[1]), int(name[2] or 1), path))
+    files.sort()  # in the order of the run: names stop sorting at a million steps
+    return [_read_batch(*files[place]) for place in spread(len(files), MOST_BATCHES)], len(files)
+
+
+def _read_batch(step: int, part: int, path: Path) -> SampledBatch:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        # Without threads, which cannot start after a run has run out of memory; read_table imports pandas.
+        with parquet.ParquetFile(path) as file:
+            rows: list[dict[str, Any]] = file.read(use_threads=False).to_pylist()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigError(f"cannot be read as parquet: {text_of(error)}", where=str(path)) from error
+    ranked = sorted(enumerate(rows), key=lambda row: (math.isnan(row[1]["reward"]), -row[1]["reward"]))
+    rewards = [row["reward"] for row in rows if not math.isnan(row["reward"])]
+    return SampledBatch(
+        label=f"step {step}" if part == 1 else f"step {step}, batch {part}",
+        stem=path.stem,
+        total=len(rows),
+        best=max(rewards, default=math.nan),
+        worst=min(rewards, default=math.nan),
+        mean=sum(rewards) / len(rewards) if rewards else math.nan,
+        rows=[ranked[place] for place in spread(len(ranked), MOST_SAMPLES)],
+    )
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    return Sample(
+        prompt=cut_text(row["prompt"], PROMPT_CHARACTERS),
+        completion=cut_text(row["completion"], COMPLETION_CHARACTERS),
+        reward=row["reward"],
+        advantage=row["advantage"],
+        rewards=below(row, "rewards/"),
+        extra={
+            name: cut_text(str(value), EXTRA_CHARACTERS)
+            for name, value in {**below(row, "extra/"), **facts_of(row)}.items()
+            if value is not None
+        },
+        group=row["group"],
+        tokens=row.get("model_length", row["completion_length"]),
+        finish_reason=row["finish_reason"],
+        turns=len(items_of(row.get("turns"))),
+        conversation=cut_conversation(row),
+    )
+
+
+def cut_conversation(row: Mapping[str, Any]) -> list[Speech]:
+    """Return what the messages of a row say; empty for a single one, which is the completion itself."""
+    said = speeches([message for message in items_of(row.get("messages")) if isinstance(message, Mapping)])
+    if len(said) < 2:
+        return []
+    first, left_out, last = ends(said, MOST_MESSAGES)
+    between = [Speech("", f"[... {left_out} messages ...]")] if left_out else []
+    cut = [*first, *between, *last]
+    return [Speech(cut_text(who, EXTRA_CHARACTERS), cut_text(text, MESSAGE_CHARACTERS)) for who, text in cut]
+
+
+def cut_text(text: str, most: int) -> str:
+    """Cut a text in its middle to `most` characters, and escape invisible ones."""
+    if len(text) > most:
+        left_out = len(text) - most
+        text = f"{text[: most // 2]}\n[... {left_out} characters ...]\n{text[len(text) - most // 2 :]}"
+    return INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Values over steps; NaN leaves a gap."""
+
+    steps: list[float]
+    values: list[float]
+
+
+def binned(curve: Curve, most: int = 200) -> Curve:
+    """Reduce a curve to at most `most` points: means of the finite values of neighbouring steps."""
+    size = math.ceil(len(curve.steps) / most)
+    if size <= 1:
+        return curve
+    starts = range(0, len(curve.steps), size)
+    return Curve(
+        [_mean(curve.steps[start : start + size]) for start in starts],
+        [_mean(curve.values[start : start + size]) for start in starts],
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan

@@ -1,0 +1,189 @@
+"""Writes the page of a run, or of several, as one HTML file that needs no server: the report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grpox.errors import ConfigError
+from grpox.observing.page.buffers import finite
+from grpox.observing.page.comparison import compare
+from grpox.observing.page.data import (
+    COMPLETION_CHARACTERS,
+    EXTRA_CHARACTERS,
+    MESSAGE_CHARACTERS,
+    MOST_MESSAGES,
+    PROMPT_CHARACTERS,
+    SampledBatch,
+    check_folder,
+    check_record,
+    cut_conversation,
+    cut_text,
+    read_samples,
+    spread,
+)
+from grpox.observing.page.document import document
+from grpox.observing.page.rows import row_of
+from grpox.observing.page.source import RunSource
+from grpox.runtime.files import write_atomically
+
+REPORT = "report.html"
+"""Name of the report in a run's folder."""
+POINTS = (400, 200, 100, 50)
+"""Largest numbers of points of a curve, of which the first that fits is taken."""
+METRICS_BYTES = 240_000
+"""Size of all curves of a page."""
+SHARES = (1.0, 0.5, 0.25, 0.125)
+"""Parts of the completions that `read_samples` returns, of which the first that fits is taken."""
+COMPLETIONS_BYTES = 860_000
+"""Size of all completions of a page."""
+
+
+def write_report(folder: Path, output: Path | None = None) -> Path:
+    """Write the report of the run in `folder`, whole or not at all, and return its path.
+
+    Args:
+        output: the file to write; default: ``report.html`` in `folder`.
+
+    Raises:
+        ConfigError: `folder` is not a run's folder, or one of its files cannot be read.
+    """
+    path = output or folder / REPORT
+    write_atomically(path, render([folder]))
+    return path
+
+
+def write_comparison(folders: Sequence[Path], output: Path) -> Path:
+    """Write one page that shows the curves of several runs over each other, and in what they differ.
+
+    Raises:
+        ConfigError: one of `folders` is not a run's folder, or one of its files cannot be read.
+    """
+    if output.is_dir():
+        raise ConfigError("is a folder: name a file", key="--html", given=str(output))
+    write_atomically(output, render(folders))
+    return output
+
+
+def render(folders: Sequence[Path]) -> str:
+    """Return the page of the runs in `folders` as HTML."""
+    frozen = freeze(folders)
+    sources = [run["source"] for run in frozen["answers"]["run"].values()]
+    return document(frozen, f"{', '.join(sources)} \N{EN DASH} grpox")
+
+
+def freeze(folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the runs and the answers that the page shows without a server, about a megabyte at most."""
+    for folder in folders:
+        check_folder(folder)
+    names = _names(folders)
+    sources = [RunSource(folder, name) for name, folder in names.items()]
+    for folder, source in zip(names.values(), sources, strict=True):
+        check_record(folder, source.read_metrics())
+    runs = {source.name: source.run() for source in sources}
+    answers: dict[str, Any] = {
+        "run": runs,
+        "metrics": _first_fitting(
+            POINTS,
+            METRICS_BYTES,
+            lambda points: {each.name: _rounded(each.metrics(points=points)) for each in sources},
+        ),
+        "phases": {source.name: source.phases() for source in sources},
+        "completions": _completions(names),
+    }
+    for source in sources:
+        source.close()
+    if len(names) > 1:
+        answers["compare"] = compare(names)
+    shown = [
+        {"name": name, "folder": run["folder"], "status": run["status"], "shown": True}
+        for name, run in runs.items()
+    ]
+    return {"made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "runs": shown, "answers": answers}
+
+
+def _names(folders: Sequence[Path]) -> dict[str, Path]:
+    """Name each run by its folder; folders of one name by their paths."""
+    absolute = [folder.absolute() for folder in folders]
+    last = [folder.name for folder in absolute]
+    return {str(folder) if last.count(folder.name) > 1 else folder.name: folder for folder in absolute}
+
+
+def _first_fitting(sizes: Iterable[Any], most: int, build: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """Return the first answer that has at most `most` bytes as JSON, else the last one."""
+    answer: dict[str, Any] = {}
+    for size in sizes:
+        answer = build(size)
+        if len(json.dumps(answer, ensure_ascii=False).encode()) <= most:
+            break
+    return answer
+
+
+def _rounded(answer: dict[str, Any]) -> dict[str, Any]:
+    """Round values to six digits, which a curve does not show."""
+    series = {
+        name: [steps, [None if value is None else float(f"{value:.6g}") for value in values]]
+        for name, (steps, values) in answer["series"].items()
+    }
+    return {**answer, "series": series}
+
+
+def _completions(names: Mapping[str, Path]) -> dict[str, Any]:
+    batches = {name: read_samples(folder) for name, folder in names.items()}
+    return _first_fitting(
+        SHARES,
+        COMPLETIONS_BYTES,
+        lambda share: {name: _answer(*of_run, share) for name, of_run in batches.items()},
+    )
+
+
+def _answer(batches: Sequence[SampledBatch], saved: int, share: float) -> dict[str, Any]:
+    """Return all shown completions of a run in the form of `RunSource.completions`, and what is left out."""
+    picked = [_picked(batch, share) for batch in batches]
+    rows = [
+        _row(batch, place, values)
+        for batch, rows in zip(batches, picked, strict=True)
+        for place, values in rows
+    ]
+    table = [
+        [batch.label, len(rows), batch.total, finite(batch.worst), finite(batch.mean), finite(batch.best)]
+        for batch, rows in zip(batches, picked, strict=True)
+    ]
+    remark = (
+        f"{len(batches)} of {saved} saved generation batches, evenly spaced over the run.",
+        f"Of each batch at most {max(map(len, picked), default=0)} completions: its best, its worst, and"
+        f" between them evenly spaced ranks of reward. Prompts over {PROMPT_CHARACTERS} and completions over"
+        f" {COMPLETION_CHARACTERS} characters are cut in the middle, conversations over {MOST_MESSAGES}"
+        f" messages and messages over {MESSAGE_CHARACTERS} characters too. The rest is in"
+        " completions/*.parquet; grpox watch shows and searches all of it.",
+    )
+    return {
+        "total": len(rows),
+        "is_indexed": True,
+        "rows": rows,
+        "batches": table,
+        "remark": remark if rows else None,
+    }
+
+
+def _picked(batch: SampledBatch, share: float) -> Sequence[tuple[int, Mapping[str, Any]]]:
+    """Return a part of the rows, evenly spaced, with the first and the last one."""
+    return [batch.rows[place] for place in spread(len(batch.rows), max(2, int(len(batch.rows) * share)))]
+
+
+def _row(batch: SampledBatch, place: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    row = row_of(batch.stem, place, values)
+    extremes = {batch.best: "best", batch.worst: "worst"} if batch.best != batch.worst else {}
+    return {
+        **row,
+        "prompt": cut_text(row["prompt"], PROMPT_CHARACTERS),
+        "completion": cut_text(row["completion"], COMPLETION_CHARACTERS),
+        "messages": [list(speech) for speech in cut_conversation(values)],
+        "data": {name: cut_text(value, EXTRA_CHARACTERS) for name, value in row["data"].items()},
+        "extra": {name: cut_text(value, EXTRA_CHARACTERS) for name, value in row["extra"].items()},
+        "has_tokens": False,
+        "extreme": extremes.get(values["reward"], ""),
+    }

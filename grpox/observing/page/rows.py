@@ -1,0 +1,162 @@
+"""Completions of a run as the page shows them, read from the files of completions by their ids.
+
+An id is the stem of the file and the row in it, such as ``step_000012:34``: it stays the same while the file
+does, and cannot name another file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from grpox.errors import ConfigError, text_of
+from grpox.observing.conversation import speeches
+from grpox.observing.page.buffers import finite, integers
+from grpox.observing.token_files import has_tokens, read_tokens
+
+FOLDER = "completions"
+"""Folder with the files of completions in a run's folder."""
+FILE = re.compile(r"step_(\d+)(?:_(\d+))?")
+"""Stem of a file of completions: the step, and the number of the batch if the step used several."""
+_ID = re.compile(rf"({FILE.pattern}):(\d+)")
+_FACTS = {"rollout_extra": "rollout", "environment_rewards": "environment rewards", "info": "info"}
+_FACTS |= {"environment_error": "environment error"}
+"""Column -> its name among the further facts of a completion."""
+
+
+def id_of(stem: str, row: int) -> str:
+    """Return the id of a completion."""
+    return f"{stem}:{row}"
+
+
+def prompt_id(prompt: str) -> str:
+    """Return the id of a prompt: the same at every step, and in every run."""
+    return blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def read_rows(folder: Path, ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the completions of these ids in their order; those whose files are gone are left out.
+
+    Args:
+        folder: the run's folder.
+    """
+    wanted: dict[str, list[int]] = {}
+    for each in ids:
+        stem, row = _parts(each)
+        wanted.setdefault(stem, []).append(row)
+    read: dict[str, dict[str, Any]] = {}
+    for stem, rows in wanted.items():
+        for row, values in zip(rows, _take(folder, stem, rows), strict=False):
+            shown = row_of(stem, row, values)
+            read[shown["id"]] = shown | {"has_tokens": _has_tokens(folder, stem, values)}
+    return [read[each] for each in ids if each in read]
+
+
+def _has_tokens(folder: Path, stem: str, values: Mapping[str, Any]) -> bool:
+    """Return True if the tokens of a row are recorded; False too where a file of tokens is damaged or gone."""
+    try:
+        return has_tokens(folder, *_key(stem, values))
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def tokens_of(folder: Path, id: str) -> list[dict[str, Any]]:
+    """Return the tokens of a completion with their numbers; empty if the run did not record them.
+
+    Raises:
+        ConfigError: no saved completion has this id.
+    """
+    stem, row = _parts(id)
+    matches = _take(folder, stem, [row])
+    if not matches:
+        raise ConfigError("no saved completion has this id", "id", given=id)
+    return read_tokens(folder, *_key(stem, matches[0]))
+
+
+def _parts(id: str) -> tuple[str, int]:
+    """Split an id; raises ConfigError for a text that is none."""
+    match = _ID.fullmatch(id)
+    if match is None:
+        raise ConfigError("is not the id of a completion", "id", given=id, allowed="such as step_000012:34")
+    return match[1], int(match[4])
+
+
+def _take(folder: Path, stem: str, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Read rows of a file, without threads; empty if the file is gone or has become shorter."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path = folder / FOLDER / f"{stem}.parquet"
+    try:
+        with parquet.ParquetFile(path) as file:  # read_table would load pyarrow's engine for data sets
+            table = file.read(use_threads=False)
+    except FileNotFoundError:
+        return []
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigError(f"cannot be read as parquet: {text_of(error)}", where=str(path)) from error
+    if max(rows) >= len(table):
+        return []
+    read: list[dict[str, Any]] = table.take(integers(rows)).to_pylist()
+    return read
+
+
+def facts_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Name what the generator and the environment said of a completion."""
+    return {name: values[column] for column, name in _FACTS.items() if values.get(column) not in (None, "{}")}
+
+
+def row_of(stem: str, row: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of the file in the form of the page, as without tokens."""
+    extra = below(values, "extra/") | facts_of(values)
+    return {
+        "id": id_of(stem, row),
+        "step": values["step"],
+        "group": values["group"],
+        "sample": values["sample"],
+        "prompt_id": prompt_id(values["prompt"]),
+        "prompt": values["prompt"],
+        "completion": values["completion"],
+        "reward": finite(values["reward"]),
+        "advantage": finite(values["advantage"]),
+        "rewards": {label: finite(value) for label, value in below(values, "rewards/").items()},
+        "data": _texts(below(values, "data/")),
+        "extra": _texts(extra),
+        "finish_reason": values["finish_reason"],
+        "tokens": values.get("model_length", values["completion_length"]),
+        "turns": len(items_of(values.get("turns"))),
+        "messages": [list(each) for each in speeches(_mappings(values.get("messages")))],
+        "has_tokens": False,
+    }
+
+
+def _key(stem: str, values: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Return the arguments of `read_tokens` behind the folder."""
+    match = FILE.fullmatch(stem)
+    assert match is not None
+    return int(match[1]), values["group"], values["sample"], int(match[2] or 1)
+
+
+def below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the columns whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def items_of(text: str | None) -> list[Any]:
+    """Read a column of JSON; anything but a list counts as empty."""
+    try:
+        value = json.loads(text or "[]")
+    except ValueError:
+        return []
+    return value if isinstance(value, list) else []
+
+
+def _mappings(text: str | None) -> list[Mapping[str, Any]]:
+    return [each for each in items_of(text) if isinstance(each, Mapping)]

@@ -1,0 +1,393 @@
+"""The server of `grpox watch`: the page, and its answers as JSON, for this machine's user alone.
+
+It listens on 127.0.0.1. Other users of the machine, and pages of other sites in the user's browser, reach that
+address too: every request needs the token, and the name of this machine in its Host header.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from grpox.errors import ConfigError, GrpoxError, describe, nearest
+from grpox.errors.redaction import redact
+from grpox.observing.page.data import CONFIG, METRICS, VERSIONS
+from grpox.observing.page.source import RunSource
+from grpox.runtime.logs import get_logger
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from uvicorn import Server
+
+logger = get_logger(__name__)
+ADDRESS = "127.0.0.1"
+HOSTS = (ADDRESS, "localhost", "[::1]")
+"""Names of this machine in a Host header, also through a tunnel. Others are refused: a site may give its own
+name this address."""
+MOST_NEIGHBOURS = 200
+"""Largest number of runs beside the given ones that are offered."""
+THREADS = 4
+"""Number of requests that are answered at a time."""
+_LIST_SECONDS = 5.0
+"""Seconds for which the list of neighbours stays as it is."""
+_LARGEST = 2**31 - 1
+_HEADERS = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"frame-ancestors 'none'"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+)
+
+
+def _text(value: str) -> str:
+    return value
+
+
+def _integer(value: str) -> int:
+    number = int(value)
+    if abs(number) > _LARGEST:
+        raise ValueError
+    return number
+
+
+def _position(value: str) -> int:
+    return max(0, int(value))
+
+
+def _points(value: str) -> int:
+    return min(max(_integer(value), 10), 100_000)
+
+
+def _number(value: str) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _boolean(value: str) -> bool:
+    return {"true": True, "false": False}[value]
+
+
+_PARAMETERS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
+    "run": {},
+    "metrics": {"names": _text, "since": _position, "first": _number, "last": _number, "points": _points}
+    | {"generation": _integer},
+    "phases": {"step": _integer},
+    "completions": {
+        "text": _text,
+        "reward_min": _number,
+        "reward_max": _number,
+        "step_min": _integer,
+        "step_max": _integer,
+        "prompt": _text,
+        "order": _text,
+        "group_by_prompt": _boolean,
+        "offset": _integer,
+        "limit": _integer,
+    },
+    "tokens": {"id": _text},
+}
+"""Answer, a method of `RunSource` -> its parameters, and functions that read them."""
+
+
+class WatchedRuns:
+    """The runs that the page shows, and those beside them in the same folders, which it offers.
+
+    Args:
+        folders: folders of the shown runs; they may still be empty.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self.pool = ThreadPoolExecutor(THREADS, "answers")
+        """Threads that answer."""
+        self._given = list(dict.fromkeys(folder.absolute() for folder in folders))
+        self._names: dict[str, Path] = {}
+        self._sources: dict[str, RunSource] = {}
+        self._listed = -math.inf
+        self._lock = threading.Lock()
+        for folder in self._given:
+            self._name(folder)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """List the runs, those shown first."""
+        with self._lock:
+            if time.monotonic() - self._listed > _LIST_SECONDS:
+                for parent in dict.fromkeys(folder.parent for folder in self._given):
+                    for folder in _neighbours(parent)[:MOST_NEIGHBOURS]:
+                        self._name(folder)
+                self._listed = time.monotonic()
+            named = list(self._names.items())
+        return [
+            {
+                "name": name,
+                "folder": str(folder),
+                "status": self.source(name).status,
+                "shown": folder in self._given,
+            }
+            for name, folder in named
+            if folder in self._given or folder.is_dir()
+        ]
+
+    def source(self, name: str = "") -> RunSource:
+        """Return a run of the list; by default the first.
+
+        Raises:
+            ConfigError: there is none of this name.
+        """
+        with self._lock:
+            name = name or next(iter(self._names))
+            if name not in self._names:
+                near = nearest(name, self._names)
+                raise ConfigError("there is no run of this name", "run", given=name, nearest=near)
+            if name not in self._sources:
+                self._sources[name] = RunSource(self._names[name], name)
+            return self._sources[name]
+
+    def prepare(self) -> None:
+        """Begin to read the shown runs, before the page asks for them."""
+        for name, folder in list(self._names.items()):
+            if folder in self._given:
+                self.source(name).prepare()
+
+    def close(self) -> None:
+        """Stop the building of indexes, and wait for the last answers."""
+        self.pool.shutdown()
+        for source in self._sources.values():
+            source.close()
+
+    def _name(self, folder: Path) -> None:
+        """Add a folder under a name that no other one has."""
+        if folder not in self._names.values():
+            names = (folder.name, f"{folder.parent.name}/{folder.name}", str(folder))
+            self._names[next(name for name in names if name not in self._names)] = folder
+
+
+def _neighbours(parent: Path) -> list[Path]:
+    """Return the folders of runs in a folder; links, which may lead anywhere, are left out."""
+    try:
+        with os.scandir(parent) as entries:
+            folders = [parent / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:  # a folder that may not be read has no runs to offer
+        return []
+    return sorted(folder for folder in folders if not folder.name.startswith(".") and is_run(folder))
+
+
+def is_run(folder: Path) -> bool:
+    """Return True if a run has begun to write its record into the folder."""
+    # os.path, because a Path raises OSError in another user's folder.
+    return os.path.isfile(folder / METRICS) or all(os.path.isfile(folder / name) for name in (CONFIG, VERSIONS))
+
+
+class _Guard:
+    """Refuses requests without the token, from other sites, and other methods than GET."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token
+        self._cookie = f"grpox_{sha256(token.encode()).hexdigest()[:16]}"
+        # Not the token: a browser sends cookies to every port of this address, also to other users' servers.
+        self._page = sha256(f"page {token}".encode()).hexdigest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "headers" not in scope:  # the beginning and the end of the server itself
+            return
+        cookie = b""
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), *_HEADERS]
+                message["headers"] = [*headers, (b"set-cookie", cookie)] if cookie else headers
+            await send(message)
+
+        from starlette.requests import Request
+
+        request = Request(scope)
+        if _host_name(request.headers.get("host", "")) not in HOSTS:
+            response = answer({"error": "this server answers under the name of its own machine only"}, 403)
+        elif request.method not in ("GET", "HEAD"):
+            response = answer({"error": "this server changes nothing: GET only"}, 405)
+        elif not self._is_allowed(request):
+            response = answer({"error": "the token is missing: open the address that grpox watch printed"}, 401)
+        else:
+            if request.url.path == "/" and "token" in request.query_params:
+                # For a reload, whose address no longer has the token. It opens the page alone, no answers.
+                cookie = f"{self._cookie}={self._page}; Path=/; HttpOnly; SameSite=Strict".encode()
+            await self._app(scope, receive, send_guarded)
+            return
+        await response(scope, receive, send_guarded)
+
+    def _is_allowed(self, request: Request) -> bool:
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        sent = [(credentials, self._token)] if scheme.lower() == "bearer" else []
+        if request.url.path == "/":
+            sent += [(request.query_params.get("token", ""), self._token)]
+            sent += [(self._from_cookie(request), self._page)]
+        return any(secrets.compare_digest(each.encode(), secret.encode()) for each, secret in sent)
+
+    def _from_cookie(self, request: Request) -> str:
+        try:
+            morsel = SimpleCookie(request.headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return ""
+        return "" if morsel is None else morsel.value
+
+
+def _host_name(host: str) -> str:
+    """Return a Host header without its port."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdecimal() else host
+
+
+def answer(content: Any, status: int = 200) -> Response:
+    """Return a response of JSON."""
+    from starlette.responses import Response
+
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+    return Response(text, status, media_type="application/json")
+
+
+def build_app(runs: WatchedRuns, token: str) -> Starlette:
+    """Build the server's application."""
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.gzip import GZipMiddleware
+    from starlette.responses import HTMLResponse
+    from starlette.routing import Route
+
+    from grpox.observing.page.document import document
+
+    async def page(request: Request) -> Response:
+        return HTMLResponse(document())
+
+    async def api(request: Request) -> Response:
+        return await asyncio.get_running_loop().run_in_executor(runs.pool, _answer, runs, request)
+
+    async def nothing(request: Request, error: Exception) -> Response:
+        return answer({"error": f"there is no page {request.url.path}"}, 404)
+
+    return Starlette(
+        routes=[Route("/", page), Route("/api/{name}", api)],
+        middleware=[Middleware(_Guard, token=token), Middleware(GZipMiddleware, compresslevel=1)],
+        exception_handlers={404: nothing},
+    )
+
+
+def _answer(runs: WatchedRuns, request: Request) -> Response:
+    """Answer a question of the page."""
+    name, query = request.path_params["name"], request.query_params
+    try:
+        if name == "runs":
+            return answer(runs.runs())
+        if name == "compare":
+            from grpox.observing.page.comparison import compare
+
+            return answer(compare({each: runs.source(each).folder for each in query.getlist("run")}))
+        if name not in _PARAMETERS:
+            return answer({"error": f"there is no answer {name!r}"}, 404)
+        source = runs.source(query.get("run", ""))
+        parameters = _read_parameters(name, [pair for pair in query.multi_items() if pair[0] != "run"])
+        return answer(getattr(source, name)(**parameters))
+    except GrpoxError as error:
+        return answer({"error": redact(str(error))}, 400)
+    except Exception as error:  # noqa: BLE001 - the page shows it
+        logger.warning("%s cannot be answered: %s", name, describe(error))
+        return answer({"error": redact(describe(error))}, 500)
+
+
+def _read_parameters(name: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Read the parameters of an answer.
+
+    Raises:
+        ConfigError: there is no such parameter, or it has no such value.
+    """
+    known, read = _PARAMETERS[name], {}
+    for key, value in pairs:
+        if key not in known:
+            raise ConfigError("no such parameter", key, allowed=", ".join(known), nearest=nearest(key, known))
+        try:
+            read[key] = known[key](value)
+        except (ValueError, KeyError) as error:
+            raise ConfigError("not a possible value", key, given=value) from error
+    if "names" in read:
+        read["names"] = [value for key, value in pairs if key == "names"]
+    return read
+
+
+def open_listener(port: int = 0) -> socket.socket:
+    """Return a socket that listens on 127.0.0.1.
+
+    Args:
+        port: 0: a free one.
+
+    Raises:
+        OSError: the port is in use, or reserved.
+    """
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((ADDRESS, port))
+        listener.listen(128)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def new_token() -> str:
+    """Return a random token."""
+    return secrets.token_urlsafe(24)
+
+
+def address_of(listener: socket.socket, token: str) -> str:
+    """Return the page's address, with the token."""
+    return f"http://{ADDRESS}:{listener.getsockname()[1]}/?token={token}"
+
+
+def serve(listener: socket.socket, token: str, folders: Sequence[Path]) -> None:
+    """Serve the runs in these folders until SIGINT or SIGTERM, which is then raised again."""
+    # Read by pyarrow when it is imported: its own allocators keep memory that they no longer need.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    runs = WatchedRuns(folders)
+    runs.prepare()
+    try:
+        build_server(runs, token).run(sockets=[listener])
+    finally:
+        runs.close()
+
+
+def build_server(runs: WatchedRuns, token: str) -> Server:
+    """Build the server, which serves once it has a socket."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        build_app(runs, token),
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)

@@ -1,0 +1,190 @@
+"""Facts about the tokens of some completions of a run, as parquet files: written by a run, read by its page.
+
+``tokens/step_000003.parquet`` has a row for each completion whose tokens step 3 trained on for the first time.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grpox.runtime.files import atomic_path
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from grpox.data.token_texts import TokenTexts
+    from grpox.update.token_facts import TokenFacts
+
+FOLDER = "tokens"
+KEY = ("step", "part", "group", "sample")
+"""Columns that find a completion: those of `CompletionKey`."""
+CompletionKey = tuple[int, int, int, int]
+"""Step and part in the name of the completion's file, ``completions/step_<step>_<part>.parquet`` (part 1 has no
+number), group and sample."""
+MOST_FILES = 4096
+"""Number of files whose keys are kept."""
+
+
+def token_file(folder: Path, step: int) -> Path:
+    """Return the file of the optimizer step `step` of the run in `folder`."""
+    return folder / FOLDER / f"step_{step:06d}.parquet"
+
+
+def step_of(path: Path) -> int:
+    """Return the step in the name of a file of tokens or completions."""
+    return int(path.stem.split("_")[1])
+
+
+def write_tokens(path: Path, completions: Sequence[TokenFacts], texts: TokenTexts) -> None:
+    """Write the tokens of `completions` as parquet, whole or not at all.
+
+    Columns: step, part, group, sample, and lists with an entry for each token: id, text, special (the name of a
+    special token), logprob (the generator's), policy_logprob, ratio, advantage, entropy, correction, mask (1
+    where the policy loss counts the token), turn (null for an observation). Numbers that were not computed are
+    null.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = sorted(completions, key=lambda each: _key(each))
+    keys = np.array([_key(each) for each in rows], dtype=np.int64).reshape(-1, len(KEY))
+    columns = {name: pyarrow.array(keys[:, place]) for place, name in enumerate(KEY)}
+    turns = np.concatenate([each.record.turns for each in rows])
+    written, scored = turns >= 0, _flat(rows, "is_scored")
+    sampler = _flat(rows, "sampler_logprob")
+    values: dict[str, pyarrow.Array] = {
+        "id": pyarrow.array(_flat(rows, "ids")),
+        "text": pyarrow.array(
+            [text for each in rows for text in texts.of(each.ids.tolist())], pyarrow.string()
+        ),
+        "special": pyarrow.array(
+            [texts.special(token) for each in rows for token in each.ids.tolist()], pyarrow.string()
+        ),
+        "logprob": _known(sampler, written & ~np.isnan(sampler)),
+        "policy_logprob": _known(_flat(rows, "logprob"), scored),
+        "ratio": _known(_flat(rows, "ratio"), scored),
+        "advantage": _known(_flat(rows, "advantage"), written),
+        "entropy": _known(_flat(rows, "entropy"), scored),
+        "correction": _known(_flat(rows, "correction"), scored),
+        "mask": pyarrow.array(_flat(rows, "is_counted").astype(np.int8)),
+        "turn": _known(turns, written),
+    }
+    ends = np.cumsum([0, *(len(each.ids) for each in rows)], dtype=np.int32)
+    columns |= {name: pyarrow.ListArray.from_arrays(ends, flat) for name, flat in values.items()}
+    with atomic_path(path) as unfinished:
+        parquet.write_table(pyarrow.table(columns), unfinished, use_dictionary=False)
+
+
+def _key(facts: TokenFacts) -> CompletionKey:
+    record = facts.record
+    return record.step, record.part, record.group, record.sample
+
+
+def _flat(rows: Sequence[TokenFacts], name: str) -> np.ndarray:
+    return np.concatenate([getattr(each, name) for each in rows])
+
+
+def _known(values: np.ndarray, known: np.ndarray) -> pyarrow.Array:
+    """Return a column that is null except where `known`."""
+    import pyarrow
+
+    return pyarrow.array(values, mask=~known)
+
+
+def read_tokens(folder: Path, step: int, group: int, sample: int, part: int = 1) -> list[dict[str, Any]]:
+    """Read the tokens of one completion of the run in `folder`, in their order.
+
+    Args:
+        step: step in the name of the completion's file, its column ``step``.
+        part: number after the step in that name; 1 if there is none.
+
+    Returns:
+        a dict for each token: text, id, logprob (the generator's), policy_logprob, ratio, advantage, entropy,
+        correction, mask (0 or 1), turn, kind (``model`` or ``observation``), special. Numbers are None where
+        they were not computed or are not finite. Empty if the tokens of this completion are not recorded.
+
+    Raises:
+        OSError: a file cannot be read, or is no parquet file (`pyarrow.ArrowInvalid` is a ValueError).
+    """
+    place = _find(folder, (step, part, group, sample))
+    if place is None:
+        return []
+    path, row = place
+    return _tokens(_read(path).slice(row, 1).to_pylist()[0])
+
+
+def has_tokens(folder: Path, step: int, group: int, sample: int, part: int = 1) -> bool:
+    """Return True if `read_tokens` finds the tokens of a completion."""
+    return _find(folder, (step, part, group, sample)) is not None
+
+
+def recorded_completions(folder: Path) -> set[CompletionKey]:
+    """List the completions whose tokens `read_tokens` finds."""
+    return {key for path in _files_from(folder, 0) for key in _rows(path, path.stat().st_mtime_ns)}
+
+
+def _find(folder: Path, wanted: CompletionKey) -> tuple[Path, int] | None:
+    """Return the file with the tokens of a completion, and the row."""
+    for path in _files_from(folder, wanted[0]):
+        rows = _rows(path, path.stat().st_mtime_ns)
+        if wanted in rows:
+            return path, rows[wanted]
+        if rows and min(rows)[0] > wanted[0]:  # later steps train on later generation batches
+            return None
+    return None
+
+
+def _files_from(folder: Path, step: int) -> Iterator[Path]:
+    if not (folder / FOLDER).is_dir():
+        return
+    steps = _steps(folder / FOLDER, (folder / FOLDER).stat().st_mtime_ns)
+    for each in steps[bisect_left(steps, step) :]:
+        yield token_file(folder, each)
+
+
+@lru_cache
+def _steps(folder: Path, mtime_ns: int) -> list[int]:
+    """Return the steps that have a file; a folder's time changes with each new one."""
+    return sorted(map(step_of, folder.glob("step_*.parquet")))
+
+
+@lru_cache(MOST_FILES)
+def _rows(path: Path, mtime_ns: int) -> dict[CompletionKey, int]:
+    """Return key -> row of the completions in a file; a resumed run writes another one of the same name."""
+    table = _read(path, KEY)
+    keys = zip(*(table[name].to_pylist() for name in KEY), strict=True)
+    return {key: row for row, key in enumerate(keys)}
+
+
+def _read(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:  # read_table would load pyarrow's engine for data sets
+        return file.read(columns=columns and list(columns), use_threads=False)
+
+
+def _tokens(row: dict[str, Any]) -> list[dict[str, Any]]:
+    names = [name for name in row if name not in KEY]
+    tokens = [
+        dict(zip(names, values, strict=True)) for values in zip(*(row[name] for name in names), strict=True)
+    ]
+    return [
+        {name: _finite(value) for name, value in token.items()}
+        | {"kind": "observation" if token["turn"] is None else "model"}
+        for token in tokens
+    ]
+
+
+def _finite(value: Any) -> Any:
+    """Replace a number that JSON lacks by None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,234 @@
+"""Calls of tools in the text of a turn. They are JSON, and nothing in them is evaluated.
+
+`call_reader` renders a call by the run's chat template, and chooses the reader that finds it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from grpox.contracts import Message, ToolCall
+from grpox.data.chat import ChatTemplate, Schema
+from grpox.errors import ConfigError
+
+_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
+_JSON_CALL = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"(?:name"|type"\s*:\s*"function")\s*[:,])')
+
+_BETWEEN = re.compile(r"[\s;,]*")
+_QUESTION: Message = {"role": "user", "content": "a"}
+EXACT = {"clean_up_tokenization_spaces": False}
+"""Argument of a tokenizer's `decode` that keeps each space."""
+_QWEN_XML: Mapping[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "content": {"close": "<|im_end|>", "content": "text"},
+        "tool_calls": {
+            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</function>\s*</tool_call>",
+            "repeats": True,
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+    },
+}
+"""transformers' response template for the calls of Qwen3-Coder and Qwen3.5."""
+READ = (
+    "calls as <tool_call>{JSON}</tool_call> (Hermes), as JSON with name and parameters (Llama 3) or as "
+    "<function=...> (Qwen3.5); a tokenizer with a response_template; or an environment with a method parse"
+)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant)  # Python's would read NaN
+
+
+@dataclass(frozen=True)
+class ReadCalls:
+    """A turn without its calls, and the calls."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Other fields of the message that the turn is, such as its thinking."""
+
+
+class CallReader(Protocol):
+    """Reads the calls of tools in a turn.
+
+    A call that cannot be read becomes a call whose arguments are its text, which fit no tool.
+    """
+
+    def read(self, text: str, token_ids: Sequence[int], tools: Sequence[Schema]) -> ReadCalls:
+        """Read a turn.
+
+        Args:
+            text: without special tokens.
+            token_ids: all of the turn.
+        """
+        ...
+
+
+class HermesReader:
+    """Reads ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, any number of them."""
+
+    def read(self, text: str, token_ids: Sequence[int], tools: Sequence[Schema]) -> ReadCalls:
+        """Read a turn; see `CallReader`."""
+        calls = tuple(_call_of(match[1]) for match in _HERMES.finditer(text))
+        return ReadCalls(_HERMES.sub("", text).strip() if calls else text, calls)
+
+
+class JsonReader:
+    """Reads a turn that is a call, as Llama 3 writes it: ``{"name": ..., "parameters": {...}}``.
+
+    Several calls follow each other, with or without semicolons.
+    """
+
+    def read(self, text: str, token_ids: Sequence[int], tools: Sequence[Schema]) -> ReadCalls:
+        """Read a turn; see `CallReader`."""
+        begin = _JSON_CALL.match(text)
+        if not begin:
+            return ReadCalls(text, ())
+        calls, place = [], begin.end()
+        while text.startswith("{", place):
+            try:
+                value, end = _JSON.raw_decode(text, place)
+            except (ValueError, RecursionError):
+                value, end = {"parameters": None}, len(text)
+            if not {"parameters", "arguments"} & value.keys():  # an answer that is JSON
+                break
+            calls.append(_call_of(text[place:end]))
+            between = _BETWEEN.match(text, end)
+            place = between.end() if between else end
+        return ReadCalls(text[place:].strip() if calls else text, tuple(calls))
+
+
+class ResponseReader:
+    """Reads turns by transformers' `parse_response`.
+
+    Args:
+        template: the response template.
+        before: text that ends with the header of a turn.
+    """
+
+    def __init__(self, chat: ChatTemplate, template: Mapping[str, Any], before: str) -> None:
+        self._chat = chat
+        self._template = dict(template)
+        self._before = before
+
+    def read(self, text: str, token_ids: Sequence[int], tools: Sequence[Schema]) -> ReadCalls:
+        """Read a turn; see `CallReader`."""
+        written = str(self._chat.tokenizer.decode(list(token_ids), skip_special_tokens=False, **EXACT))
+        try:
+            message = self._chat.tokenizer.parse_response(
+                written, self._template, prefix=self._before, tools=list(tools)
+            )
+            calls = tuple(_calls_of_message(message))
+        except Exception:  # noqa: BLE001 - its parsers raise whatever they like on text that does not fit
+            return ReadCalls("", (_broken(text),))
+        fields = {
+            name: value for name, value in message.items() if name not in ("role", "content", "tool_calls")
+        }
+        return ReadCalls(str(message.get("content") or ""), calls, fields)
+
+
+def _calls_of_message(message: Mapping[str, Any]) -> Iterator[ToolCall]:
+    for call in message.get("tool_calls") or ():
+        yield _call(call.get("function", call)) or _broken(json.dumps(call, ensure_ascii=False))
+
+
+def _call_of(text: str) -> ToolCall:
+    """Read the JSON of one call."""
+    try:
+        value = _JSON.decode(text)
+    except (ValueError, RecursionError):  # a text of many brackets nests too deep
+        return _broken(text)
+    return _call(value) or _broken(text)
+
+
+def _call(value: Any) -> ToolCall | None:
+    """Return the call that JSON describes; None if it describes none."""
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or not name:
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    if arguments is None:
+        arguments = {}
+    # OpenAI's form of arguments is JSON within JSON
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(_whole(name), _whole(written))
+
+
+def _whole(text: str) -> str:
+    """Replace halves of surrogate pairs, which JSON can hold and files cannot."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _broken(text: str) -> ToolCall:
+    """Return a call that cannot be read, with its name if it shows one."""
+    name = _NAME.search(text)
+    return ToolCall(name[1] if name else "", text.strip())
+
+
+def with_calls(message: Message, calls: Sequence[ToolCall]) -> Message:
+    """Return a message of the assistant with its calls of tools; arguments are objects where they are JSON."""
+    written = [
+        {"type": "function", "function": {"name": call.name, "arguments": _arguments(call)}} for call in calls
+    ]
+    return {**message, "tool_calls": written} if written else message
+
+
+def _arguments(call: ToolCall) -> Any:
+    try:
+        arguments = _JSON.decode(call.arguments)
+    except (ValueError, RecursionError):
+        return call.arguments
+    return arguments if isinstance(arguments, dict) else call.arguments
+
+
+def call_reader(chat: ChatTemplate, tools: Sequence[Schema]) -> CallReader:
+    """Return the reader of calls in the form that the chat template asks the model for.
+
+    Raises:
+        ConfigError: grpox does not read the template's form.
+    """
+    if not (chat.exists and chat.lists_tools):
+        return HermesReader()
+    before = chat.render([_QUESTION], tools)
+    candidates: list[CallReader] = [HermesReader(), JsonReader(), ResponseReader(chat, _QWEN_XML, before)]
+    if own := getattr(chat.tokenizer, "response_template", None):
+        candidates.insert(0, ResponseReader(chat, own, before))
+    call = ToolCall(str(tools[0]["function"]["name"]), json.dumps({"x": "qzxvalue"}))
+    for arguments in (json.loads(call.arguments), call.arguments):
+        token_ids = _written(chat, tools, call.name, arguments, before)
+        text = str(chat.tokenizer.decode(token_ids, skip_special_tokens=True, **EXACT))
+        for reader in candidates:
+            if reader.read(text, token_ids, tools).calls == (call,):
+                return reader
+    what = "the chat template writes calls of tools in a form that grpox does not read"
+    raise ConfigError(what, key="model.path", given=chat.name, allowed=READ)
+
+
+def _written(chat: ChatTemplate, tools: Sequence[Schema], name: str, arguments: Any, before: str) -> list[int]:
+    """Return the tokens of a turn with one call, as the template writes it; none if it raises.
+
+    Args:
+        before: what the template writes up to the turn.
+    """
+    call = {"id": "callofone", "type": "function", "function": {"name": name, "arguments": arguments}}
+    turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    try:
+        rendered = chat.render([_QUESTION, turn], tools, header=False)
+    except Exception:  # noqa: BLE001 - templates raise where a call is in another form than theirs
+        return []
+    places = (place for place, (one, other) in enumerate(zip(rendered, before, strict=False)) if one != other)
+    written = rendered[next(places, len(before)) :]
+    return list(chat.tokenizer(written, add_special_tokens=False)["input_ids"])

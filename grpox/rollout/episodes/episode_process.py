@@ -1,0 +1,215 @@
+"""The process of one episode: it serves one instance of an environment, within limits of time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import mmap
+import os
+import pickle
+import random
+import resource
+import signal
+import struct
+import sys
+import time
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+from multiprocessing.connection import Connection
+from types import FrameType
+from typing import Any, NoReturn
+
+from grpox.environments.calling import CANCEL_SECONDS, CallTimeout, Result, Settled, Work, settle
+from grpox.rollout.episodes.host import Host
+from grpox.rollout.episodes.loading import EnvironmentClass
+from grpox.rollout.episodes.messages import Start
+
+REPEAT_SECONDS = 0.5
+"""Seconds after which a call that went on in spite of CallTimeout is interrupted again."""
+_HEAD = struct.Struct("d")
+_SIZE = 256
+
+
+class Request(IntEnum):
+    """Requests to the process of an episode."""
+
+    START = 1
+    STEP = 2
+    FINISH = 3
+    CLOSE = 4
+    """Close without an outcome."""
+
+
+LAST = (Request.FINISH, Request.CLOSE)
+"""Requests after which the process ends."""
+
+
+class Progress:
+    """Current call of a process and its time limit, in memory shared with the process that forked it."""
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, _SIZE)
+
+    def note(self, what: str, deadline: float) -> None:
+        """Write what runs now and its deadline by time.monotonic."""
+        text = what.encode("utf-8", "replace")[: _SIZE - _HEAD.size]
+        self._shared[_HEAD.size :] = text.ljust(_SIZE - _HEAD.size, b"\0")
+        self._shared[: _HEAD.size] = _HEAD.pack(deadline)
+
+    @property
+    def deadline(self) -> float:
+        return float(_HEAD.unpack_from(self._shared)[0])
+
+    @property
+    def what(self) -> str:
+        """Name of the last call of the present request."""
+        return self._shared[_HEAD.size :].rstrip(b"\0").decode("utf-8", "replace")
+
+
+class SignalLimit:
+    """Interrupts calls in the main thread that take longer than so many seconds."""
+
+    def __init__(self, seconds: float, progress: Progress) -> None:
+        self._seconds, self._progress = seconds, progress
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Event loop of this process, which keeps clients alive between turns; made when it is needed."""
+        self._what = ""
+        self._is_armed = False
+
+    @contextmanager
+    def __call__(self, what: str, more: float = 0.0) -> Iterator[None]:
+        """Limit a block; `more` is added to the time."""
+        self._what = what
+        seconds = self._seconds + more
+        self._progress.note(what, time.monotonic() + seconds)
+        signal.signal(signal.SIGALRM, self._raise)  # a call before may have put its own
+        self._is_armed = True
+        signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
+        try:
+            yield
+        finally:
+            self._is_armed = False
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            # The name stays: where the process ends now, as by sys.exit, it is the reason.
+            self._progress.note(what, time.monotonic() + self._seconds)
+
+    def run(self, awaitables: list[Awaitable[Any]]) -> list[Settled]:
+        """Run awaitables together; those that block the loop or defy their cancellation are interrupted."""
+        ends: list[Settled] = []
+        loop = self._loop = self._loop or asyncio.new_event_loop()
+        try:
+            with self(self._what, CANCEL_SECONDS + REPEAT_SECONDS):
+                loop.run_until_complete(settle(awaitables, self._seconds, ends))
+        except CallTimeout:
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+        return ends or [Settled(is_late=True)] * len(awaitables)
+
+    def close(self) -> None:
+        """Close the event loop."""
+        if self._loop is not None:
+            with suppress(Exception):
+                self._loop.close()
+
+    def _raise(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_armed:
+            raise CallTimeout
+
+
+def serve_episode(
+    connection: Connection,
+    classes: Sequence[EnvironmentClass],
+    start: bytes,
+    progress: Progress,
+    limits: tuple[int, float, float],
+) -> NoReturn:
+    """Answer requests until the last one, and end the process.
+
+    Args:
+        connection: to the process that forked this one.
+        start: the first request, pickled: a row may need modules that the other processes shall not import.
+        limits: most calls of a turn, seconds of a call, GiB of memory.
+    """
+    max_calls, seconds, memory = limits
+    most = int(memory * 2**30)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    limit = SignalLimit(seconds, progress)
+    own, code = os.getpid(), 0
+    try:
+        request: Start = pickle.loads(start)
+        seed_everything(request.seed)
+        host = Host(classes[request.environment], max_calls, seconds, limit)
+        _serve(connection, host, host.start(request), limit)
+        gc.collect()  # finalizers of what the environment left, such as temporary folders
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1 if end.code else 0
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+    _flush()
+    if os.getpid() == own:  # else the environment forked, and this is the child
+        _end_group()
+    # Not sys.exit: what was registered for the end of the process that forked this one is not for this one.
+    os._exit(code & 0xFF)
+
+
+def _end_group() -> None:
+    """Kill what the environment has started in this group: the forker, which does so too, may end before."""
+    group = os.getpgrp()
+    with suppress(OSError):  # the forker has ended and has no group to join: this process is killed as well
+        os.setpgid(0, os.getppid())
+    with suppress(ProcessLookupError):  # there was nothing
+        os.killpg(group, signal.SIGKILL)
+
+
+def _serve(connection: Connection, host: Host, work: Work[Any], limit: SignalLimit) -> None:
+    own, kind = os.getpid(), Request.START
+    while True:
+        answer: object = _driven(work, limit)
+        if os.getpid() != own:  # the environment forked, and this is the child
+            os._exit(0)
+        if kind in LAST:
+            limit.close()
+        _flush()
+        try:
+            connection.send_bytes(pickle.dumps(answer))
+            if kind in LAST:
+                return
+            message = connection.recv_bytes()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            # The forker has ended, and nobody else would kill what the environment has started in this group.
+            os.killpg(0, signal.SIGKILL)
+        kind = Request(message[0])
+        work = _work(host, kind, message[1:])
+
+
+def _work(host: Host, kind: Request, payload: bytes) -> Work[Any]:
+    if kind == Request.STEP:
+        return host.step(pickle.loads(payload))
+    return host.finish() if kind == Request.FINISH else host.abandon()
+
+
+def _driven(work: Work[Result], limit: SignalLimit) -> Result:
+    """Do work to its end."""
+    try:
+        awaitables = next(work)
+        while True:
+            awaitables = work.send(limit.run(awaitables))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random generators that a module may use without a generator of its own."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or replaced, by the environment
+            stream.flush()

@@ -1,0 +1,109 @@
+"""Messages between the loop of episodes and the environments, which are pickled where these have processes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from grpox.contracts import Message, ToolCall, ToolResult
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Instructions to build environments of one class, or to find a tool."""
+
+    label: str
+    """Name in messages and metrics; of a tool its name for the model."""
+    key: str
+    """Key in the run file, for example ``environment`` or ``tools[0]``."""
+    target: Any
+    """``package.module:name``, ``/path/to/file.py:name``, or the class or function itself."""
+    config: bytes = pickle.dumps(None)
+    """The checked parameters, pickled by themselves: their class is known once `target` has been loaded."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Builds an environment and resets it."""
+
+    environment: int
+    """Place of the environment in the run's list."""
+    row: Mapping[str, Any]
+    """The prompt's row of the dataset, the prompt included."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class Action:
+    """A complete turn of the model."""
+
+    text: str
+    """Its text, without special tokens."""
+    calls: Sequence[ToolCall] | None = None
+    """Calls in the turn, unless the environment's own `parse` reads others; None: not known."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The environment's answer to `Start` or `Action`."""
+
+    content: str | Sequence[Message] | None = None
+    """Text or messages; None: nothing, and after an action without calls the episode is over."""
+    results: Sequence[ToolResult] = ()
+    """Answers to all calls of the turn, in the order of the calls."""
+    done: bool = False
+    """True if the environment ended the episode."""
+    state_key: str | None = None
+    """Key of the state in which the model's next turn begins."""
+    failure: str = ""
+    """Exception of the environment in `reset` or `reply`, with its file and line; the episode then ends."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of an episode, as its environment reports it; the environment is closed."""
+
+    rewards: Mapping[str, float] | None = None
+    """Parts of the reward by name, a single number under ``""``; None: it abstains."""
+    turn_rewards: Sequence[float | None] = ()
+    """One for each action, or none."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    failure: str = ""
+    """Exceptions of `reward`, `turn_rewards`, `info` and `close`."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The environment's process has ended, or was ended because it hung; nothing else is known of it."""
+
+    reason: str
+
+
+class Environments(Protocol):
+    """The environments of a rank: each episode has one under its key, from `start` to `finish`.
+
+    Methods may be called by several threads at once, for different keys. Each waits for all answers, which come
+    under the same keys; an episode whose environment is `Lost` needs no `finish`.
+    """
+
+    def start(self, starts: Mapping[int, Start]) -> dict[int, Observation | Lost]:
+        """Build and reset environments."""
+        ...
+
+    def step(self, actions: Mapping[int, Action]) -> dict[int, Observation | Lost]:
+        """Give each environment a turn of its model."""
+        ...
+
+    def finish(self, keys: Sequence[int]) -> dict[int, Outcome | Lost]:
+        """Ask for the outcomes of ended episodes, and close their environments."""
+        ...
+
+    def abandon(self, keys: Sequence[int]) -> None:
+        """Close environments whose episodes nobody wants any more."""
+        ...
+
+    def close(self) -> None:
+        """Close all environments and end their processes."""
+        ...

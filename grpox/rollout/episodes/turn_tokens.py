@@ -1,0 +1,217 @@
+"""The tokens of episodes: prompts with what `reset` added, turns as they are read, and bridges between them.
+
+What the model sampled is never decoded and encoded again; tokens are only appended. A bridge is what the model
+did not write between two of its turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from grpox.contracts import Message, ToolCall, ToolResult
+from grpox.data.chat import NO_MESSAGES, Content, Schema, texts_only
+from grpox.data.prompts import PromptSet
+from grpox.errors import ConfigError, RunFailed, describe
+from grpox.rollout.episodes.bridge import ANSWERING, Bridge
+from grpox.rollout.episodes.calls import EXACT, CallReader, HermesReader, ReadCalls, call_reader, with_calls
+
+MARK = " [cut off]"
+"""Stands at the end of an answer that was too long."""
+
+
+@dataclass(frozen=True)
+class WrittenTurn:
+    """A turn of the model, read from its tokens."""
+
+    message: Message
+    """The turn as a message of the assistant, with its calls of tools."""
+    text: str
+    """Its text, without special tokens."""
+    calls: Sequence[ToolCall]
+    """Calls of tools in it, if the environment does not read others by its own `parse`."""
+
+
+class TurnTokens:
+    """Tokens of the prompts of one dataset, and of the turns that follow them.
+
+    Args:
+        tools: schemas of all tools of the run.
+        has_parse: True if every environment reads calls itself, so that the template's form need not be known.
+        longest: `episodes.max_observation_tokens`.
+
+    Raises:
+        ConfigError: the chat template cannot be used for episodes, or writes calls in an unknown form.
+    """
+
+    def __init__(
+        self,
+        prompts: PromptSet,
+        tools: Sequence[Schema] = (),
+        has_parse: bool = False,
+        longest: int | None = None,
+    ) -> None:
+        self._prompts = prompts
+        self._tokenizer = prompts.chat.tokenizer
+        self._tools = tools
+        self._longest = longest
+        if prompts.conversational and "tools" in prompts.chat.arguments:
+            what = "lists tools, but those of the run are listed by grpox"
+            raise ConfigError(what, key="model.chat_template_kwargs.tools", allowed="the run file's key tools")
+        self._bridge = Bridge(prompts.chat, tools) if prompts.conversational else None
+        self._added = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
+        self._reader = self._call_reader(has_parse)
+
+    def _call_reader(self, has_parse: bool) -> CallReader | None:
+        if not self._tools:
+            return None
+        if not self._prompts.conversational:
+            return HermesReader()
+        try:
+            return call_reader(self._prompts.chat, self._tools)
+        except ConfigError:
+            if not has_parse:
+                raise
+            return None
+
+    def check_stops(self, stop_token_ids: Collection[int], stop: Collection[str] = ()) -> None:
+        """Check that the chat template's end of a turn ends a completion.
+
+        Args:
+            stop: texts that end a completion.
+
+        Raises:
+            ConfigError: the model would write on behind its turn, and answer itself.
+        """
+        if self._bridge is None:
+            return
+        ids = self._encode(self._bridge.text([{"role": "user", "content": "a"}]))
+        first = next((token for token in ids if self._decode([token]).strip()), None)
+        if first is None or first not in self._added or first in stop_token_ids:
+            return
+        if (text := self._decode([first])) not in stop:
+            what = f"lacks {text}, with which the chat template ends a turn of the model"
+            given = ", ".join(map(str, sorted(stop_token_ids))) or "none"
+            raise ConfigError(what, "sampling.stop_token_ids", given=given, allowed=f"a list with {first}")
+
+    def prompt(self, row: int, content: Content) -> tuple[int, ...]:
+        """Return the tokens of a row's prompt with what `reset` answered behind it.
+
+        Raises:
+            RunFailed: it is too long, is not only text, or does not fit the prompt or the template.
+        """
+        return self._prompts.extended_ids(row, content)
+
+    def read(self, token_ids: Sequence[int], row: int, is_whole: bool = True) -> WrittenTurn:
+        """Read a turn in an episode of `row`.
+
+        Args:
+            is_whole: False for a turn that was cut off, in which no calls are read.
+        """
+        (text,) = self._prompts.completion_texts([token_ids])
+        read, tools = ReadCalls(text, ()), self._prompts.tools(row)
+        if is_whole and tools and self._reader is not None:
+            read = self._reader.read(text, token_ids, tools)
+        message = {"role": "assistant", "content": read.text, **read.fields}
+        return WrittenTurn(with_calls(message, read.calls), text, read.calls)
+
+    def messages(self, content: Content, results: Sequence[ToolResult] = ()) -> list[Message]:
+        """Return an environment's answer as messages: results of tools in the order of their calls, then its
+        content.
+
+        Raises:
+            RunFailed: it is not only text; it is messages where prompts are strings; a message has another role
+                than `ANSWERING`.
+        """
+        if content and not isinstance(content, str) and not self._prompts.conversational:
+            raise RunFailed(NO_MESSAGES)
+        written = (
+            [{"role": "user", "content": str(content)}] if isinstance(content, str) else texts_only(content)
+        )
+        others = [each["role"] for each in written if each["role"] not in ANSWERING]
+        if others:
+            roles = ", ".join(ANSWERING)
+            raise RunFailed(
+                f"an environment answered a turn with a message of the role '{others[0]}'; "
+                f"the roles that may answer are {roles}"
+            )
+        return [
+            *({"role": "tool", "name": each.call.name, "content": each.content} for each in results),
+            *written,
+        ]
+
+    def shortened(self, messages: Sequence[Message]) -> tuple[list[Message], int]:
+        """Cut an answer to `longest` tokens.
+
+        Returns:
+            the messages, and the number of those that were cut.
+        """
+        if self._longest is None or not messages:
+            return list(messages), 0
+        texts = _cut([message["content"] for message in messages], self._longest, self._encode, self._decode)
+        pairs = list(zip(messages, texts, strict=True))
+        shortened: list[Message] = [{**message, "content": text} for message, text in pairs]
+        return shortened, sum(message["content"] != text for message, text in pairs)
+
+    def bridge(self, turn: Sequence[int], answer: Sequence[Message]) -> tuple[int, ...]:
+        """Return the tokens between a turn and the next: the end of the turn as far as it is missing, the
+        answer, and the header of the next turn.
+
+        Raises:
+            RunFailed: the chat template cannot write the answer.
+        """
+        if self._bridge is None:
+            return tuple(self._encode("\n".join(message["content"] for message in answer)))
+        try:
+            text = self._bridge.text(answer)
+        except Exception as error:
+            what = f"the chat template cannot write an environment's answer: {describe(error)}"
+            raise RunFailed(f"{what}; the answer is {str(list(answer))[:300]}") from error
+        return self._without_end(self._encode(text), turn)
+
+    def _without_end(self, bridge: Sequence[int], turn: Sequence[int]) -> tuple[int, ...]:
+        """Leave out the end token that the turn has already, and the space before it."""
+        for place, token in enumerate(bridge):
+            if turn and token == turn[-1] and token in self._added:
+                return tuple(bridge[place + 1 :])
+            if self._decode([token]).strip():
+                break
+        return tuple(bridge)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False, **EXACT))
+
+
+def _cut(
+    texts: Sequence[str],
+    longest: int,
+    encode: Callable[[str], list[int]],
+    decode: Callable[[Sequence[int]], str],
+) -> list[str]:
+    """Cut texts so that together they have at most `longest` tokens; the shortest stay whole first."""
+    encoded = [encode(text) for text in texts]
+    cut, left = list(texts), longest
+    by_length = sorted(range(len(texts)), key=lambda place: len(encoded[place]))
+    for number, place in enumerate(by_length):
+        share = left // (len(texts) - number)
+        ids = encoded[place]
+        if len(ids) > share:
+            cut[place], ids = _shortened(ids, share, encode, decode)
+        left -= len(ids)
+    return cut
+
+
+def _shortened(
+    ids: list[int], share: int, encode: Callable[[str], list[int]], decode: Callable[[Sequence[int]], str]
+) -> tuple[str, list[int]]:
+    """Return the beginning of a text in at most `share` tokens, with `MARK` where it fits."""
+    mark = MARK if len(encode(MARK)) < share else ""
+    for count in range(share, -1, -1):
+        text = decode(ids[:count]).rstrip("\ufffd") + mark  # a character may consist of several tokens
+        shortened = encode(text)
+        if len(shortened) <= share:
+            return text, shortened
+    return "", []

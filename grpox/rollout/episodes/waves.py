@@ -1,0 +1,359 @@
+"""The loop of episodes, above any generator: in each wave every open episode gets one turn of the model.
+
+A wave is one ordinary call of the generator with the tokens of each open episode, after which all environments
+answer at the same time. The first turns are sampled as a group where all completions of a prompt have the same
+beginning. Ranks go from wave to wave together, because a generator's call may be a collective; a rank whose
+episodes have all ended asks for nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from grpox.config import EpisodesConfig, SamplingConfig
+from grpox.contracts import Prompt, Rollout
+from grpox.data.prompts import PromptSet
+from grpox.errors import RunFailed
+from grpox.rollout.episodes.calls import with_calls
+from grpox.rollout.episodes.episode import OpenEpisode
+from grpox.rollout.episodes.messages import Action, Environments, Lost, Observation, Outcome, Start
+from grpox.rollout.episodes.turn_tokens import TurnTokens
+from grpox.runtime.logs import WarnOnce, get_logger
+from grpox.runtime.phases import PhaseTimes
+from grpox.runtime.world import World, on_every_rank
+
+RESETS = 3
+"""Number of times that an environment is built and reset before its failure ends the run."""
+
+
+@dataclass(frozen=True)
+class EpisodeRequest:
+    """Episodes wanted of some prompts of one rank."""
+
+    prompts: PromptSet
+    wanted: Sequence[Prompt]
+    sampling: SamplingConfig
+    seed: int
+    """Seed of the generator's calls."""
+    seeds: Mapping[int, Sequence[int]]
+    """Group -> numbers from which the seeds of its episodes follow, on whatever rank they are sampled."""
+
+
+@dataclass(frozen=True)
+class EnvironmentRows:
+    """The environments of a run, and the rows of data that each is for."""
+
+    environments: Environments
+    labels: Sequence[str]
+    place_of: Callable[[PromptSet, int], int]
+    """Dataset, row -> place of the row's environment."""
+    tokens_of: Callable[[PromptSet], TurnTokens]
+    """Dataset -> tokens of its prompts and turns."""
+    weights: Sequence[float] = ()
+    """Factors of the environments' own rewards; empty: 1 each."""
+
+
+Sample = Callable[[Sequence[Prompt], SamplingConfig, int], Sequence[Rollout]]
+"""Samples a wave of this rank's prompts: prompts, sampling, seed of the call -> checked rollouts."""
+Arrived = Callable[[Rollout], None]
+
+
+class EpisodeLoop:
+    """Samples episodes with the environments of this rank."""
+
+    def __init__(self, config: EpisodesConfig, rows: EnvironmentRows, world: World, times: PhaseTimes) -> None:
+        self.config = config
+        self.rows = rows
+        self._world = world
+        self._times = times
+        self._keys = itertools.count()
+        self._warn = WarnOnce(get_logger(__name__))
+        self._background: list[threading.Thread] = []
+
+    def sample(self, request: EpisodeRequest, sample: Sample, arrived: Arrived) -> None:
+        """Sample episodes to their ends; a collective.
+
+        Args:
+            arrived: gets each episode, in the order in which they end.
+
+        Raises:
+            RunFailed: sampling failed, or an environment cannot be reset, on this rank or another.
+        """
+        together = partial(on_every_rank, self._world, self._times)
+        waves = _Waves(self.config, self.rows, request, sample, arrived, self._keys, self._times, self._warn)
+        try:
+            together(waves.start)
+            while any(self._world.gather([waves.is_open])):
+                together(waves.take_turn)
+        finally:
+            waves.abandon()
+
+    def begin(self, request: EpisodeRequest, sample: Sample) -> Iterator[Rollout]:
+        """Sample episodes in the background, without a collective.
+
+        Returns:
+            the episodes as they end; what went wrong is raised there.
+        """
+        ended: queue.SimpleQueue[Rollout | BaseException | None] = queue.SimpleQueue()
+        waves = _Waves(self.config, self.rows, request, sample, ended.put, self._keys, PhaseTimes(), self._warn)
+
+        def run() -> None:
+            try:
+                waves.start()
+                while waves.is_open:
+                    waves.take_turn()
+                ended.put(None)
+            except BaseException as error:  # noqa: BLE001 - raised where the episodes are read
+                ended.put(error)
+            finally:
+                waves.abandon()
+
+        thread = threading.Thread(target=run, name="grpox-episodes", daemon=True)
+        self._background.append(thread)
+        thread.start()
+        return _read(ended)
+
+    def wait(self) -> None:
+        """Wait until all episodes in the background have ended: before the generator gets other weights."""
+        for thread in self._background:
+            thread.join()
+        self._background.clear()
+
+
+def _read(ended: queue.SimpleQueue[Rollout | BaseException | None]) -> Iterator[Rollout]:
+    while (each := ended.get()) is not None:
+        if isinstance(each, BaseException):
+            raise each
+        yield each
+
+
+class _Waves:
+    """The open episodes of one request on this rank."""
+
+    def __init__(
+        self,
+        config: EpisodesConfig,
+        rows: EnvironmentRows,
+        request: EpisodeRequest,
+        sample: Sample,
+        arrived: Arrived,
+        keys: Iterator[int],
+        times: PhaseTimes,
+        warn: WarnOnce,
+    ) -> None:
+        self.config = config
+        self.rows = rows
+        self.request = request
+        self.tokens = rows.tokens_of(request.prompts)
+        self._sample = sample
+        self._arrived = arrived
+        self._keys = keys
+        self._times = times
+        self._warn = warn
+        self._open: dict[int, OpenEpisode] = {}
+        self._has_environment: set[int] = set()
+        """Keys of environments that were started and not finished."""
+        self._turn = 0
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._open)
+
+    def start(self) -> None:
+        """Reset an environment for each episode, and write the episodes' prompts."""
+        starts = {}
+        for prompt in self.request.wanted:
+            row = _row_of(prompt)
+            place = self.rows.place_of(self.request.prompts, row)
+            seed = self._seed(prompt.group_id)
+            start = Start(place, self.request.prompts.row(row), seed)
+            for sample in range(prompt.num_samples):
+                key = next(self._keys)
+                self._open[key] = OpenEpisode(key, prompt.group_id, sample, row, place)
+                starts[key] = start
+        for key, observation in self._reset(starts).items():
+            episode = self._open[key]
+            episode.state_key = observation.state_key
+            episode.messages = self.tokens.messages(observation.content)
+            episode.prompt_ids = self.tokens.prompt(episode.row, observation.content)
+
+    def _reset(self, starts: Mapping[int, Start]) -> dict[int, Observation]:
+        """Start environments, again where one fails.
+
+        Raises:
+            RunFailed: an environment failed `RESETS` times.
+        """
+        done: dict[int, Observation] = {}
+        left = dict(starts)
+        for attempt in range(RESETS):
+            with self._times.phase("environment"):
+                self._has_environment |= set(left)
+                answers = self.rows.environments.start(left)
+            for key, answer in answers.items():
+                failure = answer.reason if isinstance(answer, Lost) else answer.failure
+                if isinstance(answer, Lost):
+                    self._has_environment.discard(key)
+                elif not failure:
+                    done[key] = answer
+                if failure and attempt == RESETS - 1:
+                    label = self.rows.labels[starts[key].environment]
+                    place = f"row {self._open[key].row} of {self.request.prompts.data}"
+                    raise RunFailed(f"environment '{label}' cannot be reset for {place}: {failure}")
+            left = {key: start for key, start in left.items() if key not in done}
+            self._finish([key for key in left if key in self._has_environment])
+            if not left:
+                break
+        return {key: done[key] for key in starts}
+
+    def take_turn(self) -> None:
+        """Sample one turn of each open episode, and let the environments answer."""
+        episodes = dict(self._open)
+        begin = time.perf_counter()
+        for episode, rollout in self._sampled(list(episodes.values())):
+            episode.add_turn(rollout, begin, time.perf_counter())
+        self._turn += 1
+        self._deliver(episodes)
+        self._close([episode for episode in episodes.values() if episode.reason])
+
+    def _sampled(self, episodes: Sequence[OpenEpisode]) -> list[tuple[OpenEpisode, Rollout]]:
+        """Sample a turn of each episode, those of a prompt together where they begin alike."""
+        whole = [] if self._turn else self._whole_groups(episodes)
+        together = {prompt.group_id for prompt in whole}
+        above = max(together, default=-1) + 1
+        alone = [each for each in episodes if each.group_id not in together]
+        prompts = whole + [
+            episode.prompt(
+                above + episode.key,
+                self._seed(episode.group_id, episode.sample, self._turn),
+                self._room(episode),
+            )
+            for episode in alone
+        ]
+        episode_of = {(each.group_id, each.sample): each for each in episodes if each.group_id in together}
+        episode_of |= {(above + each.key, 0): each for each in alone}
+        seed = int(np.random.SeedSequence([self.request.seed, self._turn]).generate_state(1)[0])
+        with self._times.phase("generate"):
+            rollouts = self._sample(prompts, self.request.sampling, seed)
+        return [(episode_of[rollout.group_id, rollout.sample], rollout) for rollout in rollouts]
+
+    def _whole_groups(self, episodes: Sequence[OpenEpisode]) -> list[Prompt]:
+        """Return one prompt for each group whose members begin alike."""
+        of_group: dict[int, set[tuple[int, ...]]] = {}
+        for episode in episodes:
+            of_group.setdefault(episode.group_id, set()).add(episode.prompt_ids)
+        for episode in episodes:
+            if len(of_group[episode.group_id]) > 1:
+                label = self.rows.labels[episode.environment]
+                self._warn(
+                    label,
+                    f"environment '{label}' began differently for completions of one prompt, though their seed "
+                    "is equal: their rewards are compared all the same. Let reset depend on row and seed alone",
+                )
+        return [
+            replace(
+                prompt,
+                token_ids=next(iter(of_group[prompt.group_id])),
+                seed=self._seed(prompt.group_id, 0),
+                max_tokens=self._limit,
+            )
+            for prompt in self.request.wanted
+            if len(of_group[prompt.group_id]) == 1
+        ]
+
+    @property
+    def _limit(self) -> int:
+        """Longest turn, in tokens."""
+        longest = self.request.sampling.max_completion_length
+        return min(longest, self.config.max_turn_tokens or longest)
+
+    def _room(self, episode: OpenEpisode) -> int:
+        return min(self._limit, self.request.sampling.max_completion_length - len(episode.ids))
+
+    def _deliver(self, episodes: Mapping[int, OpenEpisode]) -> None:
+        """Give each complete turn to its environment, and write what it answers behind the turn."""
+        actions = {}
+        for key, episode in episodes.items():
+            turn = episode.turns[-1]
+            is_whole = turn.finish_reason != "length"
+            written = self.tokens.read(episode.ids[turn.start : turn.end], episode.row, is_whole)
+            episode.messages.append(written.message)
+            if not is_whole:
+                episode.reason = "length"
+            else:
+                actions[key] = Action(written.text, written.calls)
+        with self._times.phase("environment"):
+            answers = self.rows.environments.step(actions)
+        for key, answer in answers.items():
+            episodes[key].actions += 1
+            self._observe(episodes[key], actions[key], answer)
+
+    def _observe(self, episode: OpenEpisode, action: Action, answer: Observation | Lost) -> None:
+        """Write the environment's answer behind the turn, or end the episode."""
+        if isinstance(answer, Lost):
+            self._has_environment.discard(episode.key)
+            episode.reason, episode.lost = "error", answer.reason
+            return
+        turn = len(episode.turns) - 1
+        calls = [result.call for result in answer.results]
+        if not answer.failure and calls != list(action.calls or ()):
+            own = {"role": "assistant", "content": action.text}  # the environment read other calls in it
+            episode.messages[-1] = with_calls(own, calls)
+        episode.results += [replace(result, turn=turn) for result in answer.results]
+        episode.state_key = answer.state_key
+        messages, cut = self.tokens.shortened(self.tokens.messages(answer.content, answer.results))
+        episode.messages += messages
+        episode.cut += cut
+        if answer.failure:
+            episode.reason, episode.failure = "error", answer.failure
+        elif answer.done:
+            episode.reason = "done"
+        elif answer.content is None and not answer.results:
+            episode.reason = "stop"
+        elif len(episode.turns) == self.config.max_turns:
+            episode.reason = "turns"
+        else:
+            last = episode.turns[-1]
+            bridge = self.tokens.bridge(episode.ids[last.start : last.end], messages)
+            if len(episode.ids) + len(bridge) >= self.request.sampling.max_completion_length:
+                episode.reason = "budget"
+            else:
+                episode.add_bridge(bridge)
+
+    def _close(self, ended: Sequence[OpenEpisode]) -> None:
+        outcomes = self._finish([each.key for each in ended if each.key in self._has_environment])
+        for episode in ended:
+            del self._open[episode.key]
+            outcome = outcomes.get(episode.key, Lost(episode.lost))
+            weight = self.rows.weights[episode.environment] if self.rows.weights else 1.0
+            self._arrived(episode.closed(self.rows.labels[episode.environment], outcome, weight))
+
+    def _finish(self, keys: Sequence[int]) -> dict[int, Outcome | Lost]:
+        if not keys:
+            return {}
+        self._has_environment -= set(keys)
+        with self._times.phase("environment"):
+            return self.rows.environments.finish(keys)
+
+    def abandon(self) -> None:
+        """Close the environments that are left, after a failure."""
+        if self._has_environment:
+            self.rows.environments.abandon(sorted(self._has_environment))
+            self._has_environment.clear()
+
+    def _seed(self, group: int, *numbers: int) -> int:
+        """Return a seed of a group: of its environments, or of draws with `numbers`: sample and turn."""
+        entropy = [*self.request.seeds[group], len(numbers), *numbers]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def _row_of(prompt: Prompt) -> int:
+    assert prompt.row is not None  # prompts of episodes are those of a dataset
+    return prompt.row

@@ -1,0 +1,145 @@
+"""Checks of the environments, tools and limits of episodes, before anything is loaded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+
+from grpox.config import EnvironmentRef, EpisodesConfig, WhenConfig
+from grpox.contracts import Capability
+from grpox.environments import Environment
+from grpox.environments.contract import tools_of
+from grpox.environments.from_factory import as_environment
+from grpox.errors import ConfigError, Problem, describe
+from grpox.errors.validation import written
+from grpox.plugins.component import BoundComponent, contract_problem
+from grpox.runfile.checks import CheckContext
+from grpox.runfile.environment_rows import equal
+from grpox.runfile.tools import BoundTool, bound_tool, tools_by_key
+from grpox.runtime.signals import raise_if_signal
+
+
+def environment_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find mistakes in the environments, tools and limits of episodes, and in what goes with them."""
+    config = context.config
+    yield from _when_problems(config.environments)
+    tools = []
+    for key, reference in tools_by_key(config.tools):
+        try:
+            tools.append((key, bound_tool(key, reference, context.given.functions)))
+        except ConfigError as error:
+            yield from error.problems
+    yield from _twice(tools)
+    classes = {}
+    for key in config.environments:
+        if key in context.components:
+            try:
+                classes[key] = _class_of(context.components[key])
+            except ConfigError as error:
+                yield from error.problems
+    yield from _clashes(classes, tools)
+    yield from _unused_weights(context)
+    yield from _limits(context)
+    generator = context.generator
+    if config.has_episodes and generator is not None and Capability.MAX_TOKENS not in generator.provides:
+        offers = [offer for offer in context.plugins.offers if offer.kind == "generator"]
+        able = ", ".join(offer.spec.name for offer in offers if Capability.MAX_TOKENS in offer.spec.provides)
+        what = f"{generator} does not provide '{Capability.MAX_TOKENS}', which turns of an episode need"
+        yield Problem(what, "generator", allowed=able)
+
+
+def _when_problems(environments: Mapping[str, EnvironmentRef]) -> Iterator[Problem]:
+    seen: list[tuple[str, WhenConfig]] = []
+    for key, each in environments.items():
+        if each.when is None:
+            if len(environments) > 1:
+                what = "of several environments, each names the rows that it is for"
+                yield Problem(what, f"{key}.when", given="null", allowed="{column: NAME, is: VALUE}")
+            continue
+        for other, when in seen:
+            if when.column == each.when.column and equal(when.equals, each.when.equals):
+                what = f"names the same rows as {other}"
+                yield Problem(what, f"{key}.when", given=f"{when.column} is {written(when.equals)}")
+        seen.append((key, each.when))
+
+
+def _twice(tools: Sequence[tuple[str, BoundTool]]) -> Iterator[Problem]:
+    first: dict[str, str] = {}
+    for key, tool in tools:
+        if tool.name in first:
+            what = f"{first[tool.name]} has the same name, by which the model calls it"
+            yield Problem(what, key, given=tool.name, allowed="a function of another name")
+        first.setdefault(tool.name, key)
+
+
+def _class_of(bound: BoundComponent) -> type[Environment]:
+    """Load the class of an environment, which a plugin's list only names."""
+    try:
+        target = bound.load()
+    except BaseException as error:
+        raise_if_signal(error)
+        raise ConfigError(f"{bound} cannot be loaded: {describe(error)}", bound.key) from error
+    if problem := contract_problem(bound.kind, target):
+        raise ConfigError(f"{bound} {problem}", bound.key, given=repr(target))
+    environment = as_environment(target)
+    try:
+        inspect.signature(environment).bind(*(() if bound.config is None else (bound.config,)))
+    except TypeError as error:
+        form = (
+            "without an argument, as it has no Config" if bound.config is None else "with its parameters alone"
+        )
+        what = f"{bound} is built {form}, which its __init__ does not take: {error}"
+        raise ConfigError(what, bound.key, given=repr(target)) from error
+    except ValueError:  # its signature is unknown
+        pass
+    return environment
+
+
+def _clashes(
+    classes: Mapping[str, type[Environment]], tools: Sequence[tuple[str, BoundTool]]
+) -> Iterator[Problem]:
+    for key, tool in tools:
+        for owner, each in classes.items():
+            if tool.name in tools_of(each):
+                what = f"{owner} has a tool of this name itself, and the model could not tell them apart"
+                yield Problem(what, key, given=tool.name, allowed="a function of another name")
+
+
+def _unused_weights(context: CheckContext) -> Iterator[Problem]:
+    """Find weights of environments whose own rewards no reward function reads."""
+    bounds = context.components.values()
+    if any(bound.kind == "reward" and Capability.EPISODE_REWARD in bound.needs for bound in bounds):
+        return
+    offers = [offer for offer in context.plugins.offers if offer.kind == "reward"]
+    readers = [offer.spec.name for offer in offers if Capability.EPISODE_REWARD in offer.spec.needs]
+    for key, each in context.config.environments.items():
+        if each.weight != 1:
+            what = "has no effect: no reward function of the run reads the environment's own reward"
+            allowed = f"1, or rewards with {' or '.join(readers)}"
+            yield Problem(what, f"{key}.weight", given=f"{each.weight:g}", allowed=allowed)
+
+
+def _limits(context: CheckContext) -> Iterator[Problem]:
+    config, episodes = context.config, context.config.episodes
+    if not config.has_episodes:
+        default = EpisodesConfig()
+        for name in EpisodesConfig.model_fields:
+            if getattr(episodes, name) != getattr(default, name):
+                what = "has no effect: the run has neither an environment nor tools"
+                yield Problem(what, f"episodes.{name}", given=written(getattr(episodes, name)))
+        return
+    longest = config.sampling.max_completion_length
+    if (most := episodes.max_turn_tokens) is not None and most > longest:
+        what = "is more than a whole episode may have, sampling.max_completion_length"
+        yield Problem(what, "episodes.max_turn_tokens", given=str(most), allowed=f"1 to {longest}, or null")
+    if (most := episodes.max_observation_tokens) is not None and most >= longest:
+        what = "leaves no room for a turn: observations count for sampling.max_completion_length"
+        allowed = f"less than {longest}, or null"
+        yield Problem(what, "episodes.max_observation_tokens", given=str(most), allowed=allowed)
+    leasts = {"sampling": config.sampling.min_completion_length}
+    if config.evaluation is not None:
+        leasts["evaluation.sampling"] = config.evaluation.sampling.min_completion_length or 0
+    for key, least in leasts.items():
+        if least:
+            what = "is of a whole completion, and generators would demand it of each turn of an episode"
+            yield Problem(what, f"{key}.min_completion_length", given=str(least), allowed="0")

@@ -1,0 +1,106 @@
+"""Checks of reward functions before a run: they can be called, and the data has the columns that they need."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from grpox.config import labels_of
+from grpox.config.run import rewards_of
+from grpox.data.reward_signature import column_problem, lacking, missing_columns, unnamed_parameter
+from grpox.errors import ConfigError, Problem
+from grpox.plugins.component import BoundComponent
+from grpox.plugins.requirements import canonical_name
+from grpox.runfile.checks import CheckContext
+from grpox.runtime.signals import raise_if_signal
+
+
+def reward_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find reward functions that cannot be called, and columns that they need and the data lacks."""
+    config, of_evaluation = context.config, [key for key in context.columns if key.startswith("evaluation.")]
+    own = config.evaluation is not None and config.evaluation.rewards is not None
+    lists = {"rewards": config.rewards} if context.trains or not own else {}
+    lists |= {"evaluation.rewards": rewards_of(config)} if own else {}
+    for key, references in lists.items():
+        scored = list(of_evaluation) if own == (key != "rewards") else []
+        if key == "rewards" and context.trains:
+            scored.insert(0, "data.path")
+        for place, label in enumerate(labels_of(references)):
+            bound = context.components.get(f"{key}[{place}]")
+            if bound is None:
+                continue
+            try:
+                function = _called(bound)
+            except ConfigError as error:
+                yield from error.problems
+                continue
+            for path in scored:
+                if (columns := context.columns.get(path)) is not None:
+                    for name in _missing(bound, function, columns):
+                        of_data = "the evaluation data" if path in of_evaluation else "the data"
+                        yield column_problem(label, name, columns, _key_of(bound, name), of_data)
+
+
+def _called(bound: BoundComponent) -> Any:
+    """Return the function whose signature a call of the reward has; None if that is not known cheaply.
+
+    Raises:
+        ConfigError: it cannot be called, or its object cannot be built.
+    """
+    if bound.offer is not None and canonical_name(bound.offer.distribution) == "grpox":
+        return None  # its config names its columns, and its module may import torch
+    try:
+        target = bound.load()
+    except BaseException as error:  # noqa: BLE001 - a plugin's own code; building it reports the failure
+        raise_if_signal(error)
+        return None
+    name, function = f"reward '{bound.label}'", target
+    if inspect.isclass(target):
+        _check_build(bound, target)
+        if not any("__call__" in vars(each) for each in target.__mro__):
+            what = f"{name} is a class whose objects cannot be called"
+            raise ConfigError(what, bound.key, given=repr(target), allowed="a class with a method __call__")
+        method = inspect.getattr_static(target, "__call__")
+        function = method.__get__(object(), target) if hasattr(method, "__get__") else method
+    try:
+        unnamed = unnamed_parameter(function)
+    except TypeError:  # not callable: building it reports that
+        return None
+    if unnamed:
+        what = f"{name} takes '{unnamed}' by position, and grpox gives all arguments by name"
+        raise ConfigError(what, bound.key, given=f"{bound.label}{inspect.signature(function)}")
+    return function
+
+
+def _check_build(bound: BoundComponent, target: type) -> None:
+    """Check that a class can be built with its parameters.
+
+    Raises:
+        ConfigError: it needs others.
+    """
+    try:
+        inspect.signature(target).bind(*(() if bound.config is None else (bound.config,)))
+    except TypeError as error:
+        how = "without an argument, as it has no Config" if bound.config is None else "with its Config alone"
+        what = f"reward '{bound.label}' is built {how}, which its __init__ does not take: {error}"
+        raise ConfigError(what, bound.key, given=repr(target)) from error
+    except ValueError:  # its signature is unknown
+        pass
+
+
+def _missing(bound: BoundComponent, function: Any, columns: tuple[str, ...]) -> list[str]:
+    """List the columns that a reward needs, by its config and its signature, and that `columns` lacks."""
+    by_config = getattr(bound.config, "reads_columns", ())
+    by_signature = missing_columns(function, columns) if function is not None else []
+    of_class = getattr(bound.load(), "reads_columns", ()) if function is not None else ()
+    declared = [*by_config, *(of_class if isinstance(of_class, tuple | list) else ())]
+    return list(dict.fromkeys([*lacking(declared, columns), *by_signature]))
+
+
+def _key_of(bound: BoundComponent, column: str) -> str:
+    """Return the key of the parameter that names a column, or the reward's own key."""
+    for name, value in bound.config or ():
+        if value == column:
+            return f"{bound.key}.{name}"
+    return bound.key

@@ -1,0 +1,106 @@
+"""Facts about the single tokens of some completions, taken from the pass that trains on them.
+
+The pass has computed them all: recording costs no forward, and the host reads them with the step's metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpox.policy.batch import RolloutBatch, Sample, TokenRecord
+from grpox.update.objective import MicroBatchLoss
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFacts:
+    """Facts about the T tokens of one completion, from the first pass that trains on it."""
+
+    record: TokenRecord
+    ids: np.ndarray  # i32[T]
+    is_scored: np.ndarray  # bool[T]: the pass computed the last four fields; elsewhere they mean nothing
+    is_counted: np.ndarray  # bool[T]: the policy loss is taken over it
+    sampler_logprob: np.ndarray  # f32[T], NaN where the generator reported none
+    advantage: np.ndarray  # f32[T]
+    logprob: np.ndarray  # f32[T], log pi before the step
+    ratio: np.ndarray  # f32[T], pi / pi_old, without the correction
+    entropy: np.ndarray  # f32[T], nats
+    correction: np.ndarray  # f32[T], the correction's weight R
+
+
+Scored = Sequence[tuple[RolloutBatch, MicroBatchLoss]]
+
+
+def recorded_samples(scored: Scored) -> Iterable[tuple[Sample, MicroBatchLoss, int]]:
+    """Yield each sample to record, with its micro-batch and its row in it.
+
+    A step may train on a sample several times, and records the first.
+    """
+    seen = set()
+    for batch, result in scored:
+        for row, sample in enumerate(batch.samples):
+            if sample.token_record is not None and id(sample) not in seen:
+                seen.add(id(sample))
+                yield sample, result, row
+
+
+@torch.no_grad()
+def select_facts(scored: Scored) -> Tensor | None:
+    """Select what the passes have computed for the samples to record: f32[5, their tokens], on the device.
+
+    Returns:
+        None if there is no sample to record.
+    """
+    selected = [
+        torch.stack([values[row, : len(sample.completion)].float() for values in _computed(result)])
+        for sample, result, row in recorded_samples(scored)
+    ]
+    return torch.cat(selected, dim=1) if selected else None
+
+
+def _computed(result: MicroBatchLoss) -> list[Tensor]:
+    """[B, T] each: log-probability, ratio, entropy, correction, and 1 where the policy loss counts a token."""
+    inputs, corrected = result.inputs, result.corrected
+    assert inputs.entropy is not None
+    assert corrected is not None
+    counted = inputs.token_mask & corrected.keep
+    for keep in (inputs.policy_keep, result.off_policy_keep):
+        counted = counted if keep is None else counted & keep
+    return [inputs.logprobs, result.diagnostics["ratio"], inputs.entropy, corrected.weights, counted]
+
+
+def facts_of(scored: Scored, values: Tensor | None) -> list[TokenFacts]:
+    """Return the facts about each sample to record, and mark it as recorded.
+
+    Args:
+        values: result of `select_facts` on the host.
+    """
+    if values is None:
+        return []
+    samples = [sample for sample, _, _ in recorded_samples(scored)]
+    ends = np.cumsum([len(sample.completion) for sample in samples])
+    parts = np.split(values.numpy().astype(np.float32), ends[:-1], axis=1)
+    return [_facts(sample, part) for sample, part in zip(samples, parts, strict=True)]
+
+
+def _facts(sample: Sample, values: np.ndarray) -> TokenFacts:
+    record, sample.token_record = sample.token_record, None
+    assert record is not None
+    logprob, ratio, entropy, correction, counted = values
+    length = len(sample.completion)
+    return TokenFacts(
+        record,
+        ids=np.asarray(sample.completion, np.int32),
+        is_scored=sample.token_mask,
+        is_counted=counted > 0,
+        sampler_logprob=sample.sampler_logprobs,
+        advantage=np.broadcast_to(np.asarray(sample.advantage, np.float32), length),
+        logprob=logprob,
+        ratio=ratio,
+        entropy=entropy,
+        correction=correction,
+    )

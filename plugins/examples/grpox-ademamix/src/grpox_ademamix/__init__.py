@@ -1,0 +1,1 @@
+"""An optimizer and a learning-rate schedule for grpox."""

@@ -1,0 +1,65 @@
+"""Packed layers: their results, new weights, and what is not packed."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from grpox_generators import packed_linear
+from grpox_generators.packed_linear import PackedLinear, has_operators, pack, release
+
+IDS = torch.tensor([[3, 1, 4, 1, 5, 2]])
+
+pytestmark = pytest.mark.skipif(not has_operators(), reason="torch lacks oneDNN's operators")
+
+
+@pytest.fixture(autouse=True)
+def small_layers_pay(monkeypatch):
+    monkeypatch.setattr(packed_linear, "LEAST_WEIGHTS", 1)
+
+
+def model(**settings):
+    sizes = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, **settings)
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def logits(model):
+    return model(IDS).logits
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 300])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_packed_layer_is_the_layer(rows, bias):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(65, 33, bias=bias).requires_grad_(False)
+    inputs = torch.randn(2, rows, 65)
+    expected = layer(inputs)
+    assert pack(layer) == [layer]
+    torch.testing.assert_close(layer(inputs), expected)
+
+
+def test_new_weights_count_once_the_blocks_are_released():
+    plain, packing = model(tie_word_embeddings=True), model(tie_word_embeddings=True)
+    layers = pack(packing)
+    assert len(layers) == 2 * 7 + 1
+    torch.testing.assert_close(logits(packing), logits(plain))
+    for one, other in zip(plain.parameters(), packing.parameters(), strict=True):
+        one.add_(0.1)
+        other.copy_(one)
+    assert not torch.allclose(logits(packing), logits(plain))
+    release(layers)
+    torch.testing.assert_close(logits(packing), logits(plain))
+
+
+@pytest.mark.parametrize("lacks", ["precision", "operators", "size"])
+def test_what_cannot_be_packed_stays(lacks, monkeypatch):
+    one = model()
+    if lacks == "precision":
+        one = one.bfloat16()
+    elif lacks == "operators":
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    else:
+        monkeypatch.setattr(packed_linear, "LEAST_WEIGHTS", 2**18)
+    assert pack(one) == []
+    assert not any(isinstance(module, PackedLinear) for module in one.modules())

@@ -1,0 +1,286 @@
+"""`grpox runs` without --mlflow reads the folders of runs alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import webbrowser
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from support.frozen import frozen_in
+from typer.testing import CliRunner
+
+from grpox.cli import app as cli
+from grpox.config import RunConfig
+from grpox.contracts import RunContext
+from grpox.errors import ConfigError
+from grpox.observing.record import LocalRecord
+from grpox.runtime.run_lock import hold
+from grpox_mlflow.followed import FollowedRun
+from grpox_mlflow.naming import flattened
+
+CONFIG: dict[str, Any] = {
+    "model": {"path": "m"},
+    "data": {"path": "d.jsonl"},
+    "rewards": [{"name": "exact", "column": "answer"}],
+    "train": {"max_steps": 3, "seed": 7},
+}
+
+
+def record_of(folder: Path, rewards: tuple[float, ...], error: BaseException | None = None) -> LocalRecord:
+    """Record a run as a training does; it has ended unless it lacks a step."""
+    config = RunConfig.model_validate(CONFIG)
+    run = RunContext(config, folder, 3, 2, {"grpox": "0.1.0"}, "abc123", "run.yaml")
+    record = LocalRecord()
+    record.grpox_run_started(run)
+    record.grpox_evaluated(0, {"accuracy": 0.125})
+    for step, reward in enumerate(rewards, 1):
+        record.grpox_step_finished(step, {"reward": reward, "grad_norm": 1.0})
+    if error is not None:
+        record.grpox_run_failed(run, error)
+    elif len(rewards) == 3:
+        record.grpox_evaluated(3, {"accuracy": 0.875})
+        (folder / "summary.json").write_text('{"steps": 3}')
+        (folder / "report.html").write_text("<p>3 steps")
+    return record
+
+
+def track(folder: Path, start: int, run_id: str | None, **others: Any) -> None:
+    """Write what the plugin for MLflow leaves in the folder."""
+    params = {**RunConfig.model_validate(CONFIG).model_dump(mode="json"), "run": {"total_steps": 3}}
+    followed = FollowedRun.begin("http://me:***@host:5000", "adding", flattened(params), **others)
+    replace(followed, start_time=start, run_id=run_id, experiment_id="4").write(folder)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with three runs, one of them in a sweep's folder; one is not called by its folder."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "runs"
+    record_of(runs / "a", (0.25, 0.75, 0.5))
+    track(runs / "a", 1_000_000, "3f2a91c0" * 4, run_name="first", tags={"team": "maths"})
+    record_of(runs / "b", (0.25,), ValueError("odd"))
+    track(runs / "b", 2_000_000, None)
+    record_of(runs / "grid" / "seed=1", (0.5, 0.125))
+    os.utime(runs / "grid" / "seed=1" / "versions.json", (3_000, 3_000))
+    # Neither the folders of a run nor hidden ones are searched.
+    record_of(runs / "a" / "earlier" / "old", (1.0,))
+    record_of(runs / ".hidden", (1.0,))
+    return tmp_path
+
+
+def grpox(*arguments: str, width: int = 200) -> Result:
+    return CliRunner().invoke(cli.app, ["runs", *arguments], env={"COLUMNS": str(width)})
+
+
+def output(*arguments: str, width: int = 200) -> str:
+    result = grpox(*arguments, width=width)
+    assert result.exception is None, result.exception
+    return result.stdout
+
+
+def refused(*arguments: str) -> ConfigError:
+    error = grpox(*arguments).exception
+    assert isinstance(error, ConfigError), error
+    return error
+
+
+def objects(*arguments: str) -> Any:
+    return json.loads(output(*arguments, "--json"))
+
+
+@pytest.mark.usefixtures("here")
+def test_the_list_has_the_runs_below_the_folder_the_newest_first() -> None:
+    rows = [re.split(r" {2,}", line.strip()) for line in output("list").splitlines() if "runs/" in line]
+    assert [row[0] for row in rows] == ["seed=1", "b", "first"]
+    by_name = {row[0]: row for row in rows}
+    assert by_name["first"][1:3] == ["adding", "FINISHED"]
+    assert by_name["first"][-4:] == ["3/3", "0.5", "accuracy 0.125 -> 0.875", "runs/a"]
+    assert by_name["b"][-4:] == ["1/3", "0.25", "accuracy 0.125", "runs/b"]
+    # Without MLflow the run file names the number of steps.
+    assert by_name["seed=1"][-4:] == ["2/3", "0.125", "accuracy 0.125", "runs/grid/seed=1"]
+    assert [run["status"] for run in objects("list")] == ["KILLED", "FAILED", "FINISHED"]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["--last", "1"], ["seed=1"]),
+        (["--status", "failed"], ["b"]),
+        (["--experiment", "adding"], ["b", "first"]),
+        (["runs/grid"], ["seed=1"]),
+        (["runs/a"], ["first"]),
+        (["runs/grid", "--status", "finished"], []),
+    ],
+)
+def test_the_list_can_be_narrowed_down(arguments: list[str], names: list[str]) -> None:
+    assert [run["name"] for run in objects("list", *arguments)] == names
+
+
+@pytest.mark.usefixtures("here")
+def test_an_empty_list_names_the_folder_and_the_way_to_mlflow(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert output("list", "empty").startswith(f"no such run in {tmp_path}/empty")
+    assert "--mlflow" in output("list", "empty")
+    assert refused("list", "nowhere").problems[0].what == "no such folder"
+    assert refused("list", "empty", "--mlflow").problems[0].key == "FOLDER"
+    (problem,) = refused("list", "--experiment", "addin").problems
+    assert (problem.key, problem.nearest) == ("--experiment", "adding")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "mlflow.json"])
+def test_files_of_others_with_the_names_of_a_record_hide_no_run(here: Path, name: str) -> None:
+    (here / name).write_text("{}")
+    assert [run["name"] for run in objects("list")] == ["seed=1", "b", "first"]
+
+
+def test_a_run_in_progress_is_running(here: Path) -> None:
+    """Its process has the lock of the folder; a reader takes it away from nobody."""
+    folder = here / "runs" / "grid" / "seed=1"
+    with hold(folder):
+        (run,) = objects("list", "runs/grid")
+        assert (run["status"], run["ended"]) == ("RUNNING", None)
+    (run,) = objects("list", "runs/grid")
+    assert run["status"] == "KILLED"
+    assert run["ended"] is not None
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_list_cuts_nothing_in_a_terminal_of_any_width(width: int) -> None:
+    lines = output("list", width=width).splitlines()
+    assert "…" not in "".join(lines)
+    assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("spelling", ["runs/a", "runs/a/", "first", "a", "3f2a91c0", "3f2a"])
+def test_a_run_is_known_by_folder_name_and_id(spelling: str) -> None:
+    assert objects("show", spelling)["run_id"] == "3f2a91c0" * 4
+
+
+@pytest.mark.usefixtures("here")
+def test_a_name_that_means_no_run_or_several_is_refused(here: Path) -> None:
+    (problem,) = refused("show", "firts").problems
+    assert (problem.key, problem.given, problem.nearest) == ("RUN", "firts", "first")
+    assert "--mlflow" in problem.allowed
+    record_of(here / "other" / "b", (1.0,))
+    (problem,) = refused("show", "b").problems
+    assert problem.what == "means 2 runs"
+    assert "other/b (KILLED" in problem.allowed
+    assert "runs/b (FAILED" in problem.allowed
+
+
+@pytest.mark.usefixtures("here")
+def test_a_run_is_shown_with_its_settings_values_and_files() -> None:
+    shown = objects("show", "runs/a")
+    assert shown["params"] == {
+        "model.path": "m",
+        "data.path": "d.jsonl",
+        "rewards.0.name": "exact",
+        "train.max_steps": "3",
+        "train.seed": "7",
+    }
+    assert shown["tags"]["team"] == "maths"
+    assert shown["metrics"]["reward"] == {
+        "first": {"step": 1, "value": 0.25},
+        "last": {"step": 3, "value": 0.5},
+        "lowest": {"step": 1, "value": 0.25},
+        "highest": {"step": 2, "value": 0.75},
+    }
+    assert list(shown["metrics"]) == ["reward", "grad_norm", "evaluation/accuracy"]
+    assert shown["artifacts"]["report.html"] is None
+    assert shown["artifacts"]["earlier"] == 1
+    page = re.sub(r" {2,}", "  ", output("show", "runs/b"))
+    assert "ended by  ValueError: odd" in page
+    assert page.startswith("b  FAILED")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_run_without_mlflow_has_the_same_page() -> None:
+    page = re.sub(r" {2,}", "  ", re.sub(" +\n", "\n", output("show", "seed=1")))
+    assert page.startswith("seed=1  KILLED")
+    for line in ("steps  2 of 3", "run file  run.yaml", "git commit  abc123", "train.seed  7"):
+        assert f"  {line}\n" in page
+    assert re.search(r"started  1970-01-01 \d\d:50, took ", page)
+
+
+@pytest.mark.usefixtures("here")
+def test_runs_in_folders_are_compared() -> None:
+    compared = objects("compare", "a", "seed=1", "--metric", "reward")
+    last = [course["last"]["value"] for course in compared["metrics"]["reward"].values()]
+    assert last == [0.5, 0.125]
+    assert compared["params"] == {}
+    assert refused("compare", "a", "runs/a").problems[0].what == "is given twice"
+
+
+def test_runs_are_compared_on_a_page(here: Path) -> None:
+    assert output("compare", "a", "seed=1", "--html", "pages/both.html").endswith("\npages/both.html\n")
+    frozen = frozen_in((here / "pages" / "both.html").read_text())
+    assert [run["name"] for run in frozen["runs"]] == ["a", "seed=1"]
+    metrics = frozen["answers"]["metrics"]
+    assert metrics["a"]["series"]["reward"] == [[1, 2, 3], [0.25, 0.75, 0.5]]
+    assert metrics["seed=1"]["series"]["reward"] == [[1, 2], [0.5, 0.125]]
+    assert frozen["answers"]["compare"]["keys"] == []
+    result = grpox("compare", "a", "seed=1", "--json", "--html", "both.html")
+    assert json.loads(result.stdout)["runs"]
+    assert result.stderr == "both.html\n"
+
+
+def test_a_page_that_cannot_be_written_is_refused(here: Path) -> None:
+    (here / "file").write_text("")
+    for target, what in (
+        ("runs", "is a folder: name a file"),
+        ("file/page.html", "cannot be written: File exists"),
+    ):
+        (problem,) = refused("compare", "a", "b", "--html", target).problems
+        assert (problem.key, problem.what) == ("--html", what)
+
+
+def test_open_shows_the_report_and_the_page(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
+    run, report = output("open", "a", "--no-browser").splitlines()
+    assert run == f"run:    http://me:***@host:5000/#/experiments/4/runs/{'3f2a91c0' * 4}"
+    assert report == "report: runs/a/report.html"
+    assert output("open", "seed=1") == "report: no report.html here\n"
+    (here / "runs" / "grid" / "seed=1" / "report.html").touch()
+    output("open", "seed=1")
+    assert opened == [(here / "runs" / "grid" / "seed=1" / "report.html").as_uri()]
+
+
+def test_half_a_line_of_a_killed_run_is_left_out(here: Path) -> None:
+    with (here / "runs" / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "time": 1.0, "metrics": {"rew')
+    assert [run["reward"] for run in objects("list", "runs/b")] == [0.25]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("command", ["list", "show runs/a", "compare runs/a runs/b"])
+def test_neither_mlflow_nor_torch_is_imported(command: str) -> None:
+    code = (
+        "import sys\nfrom grpox.cli.app import app\n"
+        f"app(['runs', *{command.split()}], standalone_mode=False)\n"
+        "print({'mlflow', 'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr == "set()\n"
+
+
+def test_reading_writes_nothing(here: Path) -> None:
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+
+    before = files()
+    for command in (["list"], ["show", "a"], ["compare", "a", "b"], ["open", "b", "--no-browser"]):
+        output(*command)
+    assert files() == before

@@ -1,0 +1,296 @@
+"""Environments that break their contract, each in one way, and some that keep it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from grpox.environments import Environment, tool
+
+
+class Right(Environment):
+    """Counts to a goal by a tool; a turn without a call ends the episode."""
+
+    class Config(BaseModel):
+        goal: int = 3
+
+    example_rows = ({"prompt": "Count.", "goal": 2}, {"prompt": "Count."})
+    example_turns = ('<tool_call>{"name": "add", "arguments": {"number": 2}}</tool_call>', "done")
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.total = 0
+        self.turns = 0
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> str:
+        self.goal = row.get("goal", self.config.goal)
+        return f"Count to {self.goal}, seed {seed}."
+
+    @tool
+    def add(self, number: int, how: Literal["up", "down"] = "up") -> str:
+        """Add a number to the total.
+
+        Args:
+            number: what to add.
+            how: up or down.
+        """
+        self.turns += 1
+        self.total += number if how == "up" else -number
+        return f"The total is {self.total}."
+
+    def reply(self, text: str) -> None:
+        self.turns += 1
+
+    def reward(self) -> dict[str, float]:
+        return {"right": float(self.total == self.goal)}
+
+    def state_key(self) -> Hashable:
+        return ("total", self.total, frozenset({"a", "b", "c"}))
+
+    def info(self) -> dict[str, Any]:
+        return {"success": self.total == self.goal}
+
+
+class Asynchronous(Environment):
+    """Awaits everywhere."""
+
+    example_rows = ({"prompt": "Wait."},)
+    example_turns = ("a", "b")
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> str:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return "begin"
+
+    async def reply(self, text: str) -> str:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return text
+
+    @tool
+    async def wait(self, steps: int) -> int:
+        """Wait.
+
+        Args:
+            steps: how many.
+        """
+        await asyncio.sleep(0)
+        return steps
+
+    async def close(self) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+
+
+class OfTrl:
+    """An environment in TRL's form."""
+
+    def reset(self, **row: Any) -> str:
+        self.total = 0
+        return "begin"
+
+    def add(self, number: int) -> str:
+        """Add a number.
+
+        Args:
+            number: what to add.
+        """
+        self.total += number
+        return str(self.total)
+
+    def get_reward(self) -> float:
+        return float(self.total)
+
+
+class _Plain(Environment):
+    """The base of those that break one rule."""
+
+    example_rows = ({"prompt": "Go."},)
+    example_turns = ("a", "b")
+
+    def reply(self, text: str) -> Any:
+        return "go on"
+
+
+class ToolHangs(_Plain):
+    @tool
+    def wait(self) -> None:
+        """Wait for ever."""
+        while True:
+            time.sleep(1)
+
+
+class ToolHangsInspite(_Plain):
+    @tool
+    def wait(self) -> None:
+        """Wait for ever, whatever happens."""
+        while True:
+            with contextlib.suppress(BaseException):
+                time.sleep(1)
+
+
+class ToolRaises(_Plain):
+    @tool
+    def divide(self, number: int) -> float:
+        """Divide by zero.
+
+        Args:
+            number: what to divide.
+        """
+        return number / 0
+
+
+class ToolPrints(_Plain):
+    @tool
+    def talk(self) -> str:
+        """Print megabytes."""
+        for _ in range(3000):
+            print("x" * 1000)
+        return "done"
+
+
+class ToolReturnsMuch(_Plain):
+    @tool
+    def read(self) -> str:
+        """Return megabytes."""
+        return "x" * 3_000_000
+
+
+class ToolKills(_Plain):
+    @tool
+    def crash(self) -> None:
+        """End the process."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class ToolExits(_Plain):
+    @tool
+    def leave(self) -> None:
+        """Leave."""
+        sys.exit(3)
+
+
+class ToolIsUndescribed(_Plain):
+    @tool
+    def move(self, where: str) -> None:
+        """Move.
+
+        where: described, but not under a heading.
+        """
+
+
+class NothingToDo(Environment):
+    """Neither tools nor replies."""
+
+
+class ResetHangs(_Plain):
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:
+        time.sleep(1000)
+
+
+class ResetNeedsAColumn(Environment):
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:
+        self.answer = row["solution"]
+
+    def reply(self, text: str) -> None:
+        return None
+
+
+class ResetByChance(_Plain):
+    def reset(self, row: Mapping[str, Any], seed: int) -> str:
+        return os.urandom(4).hex()
+
+
+class AnswersByTime(_Plain):
+    def reply(self, text: str) -> str:
+        return str(time.perf_counter_ns())
+
+
+class RewardByChance(_Plain):
+    def reward(self) -> float:
+        return float(os.urandom(1)[0]) + time.perf_counter()
+
+
+class ReplyNeedsAWord(_Plain):
+    def reply(self, text: str) -> str:
+        return text.split()[0]
+
+
+class ReplyPrints(_Plain):
+    def reply(self, text: str) -> str:
+        print("y" * 500_000)
+        return "go on"
+
+
+class RewardIsNaN(_Plain):
+    def reward(self) -> float:
+        return float("nan")
+
+
+class InfoHasAnObject(_Plain):
+    def info(self) -> dict[str, Any]:
+        return {"thread": threading.current_thread()}
+
+
+class OneTurnReward(_Plain):
+    def turn_rewards(self) -> list[float]:
+        return [1.0]
+
+
+class KeyIsAHash(_Plain):
+    def state_key(self) -> int:
+        return hash("a state")
+
+
+class KeyIsAnObject(_Plain):
+    def state_key(self) -> object:
+        return object()
+
+
+class SharesItsState(_Plain):
+    """Keeps the total of all instances on the class."""
+
+    seen: list[str] = []  # noqa: RUF012 - that is the fault
+
+    def reply(self, text: str) -> str:
+        self.seen.append(text)
+        return f"{len(self.seen)} turns"
+
+
+class ChangesItsRow(_Plain):
+    def reset(self, row: Any, seed: int) -> None:
+        row["prompt"] = "changed"
+
+
+class CloseNeedsReset(_Plain):
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:
+        self.client = "open"
+
+    def close(self) -> None:
+        del self.client
+
+
+class LeavesAThread(_Plain):
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:
+        threading.Thread(target=time.sleep, args=(20,), name="left over", daemon=True).start()
+
+
+class LeavesAProcess(_Plain):
+    def reset(self, row: Mapping[str, Any], seed: int) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"])
+
+
+class LeavesAFile(_Plain):
+    def __init__(self) -> None:
+        self.file = open(os.path.abspath(__file__), encoding="utf-8")  # noqa: SIM115 - that is the fault
+        KEPT.append(self.file)
+
+
+KEPT: list[Any] = []

@@ -1,0 +1,124 @@
+"""Real runs with a fault raise its alarm; a resumed run has the alarms of the run that was not killed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from support.fixtures import GrpoxCommand
+from support.processes import run
+
+REWARDS = """
+def constant(completions, **columns):
+    return [1.0] * len(completions)
+
+
+def varied(completions, **columns):
+    return [float(sum(map(ord, text)) % 7) for text in completions]
+
+
+def tiny(completions, **columns):
+    return [1e-3 * (sum(map(ord, text)) % 5) for text in completions]
+"""
+SCRIPT = """
+from grpox import train
+
+COMMON = ["evaluation=null", "train.max_steps=4", "train.per_device_train_batch_size=32"]
+COMMON += ["train.num_generations=8", "train.warmup_steps=0", "tracking={}", "checkpoint.every=0"]
+CONSTANT, VARIED = "rewards=[{path: own.py:constant}]", "rewards=[{path: own.py:varied}]"
+TWO_STEPS = "alarms.steps=2"
+TWO = "rewards=[{path: own.py:varied, weight: 100}, {path: own.py:tiny}]"
+RUNS = {
+    "flat": [CONSTANT, TWO_STEPS],
+    "off": [CONSTANT, "alarms=off"],
+    "cut": [VARIED, "sampling.max_completion_length=1", "train.mask_truncated_completions=true", TWO_STEPS],
+    "static": [TWO, "train.learning_rate=1e-30", TWO_STEPS],
+    "blown": [VARIED, "train.learning_rate=1", "train.beta=0.04", TWO_STEPS],
+}
+for name, own in RUNS.items():
+    train("quickstart", [*COMMON, *own, f"output_dir=runs/{name}"])
+"""
+EXPECTED = {
+    "flat": {"no_variance"},
+    "cut": {"all_truncated", "no_gradient"},
+    "static": {"policy_static", "one_reward_decides"},
+    "blown": {"weights_blown_up", "kl_runaway", "entropy_gone"},
+}
+
+
+@pytest.fixture(scope="module")
+def faulty(folder: Path) -> tuple[Path, str]:
+    """The folder of the faulty runs, one after the other in one process, and their messages."""
+    (folder / "own.py").write_text(REWARDS)
+    (folder / "script.py").write_text(SCRIPT)
+    done = run("script.py", cwd=folder)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "runs", done.stderr + done.stdout
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_run_with_a_fault_raises_its_alarms(faulty: tuple[Path, str], name: str) -> None:
+    runs, told = faulty
+    alarms = {alarm["name"]: alarm for alarm in summary_of(runs / name)["alarms"]}
+    # A policy of blown up weights also says the same to every prompt.
+    beside = {"no_variance", "all_truncated"} if name == "blown" else set()
+    assert EXPECTED[name] <= alarms.keys() <= EXPECTED[name] | beside
+    page = (runs / name / "report.html").read_text()
+    for alarm in EXPECTED[name]:
+        assert told.count(f"alarm {alarm} at step {alarms[alarm]['step']}") >= 1
+        assert f"{alarm} at step {alarms[alarm]['step']}" in page
+
+
+def test_alarms_off_leave_no_trace_and_change_nothing(faulty: tuple[Path, str]) -> None:
+    runs, _ = faulty
+    assert "alarms" not in summary_of(runs / "off")
+    assert not (runs / "off" / "alarms.json").exists()
+    losses = [
+        [
+            json.loads(line)["metrics"]["loss"]
+            for line in (runs / name / "metrics.jsonl").read_text().splitlines()
+        ]
+        for name in ("off", "flat")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_resumed_run_counts_on_and_does_not_repeat_what_was_told(grpox: GrpoxCommand, folder: Path) -> None:
+    (folder / "own.py").write_text(REWARDS)
+    run_dir = folder / "runs" / "resumed"
+    done = grpox(
+        "train",
+        "quickstart",
+        "evaluation=null",
+        "rewards=[{path: own.py:constant}]",
+        "train.max_steps=4",
+        "train.per_device_train_batch_size=16",
+        "alarms.steps=3",
+        "checkpoint.every=2",
+        f"output_dir={run_dir}",
+    )
+    assert done.returncode == 0, done.stderr
+    alarm = {"name": "no_variance", "step": 3, "value": 1.0}
+    assert summary_of(run_dir)["alarms"] == [alarm]
+    assert done.stderr.count("no_variance at step 3") == 1
+    assert "no_variance at step 3" in done.stdout[done.stdout.index("run complete") :]
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    tracked = json.loads((run_dir / "mlflow.json").read_text())["run_id"]
+    assert client.get_run(tracked).data.tags["grpox.alarm.no_variance"].startswith("no_variance at step 3")
+
+    # As if it had been killed after the alarm was reported, before the next checkpoint.
+    shutil.rmtree(run_dir / "checkpoints" / "step-00000004")
+    (run_dir / "summary.json").unlink()
+    done = grpox("train", "--resume", str(run_dir))
+    assert done.returncode == 0, done.stderr
+    assert "no_variance at step 3" not in done.stderr
+    assert summary_of(run_dir)["alarms"] == [alarm]

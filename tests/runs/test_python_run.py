@@ -1,0 +1,202 @@
+"""`grpox.Run`: step by step the same run as `grpox.train`, closed in the middle and continued."""
+
+import json
+
+import pytest
+from support.processes import run
+
+TYPES = """
+import json, threading
+import psutil, torch
+from transformers import AutoModelForCausalLM
+import grpox
+from grpox.errors import ConfigError, RunFailed
+
+
+def varied(completions, **columns):
+    return [float(sum(map(ord, text)) % 7) for text in completions]
+
+
+class Followed:
+    def __init__(self):
+        self.seen = []
+
+    def grpox_step_finished(self, step):
+        self.seen.append(step)
+
+    def grpox_run_failed(self, error):
+        self.seen.append(str(error))
+
+    def grpox_run_finished(self):
+        self.seen.append("end")
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+rows = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(8, 50)]
+
+
+def config(name):
+    return {
+        "train": {"max_steps": 4, "per_device_train_batch_size": 32, "learning_rate": 1e-3, "beta": 0.1},
+        "sampling": {"max_completion_length": 4, "temperature": 1.5},
+        "evaluation": {"every": 2},
+        "logging": {"completions_every": 0},
+        "tracking": {},
+        "output_dir": f"runs/{name}",
+    }
+
+
+def load():
+    return AutoModelForCausalLM.from_pretrained("quickstart/model")
+
+
+def opened(name, model=None, **others):
+    model = model or load()
+    return grpox.Run(config(name), model=model, dataset=rows, eval_dataset=rows[:4], rewards=varied, **others)
+
+
+def weights(model):
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
+"""
+
+STEPPED = (
+    TYPES
+    + """
+whole, stepped, followed = load(), load(), Followed()
+summary = grpox.train(config("whole"), model=whole, dataset=rows, eval_dataset=rows[:4], rewards=varied)
+run = opened("stepped", stepped, callbacks=[followed])
+first = run.step()
+torch.rand(3)  # the caller's random numbers are no part of the run
+assert (first["step"], run.history, run.evaluations[0]["step"]) == (1, [first], 0)
+policy, ids = run.policy, torch.tensor([[3, 4, 5]])
+assert policy.generate(ids, max_new_tokens=2).shape[1] > 3
+before = policy(ids).logits
+run.step()
+torch.rand(5)
+assert run.policy is policy and not torch.equal(policy(ids).logits, before)
+try:
+    opened("second")
+except ConfigError as error:
+    assert "runs/stepped" in str(error), error
+else:
+    raise AssertionError("two runs are open")
+assert run.evaluate() is run.evaluations[-1]
+assert [each["step"] for each in run.evaluations] == [0, 2]
+run.step()
+assert run.evaluate()["step"] == 3
+result = run.train()
+assert result.keys() == summary.keys() and result["accuracy_after"] == summary["accuracy_after"]
+assert [row["step"] for row in run.history] == [1, 2, 3, 4] and run.done
+assert run.policy is stepped and same(whole, stepped)
+rank = torch.distributed.get_rank()
+assert followed.seen == ([1, 2, 3, 4, "end"] if rank == 0 else []), followed.seen
+print("fine" if rank == 0 else "")
+"""
+)
+
+CLOSED = (
+    TYPES
+    + """
+whole = load()
+grpox.train(config("whole-2"), model=whole, dataset=rows, eval_dataset=rows[:4], rewards=varied)
+threads = threading.active_count()
+left, followed = load(), Followed()
+with opened("closed", left, callbacks=[followed]) as run:
+    run.step()
+    path = run.save()
+    assert path.is_dir() and path.name == "step-00000001", path
+    run.step()
+    last = run.policy
+assert same(last, left) and same(run.policy, left)
+assert followed.seen == [1, 2, "closed after step 2 of 4"], followed.seen
+assert threading.active_count() == threads and not psutil.Process().children()
+try:
+    run.step()
+except RunFailed as error:
+    assert "closed after step 2 of 4" in str(error), error
+else:
+    raise AssertionError("a closed run takes a step")
+
+resumed, again = load(), Followed()
+assert opened("closed", resumed, callbacks=[again], resume=True).train()["steps"] == 4
+assert same(whole, resumed) and again.seen == [1, 2, 3, 4, "end"]
+complete = opened("closed", callbacks=[again], resume=True)
+assert same(complete.policy, resumed)  # not the object that was given, which nothing has trained
+assert complete.done and complete.train()["steps"] == 4
+
+try:
+    with opened("broken") as run:
+        run.step()
+        raise ValueError("mine")
+except ValueError:
+    assert "ValueError: mine" in open("runs/broken/failure.json").read()
+
+
+def failing(completions, **columns):
+    raise OSError("no judge")
+
+
+run = grpox.Run(config("failed") | {"evaluation": None}, model=load(), dataset=rows, rewards=failing)
+for _ in range(2):
+    try:
+        run.step()
+    except RunFailed as error:
+        assert "no judge" in str(error), error
+    else:
+        raise AssertionError("a failed run takes a step")
+run.close()
+
+del run, complete
+lost = opened("lost")
+lost.step()
+del lost
+opened("after").close()
+print("fine")
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def python(grpox, folder):
+    """``python(script, ranks=1)`` beside a copy of the quickstart; everything that it printed."""
+    assert grpox("recipes", "copy", "quickstart").returncode == 0
+
+    def run_script(script, ranks=1):
+        (folder / "script.py").write_text(script)
+        done = run("script.py", cwd=folder, ranks=ranks)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout.split()
+
+    return run_script
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_then_train_are_one_whole_run(python, folder, ranks):
+    assert "fine" in python(STEPPED, ranks)
+    whole, stepped = (_metrics(folder / "runs" / name / "metrics.jsonl") for name in ("whole", "stepped"))
+    assert whole == stepped
+    assert len(whole) == 4
+
+
+def test_a_closed_run_goes_on_and_leaves_nothing(python):
+    assert "fine" in python(CLOSED)
+
+
+def _metrics(path):
+    """Metrics of each step that do not depend on time or memory."""
+    lines = map(json.loads, path.read_text().splitlines())
+    measured = ("time/", "tokens_per_second/", "step_time", "memory/")
+    return [
+        {name: value for name, value in line["metrics"].items() if not name.startswith(measured)}
+        for line in lines
+        if "metrics" in line
+    ]

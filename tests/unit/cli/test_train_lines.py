@@ -1,0 +1,57 @@
+"""The first and the last lines of `grpox train`: what happens now, where to look, how to go on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.handlers import handlers_kept
+
+from grpox.cli import errors as cli_errors
+from grpox.cli.train import _places
+from grpox.errors import RunFailed
+
+FIRST_LINE = """
+import logging, sys
+from grpox.cli import main
+
+class First(logging.Handler):
+    def emit(self, record):
+        print(record.getMessage(), sorted({'torch', 'transformers', 'deepspeed'} & set(sys.modules)))
+        sys.exit(0)
+
+logging.getLogger('grpox.cli.train').addHandler(First())
+sys.argv = ['grpox', 'train', 'quickstart']
+main()
+"""
+
+
+def test_the_first_line_comes_before_the_slow_imports(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_LINE], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.stdout == "quickstart: checked; loading torch, transformers and DeepSpeed []\n", done.stderr
+
+
+def test_the_last_line_names_the_report_and_the_command_that_shows_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "my run"
+    assert _places(folder) == f"look at: grpox runs show '{folder}'"
+    folder.mkdir()
+    (folder / "report.html").touch()
+    assert _places(folder) == f"look at: {folder}/report.html  or  grpox runs show '{folder}'"
+
+
+@pytest.mark.parametrize("error", [RunFailed("the disk is full"), KeyboardInterrupt()])
+def test_how_to_go_on_is_the_last_line_of_an_error(
+    error: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error.add_note("to go on: grpox train --resume runs/a")
+
+    def command(arguments: list[str]) -> None:
+        raise error
+
+    with handlers_kept():
+        cli_errors.run_command(command, [])
+    assert capsys.readouterr().err.splitlines()[-1] == "to go on: grpox train --resume runs/a"

@@ -1,0 +1,304 @@
+"""Alarms: thresholds and patience by hand, one report of each, and where they are shown."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from support.frozen import answers_of
+
+from grpox.checkpoint.progress import TrainingState
+from grpox.config import AlarmsConfig, RunConfig
+from grpox.config.alarms import CHANGED, DIFFERS, LIVE, NORM_BEFORE, SHARE
+from grpox.observing.alarms import (
+    ADVICE,
+    Alarms,
+    AlarmsState,
+    RaisedAlarm,
+    alarms_in,
+    describe_alarm,
+    write_alarms,
+)
+from grpox.observing.display import TerminalDisplay
+from grpox.runtime.logs import WarnOnce, get_logger
+from grpox.runtime.phases import PhaseTimes
+from grpox.training.step_report import StepReport
+from grpox_mlflow.followed import tags_of
+
+HEALTHY = {
+    "frac_reward_zero_std": 0.9,
+    "reward": 0.5,
+    "alarms/no_advantage": 0.9,
+    "alarms/highest": 1.0,
+    "alarms/lowest": 0.0,
+    "completions/clipped_ratio": 0.97,
+    "grad_norm": 0.3,
+    "entropy": 0.006,
+    "kl": 2.9,
+    "kl_old": 0.1,
+    NORM_BEFORE: 2.0,
+    CHANGED: 1.0,
+    "weights/norm": 9.9,
+    SHARE + "exact": 0.998,
+    SHARE + "form": 0.002,
+    DIFFERS + "exact": 0.5,
+    DIFFERS + "form": 0.5,
+}
+"""Metrics and signals of a step, each just within its threshold."""
+FLAT = {"frac_reward_zero_std": 1.0, "alarms/no_advantage": 1.0, "reward": 0.2, "grad_norm": 0.0}
+FAULTS: dict[str, tuple[dict[str, float], float]] = {
+    "no_variance": (FLAT, 1.0),
+    "all_truncated": ({"completions/clipped_ratio": 0.98}, 0.98),
+    "no_gradient": ({"grad_norm": 0.0}, 0.0),
+    "policy_static": ({CHANGED: 0.0}, 0.0),
+    "entropy_gone": ({"entropy": 0.0049}, 0.0049),
+    "kl_runaway": ({"kl_old": 3.1}, 3.1),
+    "weights_blown_up": ({"weights/norm": 10.2}, 5.1),
+    "one_reward_decides": ({SHARE + "exact": 0.9995, SHARE + "form": 0.0005}, 0.9995),
+}
+"""Name of an alarm -> the changes that make a healthy step faulty, and the alarm's value."""
+
+
+def alarms_after(steps: list[dict[str, float]], **config: Any) -> list[RaisedAlarm]:
+    """Return the alarms that steps 1, 2, ... raise; each has the given changes of a healthy step."""
+    alarms = Alarms(AlarmsConfig(**config))
+    return [alarm for step, changes in enumerate(steps, 1) for alarm in alarms.see(step, HEALTHY | changes)]
+
+
+def test_a_healthy_run_raises_none() -> None:
+    assert alarms_after([{}] * 50) == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_raises_its_alarm_alone_after_five_steps_in_a_row_and_once(name: str) -> None:
+    fault, value = FAULTS[name]
+    assert alarms_after([fault] * 4 + [{}] + [fault] * 4) == []
+    (alarm,) = alarms_after([{}, *[fault] * 20])
+    assert (alarm.name, alarm.step) == (name, 6)
+    assert alarm.value == pytest.approx(value)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_one_alarm_is_off_with_null(name: str) -> None:
+    off = False if name == "policy_static" else None
+    raised = alarms_after([FAULTS[name][0]] * 9, **{name: off})
+    assert name not in {alarm.name for alarm in raised}
+
+
+def test_a_step_whose_own_groups_have_equal_rewards_counts_neither_way() -> None:
+    """Each batch makes eight steps, and one of its eight groups differs."""
+    own = ("frac_reward_zero_std", "alarms/no_advantage", "reward")
+    later = {name: value for name, value in HEALTHY.items() if name not in own} | {"grad_norm": 0.0, LIVE: 0.0}
+    first = HEALTHY | {"frac_reward_zero_std": 7 / 8, "alarms/no_advantage": 7 / 8, LIVE: 4.0}
+    for gradient, expected in ((0.3, []), (0.0, ["no_gradient"])):  # the second one has a fault of its own
+        alarms = Alarms(AlarmsConfig())
+        batch = [first | {"grad_norm": gradient}, *[later] * 7]
+        assert [each.name for step, seen in enumerate(batch * 5) for each in alarms.see(step, seen)] == expected
+    # A scaler without any advantage is a fault in each step.
+    assert [each.name for each in alarms_after([{"alarms/no_advantage": 1.0, "grad_norm": 0.0, LIVE: 0.0}] * 5)]
+
+
+def test_every_alarm_has_a_threshold_an_advice_and_a_fault_here() -> None:
+    assert set(AlarmsConfig.model_fields) - {"steps"} == set(ADVICE) == set(FAULTS)
+
+
+def test_a_step_without_the_value_counts_neither_way() -> None:
+    alarms = Alarms(AlarmsConfig(steps=3))
+    cut = {"completions/clipped_ratio": 1.0}
+    assert [len(alarms.see(step, seen)) for step, seen in enumerate((cut, {}, cut, {}, cut), 1)] == [
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]
+
+
+def test_equal_rewards_near_the_best_of_a_run_are_a_solved_task() -> None:
+    best = FLAT | {"reward": 0.9, "alarms/lowest": 0.9}
+    assert alarms_after([{}, *[best] * 9]) == []
+    # The same rewards from the beginning, and equal rewards far from the best, are faults.
+    always = best | {"alarms/highest": 0.9}
+    assert [alarm.name for alarm in alarms_after([always] * 9)] == ["no_variance"]
+    assert [alarm.name for alarm in alarms_after([{}, *[best | {"reward": 0.89}] * 9])] == ["no_variance"]
+
+
+def test_equal_rewards_within_groups_are_no_fault_of_a_scaler_that_compares_groups() -> None:
+    assert alarms_after([FLAT | {"alarms/no_advantage": 0.9, "grad_norm": 0.1}] * 9) == []
+
+
+def test_fewer_useless_groups_than_all_may_be_a_fault_too() -> None:
+    assert alarms_after([{}] * 5, no_variance=0.91) == []
+    (alarm,) = alarms_after([{}] * 5, no_variance=0.9)
+    assert (alarm.name, alarm.value) == ("no_variance", 0.9)
+
+
+def test_a_reward_that_was_learnt_leaves_the_decision_to_another() -> None:
+    alone = {SHARE + "exact": 1.0, SHARE + "form": 0.0}
+    assert alarms_after([{}, *[alone | {DIFFERS + "form": 0.2}] * 9]) == []
+    # One that never differed may be wrong, and one that differs often is drowned.
+    for differs in (0.0, 0.25):
+        (alarm,) = alarms_after(
+            [{} if differs else alone | {DIFFERS + "form": 0.0}] + [alone | {DIFFERS + "form": differs}] * 9
+        )
+        assert (alarm.name, alarm.subject) == ("one_reward_decides", "exact")
+
+
+def test_a_kl_that_is_no_number_is_a_fault_and_plain_json() -> None:
+    (alarm,) = alarms_after([{"kl": math.nan, "kl_old": 0.0}] * 5)
+    assert json.loads(json.dumps(alarm.entry(), allow_nan=False)) == {
+        "name": "kl_runaway",
+        "step": 5,
+        "value": "nan",
+    }
+
+
+def test_a_restored_state_continues_the_count_and_the_norm_of_the_start() -> None:
+    blown = HEALTHY | {"weights/norm": 10.2}
+    for saved in range(1, 5):
+        before, after = Alarms(AlarmsConfig()), Alarms(AlarmsConfig())
+        for step in range(1, saved + 1):
+            assert before.see(step, blown) == []
+        after.state = AlarmsState.model_validate_json(before.state.model_dump_json())
+        # The process that goes on measures the weights of the checkpoint before its first step.
+        raised = [after.see(step, blown | {NORM_BEFORE: 10.2}) for step in range(saved + 1, 8)]
+        assert [alarm.step for each in raised for alarm in each] == [5]
+        assert after.state.raised[0].value == pytest.approx(5.1)
+
+
+@pytest.mark.parametrize("text", ["off", "false", "'off'", "null", "OFF"])
+def test_alarms_off(text: str) -> None:
+    assert config_of(text).alarms is None
+
+
+def test_alarms_on_have_defaults_and_a_wrong_key_is_refused() -> None:
+    assert config_of("on").alarms == config_of("{}").alarms == AlarmsConfig()
+    one = config_of("{steps: 3, kl_runaway: null}").alarms
+    assert one == AlarmsConfig(steps=3, kl_runaway=None)
+    for wrong in ("{kl: 3}", "{steps: 0}", "sometimes"):
+        with pytest.raises(ValidationError, match="alarms"):
+            config_of(wrong)
+
+
+def config_of(alarms: str) -> RunConfig:
+    text = f"{{model: {{path: m}}, data: {{path: d}}, rewards: [exact], alarms: {alarms}}}"
+    return RunConfig.model_validate(yaml.safe_load(text))
+
+
+class Steps:
+    """Real step reports, with steps of given metrics."""
+
+    def __init__(self, folder: Path) -> None:
+        self.alarms = Alarms(AlarmsConfig(steps=2))
+        self.seen: list[Any] = []
+        times, observers = (
+            PhaseTimes(),
+            SimpleNamespace(failures={}, step_finished=lambda *a: self.seen.append(a[2])),
+        )
+        collector: Any = SimpleNamespace(sampler=SimpleNamespace(times=times))
+        context: Any = SimpleNamespace(output_dir=folder)
+        told: Any = observers
+        self.report = StepReport(
+            context,
+            TrainingState(alarms=self.alarms),
+            collector,
+            told,
+            WarnOnce(get_logger("grpox.test")),
+            True,
+        )
+        self.times = times
+
+    def take(self, step: int, **update: float) -> None:
+        with self.times.phase("update"):
+            pass
+        self.report.step_finished(step, 0.0, [], [], {"grad_norm": 1.0, CHANGED: 3.0, **update}, 1.0)
+
+
+def test_a_step_report_warns_once_saves_the_alarms_and_hides_their_measures(
+    tmp_path: Path, logged: Any
+) -> None:
+    steps = Steps(tmp_path)
+    for step in range(1, 5):
+        steps.take(step, entropy=0.001 if step > 1 else 0.5, grad_norm=0.0 if step > 2 else 1.0)
+    told = logged()
+    assert told.count("alarm entropy_gone at step 3, value 0.001: ") == told.count("entropy_gone") == 1
+    assert told.count("alarm no_gradient at step 4, value 0: ") == told.count("no_gradient") == 1
+    assert told.count("docs/troubleshooting.md#alarms") == 2
+    assert alarms_in(json.loads((tmp_path / "alarms.json").read_text())) == [
+        {"name": "entropy_gone", "step": 3, "value": 0.001},
+        {"name": "no_gradient", "step": 4, "value": 0.0},
+    ]
+    assert not [name for metrics in steps.seen for name in metrics if name.startswith("alarms/")]
+
+
+def test_an_alarm_reported_before_a_kill_is_not_reported_again(tmp_path: Path, logged: Any) -> None:
+    write_alarms(tmp_path, [{"name": "entropy_gone", "step": 2, "value": 0.001}])
+    steps = Steps(tmp_path)
+    for step in (1, 2):
+        steps.take(step, entropy=0.001)
+    assert "entropy_gone" not in logged()
+    assert [alarm.step for alarm in steps.alarms.state.raised] == [2]
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, logged: Any) -> None:
+    (tmp_path / "file").write_text("")
+    steps = Steps(tmp_path / "file")
+    for step in (1, 2):
+        steps.take(step, entropy=0.001)
+    told = logged()
+    assert "alarms are not saved" in told
+    assert "alarm entropy_gone at step 2" in told
+
+
+ALARM = {"name": "kl_runaway", "step": 7, "value": 9.25}
+
+
+def test_terminal_and_mlflow_show_alarms(tmp_path: Path) -> None:
+    console = Console(record=True, width=200, file=io.StringIO())
+    display, run = (
+        TerminalDisplay(console),
+        SimpleNamespace(
+            config=SimpleNamespace(evaluation=None),
+            total_steps=9,
+            world_size=1,
+            resumed_at=None,
+            output_dir=tmp_path,
+            source="mine",
+            started=None,
+        ),
+    )
+    given: Any = run
+    display.grpox_run_started(given)
+    display.grpox_run_finished(given, {"alarms": [ALARM]})
+    assert "kl_runaway at step 7, value 9.25" in console.export_text()
+    write_alarms(tmp_path, [ALARM])
+    display.grpox_run_failed(given)
+    assert "alarm kl_runaway at step 7, value 9.25" in console.export_text()
+    assert tags_of(tmp_path)["grpox.alarm.kl_runaway"] == describe_alarm(ALARM)
+    # The summary decides: a run that was resumed with changes may not have the alarm any more.
+    (tmp_path / "summary.json").write_text('{"steps": 9, "alarms": []}')
+    assert not [tag for tag in tags_of(tmp_path) if "alarm" in tag]
+
+
+def test_the_report_shows_alarms_of_finished_and_unfinished_runs(tmp_path: Path) -> None:
+    line = {"step": 7, "time": 1.0, "metrics": {"reward": 0.5}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+    def alarms() -> list[str]:
+        return [alarm["text"] for alarm in answers_of(tmp_path)["run"]["alarms"]]
+
+    assert alarms() == []
+    write_alarms(tmp_path, [ALARM])
+    assert "kl_runaway at step 7, value 9.25" in alarms()[0]
+    (tmp_path / "summary.json").write_text('{"steps": 7, "alarms": []}')
+    assert alarms() == []
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": 7, "alarms": [ALARM]}))
+    assert "raise train.beta" in alarms()[0]

@@ -1,0 +1,238 @@
+"""The page's answers about a run's metrics and outcome, from files that a run is still writing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.watched_runs import append_metrics, metrics_line, write_record
+
+from grpox.observing.page.columns import decimate
+from grpox.observing.page.source import RunSource
+from grpox.runtime.run_lock import hold
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_record(tmp_path / "run")
+
+
+def series(source: RunSource, name: str, **parameters: int) -> list[list[float | None]]:
+    curve: list[list[float | None]] = source.metrics(**parameters)["series"][name]
+    return curve
+
+
+def test_half_a_line_waits_for_its_rest(folder: Path) -> None:
+    source = RunSource(folder)
+    second = metrics_line(2, {"reward": 0.5})
+    append_metrics(folder, metrics_line(1, {"reward": 0.25}), second[:20])
+    assert series(source, "reward") == [[1], [0.25]]
+    append_metrics(folder, second[20:])
+    assert series(source, "reward") == [[1, 2], [0.25, 0.5]]
+    assert source.run()["problems"] == []
+
+
+def test_since_returns_only_what_is_new(folder: Path) -> None:
+    source = RunSource(folder)
+    append_metrics(folder, metrics_line(1, {"reward": 0.25, "loss": 1.0}))
+    first = source.metrics()
+    append_metrics(folder, metrics_line(2, {"reward": 0.5}))
+    new = source.metrics(since=first["position"])
+    assert new["series"] == {"reward": [[2], [0.5]], "loss": [[], []]}
+    reward = next(each for each in new["names"] if each["name"] == "reward")
+    assert (reward["first"], reward["last"], reward["min"]) == (0.25, 0.5, 0.25)  # of the whole run
+
+
+def test_of_a_repeated_step_the_last_value_counts(folder: Path) -> None:
+    source = RunSource(folder)
+    append_metrics(folder, *(metrics_line(step, {"reward": step / 4}) for step in (1, 2, 3)))
+    source.run()
+    append_metrics(folder, metrics_line(2, {"reward": 8.0}), metrics_line(3, {"reward": 9.0}))
+    assert series(source, "reward") == [[1, 2, 3], [0.25, 8, 9]]
+
+
+@pytest.mark.parametrize("after", [1, 5])
+def test_a_resumed_run_that_cut_the_file_is_read_again(folder: Path, after: int) -> None:
+    """The new file may be shorter than the old one, or longer by the time that it is looked at."""
+    source = RunSource(folder)
+    append_metrics(folder, *(metrics_line(step, {"reward": 0.5}) for step in (1, 2, 3)))
+    before = source.metrics()
+    (folder / "metrics.jsonl").write_text(metrics_line(1, {"reward": 0.5}))
+    append_metrics(folder, *(metrics_line(step, {"reward": 0.75}) for step in range(2, 2 + after)))
+    answer = source.metrics(since=before["position"], generation=before["generation"])
+    assert answer["generation"] == before["generation"] + 1
+    assert answer["series"]["reward"] == [list(range(1, 2 + after)), [0.5] + [0.75] * after]
+
+
+def test_a_run_whose_folder_was_removed_is_not_running(folder: Path) -> None:
+    source = RunSource(folder)
+    append_metrics(folder, metrics_line(1, {"reward": 0.5}))
+    source.run()
+    folder.rename(folder.with_name("moved"))
+    told = source.run()
+    assert told["status"] == "unfinished"
+    assert told["problems"] == ["the run's folder no longer exists: it was removed or renamed"]
+
+
+def test_a_folder_without_a_step_is_a_run_that_begins(tmp_path: Path) -> None:
+    source = RunSource(tmp_path / "later")
+    assert source.run()["status"] == "running"
+    assert source.metrics()["names"] == []
+    write_record(tmp_path / "later")
+    assert source.run()["status"] == "unfinished"
+    with hold(tmp_path / "later"):
+        assert source.run()["status"] == "running"
+
+
+def test_outcome_and_components(folder: Path) -> None:
+    append_metrics(
+        folder,
+        metrics_line(0, {"accuracy": 0.1}, "evaluation"),
+        metrics_line(1, {"reward": 0.25, "step_time": 2.0}),
+        metrics_line(2, {"reward": 0.5}),
+        metrics_line(2, {"accuracy": 0.9}, "evaluation"),
+    )
+    source = RunSource(folder)
+    with hold(folder):
+        run = source.run()
+    assert (run["step"], run["steps"], run["seconds_left"]) == (2, 10, 8.0)  # a second a step
+    assert run["tiles"][0] == ["accuracy", "0.1 → 0.9", "before training and at step 2"]
+    assert run["components"] == [["reward", "exact", "weight: 1"]]
+    assert "hf_aaaaaaaaaaaa" not in json.dumps(run)
+    assert [rank["rank"] for rank in run["ranks"]] == [0, 1]
+    before = run["version"]
+    (folder / "failure.json").write_text(json.dumps({"error": "RunFailed: no memory"}))
+    run = source.run()
+    assert (run["status"], run["error"]) == ("failed", "RunFailed: no memory")
+    assert run["version"] > before
+    assert source.run()["version"] == run["version"]
+
+
+def test_a_pause_before_a_resume_is_no_part_of_the_estimate(folder: Path) -> None:
+    append_metrics(folder, *(metrics_line(step, {"reward": 1}, time=1000.0 + step) for step in (1, 2, 3)))
+    append_metrics(folder, *(metrics_line(step, {"reward": 1}, time=90_000.0 + step) for step in (4, 5)))
+    os.utime(folder / "versions.json", (90_000, 90_000))
+    assert RunSource(folder).run()["seconds_left"] is None  # the run is not going on
+    with hold(folder):
+        assert RunSource(folder).run()["seconds_left"] == 5
+
+
+def test_alarms_are_read_while_the_run_goes_on(folder: Path) -> None:
+    alarm = {"name": "no_gradient", "step": 3, "value": 0.0}
+    (folder / "alarms.json").write_text(json.dumps({"alarms": [alarm]}))
+    [shown] = RunSource(folder).run()["alarms"]
+    assert shown["text"].startswith("no_gradient at step 3")
+
+
+def test_damaged_files_are_named_and_do_not_stop_the_page(folder: Path) -> None:
+    (folder / "config.yaml").write_text("a: [")
+    (folder / "summary.json").write_text("{")
+    append_metrics(folder, "rubbish\n", metrics_line(1, {"reward": 1.0}))
+    source = RunSource(folder)
+    problems = source.run()["problems"]
+    assert any(each.startswith("metrics.jsonl: 1 line") and "line 1" in each for each in problems)
+    assert any("config.yaml" in each for each in problems)
+    assert series(source, "reward") == [[1], [1]]
+
+
+def test_values_that_are_not_finite_are_null_and_counted(folder: Path) -> None:
+    append_metrics(
+        folder, *(metrics_line(step, {"kl": value}) for step, value in enumerate([1.5, "nan", "inf"], 1))
+    )
+    answer = RunSource(folder).metrics()
+    assert answer["series"]["kl"] == [[1, 2, 3], [1.5, None, None]]
+    assert answer["names"][0]["not_finite"] == 2
+    json.dumps(answer, allow_nan=False)
+
+
+def test_flat_metrics_are_last_and_reward_and_evaluations_first(folder: Path) -> None:
+    for step in (1, 2):
+        append_metrics(
+            folder,
+            metrics_line(step, {"aa": 1.0, "loss": step, "reward": step}),
+            metrics_line(step, {"accuracy": step}, "evaluation"),
+        )
+    names = RunSource(folder).metrics()["names"]
+    assert [each["name"] for each in names] == ["reward", "evaluation/accuracy", "loss", "aa"]
+    assert [each["is_flat"] for each in names] == [False, False, False, True]
+    assert [each["is_evaluation"] for each in names] == [False, True, False, False]
+
+
+def test_decimation_keeps_the_lowest_and_the_highest_value() -> None:
+    steps = np.arange(10_000.0)
+    values = np.sin(steps / 900)
+    values[1234], values[7777], values[40:60] = 50.0, -50.0, math.nan
+    kept, reduced = decimate(steps, values, 200)
+    assert len(kept) <= 200
+    assert reduced[list(kept).index(1234)] == 50
+    assert reduced[list(kept).index(7777)] == -50
+    assert (kept[0], kept[-1]) == (0, 9999)
+    assert (np.diff(kept) > 0).all()
+
+
+def test_decimation_shows_a_piece_without_any_finite_value_as_a_gap() -> None:
+    values = np.ones(1000)
+    values[300:600] = math.nan
+    kept, reduced = decimate(np.arange(1000.0), values, 50)
+    assert not np.isfinite(reduced[(kept > 350) & (kept < 550)]).any()
+    assert np.isfinite(reduced[(kept < 250) | (kept > 650)]).all()
+
+
+def test_a_window_of_steps(folder: Path) -> None:
+    append_metrics(folder, *(metrics_line(step, {"reward": step / 2}) for step in range(1, 6)))
+    assert series(RunSource(folder), "reward", first=2, last=4)[0] == [2, 3, 4]
+
+
+def test_phases_of_a_step(folder: Path) -> None:
+    for step in (1, 2):
+        append_metrics(
+            folder, metrics_line(step, {"time/generate": 2.0 * step, "time/update": 1.0, "reward": 1})
+        )
+    source = RunSource(folder)
+    assert source.phases()["phases"] == [["generate", 4.0], ["update", 1.0]]
+    assert source.phases(step=1)["phases"] == [["generate", 2.0], ["update", 1.0]]
+    assert source.phases()["history"]["generate"] == [[1, 2], [2, 4]]
+
+
+def test_the_history_of_all_phases_has_the_same_steps(folder: Path) -> None:
+    """The page lays the phases on top of each other, and takes a step that is missing for 0."""
+    random = np.random.default_rng(0)
+    seconds = random.uniform(1, 2, (3000, 2)).tolist()
+    append_metrics(
+        folder,
+        *(
+            metrics_line(step, {"time/a": a, "time/b": b} | ({"time/save": 9.0} if step == 1234 else {}))
+            for step, (a, b) in enumerate(seconds, 1)
+        ),
+    )
+    history = RunSource(folder).phases()["history"]
+    assert history["a"][0] == history["b"][0]
+    assert len(history["a"][0]) <= 802
+    assert history["save"] == [[1234], [9]]
+
+
+def test_ranks_stand_beside_their_machines(folder: Path) -> None:
+    (folder / "versions.json").write_text(json.dumps({"world_size": 11}))
+    (folder / "system").mkdir()
+    source = RunSource(folder)
+    for number in [10, *range(10)]:  # in the order in which they write
+        line = metrics_line(1, {f"system/node_{number}/cpu": number})
+        (folder / "system" / f"node_{number}.jsonl").write_text(line)
+        told = source.run()["ranks"]
+    assert [rank["host"] for rank in told] == [f"node_{number}" for number in range(11)]
+
+
+def test_measurements_of_a_machine_stand_between_the_steps(folder: Path) -> None:
+    append_metrics(
+        folder, *(metrics_line(step, {"reward": step}, time=1000.0 + 10 * step) for step in (1, 2, 3))
+    )
+    (folder / "system").mkdir()
+    lines = (metrics_line(n, {"system/cpu": 50.0 + n}, time=1010.0 + 5 * n) for n in range(4))
+    (folder / "system" / "node_0.jsonl").write_text("".join(lines))
+    source = RunSource(folder)
+    assert series(source, "system/cpu") == [[1, 1.5, 2, 2.5], [50, 51, 52, 53]]
+    assert source.run()["ranks"][0]["values"] == {"cpu": 53}

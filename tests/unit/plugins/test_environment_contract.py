@@ -1,0 +1,116 @@
+"""Tools of environments: which methods the model may call, and what is wrong with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grpox.environments import Environment, tool
+from grpox.environments.contract import CONTRACT, environment_problem, overrides, tool_problem, tools_of
+from grpox.plugins.component import contract_problem, kind_of
+
+
+class Base(Environment):
+    @tool
+    def second(self) -> None:
+        """Do."""
+
+    @tool
+    def first(self) -> None:
+        """Do."""
+
+    def helper(self) -> None:
+        """No tool."""
+
+
+class Child(Base):
+    first = None  # type: ignore[assignment]
+
+    def second(self) -> None:
+        """Do otherwise."""
+
+    @tool
+    @staticmethod
+    def third(x: int) -> int:
+        """Return a number.
+
+        Args:
+            x: the number.
+        """
+        return x
+
+
+def test_tools_are_marked_and_in_the_order_of_their_definition() -> None:
+    assert list(tools_of(Base)) == ["second", "first"]
+
+
+def test_an_overridden_tool_is_one_and_none_removes_it() -> None:
+    assert list(tools_of(Child)) == ["second", "third"]
+    assert tools_of(Child)["second"] is Child.second
+    assert environment_problem(Child) == ""
+
+
+def test_a_subclass_is_of_the_kind_environment() -> None:
+    assert kind_of(Base) == "environment"
+    assert contract_problem("environment", Base) == ""
+    assert "no method reset" in contract_problem("environment", dict)
+
+
+def test_names_that_grpox_uses_are_those_of_the_contract() -> None:
+    assert {"reset", "reply", "reward", "close", "done", "state_key"} <= set(CONTRACT)
+
+
+def test_the_methods_of_a_class_of_its_own_are_known() -> None:
+    class Own(Environment):
+        def reward(self) -> float:
+            return 1.0
+
+    assert overrides(Own, "reward")
+    assert not overrides(Own, "turn_rewards")
+
+
+def of_hints(a: int, *, b: str = "") -> None:
+    """Do.
+
+    Args:
+        a: one
+            and more.
+        b: other.
+    """
+
+
+def of_positions(a: int, /) -> None:
+    """Do.
+
+    Args:
+        a: one.
+    """
+
+
+def unhinted(a) -> None:  # type: ignore[no-untyped-def]
+    """Do.
+
+    Args:
+        a: one.
+    """
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (of_hints, ""),
+        (of_positions, "has the positional-only parameter 'a'"),
+        (unhinted, "has no type hint for its parameter 'a'"),
+        (3, "is no function"),
+        (dict, "is no function"),
+    ],
+)
+def test_what_the_model_cannot_be_told_of_is_named(function: Any, told: str) -> None:
+    problem = tool_problem(function, getattr(function, "__name__", "x"))
+    assert problem.startswith(told) if told else problem == ""
+
+
+@pytest.mark.parametrize("name", ["_hidden", "<lambda>", "9x", "a b"])
+def test_a_tool_has_a_name(name: str) -> None:
+    assert "has the name" in tool_problem(of_hints, name)

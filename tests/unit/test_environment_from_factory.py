@@ -1,0 +1,123 @@
+"""Environments in TRL's form run through the adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any
+
+import pytest
+
+from grpox.environments import Appended, Environment, tool
+from grpox.environments.contract import environment_problem
+from grpox.environments.environment import MARK
+from grpox.environments.from_factory import as_environment
+
+
+class Counter:
+    """Counts up to a goal, in TRL's form."""
+
+    closed = 0
+
+    def __init__(self, goal: int = 2) -> None:
+        self.goal, self.count = goal, 0
+
+    def reset(self, **row: Any) -> str | None:
+        self.goal = row.get("goal", self.goal)
+        return f" Count to {self.goal}."
+
+    def add(self, number: int) -> str:
+        """Add a number.
+
+        Args:
+            number: what to add.
+        """
+        self.count += number
+        return str(self.count)
+
+    async def look(self) -> str:
+        """Look at the count."""
+        return str(self.count)
+
+    @classmethod
+    def own_name(cls, number: int) -> str:
+        """Say the name of the class.
+
+        Args:
+            number: how often.
+        """
+        return cls.__name__ * number
+
+    @staticmethod
+    def double(number: int) -> int:
+        return 2 * number
+
+    def _hidden(self) -> None: ...
+
+    async def get_reward(self) -> float:
+        return float(self.count == self.goal)
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+def run(value: Any) -> Any:
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait()) if inspect.isawaitable(value) else value
+
+
+def test_every_public_method_but_the_three_is_a_tool() -> None:
+    kind = as_environment(Counter)
+    tools = {name for name, each in inspect.getmembers(kind, callable) if getattr(each, MARK, False)}
+    assert tools == {"add", "look", "own_name"}  # as TRL finds them: those that are bound to an instance
+    assert environment_problem(Counter) == ""
+    assert str(inspect.signature(kind.add)) == "(self, number: 'int') -> 'str'"  # type: ignore[attr-defined]
+    assert "what to add" in str(kind.add.__doc__)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("target", [Counter, lambda: Counter(3)])
+def test_an_episode(target: Any) -> None:
+    episode: Any = as_environment(target)()
+    Counter.closed = 0
+    beginning = run(episode.reset({"goal": 5, "prompt": "Hello."}, seed=1))
+    assert beginning == " Count to 5."
+    assert isinstance(beginning, Appended)
+    assert episode.add(5) == "5"
+    assert run(episode.look()) == "5"
+    assert episode.own_name(2) == "CounterCounter"
+    assert run(episode.reward()) == 1.0
+    run(episode.close())
+    assert Counter.closed == 1
+
+
+def test_without_reward_and_close() -> None:
+    class Quiet:
+        def reset(self) -> None: ...
+
+    episode: Any = as_environment(Quiet)()
+    assert run(episode.reset({}, seed=0)) is None
+    assert run(episode.reward()) is None
+    run(episode.close())
+
+
+def test_an_environment_stays_itself_and_a_function_may_make_one() -> None:
+    class Own(Environment):
+        def __init__(self, size: int = 1) -> None:
+            self.size = size
+
+        @tool
+        def ask(self) -> str:
+            """Ask."""
+            return str(self.size)
+
+    assert as_environment(Own) is Own
+    made: Any = as_environment(lambda: Own(7))()
+    assert made.ask() == "7"
+
+
+@pytest.mark.parametrize("target", [3, object, lambda: 3])
+def test_anything_else_is_refused(target: Any) -> None:
+    with pytest.raises(TypeError, match=r"no class, and no function|has no method reset"):
+        as_environment(target)
