@@ -79,14 +79,15 @@ def main() -> None:
 
     rng = random.Random(args.seed)
 
-    def draw() -> dict[str, torch.Tensor]:
+    model = build_model(tokenizer)
+
+    def loss_of(_: int) -> torch.Tensor:
         chosen = rng.choices(train, k=BATCH_SIZE)
         calls = [rng.random() < CALLS[problem.carries] for problem in chosen]
         episodes = [transcript(*each, tokenizer) for each in zip(chosen, calls, strict=True)]
-        return teacher_batch(episodes)
+        return model(**teacher_batch(episodes)).loss
 
-    model = build_model(tokenizer)
-    warm_start(model, draw)
+    warm_start(model, loss_of)
     model.save_pretrained(args.out / "model")
     report(model, tokenizer, heldout)
 

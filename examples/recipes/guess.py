@@ -99,11 +99,13 @@ def main() -> None:
 
     rng = random.Random(args.seed)
 
-    def draw() -> dict[str, torch.Tensor]:
-        return teacher_batch([transcript(rng, tokenizer) for _ in range(BATCH_SIZE)], learn_all=True)
-
     model = build_model(tokenizer, WIDTH)
-    warm_start(model, draw, STEPS, LEARNING_RATE)
+
+    def loss_of(_: int) -> torch.Tensor:
+        games = [transcript(rng, tokenizer) for _ in range(BATCH_SIZE)]
+        return model(**teacher_batch(games, learn_all=True)).loss
+
+    warm_start(model, loss_of, STEPS, LEARNING_RATE)
     model.save_pretrained(args.out / "model")
     report(model, tokenizer)
 

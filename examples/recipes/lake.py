@@ -21,16 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from rich.progress import track
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    get_linear_schedule_with_warmup,
-)
+from quickstart import build_model, build_tokenizer, warm_start
+from transcripts import play
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 from grpox_environments.configs import LakeConfig
 from grpox_environments.lake import HOLE, MOVES, PLAYER, Cell, Lake, distances, draw_map, find, moved
@@ -41,6 +34,7 @@ SIZE, HOLES, DISTANCE = 4, 4, 4
 NUM_TRAIN, NUM_HELDOUT = 6000, 300
 SAFE_TURNS = 0.3  # how often the teacher looks at the holes: enough for RL to find, too rare to be the mode
 MOST_TURNS, TEACHER_TURNS = 10, 4
+WIDTH, SHAPE = 64, {"intermediate_size": 192, "num_hidden_layers": 3, "max_position_embeddings": 512}
 STEPS, SINGLE_STEPS, WARMUP_STEPS, BATCH_SIZE, LEARNING_RATE = 600, 450, 40, 64, 3e-3
 CONFIG = LakeConfig(look=True, hint="")
 RECIPE = Path(__file__).parents[2] / "grpox/runfile/recipes/lake"
@@ -56,43 +50,6 @@ def split_maps(seed: int) -> tuple[list[str], list[str]]:
             maps["/".join(rows)] = None
     drawn = list(maps)
     return drawn[:NUM_TRAIN], drawn[NUM_TRAIN:]
-
-
-def build_tokenizer() -> PreTrainedTokenizerBase:
-    """Build a tokenizer of one token per direction and per other character, padded on the left."""
-    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>"))
-    words = "|".join(["lake", *MOVES])
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(rf"{words}|[\s\S]"), behavior="isolated")
-    core.decoder = decoders.Fuse()  # without a decoder, tokens would be joined by spaces
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def build_model(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
-    """Build a small Llama with random weights."""
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.05,  # the usual 0.02 suits wide models; a narrow one starts faster from more
-        bos_token_id=None,
-        **ids,
-    )
-    model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(**ids)
-    return model
 
 
 def straight(rows: Sequence[str], player: Cell) -> list[str]:
@@ -158,54 +115,21 @@ def teacher_loss(
     return losses[is_move | is_end].mean()
 
 
-def warm_start(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, maps: Sequence[str], seed: int
-) -> None:
-    """Train the model on the careless teacher, in place: first on single turns, then on episodes of several."""
-    rng = random.Random(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = get_linear_schedule_with_warmup(optimizer, WARMUP_STEPS, STEPS)
-    model.train()
-    for step in track(range(STEPS), description="warm start"):
-        turns = 1 if step < SINGLE_STEPS else TEACHER_TURNS
-        episodes = [teacher_episode(text, turns, rng) for text in rng.choices(maps, k=BATCH_SIZE)]
-        loss = teacher_loss(model, tokenizer, episodes)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+def report(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, maps: Sequence[str]) -> None:
+    """Print the share of maps that the model crosses."""
+    for do_sample in (False, True):
+        lakes = [Lake(CONFIG) for _ in maps]
+        play(model, tokenizer, lakes, rows_of(maps), MOST_TURNS, 2, do_sample)
+        crossed = sum(lake.reward() for lake in lakes) / len(maps)
+        print(f"{'sampled' if do_sample else 'greedy'}: {crossed:.3f} crossed")
 
 
-@torch.inference_mode()
-def play(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, maps: Sequence[str], do_sample: bool = False
-) -> list[tuple[Lake, list[str]]]:
-    """Play an episode on each map; return its environment at the end, and the states of its turns."""
-    model.eval()
-    lakes = [Lake(CONFIG) for _ in maps]
-    texts = [PROMPT + lake.reset({"map": text}, 0) for lake, text in zip(lakes, maps, strict=True)]
-    ids = {n: tokenizer(text)["input_ids"] for n, text in enumerate(texts)}
-    states: list[list[str]] = [[] for _ in maps]
-    for _ in range(MOST_TURNS):
-        if not ids:
-            break
-        # Open episodes have equal lengths: each turn is a move and an EOS, and all views have the same size.
-        logits = model(input_ids=torch.tensor(list(ids.values()))).logits[:, -1]
-        moves = torch.multinomial(logits.softmax(-1), 1)[:, 0] if do_sample else logits.argmax(-1)
-        for n, move in zip(list(ids), moves.tolist(), strict=True):
-            states[n].append(lakes[n].state_key())
-            view = lakes[n].reply(tokenizer.decode([move]))
-            if view is None:
-                del ids[n]
-            else:
-                ids[n] += [move, tokenizer.eos_token_id, *tokenizer(view)["input_ids"]]
-    return list(zip(lakes, states, strict=True))
+def rows_of(maps: Sequence[str]) -> list[dict[str, str]]:
+    return [{"prompt": PROMPT, "map": text} for text in maps]
 
 
 def write_jsonl(path: Path, maps: Sequence[str]) -> None:
-    rows = (json.dumps({"prompt": PROMPT, "map": text}) for text in maps)
-    path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows_of(maps)), encoding="utf-8")
 
 
 def main() -> None:
@@ -220,15 +144,20 @@ def main() -> None:
     train, heldout = split_maps(args.seed)
     write_jsonl(args.out / "train.jsonl", train)
     write_jsonl(args.out / "heldout.jsonl", heldout)
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(VOCABULARY, "|".join(["lake", *MOVES, r"[\s\S]"]))
     tokenizer.save_pretrained(args.out / "model")  # before its first use: padding would be saved with it
 
-    model = build_model(tokenizer)
-    warm_start(model, tokenizer, train, args.seed)
+    model = build_model(tokenizer, WIDTH, **SHAPE)
+    rng = random.Random(args.seed)
+
+    def loss_of(step: int) -> torch.Tensor:
+        turns = 1 if step < SINGLE_STEPS else TEACHER_TURNS
+        episodes = [teacher_episode(text, turns, rng) for text in rng.choices(train, k=BATCH_SIZE)]
+        return teacher_loss(model, tokenizer, episodes)
+
+    warm_start(model, loss_of, STEPS, LEARNING_RATE, WARMUP_STEPS)
     model.save_pretrained(args.out / "model")
-    for do_sample in (False, True):
-        crossed = [lake.reward() for lake, _ in play(model, tokenizer, heldout, do_sample)]
-        print(f"{'sampled' if do_sample else 'greedy'}: {sum(crossed) / len(crossed):.3f} crossed")
+    report(model, tokenizer, heldout)
 
 
 if __name__ == "__main__":

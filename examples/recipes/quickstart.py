@@ -80,10 +80,10 @@ def split_problems(seed: int) -> tuple[list[Problem], list[Problem]]:
     return problems[NUM_HELDOUT:], problems[:NUM_HELDOUT]
 
 
-def build_tokenizer(vocabulary: Sequence[str] = VOCABULARY) -> PreTrainedTokenizerBase:
-    """Build a tokenizer of one token per character, padded on the left as generation needs it."""
+def build_tokenizer(vocabulary: Sequence[str] = VOCABULARY, pattern: str = ".") -> PreTrainedTokenizerBase:
+    """Build a tokenizer of one token per match of a pattern, padded on the left as generation needs it."""
     core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     core.decoder = decoders.Fuse()  # without a decoder, tokens would be joined by spaces
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
@@ -95,21 +95,24 @@ def build_tokenizer(vocabulary: Sequence[str] = VOCABULARY) -> PreTrainedTokeniz
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerBase, width: int = 128) -> LlamaForCausalLM:
-    """Build a two-layer Llama with random weights, of half a million parameters with the default width.
+def build_model(tokenizer: PreTrainedTokenizerBase, width: int = 128, **shape: int) -> LlamaForCausalLM:
+    """Build a Llama with random weights, of two layers and half a million parameters if no shape is given.
 
     Qwen2 would not do: AutoTokenizer gives every Qwen2 folder Qwen2's own pre-tokenizer, which silently drops
     unknown characters, whatever the folder's tokenizer.json says.
     """
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    sizes = {
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": width // 32,
+        "num_key_value_heads": width // 32,
+        "max_position_embeddings": 64,
+    }
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=2,
-        num_attention_heads=width // 32,
-        num_key_value_heads=width // 32,
-        max_position_embeddings=64,
+        **(sizes | shape),
         tie_word_embeddings=True,
         initializer_range=0.05,  # the usual 0.02 suits wide models; a narrow one starts faster from more
         bos_token_id=None,
@@ -141,17 +144,17 @@ def teacher_batch(
 
 def warm_start(
     model: LlamaForCausalLM,
-    draw: Callable[[], dict[str, torch.Tensor]],
+    loss_of: Callable[[int], torch.Tensor],
     steps: int = STEPS,
     learning_rate: float = LEARNING_RATE,
+    warmup_steps: int = WARMUP_STEPS,
 ) -> None:
-    """Train the model on batches of a teacher, in place."""
+    """Train the model on a teacher, in place; `loss_of` draws a batch and returns its loss, given the step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = get_linear_schedule_with_warmup(optimizer, WARMUP_STEPS, steps)
+    schedule = get_linear_schedule_with_warmup(optimizer, warmup_steps, steps)
     model.train()
-    for _ in track(range(steps), description="warm start"):
-        loss = model(**draw()).loss
-        loss.backward()
+    for step in track(range(steps), description="warm start"):
+        loss_of(step).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -206,7 +209,7 @@ def main() -> None:
 
     model = build_model(tokenizer)
     rng = random.Random(args.seed)
-    warm_start(model, lambda: teacher_batch(train, tokenizer, rng))
+    warm_start(model, lambda _: model(**teacher_batch(train, tokenizer, rng)).loss)
     model.save_pretrained(args.out / "model")
     report(heldout, solved(model, tokenizer, heldout))
 

@@ -67,8 +67,10 @@ def play(
 ) -> list[Transcript]:
     """Play an episode in each environment; the environments keep how it ended."""
     transcripts = [Transcript(tokenizer).add(row["prompt"]) for row in rows]
-    for environment, row in zip(environments, rows, strict=True):
-        environment.reset(row, 0)
+    for begun, environment, row in zip(transcripts, environments, rows, strict=True):
+        opening = environment.reset(row, 0)
+        assert opening is None or isinstance(opening, str)
+        begun.add(opening or "")
     unfinished = list(range(len(rows)))
     for _ in range(max_turns):
         if not unfinished:
