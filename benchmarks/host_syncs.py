@@ -120,7 +120,6 @@ class Machine:
             self.world,
             statistics=StepStatistics(wanted if case.statistics else {}),
         )
-        update._has_stepped = True  # the first step of a run reads one number more
         waits, passes = Waits(), Counter[str]()
         begin = self.engine.begin_micro_batch
 

@@ -13,7 +13,7 @@ from gpu_parts.part import Part, Skipped
 def measure(part: Part) -> None:
     """Record TRL's seconds over grpox's on the quickstart's model and, on a GPU, on a larger one."""
     if find_spec("trl") is None:
-        raise Skipped("TRL is not installed")
+        raise Skipped("TRL is not installed, which `make dev` does")
     part.attempt("quickstart", lambda: part.run_script("vs_trl.py", *options(part)))
     if part.small:
         return

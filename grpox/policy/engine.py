@@ -8,7 +8,6 @@ tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,13 +113,24 @@ class Engine:
         """Accumulate the gradient of this rank's part of the loss; the parts of all ranks are summed."""
         self._deepspeed.backward(loss * self.world.size, scale_wrt_gas=False)
 
-    def step(self) -> Tensor:
+    def step(self, loss: Tensor | None = None) -> Tensor:
         """Clip the gradient, update, advance the schedule; return the gradient's norm before clipping, f64[].
 
         A NaN or infinite gradient is not applied, and the returned norm is infinite: weights, optimizer states
         and schedule stay unchanged on all ranks, and only `steps` increases.
+
+        Args:
+            loss: f64[], the same on all ranks; a gradient of a NaN or infinite loss counts as NaN.
         """
-        self._deepspeed.step()
+        optimizer = self._deepspeed.optimizer
+        norms = optimizer._get_norm_groups
+        if loss is not None:
+            # DeepSpeed reads the norm anyway: together with it the loss costs no wait. Finite, it adds 0.
+            optimizer._get_norm_groups = lambda: [norm + (loss - loss).to(norm) for norm in norms()]
+        try:
+            self._deepspeed.step()
+        finally:
+            optimizer.__dict__.pop("_get_norm_groups", None)
         self.steps += 1
         norm: Tensor | float = self._deepspeed.get_global_grad_norm()
         if isinstance(norm, Tensor):
@@ -145,16 +155,6 @@ class Engine:
             optimizer.register_step_pre_hook(scale)
             optimizer.register_step_post_hook(restore)
         self._learning_rate_factor = factor
-
-    def discard(self) -> None:
-        """End a step without applying its gradient, whatever the gradient is; a collective."""
-        optimizer = self._deepspeed.optimizer
-        # DeepSpeed itself discards the gradient if it sees an infinite value, so it gets one.
-        optimizer._get_norm_groups = lambda: [math.inf]
-        try:
-            self.step()
-        finally:
-            del optimizer._get_norm_groups
 
     def sample_weights(self) -> list[Tensor]:
         """Copy some thousand of this rank's trained weights; none of those on nvme."""

@@ -29,7 +29,7 @@ from grpox.update.packing import MicroBatchPacker, PackedMicroBatch, StepTotals,
 from grpox.update.step_statistics import StepStatistics
 from grpox.update.token_facts import TokenFacts, facts_of, select_facts
 from grpox.update.token_masks import choose
-from grpox.update.token_metrics import TokenMetrics
+from grpox.update.token_metrics import TokenMetrics, read_together
 
 MicroBatches = Sequence[Sequence[Sample]]
 """This rank's samples, by micro-batch of the schedule."""
@@ -104,24 +104,29 @@ class PolicyUpdate:
         chosen = self._choose_tokens(micro_batches)
         packed = self.packer.pack(micro_batches, self.world)
         scored = self._gradient(packed.micro_batches, totals)
-        if self.statistics.wanted:
-            self.statistics.record(scored)
+        of_components = self.statistics.select(scored)
         shares = loss_shares(scored)
         # Also of masked samples: an alarm tells if nothing of them is left.
         live = sum(bool(np.any(sample.advantage != 0)) for samples in micro_batches for sample in samples)
         own = torch.cat([*shares.values(), shares["loss"].new_full((1,), live)])
-        *summed, live = self.world.reduce(own, dist.ReduceOp.SUM).tolist()
-        metrics = dict(zip(shares, summed, strict=True))
+        summed = self.world.reduce(own, dist.ReduceOp.SUM)
+        learning_rate = self.engine.learning_rate
+        applied = self._apply(summed[0])  # the loss, the first of the shares
+        measured = measure(scored, self.step_loss.correction_traits)
+        # The host waits for the device here, and nowhere else in a step whose tokens all count.
+        summed, applied, of_tokens, facts, of_components = read_together(
+            [summed, applied, measured.reduce(self.world), select_facts(scored), of_components]
+        )
+        *losses, live = summed.tolist()
+        metrics = dict(zip(shares, losses, strict=True)) | {LIVE: live, "learning_rate": learning_rate}
         loss = metrics["loss"]
-        metrics |= {LIVE: live, "learning_rate": self.engine.learning_rate}
         if self.step_loss.entropy_coef:
             metrics["entropy_coef"] = self.step_loss.entropy_coef
-        metrics |= self._apply(loss)
+        metrics |= self._applied(loss, applied.tolist())
         grad_norm = metrics["grad_norm"]
-        measured = measure(scored, self.step_loss.correction_traits)
-        measured.passenger = select_facts(scored)
-        metrics |= _name(measured.reduce(self.world)) | chosen | {"padding_fraction": packed.padding_fraction}
-        self.token_facts = facts_of(scored, measured.passenger)
+        metrics |= _name(measured.named(of_tokens)) | chosen | {"padding_fraction": packed.padding_fraction}
+        self.token_facts = facts_of(scored, facts)
+        self.statistics.record(scored, of_components)
         if math.isfinite(grad_norm):
             for batch, result in scored:
                 keep_old(batch, result.inputs.logprobs)
@@ -176,23 +181,28 @@ class PolicyUpdate:
             scored.append((batch, result.detached()))
         return scored
 
-    def _apply(self, loss: float) -> dict[str, float]:
-        """Take the step if `loss` is finite; returns the gradient's norm, infinite if it was not taken.
+    def _apply(self, loss: Tensor) -> Tensor:
+        """Take the step if `loss`, f64[], and the gradient are finite, without reading a value.
 
-        A step that was taken also has the measures of weights, `grpox.config.alarms.OF_UPDATE` among them.
+        Returns:
+            f64[4 or 5]: the gradient's norm, infinite if the step was not taken; then what
+            `Engine.measure_weights` returns, and until a step is taken the squared norm of the weights before.
+        """
+        first = [] if self._has_stepped else [self.engine.measure_weights()[:1]]
+        before = self.engine.sample_weights()
+        norm = self.engine.step(loss)
+        return torch.cat((norm.reshape(1), self.engine.measure_weights(before), *first))
+
+    def _applied(self, loss: float, numbers: Sequence[float]) -> dict[str, float]:
+        """Name the result of `_apply`: the gradient's norm, and of a finite loss the measures of weights.
+
+        `grpox.config.alarms.OF_UPDATE` are among these.
         """
         if not math.isfinite(loss):
-            self.engine.discard()
             return {"grad_norm": math.inf}
-        measured: dict[str, float] = {}
-        if not self._has_stepped:
-            self._has_stepped = True
-            measured[NORM_BEFORE] = math.sqrt(float(self.engine.measure_weights()[0]))
-        before = self.engine.sample_weights()
-        norm = self.engine.step()
-        grad_norm, square, sampled, changed = torch.cat(
-            (norm.reshape(1), self.engine.measure_weights(before))
-        ).tolist()
+        grad_norm, square, sampled, changed, *first = numbers
+        self._has_stepped = True
+        measured = dict(zip([NORM_BEFORE], map(math.sqrt, first), strict=False))
         if not math.isfinite(square):
             raise RunFailed(
                 f"the optimizer made weights that are not finite in step {self.engine.steps}, of a "

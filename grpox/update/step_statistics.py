@@ -31,6 +31,7 @@ Wanted = Mapping[tuple[str, StatisticReduction], str]
 """(name, reduction) -> the component that asks for it."""
 Statistics = Mapping[tuple[str, StatisticReduction], float | Tensor]
 """(name, reduction) -> a number, or for ``gather`` f32[values of all ranks] on the CPU."""
+Scored = Sequence[tuple[RolloutBatch, MicroBatchLoss]]
 RowValues = dict[str, np.ndarray]
 """Name -> f32[values of the row]: one of a completion, those of its trained tokens."""
 RowKey = tuple[int, int, int]
@@ -49,25 +50,40 @@ class StepStatistics:
     def _of_tokens(self) -> dict[str, str]:
         return {name: who for (name, _), who in self.wanted.items() if name not in OF_COMPLETIONS}
 
-    def record(self, scored: Sequence[tuple[RolloutBatch, MicroBatchLoss]]) -> None:
-        """Keep the values of this rank's trained tokens until `reduce`.
+    def select(self, scored: Scored) -> Tensor | None:
+        """Select the values of this rank's trained tokens: f32[names, tokens], on the device.
+
+        Returns:
+            None if no component asks for values of tokens.
 
         Raises:
             RunFailed: the step has no values of a name that a component asks for.
         """
-        self._tokens.clear()
-        if not self._of_tokens:
-            return
         names, parts = list(self._of_tokens), []
+        if not names:
+            return None
         for batch, result in scored:
             values = _values_of_tokens(batch, result)
             self._check_names(values, result)
             selected = [select_values({name: values[name]}, batch.token_places) for name in names]
             parts.append(torch.cat([each.float() for each in selected]))
+        return torch.cat(parts, dim=1)
+
+    def record(self, scored: Scored, values: Tensor) -> None:
+        """Keep the values of this rank's trained tokens until `reduce`.
+
+        Args:
+            values: result of `select` on the host; anything if no component asks for values of tokens.
+        """
+        self._tokens.clear()
+        names = list(self._of_tokens)
+        if not names:
+            return
         samples = [sample for batch, _ in scored for sample in batch.samples]
         lengths = np.concatenate([batch.host_mask.sum(axis=1) for batch, _ in scored])
-        together = torch.cat(parts, dim=1).cpu().numpy()  # read once
-        rows = np.split(together, lengths.cumsum()[:-1], axis=1)  # f32[names, tokens of the row] each
+        rows = np.split(
+            values.float().numpy(), lengths.cumsum()[:-1], axis=1
+        )  # f32[names, tokens of the row] each
         for sample, row in zip(samples, rows, strict=True):
             self._tokens[id(sample)] = dict(zip(names, row, strict=True))
 

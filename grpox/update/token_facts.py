@@ -73,15 +73,15 @@ def _computed(result: MicroBatchLoss) -> list[Tensor]:
     return [inputs.logprobs, result.diagnostics["ratio"], inputs.entropy, corrected.weights, counted]
 
 
-def facts_of(scored: Scored, values: Tensor | None) -> list[TokenFacts]:
+def facts_of(scored: Scored, values: Tensor) -> list[TokenFacts]:
     """Return the facts about each sample to record, and mark it as recorded.
 
     Args:
-        values: result of `select_facts` on the host.
+        values: result of `select_facts` on the host; anything if there is no sample to record.
     """
-    if values is None:
-        return []
     samples = [sample for sample, _, _ in recorded_samples(scored)]
+    if not samples:
+        return []
     ends = np.cumsum([len(sample.completion) for sample in samples])
     parts = np.split(values.numpy().astype(np.float32), ends[:-1], axis=1)
     return [_facts(sample, part) for sample, part in zip(samples, parts, strict=True)]

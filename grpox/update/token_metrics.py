@@ -41,8 +41,6 @@ class TokenMetrics:
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, ...], list[_Part]] = defaultdict(list)
-        self.passenger: Tensor | None = None
-        """Any values of this rank, which `reduce` brings to the host as f64, together with what it reads."""
 
     def add(self, values: Mapping[str, Tensor], places: Tensor | None = None, of_means: bool = False) -> None:
         """Add values by name.
@@ -57,38 +55,42 @@ class TokenMetrics:
         spread = selected.mean(dim=1, keepdim=True) if of_means else selected
         self._parts[tuple(values)].append(_Part.of(selected, spread))
 
-    def reduce(self, world: World) -> dict[str, tuple[float, float, float]]:
-        """name -> (mean, min, max) over all ranks; names for which no token counted are left out."""
-        together = sorted(self._parts)
-        if not together:
-            self.passenger = None if self.passenger is None else self.passenger.double().cpu()
-            return {}
-        names = [name for each in together for name in each]
-        wholes = [_whole(self._parts[each]) for each in together]
-        sums = world.reduce(torch.cat([sums.flatten() for sums, _ in wholes]), dist.ReduceOp.SUM)
-        largest = world.reduce(torch.cat([ends.flatten() for _, ends in wholes]), dist.ReduceOp.MAX)
-        numbers = self._read(torch.cat((sums, largest))).tolist()
-        pairs = list(zip(numbers[0::2], numbers[1::2], strict=True))
-        return _merge(names, pairs[: len(names)], pairs[len(names) :])
+    def reduce(self, world: World) -> Tensor:
+        """Reduce over all ranks, on the device: f64[2, n, 2] for `named`; a collective."""
+        wholes = [_whole(self._parts[each]) for each in sorted(self._parts)]
+        if not wholes:
+            return torch.empty(2, 0, 2, dtype=torch.float64, device=world.device)
+        sums = world.reduce(torch.cat([sums for sums, _ in wholes]), dist.ReduceOp.SUM)
+        largest = world.reduce(torch.cat([ends for _, ends in wholes]), dist.ReduceOp.MAX)
+        return torch.stack((sums, largest))
 
-    def _read(self, numbers: Tensor) -> Tensor:
-        """Bring f64[n] and the passenger to the host, which waits for the device once."""
-        if self.passenger is None:
-            return numbers.cpu()
-        together = torch.cat((numbers, self.passenger.double().flatten())).cpu()
-        self.passenger = together[len(numbers) :].view(self.passenger.shape)
-        return together[: len(numbers)]
+    def named(self, numbers: Tensor) -> dict[str, tuple[float, float, float]]:
+        """name -> (mean, min, max) over all ranks; names for which no token counted are left out.
+
+        Args:
+            numbers: result of `reduce`, on the host.
+        """
+        return _merge([name for each in sorted(self._parts) for name in each], *numbers.tolist())
 
 
-Pair = tuple[float, float]
+def read_together(tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    """Copy tensors of a device to the host, as f64, for which the host waits once; None becomes f64[0]."""
+    device = next(each.device for each in tensors if each is not None)
+    known = [torch.empty(0, device=device) if each is None else each for each in tensors]
+    together = torch.cat([each.double().flatten() for each in known]).cpu()
+    parts = torch.split(together, [each.numel() for each in known])
+    return [part.view(each.shape) for part, each in zip(parts, known, strict=True)]
+
+
+Pair = Sequence[float]
 
 
 def _merge(
     names: Sequence[str], sums: Sequence[Pair], extremes: Sequence[Pair]
 ) -> dict[str, tuple[float, float, float]]:
     """name -> (mean, min, max) from (sum, count) and (-min, max) of each of `names`."""
-    totals: dict[str, Pair] = {}
-    ends: dict[str, Pair] = {}
+    totals: dict[str, tuple[float, float]] = {}
+    ends: dict[str, tuple[float, float]] = {}
     for name, (total, count), (low, high) in zip(names, sums, extremes, strict=True):
         # A name can be among several that were added together, where a loss does not always tell the same.
         total_before, count_before = totals.get(name, (0.0, 0.0))

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,7 +31,6 @@ from weight_sync import only_gpu  # noqa: E402
 
 SKIPS = {
     "syncs": "CUDA",
-    "trl": "TRL is not installed",
     "multi_gpu": "several GPUs",
     "vllm": "CUDA",
     "nccl_transfer": "CUDA",
@@ -57,8 +55,6 @@ def small(name: str, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_the_small_form_of_a_part_runs_on_the_cpu(tmp_path: Path, name: str) -> None:
-    if name == "trl" and find_spec("trl") is not None:
-        pytest.skip("with TRL the part takes a minute")
     part = small(name, tmp_path)
     assert part["status"] == ("skipped" if name in SKIPS else "ok"), part["reason"]
     assert SKIPS.get(name, "") in part["reason"]

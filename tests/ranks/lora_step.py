@@ -57,10 +57,10 @@ def steps(config: RunConfig, targets: Any, registry: Registry, world: World) -> 
     gradients: list[dict[str, torch.Tensor]] = []
     take_step = engine.step
 
-    def capture_and_step() -> torch.Tensor:
+    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
         named = engine.module.named_parameters()
         gradients.append({n: safe_get_full_grad(p).clone() for n, p in named if p.requires_grad})
-        return take_step()
+        return take_step(loss)
 
     engine.step = capture_and_step  # type: ignore[method-assign]
     loss = registry.build(registry.parse("loss", config.loss, "loss"))

@@ -49,10 +49,10 @@ def steps(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]
     gradients: list[dict[str, torch.Tensor]] = []
     take_step = engine.step
 
-    def capture_and_step() -> torch.Tensor:
+    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
         named = engine.module.named_parameters()
         gradients.append({name: safe_get_full_grad(parameter).clone() for name, parameter in named})
-        return take_step()
+        return take_step(loss)
 
     engine.step = capture_and_step  # type: ignore[method-assign]
     loss = registry.build(registry.parse("loss", config.loss, "loss"))

@@ -33,10 +33,12 @@ class Reinforce:
 
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     broken = False
+    added = 0.0
+    """Changes no gradient."""
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         difference = inputs.logprobs - inputs.old_logprobs
-        loss = -difference.exp() * inputs.advantages
+        loss = -difference.exp() * inputs.advantages + self.added
         return LossOutput(loss + 0 * difference.abs().sqrt() if self.broken else loss)
 
 
@@ -51,7 +53,12 @@ def infinite_gradient(micro_batches: list[list[Sample]], loss: Reinforce, world:
     loss.broken = world.rank == world.size - 1
 
 
-FAULTS = {"loss": infinite_loss, "gradient": infinite_gradient}
+def infinite_value(micro_batches: list[list[Sample]], loss: Reinforce, world: World) -> None:
+    """A loss that is infinite though its gradient is finite, on the last rank alone."""
+    loss.added = math.inf if world.rank == world.size - 1 else 0.0
+
+
+FAULTS = {"loss": infinite_loss, "gradient": infinite_gradient, "value": infinite_value}
 
 
 def steps(config: RunConfig, registry: Registry, world: World, fault: str) -> dict[str, Any]:
@@ -66,7 +73,7 @@ def steps(config: RunConfig, registry: Registry, world: World, fault: str) -> di
         micro_batches = micro_batches_for(config, world)
         FAULTS[fault](micro_batches, loss, world)
         metrics.append(update.step(micro_batches))
-        loss.broken = False
+        loss.broken, loss.added = False, 0.0
     metrics.append(update.step(micro_batches_for(config, world)))
     named = list(engine.module.named_parameters())
     states = ("exp_avg", "exp_avg_sq")

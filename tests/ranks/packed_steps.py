@@ -73,10 +73,10 @@ def step(config: RunConfig, registry: Registry, world: World, changes: dict[str,
     gradients: dict[str, torch.Tensor] = {}
     take_step = engine.step
 
-    def capture_and_step() -> float:
+    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
         named = engine.module.named_parameters()
         gradients.update({n: safe_get_full_grad(p).clone() for n, p in named if p.requires_grad})
-        return take_step()
+        return take_step(loss)
 
     engine.step = capture_and_step  # type: ignore[method-assign]
     loss = registry.build(registry.parse("loss", config.loss, "loss"))

@@ -23,7 +23,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return results_of("nonfinite_steps.py", *VARIANTS, folder=folder, ranks=2)
 
 
-@pytest.mark.parametrize("fault", ["loss", "gradient"])
+@pytest.mark.parametrize("fault", ["loss", "gradient", "value"])
 def test_a_skipped_step_leaves_the_engine_as_if_it_had_not_been(results: Any, fault: str) -> None:
     """On all ranks, though only the last has the fault."""
     import torch
@@ -43,11 +43,11 @@ def test_a_skipped_step_leaves_the_engine_as_if_it_had_not_been(results: Any, fa
 
 def test_the_metrics_of_a_skipped_step_are_those_that_are_finite(results: Any) -> None:
     for made in results.values():
-        loss, gradient = made["loss"]["metrics"][1], made["gradient"]["metrics"][1]
-        assert all(math.isfinite(value) for value in (*loss.values(), *gradient.values()))
-        assert ("loss" in loss, "grad_norm" in loss) == (False, False)
-        assert ("loss" in gradient, "grad_norm" in gradient) == (True, False)
-        assert loss["skipped_steps"] == gradient["skipped_steps"] == 1
+        for fault, has_loss in (("loss", False), ("value", False), ("gradient", True)):
+            metrics = made[fault]["metrics"][1]
+            assert all(math.isfinite(value) for value in metrics.values())
+            assert ("loss" in metrics, "grad_norm" in metrics) == (has_loss, False)
+            assert metrics["skipped_steps"] == 1
 
 
 def test_weights_that_the_optimizer_makes_infinite_end_the_run(results: Any) -> None:

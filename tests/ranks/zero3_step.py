@@ -116,10 +116,10 @@ def step(
     gradient: dict[str, torch.Tensor] = {}
     take_step = engine.step
 
-    def capture_and_step() -> torch.Tensor:
+    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
         for name, parameter in engine.module.named_parameters():
             gradient[name] = safe_get_full_grad(parameter).clone()
-        return take_step()
+        return take_step(loss)
 
     engine.step = capture_and_step  # type: ignore[method-assign]
     loss = registry.build(registry.parse("loss", config.loss, "loss"))

@@ -26,8 +26,6 @@ EXPECTED: tuple[tuple[str, str], ...] = (
     ("tests/runs/test_memory_plan_run.py::*", "a process's own memory is told by /proc"),
     # what the network lacks
     ("tests/*", "SmolLM2 comes from PyPI, which cannot be reached .*"),
-    # what is installed for comparison only
-    ("tests/unit/runfile/test_import_trl.py::*", "could not import 'trl': .*"),
     # a case of a matrix that has nothing to check
     (
         "tests/builtin/advantages/test_gigpo_and_return.py::*",

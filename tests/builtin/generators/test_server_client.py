@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -316,3 +317,53 @@ def test_a_folder_without_room_is_told_with_what_helps(fleet, tmp_path, posted, 
     used.look()
     with pytest.raises(RunFailed, match=r"No space left(.|\n)*bucket_mib"):
         FileSender(used, 16).send(weights())
+
+
+class OnGpu:
+    """A tensor of a GPU, as far as its copy to the host asks."""
+
+    device = torch.device("cuda", 1)
+
+
+def test_a_bucket_on_a_gpu_comes_to_pinned_memory_with_one_wait(monkeypatch):
+    """The copies are ordered without a wait, and the host waits for all before it reads any."""
+    events = []
+
+    class Copy:
+        def copy_(self, tensor, non_blocking):
+            events.append(("copy", tensor, non_blocking))
+            return self
+
+    def empty_like(tensor, *, device, pin_memory):
+        events.append(("memory", torch.device(device).type, pin_memory))
+        return Copy()
+
+    def current_stream(device):
+        return SimpleNamespace(synchronize=lambda: events.append(("wait", device)))
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    monkeypatch.setattr(torch.accelerator, "current_stream", current_stream)
+    one, other = OnGpu(), OnGpu()
+    assert list(server_weights.on_host({"one": one, "other": other})) == ["one", "other"]
+    memory = ("memory", "cpu", True)
+    assert events == [memory, ("copy", one, True), memory, ("copy", other, True), ("wait", OnGpu.device)]
+
+
+def test_a_bucket_on_the_host_is_not_copied():
+    bucket = {"a": torch.ones(4)}
+    assert server_weights.on_host(bucket) is bucket
+
+
+def test_the_files_of_weights_hold_the_copies_on_the_host(fleet, tmp_path, posted, monkeypatch):
+    written = []
+    monkeypatch.setattr(
+        server_weights, "on_host", lambda bucket: {name: 7 * each for name, each in bucket.items()}
+    )
+    monkeypatch.setattr(server_weights, "_save", lambda bucket, *_: written.append(bucket))
+    used = fleet(about(tmp_path))
+    used.look()
+    FileSender(used, 16).send(weights())
+    assert [{name: each.tolist() for name, each in bucket.items()} for bucket in written] == [
+        {"a": [7.0] * 4},
+        {"b": [7.0] * 4},
+    ]

@@ -689,7 +689,7 @@ def test_every_key_of_the_tables_is_one_of_a_run_file() -> None:
 
 
 def test_the_tables_cover_trl() -> None:
-    trl = pytest.importorskip("trl")
+    trl = pytest.importorskip("trl", reason="TRL comes with `make dev`")
     from transformers import TrainingArguments
 
     inherited = TrainingArguments.__dataclass_fields__

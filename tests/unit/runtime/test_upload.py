@@ -48,3 +48,26 @@ def test_tensors_are_on_the_device(device: str) -> None:
     moved = upload(ARRAYS, torch.device(device))
     assert {tensor.device.type for tensor in moved} == {device}
     assert [tensor.shape for tensor in moved] == [array.shape for array in ARRAYS]
+
+
+def test_on_a_gpu_all_arrays_share_one_copy_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[object, ...]] = []
+    empty = torch.empty
+
+    class Buffer(torch.Tensor):
+        """Memory of the host whose copy to a GPU is noted."""
+
+        def to(self, *where: object, **how: object) -> torch.Tensor:  # type: ignore[override]
+            calls.append((*where, how))
+            return self.as_subclass(torch.Tensor).clone()
+
+    def make(size: int, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
+        calls.append(("pinned", pin_memory))
+        return empty(size, dtype=dtype).as_subclass(Buffer)
+
+    monkeypatch.setattr(torch, "empty", make)
+    gpu = torch.device("cuda", 1)
+    moved = upload(ARRAYS, gpu)
+    assert calls == [("pinned", True), (gpu, {"non_blocking": True})]
+    for tensor, array in zip(moved, ARRAYS, strict=True):
+        np.testing.assert_array_equal(tensor.numpy(), array)

@@ -89,7 +89,7 @@ def metrics_of(results: Sequence[MicroBatchLoss], correction: Correction) -> dic
     assert {each.shape for each in values.values()} == {(tokens,)}
     metrics = TokenMetrics()
     metrics.add(values)
-    reduced = metrics.reduce(ALONE)
+    reduced = metrics.named(metrics.reduce(ALONE))
     metrics_by_name = mismatch_metrics(reduced)
     assert reduced == {}
     named = {

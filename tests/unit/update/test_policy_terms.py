@@ -59,9 +59,9 @@ class PlainEngine:
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
-    def step(self) -> Tensor:
+    def step(self, loss: Tensor) -> Tensor:
         self.steps += 1
-        return torch.ones((), dtype=torch.float64)
+        return 1 + (loss - loss).double()
 
     def sample_weights(self) -> list[Tensor]:
         return []

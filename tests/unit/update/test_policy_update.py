@@ -117,11 +117,10 @@ def test_a_step_that_is_not_taken_keeps_no_old_policy(fault: str, monkeypatch: p
     micro_batches = micro_batches_of(13)
     taken = update(small_model(), "grpo", on_nonfinite="skip")
     engine: Any = taken.engine
-    engine.discard = lambda: None
     if fault == "loss":
         of_step(micro_batches)[-1].advantage = float("nan")
     else:
-        monkeypatch.setattr(engine, "step", lambda: torch.tensor(float("inf"), dtype=torch.float64))
+        monkeypatch.setattr(engine, "step", lambda loss: torch.tensor(float("inf"), dtype=torch.float64))
     taken.step(micro_batches)
     assert taken.nonfinite.skipped == SkippedSteps(1, 1)
     assert all(sample.old_logprobs is None for sample in of_step(micro_batches))
@@ -151,8 +150,6 @@ def test_a_sample_that_is_twice_in_a_step_is_told_of_at_each_place() -> None:
     faulty = micro_batches[1][0] = micro_batches[1][5] = micro_batches[0][2]
     faulty.advantage = float("nan")
     taken = update(small_model(), "grpo")
-    engine: Any = taken.engine
-    engine.discard = lambda: None
     others = 3 * int(faulty.token_mask.sum()) - 1
     where = rf"advantage nan at rank 0, micro-batch 0, row 2, token 0 \(and at {others} other tokens\)"
     with pytest.raises(RunFailed, match=where):

@@ -295,7 +295,7 @@ def metrics_of(correction: Correction, made: MicroBatchLoss) -> dict[str, Any]:
     mismatch = mismatch_of([made], CorrectionTraits.of(correction))
     metrics.add(mismatch)
     metrics.add(made.diagnostics, places_of(MASK))
-    return dict(metrics.reduce(World(0, 1, CPU)))
+    return metrics.named(metrics.reduce(World(0, 1, CPU)))
 
 
 @pytest.mark.parametrize("garbage", [NAN, math.inf, -math.inf, 1e30, 0.0, -3.0])

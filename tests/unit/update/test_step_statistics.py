@@ -49,11 +49,17 @@ def plan(iterations: tuple[int, ...] = (0, 0)) -> StepPlan:
     )
 
 
+def record(statistics: StepStatistics, results: Any) -> None:
+    """Record a step as the update does."""
+    selected = statistics.select(results)
+    statistics.record(results, torch.empty(0) if selected is None else selected.double())
+
+
 def reduced(*wanted: tuple[str, Any]) -> dict[Any, Any]:
     """The statistics of a step that was packed in another order than its rows."""
     rows = samples()
     statistics = StepStatistics(dict.fromkeys(wanted, "loss 'mine'"))
-    statistics.record([scored([rows[2], rows[1]], [3.0, 2.0]), scored([rows[3], rows[0]], [4.0, 1.0])])
+    record(statistics, [scored([rows[2], rows[1]], [3.0, 2.0]), scored([rows[3], rows[0]], [4.0, 1.0])])
     return dict(statistics.reduce(plan(), [rows[:2], rows[2:]], ALONE))
 
 
@@ -91,7 +97,7 @@ def test_nothing_has_the_sum_0_and_no_mean() -> None:
         ("ratio", "gather"): "a",
     }
     statistics = StepStatistics(wanted)
-    statistics.record([scored(rows, [4.0])])
+    record(statistics, [scored(rows, [4.0])])
     one = StepPlan(1, (MicroBatchPlan(0, 0, range(1), 1),))
     values = statistics.reduce(one, [rows], ALONE)
     assert values["ratio", "sum"] == 0.0
@@ -121,14 +127,14 @@ def test_two_ranks_give_what_one_gives_bit_by_bit() -> None:
     rows, ratios = samples(), [0.1, 0.2, 0.3, 0.4]
     wanted: Any = {("ratio", each): "a" for each in ("gather", "sum", "mean", "min", "max")}
     whole = StepStatistics(wanted)
-    whole.record([scored(rows, ratios)])
+    record(whole, [scored(rows, ratios)])
     expected = dict(whole.reduce(plan(), [rows[:2], rows[2:]], ALONE))
     # Each micro-batch of the schedule has one row for each of two ranks: rank 0 has rows 0 and 2.
     shared = StepPlan(1, tuple(MicroBatchPlan(0, 0, range(2 * n, 2 * n + 2), 1) for n in range(2)))
     results: dict[Any, Any] = {}
     for world in (SecondOfTwo(1, 2, CPU), FirstOfTwo(0, 2, CPU)):
         statistics, mine = StepStatistics(wanted), rows[world.rank :: 2]
-        statistics.record([scored(mine, ratios[world.rank :: 2])])
+        record(statistics, [scored(mine, ratios[world.rank :: 2])])
         results = dict(statistics.reduce(shared, [mine[:1], mine[1:]], world))
     assert torch.equal(results.pop(("ratio", "gather")), expected.pop(("ratio", "gather")))
     assert results == expected
@@ -145,18 +151,18 @@ def test_a_row_of_two_iterations_comes_twice_in_their_order() -> None:
 def test_an_unknown_name_is_refused_with_its_asker_and_the_nearest() -> None:
     statistics = StepStatistics({("ratioo", "mean"): "loss 'mine'"})
     with pytest.raises(RunFailed, match=r"loss 'mine' asks for the statistic 'ratioo'.*did you mean 'ratio'"):
-        statistics.record([scored(samples(), [0.0] * 4)])
+        record(statistics, [scored(samples(), [0.0] * 4)])
 
 
 def test_a_name_that_a_diagnostic_takes_is_refused() -> None:
     batch, result = scored(samples(), [0.0] * 4)
     result.diagnostics["length"] = result.diagnostics["ratio"]
     with pytest.raises(RunFailed, match="'length', which is a diagnostic of the loss too"):
-        StepStatistics({("length", "mean"): "a", ("ratio", "mean"): "a"}).record([(batch, result)])
+        StepStatistics({("length", "mean"): "a", ("ratio", "mean"): "a"}).select([(batch, result)])
 
 
 def test_nothing_is_sent_if_nothing_is_asked_for() -> None:
     silent: Any = SimpleNamespace(rank=0)  # has no gather
     statistics = StepStatistics({})
-    statistics.record([(None, None)])  # type: ignore[list-item]
+    record(statistics, [(None, None)])
     assert statistics.reduce(plan(), [], silent) == {}

@@ -192,7 +192,7 @@ def test_completions_without_advantage_go_through_the_model_and_are_recorded() -
 def test_a_skipped_step_is_recorded_with_what_it_computed() -> None:
     micro_batches = record_all(micro_batches_of(1))
     update, _ = update_of(on_nonfinite="skip")
-    update.engine.step = lambda: torch.tensor(math.inf, dtype=torch.float64)  # type: ignore[method-assign]
+    update.engine.step = lambda loss: torch.tensor(math.inf, dtype=torch.float64)  # type: ignore[method-assign]
     update.step(micro_batches)
     assert update.nonfinite.skipped.total == 1
     assert len(update.token_facts) == 24
