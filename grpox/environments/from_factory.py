@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpox.environments.environment import Appended, Environment, tool
+from grpox.environments.environment import APART, Appended, Environment, tool
 
 OWN = ("reset", "get_reward", "close")
 """Public methods that are no tools."""
@@ -40,32 +40,36 @@ def as_environment(target: Any) -> type[Environment]:
     methods = (
         (name, _method(kind, name)) for name in dir(kind) if not name.startswith("_") and name not in OWN
     )
-    tools = {name: _passed_on(method) for name, method in methods if method is not None}
-    names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "factory": staticmethod(target)}
+    tools = {
+        APART + name if hasattr(Environment, name) else name: _passed_on(method)
+        for name, method in methods
+        if method is not None
+    }
+    names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_factory": staticmethod(target)}
     return type(kind.__name__, (_Adapter,), {**tools, **names})
 
 
 class _Adapter(Environment):
-    """An environment in TRL's form."""
+    """An environment in TRL's form; all names of its own begin with ``_``, as those of no tool do."""
 
-    factory: Callable[[], Any]
+    _factory: Callable[[], Any]
 
     def __init__(self) -> None:
-        self.inner = type(self).factory()
+        self._inner = type(self)._factory()
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> str | list[Mapping[str, Any]] | None:  # type: ignore[override]
         """Return what the inner `reset` does, as a continuation of the prompt."""
-        observation = await _awaited(self.inner.reset(**row))
+        observation = await _awaited(self._inner.reset(**row))
         return Appended(observation) if isinstance(observation, str) else observation
 
     async def reward(self) -> float | None:  # type: ignore[override]
         """Return `get_reward()`; None without it."""
-        get_reward = getattr(self.inner, "get_reward", None)
+        get_reward = getattr(self._inner, "get_reward", None)
         return None if get_reward is None else await _awaited(get_reward())
 
     async def close(self) -> None:  # type: ignore[override]
         """Close the inner environment if it can be closed."""
-        close = getattr(self.inner, "close", None)
+        close = getattr(self._inner, "close", None)
         if callable(close):
             await _awaited(close())
 
@@ -75,10 +79,15 @@ async def _awaited(value: Any) -> Any:
 
 
 def _method(kind: type, name: str) -> Callable[..., Any] | None:
-    """Return a method as a function of the instance; None if it is none, or a static one."""
+    """Return a method as a function of the instance; None if it is none, or a static one.
+
+    A method within a wrapper such as functools.lru_cache is one: what is bound to an instance, as TRL finds it.
+    """
     member = inspect.getattr_static(kind, name)
     if not isinstance(member, classmethod):
-        return member if inspect.isfunction(member) else None
+        is_bound = hasattr(type(member), "__get__") and not isinstance(member, staticmethod)
+        is_function = callable(member) and inspect.isfunction(inspect.unwrap(member))
+        return member if is_bound and is_function else None
 
     @functools.wraps(member.__func__)
     def of_class(instance: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,17 +98,17 @@ def _method(kind: type, name: str) -> Callable[..., Any] | None:
 
 def _passed_on(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a tool with the signature and docstring of an inner method, which it calls."""
-    if inspect.iscoroutinefunction(method):
+    if inspect.iscoroutinefunction(inspect.unwrap(method)):
 
         @functools.wraps(method)
         async def call_async(self: _Adapter, *args: Any, **kwargs: Any) -> Any:
-            return await method(self.inner, *args, **kwargs)
+            return await method(self._inner, *args, **kwargs)
 
         return tool(call_async)
 
     @functools.wraps(method)
     def call(self: _Adapter, *args: Any, **kwargs: Any) -> Any:
-        return method(self.inner, *args, **kwargs)
+        return method(self._inner, *args, **kwargs)
 
     return tool(call)
 
