@@ -45,9 +45,11 @@ def check_run(grpox: GrpoxCommand, run: Path, *own: str, ranks: int = 1, steps: 
     check_text_of_plain(Path(MODEL), rollouts)
 
 
-def test_two_ranks_share_an_engine(grpox: GrpoxCommand, folder: Path) -> None:
-    generator = "generator={name: vllm-colocate, tensor_parallel_size: 2, kv_cache_gib: 0.1}"
-    check_run(grpox, folder / "colocate", generator, "train.per_device_train_batch_size=32", ranks=2)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_share_an_engine(grpox: GrpoxCommand, folder: Path, ranks: int) -> None:
+    generator = f"generator={{name: vllm-colocate, tensor_parallel_size: {ranks}, kv_cache_gib: 0.1}}"
+    size = f"train.per_device_train_batch_size={64 // ranks}"
+    check_run(grpox, folder / f"colocate{ranks}", generator, size, ranks=ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
