@@ -1,7 +1,7 @@
 """Environments in TRL's form, run as they are: a class, or a function that returns an instance.
 
 Its form: ``reset(**row)`` returns None, or text that continues the last message of the prompt; every other
-public method is a tool, also one of the class, but no static one; ``get_reward()``, if it is there, returns the
+public method is a tool, also a static one, but none of the class; ``get_reward()``, if it is there, returns the
 reward of the episode. Here a method ``close`` is called at the end of each episode, and never offered to the
 model.
 """
@@ -37,13 +37,15 @@ def as_environment(target: Any) -> type[Environment]:
         return _class_of(target, kind)
     if not callable(getattr(kind, "reset", None)):
         raise TypeError("has no method reset: it is no grpox.environments.Environment, and not in TRL's form")
-    methods = (
-        (name, _method(kind, name)) for name in dir(kind) if not name.startswith("_") and name not in OWN
-    )
+    members = {
+        name: _as_tool(inspect.getattr_static(kind, name))
+        for name in dir(kind)
+        if not name.startswith("_") and name not in OWN
+    }
     tools = {
-        APART + name if hasattr(Environment, name) else name: _passed_on(method)
-        for name, method in methods
-        if method is not None
+        APART + name if hasattr(Environment, name) else name: member
+        for name, member in members.items()
+        if member is not None
     }
     names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_factory": staticmethod(target)}
     return type(kind.__name__, (_Adapter,), {**tools, **names})
@@ -78,22 +80,16 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _method(kind: type, name: str) -> Callable[..., Any] | None:
-    """Return a method as a function of the instance; None if it is none, or a static one.
+def _as_tool(member: Any) -> Any:
+    """Return the tool that a public attribute of a class is; None if it is none.
 
-    A method within a wrapper such as functools.lru_cache is one: what is bound to an instance, as TRL finds it.
+    As in TRL 1.16 these are functions, static ones too; unlike there, also those in a wrapper that is bound as
+    they are, such as functools.lru_cache.
     """
-    member = inspect.getattr_static(kind, name)
-    if not isinstance(member, classmethod):
-        is_bound = hasattr(type(member), "__get__") and not isinstance(member, staticmethod)
-        is_function = callable(member) and inspect.isfunction(inspect.unwrap(member))
-        return member if is_bound and is_function else None
-
-    @functools.wraps(member.__func__)
-    def of_class(instance: Any, *args: Any, **kwargs: Any) -> Any:
-        return member.__func__(type(instance), *args, **kwargs)
-
-    return of_class
+    if isinstance(member, staticmethod):
+        return tool(staticmethod(member.__func__)) if inspect.isfunction(member.__func__) else None
+    is_method = callable(member) and hasattr(type(member), "__get__")
+    return _passed_on(member) if is_method and inspect.isfunction(inspect.unwrap(member)) else None
 
 
 def _passed_on(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,8 +13,7 @@ import pytest
 from grpox.config import EpisodesConfig
 from grpox.contracts import ToolCall
 from grpox.environments import Appended, Environment, tool
-from grpox.environments.contract import environment_problem
-from grpox.environments.environment import MARK
+from grpox.environments.contract import environment_problem, tools_of
 from grpox.environments.from_factory import as_environment
 from grpox.environments.schemas import method_schema
 from grpox.rollout.episodes.loading import load_environments
@@ -58,6 +57,11 @@ class Counter:
 
     @staticmethod
     def double(number: int) -> int:
+        """Double a number.
+
+        Args:
+            number: what to double.
+        """
         return 2 * number
 
     def _hidden(self) -> None: ...
@@ -78,8 +82,14 @@ def run(value: Any) -> Any:
 
 def test_every_public_method_but_the_three_is_a_tool() -> None:
     kind = as_environment(Counter)
-    tools = {name for name, each in inspect.getmembers(kind, callable) if getattr(each, MARK, False)}
-    assert tools == {"add", "look", "own_name"}  # as TRL finds them: those that are bound to an instance
+    tools = set(tools_of(kind))
+    assert tools == {"add", "look", "double"}  # as TRL 1.16 finds them: functions of the class
+    assert tools == {
+        name
+        for name, _ in inspect.getmembers(Counter, inspect.isfunction)
+        if name not in ("reset", "get_reward", "close") and not name.startswith("_")
+    }
+    assert set(method_schema(kind, "double")["function"]["parameters"]["properties"]) == {"number"}
     assert environment_problem(Counter) == ""
     assert str(inspect.signature(kind.add)) == "(self, number: 'int') -> 'str'"  # type: ignore[attr-defined]
     assert "what to add" in str(kind.add.__doc__)  # type: ignore[attr-defined]
@@ -94,7 +104,7 @@ def test_an_episode(target: Any) -> None:
     assert isinstance(beginning, Appended)
     assert episode.add(5) == "5"
     assert run(episode.look()) == "5"
-    assert episode.own_name(2) == "CounterCounter"
+    assert episode.double(2) == 4
     assert run(episode.reward()) == 1.0
     run(episode.close())
     assert Counter.closed == 1
