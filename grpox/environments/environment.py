@@ -10,6 +10,8 @@ from grpox.contracts import Message, ToolCall
 Function = TypeVar("Function", bound=Callable[..., Any])
 MARK = "__grpox_tool__"
 """Attribute of methods that the model may call."""
+APART = "__grpox_tool_"
+"""Prefix of the attributes in which an adapter keeps tools that have the name of a method of `Environment`."""
 
 
 def tool(function: Function) -> Function:

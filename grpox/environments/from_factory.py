@@ -1,7 +1,7 @@
 """Environments in TRL's form, run as they are: a class, or a function that returns an instance.
 
 Its form: ``reset(**row)`` returns None, or text that continues the last message of the prompt; every other
-public method is a tool, also one of the class, but no static one; ``get_reward()``, if it is there, returns the
+public method is a tool, also a static one, but none of the class; ``get_reward()``, if it is there, returns the
 reward of the episode. Here a method ``close`` is called at the end of each episode, and never offered to the
 model.
 """
@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpox.environments.environment import Appended, Environment, tool
+from grpox.environments.environment import APART, Appended, Environment, tool
 
 OWN = ("reset", "get_reward", "close")
 """Public methods that are no tools."""
@@ -37,35 +37,41 @@ def as_environment(target: Any) -> type[Environment]:
         return _class_of(target, kind)
     if not callable(getattr(kind, "reset", None)):
         raise TypeError("has no method reset: it is no grpox.environments.Environment, and not in TRL's form")
-    methods = (
-        (name, _method(kind, name)) for name in dir(kind) if not name.startswith("_") and name not in OWN
-    )
-    tools = {name: _passed_on(method) for name, method in methods if method is not None}
-    names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "factory": staticmethod(target)}
+    members = {
+        name: _as_tool(inspect.getattr_static(kind, name))
+        for name in dir(kind)
+        if not name.startswith("_") and name not in OWN
+    }
+    tools = {
+        APART + name if hasattr(Environment, name) else name: member
+        for name, member in members.items()
+        if member is not None
+    }
+    names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_factory": staticmethod(target)}
     return type(kind.__name__, (_Adapter,), {**tools, **names})
 
 
 class _Adapter(Environment):
-    """An environment in TRL's form."""
+    """An environment in TRL's form; all names of its own begin with ``_``, as those of no tool do."""
 
-    factory: Callable[[], Any]
+    _factory: Callable[[], Any]
 
     def __init__(self) -> None:
-        self.inner = type(self).factory()
+        self._inner = type(self)._factory()
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> str | list[Mapping[str, Any]] | None:  # type: ignore[override]
         """Return what the inner `reset` does, as a continuation of the prompt."""
-        observation = await _awaited(self.inner.reset(**row))
+        observation = await _awaited(self._inner.reset(**row))
         return Appended(observation) if isinstance(observation, str) else observation
 
     async def reward(self) -> float | None:  # type: ignore[override]
         """Return `get_reward()`; None without it."""
-        get_reward = getattr(self.inner, "get_reward", None)
+        get_reward = getattr(self._inner, "get_reward", None)
         return None if get_reward is None else await _awaited(get_reward())
 
     async def close(self) -> None:  # type: ignore[override]
         """Close the inner environment if it can be closed."""
-        close = getattr(self.inner, "close", None)
+        close = getattr(self._inner, "close", None)
         if callable(close):
             await _awaited(close())
 
@@ -74,32 +80,31 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _method(kind: type, name: str) -> Callable[..., Any] | None:
-    """Return a method as a function of the instance; None if it is none, or a static one."""
-    member = inspect.getattr_static(kind, name)
-    if not isinstance(member, classmethod):
-        return member if inspect.isfunction(member) else None
+def _as_tool(member: Any) -> Any:
+    """Return the tool that a public attribute of a class is; None if it is none.
 
-    @functools.wraps(member.__func__)
-    def of_class(instance: Any, *args: Any, **kwargs: Any) -> Any:
-        return member.__func__(type(instance), *args, **kwargs)
-
-    return of_class
+    As in TRL 1.16 these are functions, static ones too; unlike there, also those in a wrapper that is bound as
+    they are, such as functools.lru_cache.
+    """
+    if isinstance(member, staticmethod):
+        return tool(staticmethod(member.__func__)) if inspect.isfunction(member.__func__) else None
+    is_method = callable(member) and hasattr(type(member), "__get__")
+    return _passed_on(member) if is_method and inspect.isfunction(inspect.unwrap(member)) else None
 
 
 def _passed_on(method: Callable[..., Any]) -> Callable[..., Any]:
     """Return a tool with the signature and docstring of an inner method, which it calls."""
-    if inspect.iscoroutinefunction(method):
+    if inspect.iscoroutinefunction(inspect.unwrap(method)):
 
         @functools.wraps(method)
         async def call_async(self: _Adapter, *args: Any, **kwargs: Any) -> Any:
-            return await method(self.inner, *args, **kwargs)
+            return await method(self._inner, *args, **kwargs)
 
         return tool(call_async)
 
     @functools.wraps(method)
     def call(self: _Adapter, *args: Any, **kwargs: Any) -> Any:
-        return method(self.inner, *args, **kwargs)
+        return method(self._inner, *args, **kwargs)
 
     return tool(call)
 

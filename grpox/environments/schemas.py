@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+from grpox.environments.contract import attribute_of, is_method
 from grpox.errors import ConfigError, describe
 
 DOCUMENTED = (
@@ -44,8 +45,8 @@ def tool_schema(
 
 def method_schema(environment: type, name: str, key: str = "environment") -> dict[str, Any]:
     """Return the description of a tool that is a method of an environment's class; see `tool_schema`."""
-    is_static = isinstance(inspect.getattr_static(environment, name), staticmethod | classmethod)
-    return tool_schema(getattr(environment, name), name, key, is_method=not is_static)
+    function = getattr(environment, attribute_of(environment, name))
+    return tool_schema(function, name, key, is_method(environment, name))
 
 
 def place_of(function: Callable[..., Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from pydantic_core import to_json
 
 from grpox.contracts import CallFailure, ToolCall, ToolResult
 from grpox.environments.calling import Settled, TimeLimit, Work, begin_call
+from grpox.environments.contract import attribute_of, is_method
 from grpox.errors import describe, nearest, shorten
 
 MOST_CHARACTERS = 1_000_000
@@ -56,7 +58,7 @@ class Tool:
         if text in ("", "null"):  # models leave the arguments out where there are none
             text = "{}"
         try:
-            read: Any = json.loads(text, parse_constant=_no_constant)
+            read: Any = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         except json.JSONDecodeError as error:
             raise ValueError(f"the arguments are not JSON: {error.msg} at character {error.pos}") from error
         except RecursionError as error:
@@ -72,6 +74,12 @@ class Tool:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"the arguments are not JSON: {name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    if math.isfinite(value := float(text)):
+        return value
+    raise ValueError(f"the arguments hold {shorten(text, 100)}, which is too large for a number")
 
 
 def _argument_adapter(function: Callable[..., Any], is_method: bool) -> TypeAdapter[Any]:
@@ -93,7 +101,9 @@ def _argument_adapter(function: Callable[..., Any], is_method: bool) -> TypeAdap
     collect.__annotations__ = {parameter.name: parameter.annotation for parameter in typed}
     try:
         form: Any = collect  # pydantic's types know no functions
-        return TypeAdapter[Any](form, config=ConfigDict(arbitrary_types_allowed=False))
+        # Numbers may be written as text, also "inf".
+        config = ConfigDict(arbitrary_types_allowed=False, allow_inf_nan=False)
+        return TypeAdapter[Any](form, config=config)
     except Exception as error:
         raise ToolProblem(f"has a parameter whose type cannot be read from JSON: {describe(error)}") from error
 
@@ -114,8 +124,7 @@ def method_tool(owner: type, name: str) -> Tool:
     Raises:
         ToolProblem: it cannot be one.
     """
-    is_method = not isinstance(inspect.getattr_static(owner, name), staticmethod | classmethod)
-    return Tool(name, getattr(owner, name), is_method)
+    return Tool(name, getattr(owner, attribute_of(owner, name)), is_method(owner, name))
 
 
 # -- Calls -----------------------------------------------------------------------------------------------
@@ -189,7 +198,9 @@ class Toolbox:
             return failed(call, "arguments", f"{call.name}: {error}")
         except Exception as error:  # noqa: BLE001 - a type of the user's own, whose check fails
             return failed(call, "arguments", f"{call.name}: {describe(error)}")
-        function = getattr(self.owner, tool.name) if tool.is_method else tool.function
+        function = tool.function
+        if tool.is_method:
+            function = getattr(self.owner, attribute_of(type(self.owner), tool.name))
         return functools.partial(function, **arguments)
 
     def _answer(self, call: ToolCall, settled: Settled) -> ToolResult:

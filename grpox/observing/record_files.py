@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from grpox.contracts import Rollout, RunContext, ScoredRollout, ToolResult
 
+MOST_OF_ANSWER = 10_000
+"""Characters of a tool's answer in the record; a web page in each call would fill the disk."""
+
 
 class MetricsLine(NamedTuple):
     """Values that one optimizer step or one evaluation logged: a line of ``metrics.jsonl``."""
@@ -154,8 +157,15 @@ def _episode_columns(rollouts: Sequence[Rollout]) -> dict[str, pyarrow.Array]:
 
 
 def _call(result: ToolResult) -> dict[str, Any]:
-    """Return a call without its seconds: two runs of one seed have the same record."""
-    return {name: value for name, value in result.plain().items() if name != "seconds"}
+    """Return a call without its seconds: two runs of one seed have the same record.
+
+    The model sees only the beginning of a long answer, see `messages`; here it has a limit as well.
+    """
+    plain = {name: value for name, value in result.plain().items() if name != "seconds"}
+    dropped = len(result.content) - MOST_OF_ANSWER
+    if dropped > 0:
+        plain["content"] = f"{result.content[:MOST_OF_ANSWER]}... ({dropped:,} further characters)"
+    return plain
 
 
 def as_json(value: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpox.environments.contract import tool_problem
+from grpox.environments.contract import as_function, tool_problem
 from grpox.errors import ConfigError, describe, nearest
 from grpox.plugins.load_object import load_object
 from grpox.runtime.signals import raise_if_signal
@@ -33,10 +33,14 @@ def tools_by_key(references: Sequence[str]) -> Iterator[tuple[str, str]]:
 def bound_tool(key: str, reference: str, given: Mapping[str, Callable[..., Any]]) -> BoundTool:
     """Load a tool and check that the model can be told of it."""
     try:
-        function = given[key] if key in given else load_function(reference)
+        loaded = given[key] if key in given else load_function(reference)
     except ConfigError as error:
         raise ConfigError([replace(problem, key=key) for problem in error.problems]) from error
-    name = str(getattr(function, "__name__", type(function).__name__))
+    function = as_function(loaded)
+    if key in given or hasattr(loaded, "__name__"):
+        name = str(getattr(function, "__name__", type(function).__name__))
+    else:  # an object has no name of its own
+        name = reference.rpartition(":")[2]
     if problem := tool_problem(function, name):
         raise ConfigError(f"tool '{name}' {problem}", key, given=reference)
     return BoundTool(name, function, reference, key in given)

@@ -177,11 +177,14 @@ class Child:
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill the process and all processes in its group."""
+        """Kill the process and all processes in its session."""
         with self._ending:
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
+                while not self.has_ended():  # it starts no others any more, and is not yet reaped
+                    time.sleep(0.001)
+                _kill_session(self.pid)
                 self._process.wait()
                 logger.debug("process %s has ended with code %s", self.pid, self._process.returncode)
                 if self._prints is not None:
@@ -197,6 +200,26 @@ class Child:
                 self._connection.close()
             finally:
                 self.in_use.release()
+
+
+def _kill_session(leader: int) -> None:
+    """Kill the processes of a session whose leader has ended, in whichever groups they are."""
+    killed: set[int] = set()
+    while rest := _session(leader) - killed - {leader}:  # again: one may have been about to fork
+        for pid in rest:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= rest
+
+
+def _session(leader: int) -> set[int]:
+    """Return the processes of a session."""
+    pids = set()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(int(name)) == leader:
+                pids.add(int(name))
+    return pids
 
 
 class _Killable(Protocol):

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import pickle
 from typing import Any
 
 import pytest
 
+from grpox.config import EpisodesConfig
+from grpox.contracts import ToolCall
 from grpox.environments import Appended, Environment, tool
-from grpox.environments.contract import environment_problem
-from grpox.environments.environment import MARK
+from grpox.environments.contract import environment_problem, tools_of
 from grpox.environments.from_factory import as_environment
+from grpox.environments.schemas import method_schema
+from grpox.rollout.episodes.loading import load_environments
+from grpox.rollout.episodes.local import LocalEnvironments
+from grpox.rollout.episodes.messages import Action, Blueprint, Outcome, Start
 
 
 class Counter:
@@ -50,6 +57,11 @@ class Counter:
 
     @staticmethod
     def double(number: int) -> int:
+        """Double a number.
+
+        Args:
+            number: what to double.
+        """
         return 2 * number
 
     def _hidden(self) -> None: ...
@@ -70,8 +82,14 @@ def run(value: Any) -> Any:
 
 def test_every_public_method_but_the_three_is_a_tool() -> None:
     kind = as_environment(Counter)
-    tools = {name for name, each in inspect.getmembers(kind, callable) if getattr(each, MARK, False)}
-    assert tools == {"add", "look", "own_name"}  # as TRL finds them: those that are bound to an instance
+    tools = set(tools_of(kind))
+    assert tools == {"add", "look", "double"}  # as TRL 1.16 finds them: functions of the class
+    assert tools == {
+        name
+        for name, _ in inspect.getmembers(Counter, inspect.isfunction)
+        if name not in ("reset", "get_reward", "close") and not name.startswith("_")
+    }
+    assert set(method_schema(kind, "double")["function"]["parameters"]["properties"]) == {"number"}
     assert environment_problem(Counter) == ""
     assert str(inspect.signature(kind.add)) == "(self, number: 'int') -> 'str'"  # type: ignore[attr-defined]
     assert "what to add" in str(kind.add.__doc__)  # type: ignore[attr-defined]
@@ -86,7 +104,7 @@ def test_an_episode(target: Any) -> None:
     assert isinstance(beginning, Appended)
     assert episode.add(5) == "5"
     assert run(episode.look()) == "5"
-    assert episode.own_name(2) == "CounterCounter"
+    assert episode.double(2) == 4
     assert run(episode.reward()) == 1.0
     run(episode.close())
     assert Counter.closed == 1
@@ -100,6 +118,81 @@ def test_without_reward_and_close() -> None:
     assert run(episode.reset({}, seed=0)) is None
     assert run(episode.reward()) is None
     run(episode.close())
+
+
+class Named:
+    """Has tools whose names are methods of `Environment`, or attributes of the adapter."""
+
+    def reset(self, **row: Any) -> None:
+        self.log = ["reset"]
+
+    def reply(self, text: str) -> str:
+        """Reply.
+
+        Args:
+            text: what to reply.
+        """
+        self.log.append(text)
+        return " ".join(self.log)
+
+    def info(self) -> str:
+        """Say more."""
+        return "more"
+
+    async def done(self) -> str:
+        """Say that it is done."""
+        return "done"
+
+    def parse(self) -> str:
+        """Parse."""
+        return "parsed"
+
+    def inner(self) -> str:
+        """Look inside."""
+        return "inside"
+
+    def factory(self) -> str:
+        """Make."""
+        return "made"
+
+    @functools.lru_cache(maxsize=3)  # noqa: B019 - as users write it
+    def seen(self, number: int) -> int:
+        """Count.
+
+        Args:
+            number: how far.
+        """
+        return number + 1
+
+    unbound = len
+    doubled = functools.partial(max, 2)
+
+
+def test_tools_may_have_the_names_of_methods_of_an_environment_and_be_cached() -> None:
+    (loaded,) = load_environments([Blueprint("named", "environment", Named, pickle.dumps(None))], [])
+    assert set(loaded.tools) == {"reply", "info", "done", "parse", "inner", "factory", "seen"}
+    schema = method_schema(loaded.cls, "reply")["function"]
+    assert (schema["name"], list(schema["parameters"]["properties"])) == ("reply", ["text"])
+    local = LocalEnvironments(
+        [Blueprint("named", "environment", Named, pickle.dumps(None))], [], EpisodesConfig()
+    )
+    local.start({0: Start(0, {}, 1)})
+    arguments = {"reply": '{"text": "a"}', "seen": '{"number": 2}'}
+    calls = [ToolCall(name, arguments.get(name, "{}")) for name in loaded.tools]
+    answer = local.step({0: Action("", calls)})[0]
+    answers = {each.call.name: each.content for each in answer.results}
+    assert answers == {
+        "reply": "reset a",
+        "info": "more",
+        "done": "done",
+        "parse": "parsed",
+        "inner": "inside",
+        "factory": "made",
+        "seen": "3",
+    }
+    assert (answer.done, answer.failure) == (False, "")
+    assert local.finish([0])[0] == Outcome()  # its tool `info` is not what says more about the episode
+    local.close()
 
 
 def test_an_environment_stays_itself_and_a_function_may_make_one() -> None:

@@ -9,6 +9,7 @@ import os
 import pickle
 import random
 import resource
+import shutil
 import signal
 import struct
 import sys
@@ -123,6 +124,7 @@ def serve_episode(
     start: bytes,
     progress: Progress,
     limits: tuple[int, float, float],
+    folder: str,
 ) -> NoReturn:
     """Answer requests until the last one, and end the process.
 
@@ -130,6 +132,7 @@ def serve_episode(
         connection: to the process that forked this one.
         start: the first request, pickled: a row may need modules that the other processes shall not import.
         limits: most calls of a turn, seconds of a call, GiB of memory.
+        folder: its folder for temporary files, which is removed at the end.
     """
     max_calls, seconds, memory = limits
     most = int(memory * 2**30)
@@ -148,6 +151,8 @@ def serve_episode(
             sys.stderr.write(f"{end.code}\n")
     _flush()
     if os.getpid() == own:  # else the environment forked, and this is the child
+        # The forker does so as well, for those that are killed; here it holds up no other episode.
+        shutil.rmtree(folder, ignore_errors=True)
         _end_group()
     # Not sys.exit: what was registered for the end of the process that forked this one is not for this one.
     os._exit(code & 0xFF)

@@ -16,10 +16,12 @@ import os
 import pickle
 import resource
 import select
+import shutil
 import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -69,6 +71,8 @@ class Setup:
     """Seconds after the time limit in which a call that does not end is killed."""
     memory: float
     concurrency: int
+    folder: str
+    """Folder of the temporary folders of the processes, each named by its process."""
 
 
 @dataclass
@@ -294,6 +298,7 @@ class _Forker:
 
     def _forget(self, process: _Process, ended: os.waitid_result) -> None:
         self._needs_sweep = True
+        shutil.rmtree(_temporary_folder(self._setup.folder, process.pid), ignore_errors=True)
         self._ending.pop(process.pid, None)
         if process.is_busy:
             del self._busy[process.connection.fileno()]
@@ -385,12 +390,20 @@ class _Forker:
             _die_with(self._lifeline)
             _adopt_orphans()
             resource.setrlimit(resource.RLIMIT_NOFILE, self._limit_of_files)
+            folder = _temporary_folder(self._setup.folder, os.getpid())
+            os.mkdir(folder)
+            tempfile.tempdir = os.environ["TMPDIR"] = folder
             limits = (self._setup.max_calls, self._setup.seconds, self._setup.memory)
-            serve_episode(far, self._classes, start, progress, limits)
+            serve_episode(far, self._classes, start, progress, limits, folder)
         except BaseException as error:  # noqa: BLE001 - this process must never go on as its parent
             os.write(2, f"grpox: the process of an episode failed: {describe(error)}\n".encode())
         finally:
             os._exit(1)
+
+
+def _temporary_folder(folder: str, pid: int) -> str:
+    """Return the place for temporary files of a process: one that is killed leaves them to its parent."""
+    return os.path.join(folder, str(pid))
 
 
 def _die_with(lifeline: int) -> None:

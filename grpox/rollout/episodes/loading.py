@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpox.environments import Environment
-from grpox.environments.contract import environment_problem, tool_problem, tools_of
+from grpox.environments.contract import as_function, environment_problem, tool_problem, tools_of
 from grpox.environments.from_factory import as_environment
 from grpox.environments.tools import Tool, ToolProblem, method_tool
 from grpox.errors import ConfigError, Problem, describe
@@ -90,7 +90,7 @@ def _load_class(blueprint: Blueprint, functions: Mapping[str, Tool]) -> Environm
 
 
 def _load_tool(blueprint: Blueprint) -> Tool:
-    function = _loaded(blueprint, f"tool '{blueprint.label}'")
+    function = as_function(_loaded(blueprint, f"tool '{blueprint.label}'"))
     if what := tool_problem(function, blueprint.label):
         raise ConfigError(f"tool '{blueprint.label}' {what}", given=repr(function))
     try:

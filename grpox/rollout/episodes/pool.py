@@ -8,10 +8,12 @@ import math
 import os
 import pickle
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from grpox.config import EpisodesConfig
@@ -129,7 +131,8 @@ class ProcessEnvironments:
         config: EpisodesConfig,
         grace: float = GRACE_SECONDS,
     ) -> None:
-        setup = Setup(
+        setup = partial(
+            Setup,
             tuple(environments),
             tuple(tools),
             tuple(sys.path),
@@ -222,7 +225,7 @@ class _Sent:
 class _Forker:
     """The process that forks, and the thread that reads its answers."""
 
-    def __init__(self, setup: Setup, ledger: _Ledger) -> None:
+    def __init__(self, setup: Callable[[str], Setup], ledger: _Ledger) -> None:
         self.failure = ""
         """Reason why it ended; empty while it runs."""
         self._ledger = ledger
@@ -232,6 +235,7 @@ class _Forker:
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self.output = ChildOutput("the environments")
+        self._folder = tempfile.TemporaryDirectory(prefix="grpox-episodes-", ignore_cleanup_errors=True)
         # Sets of texts have an order of their own in each process, unless their hashes have a seed.
         variables = {"PYTHONHASHSEED": "0", **os.environ}
         command = ["-P", "-m", "grpox.rollout.episodes.forker"]
@@ -241,18 +245,18 @@ class _Forker:
         finally:
             self.output.start()
         try:
-            self._child.send(pickle.dumps(setup))
+            self._child.send(pickle.dumps(setup(self._folder.name)))
             answer = self._child.receive(time.monotonic() + LOAD_SECONDS)
             problems: tuple[Problem, ...] = _Answers(io.BytesIO(answer)).load()
         except ChildFailed as error:
-            self._child.kill()
+            self._end()
             what = "the process of the environments ended, or took too long, as it imported them"
             raise ConfigError(what, "environment", allowed="episodes.isolation: none shows why") from error
         except BaseException:
-            self._child.kill()
+            self._end()
             raise
         if problems:
-            self._child.kill()
+            self._end()
             raise ConfigError(problems)
         self._reader = threading.Thread(target=self._read, name="grpox-environments", daemon=True)
         self._reader.start()
@@ -289,11 +293,15 @@ class _Forker:
     def kill(self) -> None:
         """End the process; all its environments end with it."""
         self._fail("was ended")
-        self._child.kill()
+        self._end()
         if threading.current_thread() is not self._reader:
             self._reader.join()
         self._child.kill()  # closes what the reader still used
         self.output.end_call()
+
+    def _end(self) -> None:
+        self._child.kill()
+        self._folder.cleanup()
 
     def _fail(self, reason: str) -> None:
         with self._changed:
@@ -310,6 +318,7 @@ class _Forker:
                     self._take(key, number, kind, message[LINK.size :])
         except ChildEnded:
             self._fail("has ended")
+            self._child.end()  # with what the forker can no longer end
         except BaseException as error:  # noqa: BLE001 - whoever waits must not wait for ever
             self._fail(f"answered what cannot be read: {describe(error)}")
 

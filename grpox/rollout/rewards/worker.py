@@ -14,6 +14,7 @@ import os
 import pickle
 import pkgutil
 import random
+import signal
 import sys
 from multiprocessing.connection import Connection
 from typing import Any
@@ -68,7 +69,8 @@ def _serve(trainer: Connection) -> None:
             _flush()
             trainer.send_bytes(message)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the trainer has ended, or has killed this process
+        # The trainer has ended, so that nobody else would kill what the function has started.
+        os.killpg(0, signal.SIGKILL)
 
 
 def _built(blueprint: Blueprint) -> tuple[Any, Ready]:

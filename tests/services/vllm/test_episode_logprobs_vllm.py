@@ -45,17 +45,21 @@ def check_run(grpox: GrpoxCommand, run: Path, *own: str, ranks: int = 1, steps: 
     check_text_of_plain(Path(MODEL), rollouts)
 
 
-def test_two_ranks_share_an_engine(grpox: GrpoxCommand, folder: Path) -> None:
-    generator = "generator={name: vllm-colocate, tensor_parallel_size: 2, kv_cache_gib: 0.1}"
-    check_run(grpox, folder / "colocate", generator, "train.per_device_train_batch_size=32", ranks=2)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_share_an_engine(grpox: GrpoxCommand, folder: Path, ranks: int) -> None:
+    generator = f"generator={{name: vllm-colocate, tensor_parallel_size: {ranks}, kv_cache_gib: 0.1}}"
+    size = f"train.per_device_train_batch_size={64 // ranks}"
+    check_run(grpox, folder / f"colocate{ranks}", generator, size, ranks=ranks)
 
 
-def test_a_server_samples_in_the_background(grpox: GrpoxCommand, folder: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_server_samples_in_the_background(grpox: GrpoxCommand, folder: Path, ranks: int) -> None:
+    run = folder / f"server{ranks}"
     with borrowed(1) as [server]:
         generator = f"generator={{name: vllm-server, urls: [{server.url}], start_timeout: {LONGEST_WAIT}}}"
-        own = (generator, "train.per_device_train_batch_size=64", "train.max_staleness=1")
-        check_run(grpox, folder / "server", *own, steps=3)
+        own = (generator, f"train.per_device_train_batch_size={64 // ranks}", "train.max_staleness=1")
+        check_run(grpox, run, *own, steps=3, ranks=ranks)
     # Each batch after the first is sampled whole by the weights before the last update.
     for step, version in ((1, 0), (2, 0), (3, 1)):
-        rollouts = kept_rollouts(folder / "server", step)
+        rollouts = kept_rollouts(run, step)
         assert {turn.policy_version for rollout in rollouts for turn in rollout.turns} == {version}

@@ -73,6 +73,8 @@ def test_arguments_are_read_as_the_types_of_the_signature(text: str, arguments: 
         ("{number: 3}", "the arguments are not JSON: Expecting property name"),
         ("__import__('os').getcwd()", "the arguments are not JSON"),
         ('{"number": NaN}', "the arguments are not JSON: NaN is no number of JSON"),
+        ('{"number": 3, "items": [1e999]}', "the arguments hold 1e999, which is too large for a number"),
+        ('{"number": 3, "items": ["inf"]}', "items.0: Input should be a finite number"),
         ("[3]", "the arguments must be a JSON object"),
         ('"3"', "the arguments must be a JSON object"),
         ('{"number": 3.5}', "number: Input should be a valid integer"),

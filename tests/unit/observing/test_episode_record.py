@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from grpox.contracts import Episode, Rollout, ScoredRollout, ToolCall, ToolResul
 from grpox.observing.conversation import ends, speeches
 from grpox.observing.display import TerminalDisplay, _sample_table
 from grpox.observing.page.data import MOST_MESSAGES, read_samples
-from grpox.observing.record_files import write_completions
+from grpox.observing.record_files import MOST_OF_ANSWER, write_completions
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 37, "b": 68}'}}
 MESSAGES: tuple[dict[str, Any], ...] = (
@@ -69,6 +70,17 @@ def test_parquet_holds_the_conversation_and_what_the_environment_said(tmp_path: 
     assert third["turns"] == "[]"
     others = ("environment", "environment_error", "messages", "tool_calls", "environment_rewards", "info")
     assert [third[name] for name in others] == [None] * 6
+
+
+def test_an_answer_of_any_length_is_recorded_up_to_a_limit(tmp_path: Path) -> None:
+    long = episode()
+    assert long.rollout.episode is not None
+    result = replace(long.rollout.episode.results[0], content="7" * (MOST_OF_ANSWER + 1234))
+    rollout = replace(long.rollout, episode=replace(long.rollout.episode, results=(result,)))
+    write_completions(tmp_path / "step.parquet", 1, [replace(long, rollout=rollout)])
+    (row,) = parquet.read_table(tmp_path / "step.parquet").to_pylist()
+    (call,) = json.loads(row["tool_calls"])
+    assert call["content"] == "7" * MOST_OF_ANSWER + "... (1,234 further characters)"
 
 
 def test_completions_of_one_turn_have_the_columns_that_they_had(tmp_path: Path) -> None:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 from typing import Any
 
 import pytest
 
 from grpox.environments import Environment, tool
-from grpox.environments.contract import CONTRACT, environment_problem, overrides, tool_problem, tools_of
+from grpox.environments.contract import (
+    CONTRACT,
+    as_function,
+    environment_problem,
+    overrides,
+    tool_problem,
+    tools_of,
+)
+from grpox.environments.schemas import tool_schema
+from grpox.environments.tools import Tool
 from grpox.plugins.component import contract_problem, kind_of
 
 
@@ -103,12 +115,74 @@ def unhinted(a) -> None:  # type: ignore[no-untyped-def]
         (of_positions, "has the positional-only parameter 'a'"),
         (unhinted, "has no type hint for its parameter 'a'"),
         (3, "is no function"),
-        (dict, "is no function"),
+        (dict, "is a class; give a function"),
+        (max, "has no signature that Python can read"),
     ],
 )
 def test_what_the_model_cannot_be_told_of_is_named(function: Any, told: str) -> None:
     problem = tool_problem(function, getattr(function, "__name__", "x"))
     assert problem.startswith(told) if told else problem == ""
+
+
+class Adder:
+    """Adds up."""
+
+    def __init__(self) -> None:
+        self.sum = 0
+
+    def __call__(self, a: int) -> int:
+        """Add a number to the sum.
+
+        Args:
+            a: the number.
+        """
+        self.sum += a
+        return self.sum
+
+
+async def scaled(a: int, factor: int, offset: int = 0) -> int:
+    """Multiply.
+
+    Args:
+        a: one.
+        factor: other.
+        offset: is added.
+    """
+    return a * factor + offset
+
+
+@functools.lru_cache
+def cached(a: int) -> int:
+    """Return a number.
+
+    Args:
+        a: the number.
+    """
+    return a
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "parameters", "answer"),
+    [
+        (Adder(), "Adder", {"a"}, 3),
+        (functools.partial(scaled, factor=5), "scaled", {"a", "offset"}, 15),
+        (functools.partial(Adder()), "Adder", {"a"}, 3),
+        (cached, "cached", {"a"}, 3),
+    ],
+)
+def test_what_can_be_called_is_a_tool(target: Any, name: str, parameters: set[str], answer: int) -> None:
+    function = as_function(target)
+    assert (function.__name__, tool_problem(function, name)) == (name, "")
+    schema = tool_schema(function, name)["function"]
+    assert set(schema["parameters"]["properties"]) == parameters
+    assert schema["parameters"]["required"] == ["a"]
+    called = Tool(name, function)
+    assert called.arguments('{"a": "3"}')["a"] == 3
+    with pytest.raises(ValueError, match="Unexpected keyword argument"):
+        called.arguments('{"a": 3, "factor": 9}')
+    value = function(a=3)
+    assert called.is_async == inspect.isawaitable(value)
+    assert (asyncio.run(value) if inspect.iscoroutine(value) else value) == answer
 
 
 @pytest.mark.parametrize("name", ["_hidden", "<lambda>", "9x", "a b"])

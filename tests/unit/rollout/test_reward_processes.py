@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -188,6 +189,20 @@ def test_a_child_that_it_leaves_behind_ends_with_its_process(started: Any, tmp_p
     assert psutil.Process(child).status() != psutil.STATUS_ZOMBIE
     function.close()
     wait_until(lambda: is_gone(child), "the child has ended", 20)
+
+
+def test_a_child_ends_also_where_the_process_learns_first_that_the_trainer_is_gone(
+    started: Any, tmp_path: Path
+) -> None:
+    function = started("leaves_a_child")
+    scored(NamedReward("judge", function), [str(tmp_path / "pid")])
+    child = int((tmp_path / "pid").read_text())
+    with socket.socket(fileno=os.dup(function._running.get()._child._connection.fileno())) as connection:
+        connection.shutdown(socket.SHUT_WR)  # the kernel closes this one before the process's lifeline
+    try:
+        wait_until(lambda: is_gone(child), "the child has ended", 20)
+    finally:
+        function.close()
 
 
 def test_a_fork_that_returns_from_the_function_as_well_answers_once(started: Any) -> None:

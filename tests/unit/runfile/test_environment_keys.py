@@ -15,8 +15,10 @@ from rich.console import Console
 
 from grpox.cli.validate import validate_report
 from grpox.config import RunConfig, WhenConfig
+from grpox.contracts import ToolCall
 from grpox.environments import Environment
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.rollout.episodes.messages import Action, Start
 from grpox.runfile.environment_rows import EnvironmentOfRow
 from grpox.runfile.environments import bound_environments, bound_tools
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
@@ -24,6 +26,7 @@ from grpox.runfile.lock.of_run import lock_of
 from grpox.runfile.overrides import apply_overrides
 from grpox.runfile.schema import run_schema
 from grpox.runfile.slots import parameter_defaults
+from grpox.training.episodes import opened_episodes
 from grpox.training.given import given_objects
 
 ENVIRONMENTS = '''
@@ -97,6 +100,9 @@ class TakesNothing(Environment):
         pass
 '''
 TOOLS = '''
+from functools import partial
+
+
 def add(a: int, b: int) -> int:
     """Add two numbers.
 
@@ -139,7 +145,27 @@ def of_any_number(*numbers: int) -> int:
     return sum(numbers)
 
 
+class Counter:
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, by: int) -> int:
+        """Count on.
+
+        Args:
+            by: how far.
+        """
+        self.count += by
+        return self.count
+
+
+class Silent:
+    def __call__(self):
+        pass
+
+
 NUMBER = 3
+count, silent, add_five = Counter(), Silent(), partial(add, b=5)
 '''
 LAKE, SILENT = {"path": "envs.py:Lake"}, {"path": "envs.py:Silent"}
 BY_ENV = [
@@ -443,6 +469,8 @@ def test_a_wrong_environment_is_told_at_its_key(refuse: Refuse, environment: Any
         (["json:dumpz"], "json has no 'dumpz'", "dump"),
         (["add"], "does not name a function", ""),
         (["tools.py:NUMBER"], "is no function", ""),
+        (["tools.py:Counter"], "tool 'Counter' is a class; give a function", ""),
+        (["tools.py:silent"], "tool 'silent' has no docstring", ""),
         (["tools.py:undescribed"], "tool 'undescribed' has no docstring", ""),
         (["tools.py:without_a_line"], "has no line 'a: ...' under 'Args:'", ""),
         (["tools.py:of_any_number"], "has the variadic positional parameter 'numbers'", ""),
@@ -452,6 +480,26 @@ def test_a_wrong_tool_is_told_at_its_key(refuse: Refuse, tools: list[str], told:
     [problem] = refuse(tools=tools)
     assert (problem.key, problem.nearest) == ("tools[0]", near)
     assert told in problem.what
+
+
+def test_objects_that_can_be_called_are_tools_by_the_name_that_the_run_file_has(resolve: Resolve) -> None:
+    run = resolve(tools=["tools.py:count", "tools.py:add_five"])
+    tools = bound_tools(run)
+    assert [
+        (tool.name, tool.function(**arguments))
+        for tool, arguments in zip(tools, [{"by": 2}, {"a": 1}], strict=True)
+    ] == [("count", 2), ("add_five", 6)]
+    with opened_episodes(run) as episodes:
+        episodes.environments.start({0: Start(0, {}, 1)})
+        calls = [
+            ToolCall("count", '{"by": 3}'),
+            ToolCall("add_five", '{"a": 2}'),
+            ToolCall("add_five", '{"b": 2}'),
+        ]
+        results = episodes.environments.step({0: Action("", calls)})[0].results
+        assert [result.content for result in results[:2]] == ["3", "7"]
+        assert results[2].failure == "arguments"  # b is given
+        episodes.environments.finish([0])
 
 
 def test_two_tools_of_one_name_are_refused(refuse: Refuse) -> None:

@@ -59,6 +59,17 @@ def test_a_child_that_is_late_is_killed_with_what_it_started(child: Any) -> None
     assert late.has_ended()
 
 
+def test_what_a_child_started_in_groups_of_their_own_ends_with_it(child: Any) -> None:
+    made = child(
+        BEGIN + "import subprocess, os, time\n"
+        "other = subprocess.Popen(['sleep', '1000'], process_group=0)\n"
+        "parent.send_bytes(str(other.pid).encode()); os._exit(3)"
+    )
+    other = psutil.Process(int(made.receive(soon())))
+    assert made.end() == 3
+    other.wait(patient(10))
+
+
 def test_a_child_that_begins_after_its_parent_has_ended_ends_before_it_does_anything(
     child: Any, tmp_path: Path
 ) -> None:

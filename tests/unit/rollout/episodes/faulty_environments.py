@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Literal
@@ -184,6 +185,25 @@ def exits_while_its_parent_hangs():
     sys.exit(3)
 
 
+def kills_its_parent_and_itself():
+    subprocess.Popen(["sleep", "1236"])
+    for pid in (os.getppid(), os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+
+
+def makes_a_folder():
+    Path(folder := tempfile.mkdtemp(), "file").touch()
+    return folder
+
+
+def makes_a_folder_and_is_killed():
+    makes_a_folder()
+    is_killed()
+
+
+FAULTS["kills_its_parent_and_itself"] = kills_its_parent_and_itself
+FAULTS["makes_a_folder"] = makes_a_folder
+FAULTS["makes_a_folder_and_is_killed"] = makes_a_folder_and_is_killed
 FAULTS["counts_workers"] = counts_workers
 FAULTS["has_a_child_that_exits"] = has_a_child_that_exits
 FAULTS["leaves_a_family"] = leaves_a_family

@@ -504,6 +504,36 @@ def test_a_process_takes_along_what_its_tools_started_though_the_forker_cannot(h
         assert answers.result() == {0: Lost("the process of all environments has ended")}
 
 
+def test_what_a_tool_started_ends_though_its_process_and_the_forker_were_killed_together(hasty: Any) -> None:
+    begin(hasty, 0)
+    forker = hasty._forker.current._child.pid
+    assert hasty.step({0: fault("kills_its_parent_and_itself")}) == {
+        0: Lost("the process of all environments has ended")
+    }
+    wait_until(lambda: not any(map(_lives, _of_session(forker))), "nothing is left", 20)
+
+
+def _of_session(leader: int) -> list[psutil.Process]:
+    return [each for each in psutil.process_iter() if os.getsid(each.pid) == leader]
+
+
+def test_temporary_files_end_with_the_episode_also_if_it_is_killed(hasty: Any) -> None:
+    begin(hasty, 0, 1, 2)
+    folder = Path(hasty._forker.current._folder.name)
+    answers = hasty.step({0: fault("makes_a_folder"), 1: fault("makes_a_folder_and_is_killed")})
+    kept = Path(answers[0].results[0].content)
+    assert kept.is_relative_to(folder)
+    assert kept.is_dir()
+    assert isinstance(answers[1], Lost)
+    assert len(list(folder.iterdir())) == 2  # of 0 and 2
+    hasty.finish([0])
+    wait_until(lambda: len(list(folder.iterdir())) == 1, "its folder is gone", 20)
+    assert not kept.exists()
+    os.kill(hasty._forker.current._child.pid, signal.SIGKILL)
+    hasty.close()
+    assert not folder.exists()
+
+
 def test_a_child_of_an_environment_that_exits_ends_no_other(hasty: Any) -> None:
     begin(hasty, 0)
     assert hasty.step({0: fault("has_a_child_that_exits")})[0].results[0].content == "3"
@@ -558,7 +588,10 @@ environments.step({1: Action("", [ToolCall("fault", '{"kind": "hangs_in_c"}')])}
 """
 
 
-def test_when_the_trainer_is_killed_every_process_of_its_groups_ends() -> None:
+def test_when_the_trainer_is_killed_every_process_of_its_groups_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # nobody is there any more to remove it
     trainer = start_process("-c", TRAINER, str(FILE), cwd=FILE.parent, cold=True)
     wait_until(lambda: "ready" in trainer.output()[0], "it is at work", 60)
     (forker,) = psutil.Process(trainer.pid).children()
