@@ -681,7 +681,7 @@ class Control(Protocol):
         """Current values of the settings that may change.
 
         They are ``learning_rate_factor``, ``beta`` if the run has a reference, and ``entropy_coef`` if it is
-        not 0.
+        not 0 and ``train.adaptive_entropy`` does not move it.
         Components can add parameters as ``loss.NAME``, ``advantage.NAME`` and ``correction.NAME``: their
         attribute
         ``hyperparameters`` names fields of their attribute `config`, which they must read at each use.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from grpox.config import RunConfig, SamplingConfig
+from grpox.config import RunConfig, SamplingConfig, TrainConfig
 from grpox.contracts import Capability, Reduction
 from grpox.errors import Problem, join
 from grpox.plugins.component import BoundComponent
@@ -177,6 +177,23 @@ def reference_sync_problems(context: CheckContext) -> Iterator[Problem]:
         what = "sync_ref_model needs beta > 0: with beta 0 there is no reference"
         allowed = "false, or train.beta above 0, or a loss that needs reference_logprobs"
         yield Problem(what, "train.sync_ref_model", given="true", allowed=allowed)
+
+
+def adaptive_entropy_problems(train: TrainConfig) -> Iterator[Problem]:
+    """Find bounds of the adaptive entropy coefficient that exclude each other, or its first value."""
+    adaptive = train.adaptive_entropy
+    if adaptive is None:
+        return
+    if adaptive.min > adaptive.max:
+        key, allowed = "train.adaptive_entropy.min", f"at most train.adaptive_entropy.max, {adaptive.max:g}"
+        yield Problem("is above the largest coefficient", key, given=f"{adaptive.min:g}", allowed=allowed)
+    elif not adaptive.min <= train.entropy_coef <= adaptive.max:
+        what = "is not within the bounds of train.adaptive_entropy, which begins with it"
+        near = f"{min(max(train.entropy_coef, adaptive.min), adaptive.max):g}"
+        allowed = f"from {adaptive.min:g} to {adaptive.max:g}"
+        yield Problem(
+            what, "train.entropy_coef", given=f"{train.entropy_coef:g}", allowed=allowed, nearest=near
+        )
 
 
 def group_scope_problems(context: CheckContext) -> Iterator[Problem]:

@@ -64,6 +64,7 @@ CHECKS: tuple[Check, ...] = (
     checks.sampler_logprobs_problems,
     checks.group_scope_problems,
     checks.reference_sync_problems,
+    of_section("train", checks.adaptive_entropy_problems),
     checks.staleness_problems,
     checks.off_policy_problems,
     checks.dynamic_sampling_problems,

@@ -326,6 +326,11 @@ def _kl_and_entropy(draft: Draft) -> None:
         draft.explain(
             "entropy_coef", Verdict.DIFFERS, f"{message}; in TRL, over the unmasked ones of a micro-batch"
         )
+    if draft.get("use_adaptive_entropy"):
+        draft.put("train.adaptive_entropy", draft.given_of("adaptive_entropy"))
+        if draft.has("top_entropy_quantile") and draft.get("top_entropy_quantile") != 1:
+            message = "train.adaptive_entropy: the entropy of all tokens; in TRL, of those of high entropy"
+            draft.explain("use_adaptive_entropy", Verdict.DIFFERS, message)
 
 
 def _correction(draft: Draft) -> None:
