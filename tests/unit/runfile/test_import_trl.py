@@ -482,6 +482,14 @@ def test_fields_that_are_written_in_another_way(imported: Import, given: str, ke
     assert data == value
 
 
+def test_a_float32_head_is_a_key_of_the_model(imported: Import) -> None:
+    data, _ = imported(f"{YAML}cast_lm_head_to_fp32: true\n")
+    assert data["model"]["cast_lm_head_to_fp32"] is True
+    assert loaded().config.model.cast_lm_head_to_fp32
+    Path("cast.yaml").write_text(f"{YAML}cast_lm_head_to_fp32: true\n")
+    assert told(command("cast.yaml"), "cast_lm_head_to_fp32").startswith("True differs model.cast_lm_head_to")
+
+
 def test_adaptive_entropy_keeps_its_bounds(imported: Import) -> None:
     text = "entropy_coef: 0.01\nuse_adaptive_entropy: true\nentropy_target: 0.3\nentropy_coef_max: 0.05\n"
     data, _ = imported(f"{YAML}{text}top_entropy_quantile: 0.2\n")
