@@ -210,6 +210,10 @@ class PolicyLoss(Protocol):
 
     ``scope: "token" | "group" = "token"``: a loss of scope "group" gets whole groups, all G sequences of each
     prompt in one micro-batch.
+
+    ``level: "token" | "sequence"``, of the loss or of its config, where it may be a parameter: each token has
+    an importance ratio of its own, or its loss depends on the ratios of its whole sequence. A run warns if the
+    correction has the level "sequence" and the loss the level "token". Default: unknown.
     """
 
     reduction: ClassVar[Reduction]
@@ -309,6 +313,9 @@ class Correction(Protocol):
     trainer rises, compared with that under the generator.
 
     ``corrects: bool = True``, for tests: tokens are weighed or dropped where the two distributions differ.
+
+    ``level: "token" | "sequence"``, of the correction or of its config: weights are of single tokens, or one of
+    a whole completion; see `PolicyLoss`. Default: unknown.
     """
 
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

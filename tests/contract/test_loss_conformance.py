@@ -86,6 +86,8 @@ def test_what_is_right_passes(name: str) -> None:
         ("MixesGroups", "rows_are_independent", "group 0"),
         ("MixesGroups", "micro_batches_and_ranks", "1 groups"),
         ("GroupsByPlace", "permutation", "another order"),
+        ("SequenceOnlySaid", "level", "'sequence', and its tokens do not depend"),
+        ("TokenOnlySaid", "level", "'token', and its tokens depend"),
     ],
 )
 def test_each_fault_is_found_by_the_check_meant_for_it(name: str, check: str, told: str) -> None:
@@ -131,6 +133,7 @@ def test_a_loss_that_does_not_run_is_told_once() -> None:
 def test_a_loss_that_declares_to_mix_rows_is_not_asked_for_what_it_cannot() -> None:
     made = checked({"path": f"{BROKEN}:FirstSequenceOnly"})
     assert {check for check, o in made.items() if o.status == "skipped"} == {
+        "level",  # it declares none
         "rows_are_independent",
         "micro_batches_and_ranks",
     }
