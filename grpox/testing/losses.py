@@ -322,9 +322,9 @@ class LossConformance(Conformance):
                 )
 
     def test_level(self) -> None:
-        """Tokens of a sequence depend on one another where it declares the level sequence, and else do not."""
+        """Has the level that it declares, if any: a ratio for each token, or one of the sequence."""
         if (level := level_of(self.build())) is None:
-            raise SkipTest("it declares no level")
+            return
         examples = list(self._examples())
         depends = any(depends_on_others(loss, inputs) for loss, inputs in examples)
         what = f"it declares the level {level!r}, and its tokens {'depend' if depends else 'do not depend'} on "

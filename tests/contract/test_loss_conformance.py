@@ -133,7 +133,6 @@ def test_a_loss_that_does_not_run_is_told_once() -> None:
 def test_a_loss_that_declares_to_mix_rows_is_not_asked_for_what_it_cannot() -> None:
     made = checked({"path": f"{BROKEN}:FirstSequenceOnly"})
     assert {check for check, o in made.items() if o.status == "skipped"} == {
-        "level",  # it declares none
         "rows_are_independent",
         "micro_batches_and_ranks",
     }
