@@ -210,6 +210,10 @@ class PolicyLoss(Protocol):
 
     ``scope: "token" | "group" = "token"``: a loss of scope "group" gets whole groups, all G sequences of each
     prompt in one micro-batch.
+
+    ``level: "token" | "sequence"``, of the loss or of its config, where it may be a parameter: each token has
+    an importance ratio of its own, or its loss depends on the ratios of its whole sequence. A run warns if the
+    correction has the level "sequence" and the loss the level "token". Default: unknown.
     """
 
     reduction: ClassVar[Reduction]
@@ -309,6 +313,9 @@ class Correction(Protocol):
     trainer rises, compared with that under the generator.
 
     ``corrects: bool = True``, for tests: tokens are weighed or dropped where the two distributions differ.
+
+    ``level: "token" | "sequence"``, of the correction or of its config: weights are of single tokens, or one of
+    a whole completion; see `PolicyLoss`. Default: unknown.
     """
 
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -681,7 +688,7 @@ class Control(Protocol):
         """Current values of the settings that may change.
 
         They are ``learning_rate_factor``, ``beta`` if the run has a reference, and ``entropy_coef`` if it is
-        not 0.
+        not 0 and ``train.adaptive_entropy`` does not move it.
         Components can add parameters as ``loss.NAME``, ``advantage.NAME`` and ``correction.NAME``: their
         attribute
         ``hyperparameters`` names fields of their attribute `config`, which they must read at each use.

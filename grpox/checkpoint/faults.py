@@ -86,7 +86,7 @@ class Fault(BaseModel):
     found: list[NonFinite]
     """On all ranks, causes first."""
     config: dict[str, object]
-    """Config of the run."""
+    """Config of the run, with the weights of the terms in this step's loss."""
 
     @classmethod
     def read(cls, folder: Path) -> Fault:
@@ -111,9 +111,17 @@ class FaultDumps:
     world: World
 
     def dump(
-        self, step: int, what: str, nonfinite: Sequence[NonFinite], micro_batches: Sequence[Sequence[Sample]]
+        self,
+        step: int,
+        what: str,
+        nonfinite: Sequence[NonFinite],
+        micro_batches: Sequence[Sequence[Sample]],
+        coefficients: Mapping[str, float],
     ) -> str:
         """Save the batch and the weights, which must be those before the step; a collective.
+
+        Args:
+            coefficients: keys of `train` -> the weights of the terms in the step's loss.
 
         Returns:
             a line with their folder, or the reason why they are not saved; on every rank.
@@ -123,12 +131,15 @@ class FaultDumps:
         others = [path for path in folder.parent.glob("step-*") if path != folder]
         if self.world.gather([len(others) >= MOST_DUMPS] if self.world.is_main else [])[0]:
             return f"its batch is not kept: {folder.parent} holds {MOST_DUMPS} already"
+        config = redacted(self.config.model_dump(mode="json"))
+        # A replay has the weights of this step, whatever moved them since the run began.
+        config["train"] |= {**coefficients, "adaptive_entropy": None}
         fault = Fault(
             step=step,
             what=what,
             world_size=self.world.size,
             found=list(nonfinite),
-            config=redacted(self.config.model_dump(mode="json")),
+            config=config,
         )
 
         def begin() -> None:

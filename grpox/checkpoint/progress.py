@@ -24,6 +24,7 @@ from grpox.observing.early_stop import EarlyStop, EarlyStopState
 from grpox.policy.batch import Sample
 from grpox.rollout.sampler import PrefetchedBatch
 from grpox.runfile.lock.model import Lock
+from grpox.update.entropy_control import EntropyControl, EntropyControlState
 from grpox.update.nonfinite import SkippedSteps
 
 PROGRESS = "run.json"
@@ -47,6 +48,7 @@ class TrainingState:
     cursor: PromptCursor | None = None
     """Chooses the prompts of a generation batch in place of the schedule, with dynamic sampling."""
     early_stop: EarlyStop | None = None
+    entropy_control: EntropyControl | None = None
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
     alarms: Alarms | None = None
     """Alarms of a run that cannot learn; they see the steps of rank 0 only."""
@@ -94,6 +96,8 @@ class Progress(BaseModel):
     """Position in the order of prompts, with dynamic sampling; else it follows from the step."""
     early_stop: EarlyStopState | None = None
     """State of `evaluation.early_stop`; None where the run has none."""
+    entropy_control: EntropyControlState | None = None
+    """State of `train.adaptive_entropy`; None where the run has none."""
     losses: list[float] = [0.0, 0.0]
     """Sum of the losses of the steps so far, and their number."""
     alarms: AlarmsState | None = None
@@ -141,6 +145,8 @@ class Progress(BaseModel):
             state.cursor.restore(self.prompts_drawn)
         if state.early_stop is not None:
             state.early_stop.restore(self.early_stop)
+        if state.entropy_control is not None and self.entropy_control is not None:
+            state.entropy_control.state = self.entropy_control
         if state.alarms is not None and self.alarms is not None:
             state.alarms.state = self.alarms
 

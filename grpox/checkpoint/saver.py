@@ -139,6 +139,7 @@ class CheckpointSaver:
             prompts_drawn=0 if state.cursor is None else state.cursor.position,
             seconds=state.seconds,
             early_stop=None if state.early_stop is None else state.early_stop.state,
+            entropy_control=None if state.entropy_control is None else state.entropy_control.state,
             alarms=None if state.alarms is None else state.alarms.state.model_copy(deep=True),
             skipped_steps=state.skipped.total,
             skipped_in_a_row=state.skipped.in_a_row,

@@ -63,11 +63,13 @@ def follow_log_options(level: str, file: Path | None = None) -> None:
 
 
 def load_named_run(run: str, overrides: list[str] | None, world_size: int | None = None) -> ResolvedRun:
-    """Load and check the run named on the command line, and print the warnings of plugin discovery."""
+    """Load and check the run named on the command line; print its warnings, and those of plugin discovery."""
     from grpox.runfile.load import load_run
 
     resolved = load_run(run, overrides or (), world_size)
     tell_warnings(resolved.registry.plugins)
+    for warning in resolved.warnings:
+        warn(warning)
     return resolved
 
 

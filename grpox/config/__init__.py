@@ -24,9 +24,10 @@ from grpox.config.sampling import (
     EvaluationSetConfig,
     SamplingConfig,
 )
-from grpox.config.training import DeepSpeedConfig, TrainConfig
+from grpox.config.training import AdaptiveEntropyConfig, DeepSpeedConfig, TrainConfig
 
 __all__ = [
+    "AdaptiveEntropyConfig",
     "AlarmsConfig",
     "CheckpointConfig",
     "ComponentRef",

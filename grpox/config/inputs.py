@@ -60,6 +60,10 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the weights in training; ``auto`` is bfloat16 on GPUs with CUDA and float32 on CPUs. Master
     weights and optimizer states are always float32."""
+    cast_lm_head_to_fp32: bool = False
+    """Compute all logits in float32 from hidden states and weights in `dtype`, as ScaleRL recommends (arXiv
+    2510.13786): in sampling with hf and vLLM, in evaluations, and in training without
+    `train.chunked_logprobs`. With it, training does so in any case."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the tokenizer's chat template, used for conversational prompts."""
     init: dict[str, Any] = Field(default_factory=dict)

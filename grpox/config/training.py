@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from grpox.config.component import ComponentRef, Section
 
@@ -23,6 +23,19 @@ def tokens_on(given: int | Literal["auto"] | None, gpu: bool, divides: bool) -> 
     if isinstance(given, str):
         return TOKENS_ON_GPU if gpu and divides else None
     return given
+
+
+class AdaptiveEntropyConfig(Section):
+    """An entropy coefficient that follows the entropy (Skywork-OR1, arXiv 2505.22312); defaults as in TRL."""
+
+    target: float = Field(0.2, ge=0)
+    """Entropy in nats per token, as the metric `entropy`: up to it the coefficient grows and the bonus acts."""
+    delta: float = Field(0.005, gt=0)
+    """Change of the coefficient after each step."""
+    min: float = Field(0.0, ge=0)
+    """Smallest coefficient."""
+    max: float = Field(1.0, ge=0)
+    """Largest coefficient."""
 
 
 class TrainConfig(Section):
@@ -51,7 +64,7 @@ class TrainConfig(Section):
     model's head is a linear layer. Gradients do not change."""
     skip_zero_advantage: bool = True
     """Skip the backward pass for completions with advantage 0, if the loss declares that their gradient is 0
-    and beta and entropy_coef are 0. Gradients do not change."""
+    and the loss has no KL penalty and no entropy bonus. Gradients do not change."""
     old_logprobs: Literal["policy", "generator"] = "policy"
     """Source of the ratio's old log-probabilities. ``policy``: computed with the weights before the first
     update on the generation batch. ``generator``: as reported while sampling, for every token and without a
@@ -113,6 +126,8 @@ class TrainConfig(Section):
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus: the loss is reduced by this weight times the mean entropy of the step's
     tokens, in nats; 0, as in TRL, means no bonus."""
+    adaptive_entropy: AdaptiveEntropyConfig | None = None
+    """Move entropy_coef after each step, so that the entropy stays near a target; default: it is constant."""
     router_aux_loss_coef: float = Field(0.0, ge=0)
     """Weight of the load-balancing loss of a model with experts (Switch Transformers, arXiv 2101.03961), as
     transformers computes it for a micro-batch; 0: no such loss, whatever the model's configuration says."""
@@ -145,9 +160,10 @@ class TrainConfig(Section):
     seed: int = Field(0, ge=0, le=2**32 - 1)
     """Seed of shuffling, sampling and every library."""
 
-    @model_validator(mode="after")
-    def _has_a_reference(self) -> Self:
-        return self
+    @property
+    def has_entropy_bonus(self) -> bool:
+        """True if the loss of a step can have an entropy bonus."""
+        return self.entropy_coef > 0 or self.adaptive_entropy is not None
 
 
 class DeepSpeedConfig(Section):

@@ -33,13 +33,17 @@ class RunControl:
     Args:
         hyperparameters: settings that may change -> their values.
         checks: the same settings -> functions that raise ValueError for a value that is not possible.
+        fixed: settings that this run does not let observers change -> the reason and the cure.
     """
 
     def __init__(
-        self, hyperparameters: Mapping[str, float], checks: Mapping[str, Callable[[float], None]]
+        self,
+        hyperparameters: Mapping[str, float],
+        checks: Mapping[str, Callable[[float], None]],
+        fixed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._values = dict(hyperparameters)
-        self._checks = checks
+        self._checks, self._fixed = checks, fixed
         self._state = ControlState()
 
     @property
@@ -53,6 +57,8 @@ class RunControl:
         Raises:
             ValueError: no such hyperparameter, or a value that is not a finite number.
         """
+        if name in self._fixed:
+            raise ValueError(f"hyperparameter {name}: {self._fixed[name]}")
         if name not in self._values:
             near = nearest(name, self._values)
             guess = f", did you mean {near}" if near else ""

@@ -125,11 +125,13 @@ def contract_problem(kind: str, target: Any) -> str:
         return problem
     if kind == "advantage":
         return scaler_problem(target)
+    if kind == "correction":
+        return level_problem(target)
     if kind != "loss":
         return ""
     # The value of a property is known only once the object is built.
     is_known = not isinstance(getattr(target, "reduction", None), property)
-    return (reduction_problem(target) if is_known else "") or scope_problem(target)
+    return (reduction_problem(target) if is_known else "") or scope_problem(target) or level_problem(target)
 
 
 def implied(environment: type[Environment]) -> tuple[str, ...]:
@@ -199,6 +201,24 @@ def scope_problem(loss: Any) -> str:
     if scope in ("token", "group") or isinstance(scope, property):
         return ""
     return f"has the scope {scope!r}; it is 'token' or 'group'"
+
+
+LEVELS = ("token", "sequence")
+"""Values of the attribute `level` of losses and corrections."""
+
+
+def level_of(component: Any) -> str | None:
+    """Return the level that a loss or correction declares, itself or in its config; None: it is unknown."""
+    levels = (getattr(each, "level", None) for each in (component, getattr(component, "config", None)))
+    return next((level for level in levels if level in LEVELS), None)
+
+
+def level_problem(component: Any) -> str:
+    """Describe the problem with the level that a loss or correction declares itself; empty if there is none."""
+    level = getattr(component, "level", None)
+    if level is None or level in LEVELS or isinstance(level, property):
+        return ""
+    return f"has the level {level!r}; it is 'token' or 'sequence'"
 
 
 def _capabilities(target: Any, attribute: str, key: str) -> tuple[str, ...]:

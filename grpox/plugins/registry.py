@@ -24,6 +24,7 @@ from grpox.plugins.component import (
     contract_problem,
     implied,
     is_model,
+    level_problem,
     reduction_problem,
     scaler_problem,
     scope_problem,
@@ -181,6 +182,8 @@ def _construct(bound: BoundComponent, target: Any) -> Any:
     component = None if problem else target() if bound.config is None else target(bound.config)
     if not problem and bound.kind == "loss":
         problem = reduction_problem(component) or scope_problem(component)
+    if not problem and bound.kind in ("loss", "correction"):
+        problem = level_problem(component)
     if not problem and bound.kind == "advantage":
         problem = scaler_problem(component)
     if problem:

@@ -21,6 +21,7 @@ from grpox.errors import ConfigError, RunFailed, describe, text_of
 from grpox.policy.attention import set_attention
 from grpox.policy.deepspeed_config import deepspeed_config, reference_config
 from grpox.policy.deepspeed_import import deepspeed
+from grpox.policy.float32_head import restore_head
 from grpox.policy.logprobs import ForwardMode
 from grpox.policy.lora.layers import adapted_layers
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
@@ -215,6 +216,7 @@ class Engine:
         """Remove all hooks from the module; the engine cannot be used afterwards."""
         self._deepspeed.destroy()
         restore_forward(self.module)
+        restore_head(self.module)
         set_attention(self.module, self._attention)
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from grpox.policy.batch import Layout, RolloutBatch
+from grpox.policy.float32_products import add_product, as_factor, multiply, raised
 from grpox.policy.head_chunks import rows_per_chunk
 
 POSITIONS_PER_CHUNK = 4096
@@ -136,7 +137,7 @@ def selective_log_softmax(logits: Tensor, token_ids: Tensor, temperature: float 
     Returns:
         f32[...] (f64 for float64 logits)
     """
-    scaled = _raised(logits) / temperature
+    scaled = raised(logits) / temperature
     chosen = scaled.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
     return chosen - torch.logsumexp(scaled, dim=-1)
 
@@ -147,7 +148,7 @@ def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     rows."""
     chunks = []
     for chunk in torch.split(logits, _rows_per_chunk(logits)):
-        log_p = torch.log_softmax(_raised(chunk) / temperature, dim=-1)
+        log_p = torch.log_softmax(raised(chunk) / temperature, dim=-1)
         chunks.append(torch.special.entr(log_p.exp()).sum(dim=-1))
     return torch.cat(chunks)
 
@@ -175,7 +176,7 @@ class _Entropy(torch.autograd.Function):
         for chunk, entropy_of_chunk, upstream in zip(
             *(torch.split(each, size) for each in (logits, entropies, gradients[0])), strict=True
         ):
-            log_p = torch.log_softmax(_raised(chunk) / ctx.temperature, dim=-1)
+            log_p = torch.log_softmax(raised(chunk) / ctx.temperature, dim=-1)
             by_p = entropy_by_logits(log_p, entropy_of_chunk).mul_(-upstream.unsqueeze(-1) / ctx.temperature)
             chunks.append(log_p.exp_().mul_(by_p).to(logits.dtype))
         return torch.cat(chunks), None
@@ -183,10 +184,6 @@ class _Entropy(torch.autograd.Function):
 
 def _rows_per_chunk(logits: Tensor) -> int:
     return max(1, POSITIONS_PER_CHUNK // max(logits.shape[1], 1))
-
-
-def _raised(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 @dataclass(frozen=True)
@@ -286,13 +283,13 @@ class _ChosenLogprobs(torch.autograd.Function):
                 by_entropy,
             )
             # Rounded to the weight's precision, because a product needs factors of one type.
-            by_output = _factor(gradient.to(weight.dtype))
+            by_output = as_factor(gradient.to(weight.dtype))
             if for_hidden is not None:
-                for_hidden[rows] = _product(by_output, factors.weight).to(hidden.dtype)
+                for_hidden[rows] = multiply(by_output, factors.weight).to(hidden.dtype)
             if for_low is not None and factors.up is not None:
-                for_low[rows] = _product(by_output, factors.up).to(low.dtype)
-            _add_product(for_weight, by_output.T, chunk.hidden)
-            _add_product(for_up, by_output.T, chunk.low)
+                for_low[rows] = multiply(by_output, factors.up).to(low.dtype)
+            add_product(for_weight, by_output.T, chunk.hidden)
+            add_product(for_up, by_output.T, chunk.low)
             if for_bias is not None:
                 for_bias += gradient.sum(dim=0)
         return (
@@ -319,38 +316,14 @@ class _Factors:
     def of(cls, hidden: Tensor, weight: Tensor, *others: Tensor | None) -> _Factors:
         """Convert the tensors that are multiplied, once for all chunks."""
         return cls(
-            _factor(hidden), _factor(weight), *(None if each is None else _factor(each) for each in others)
+            as_factor(hidden),
+            as_factor(weight),
+            *(None if each is None else as_factor(each) for each in others),
         )
 
     def rows(self, rows: slice | Tensor) -> _Factors:
         """Select rows of the hidden states, and of `low`."""
         return replace(self, hidden=self.hidden[rows], low=None if self.low is None else self.low[rows])
-
-
-def _factor(tensor: Tensor) -> Tensor:
-    """Convert a factor so that its products are float32 (float64 for float64 factors).
-
-    CUDA multiplies half precision with float32 results. On other devices the result would be rounded to half
-    precision, so the factors are raised before; the product of two bfloat16 numbers is exact in float32.
-    """
-    return tensor if tensor.device.type == "cuda" else _raised(tensor)
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Multiply two factors: [n, m], [m, k] -> f32[n, k]."""
-    if left.dtype in (torch.float32, torch.float64):
-        return left @ right
-    return torch.mm(left, right, out_dtype=torch.float32)
-
-
-def _add_product(total: Tensor | None, left: Tensor, right: Tensor | None) -> None:
-    """Add the product of two factors to `total` f32[n, k], if there is one, in place."""
-    if total is None or right is None:
-        return
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    else:
-        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
 
 
 def _parts(tokens: int, weight: Tensor) -> list[slice]:
@@ -384,10 +357,10 @@ def _logits(factors: _Factors, wanted: Wanted) -> Tensor:
     if hidden.dtype in (torch.float32, torch.float64):
         logits = torch.nn.functional.linear(hidden, weight, bias)
     else:
-        logits = _product(hidden, weight.T)
+        logits = multiply(hidden, weight.T)
         logits = logits if bias is None else logits.add_(bias)
     if factors.low is not None and factors.up is not None:
-        _add_product(logits, factors.low, factors.up.T)
+        add_product(logits, factors.low, factors.up.T)
     transform = wanted.transform
     if transform.cap is None:
         factor = transform.scale / wanted.temperature

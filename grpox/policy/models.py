@@ -30,6 +30,7 @@ from grpox.config import ModelConfig
 from grpox.errors import ConfigError, Problem, plain, text_of
 from grpox.errors.formatting import some
 from grpox.policy.attention import VARLEN
+from grpox.policy.float32_head import cast_head, has_float32_head
 from grpox.policy.precision import dtype_here
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
@@ -75,6 +76,8 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
         raise ConfigError(what, "model.path", given=config.path, allowed=allowed)
     _check_weights(info, config.path, trains)
     _check_stop_tokens(model, config.path)
+    if config.cast_lm_head_to_fp32:
+        cast_head(model)
     return model
 
 
@@ -131,8 +134,12 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
-    """Return a builder of plain models like `model`: not sharded, with random weights and their own config."""
+    """Return a builder of plain models like `model`: not sharded, with random weights and their own config.
+
+    Their logits are float32 if those of `model` are.
+    """
     config, dtype = model.config, model.dtype
+    casts = has_float32_head(model) and dtype != torch.float32
     # Code that came with the checkpoint was trusted when `model` was loaded.
     trusted = type(model).__module__.startswith("transformers_modules")
 
@@ -142,7 +149,10 @@ def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
             own = copy.deepcopy(config)
             if own._attn_implementation == VARLEN:  # which gains nothing where sequences have a row each
                 own._attn_implementation = "sdpa"
-            return AutoModelForCausalLM.from_config(own, dtype=dtype, trust_remote_code=trusted)
+            built = AutoModelForCausalLM.from_config(own, dtype=dtype, trust_remote_code=trusted)
+        if casts:
+            cast_head(built)
+        return built
 
     return build
 

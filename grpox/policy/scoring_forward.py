@@ -25,6 +25,7 @@ from grpox.policy.attention import (
     shares_by_default,
     takes_lengths,
 )
+from grpox.policy.float32_head import Float32Head
 from grpox.policy.forward_trial import ForwardTrial
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, LogitTransform, Wanted, chosen_logprobs
 from grpox.policy.lora import head as adapted_head
@@ -140,7 +141,7 @@ def _add_scoring(model: PreTrainedModel) -> bool:
         return False
     if is_adapted(head) and adapted_head.can_score(head):
         adapted_head.add_scoring(head)
-    elif type(head) is nn.Linear:
+    elif type(head) in (nn.Linear, Float32Head):
         score_in_head(head)
     else:
         return False

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from grpox.config import RunConfig, SamplingConfig
+from grpox.config import RunConfig, SamplingConfig, TrainConfig
 from grpox.contracts import Capability, Reduction
 from grpox.errors import Problem, join
-from grpox.plugins.component import BoundComponent
+from grpox.plugins.component import LEVELS, BoundComponent, level_of
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.requirements import canonical_name, unmet
 from grpox.runfile.given import Given
@@ -44,6 +44,8 @@ LOSS_INPUTS = (
     Capability.COLUMNS,
 )
 """Capabilities that the core provides, to losses alone."""
+OF_TOKENS = (Reduction.TOKEN_MEAN, Reduction.LOCAL_TOKEN_MEAN, Reduction.SEQUENCE_SUM_BY_MAX_LENGTH)
+"""Reductions in which a token counts the same in sequences of all lengths."""
 STALENESS = "train.max_staleness"
 DYNAMIC_SAMPLING = "train.dynamic_sampling_rounds"
 
@@ -179,6 +181,23 @@ def reference_sync_problems(context: CheckContext) -> Iterator[Problem]:
         yield Problem(what, "train.sync_ref_model", given="true", allowed=allowed)
 
 
+def adaptive_entropy_problems(train: TrainConfig) -> Iterator[Problem]:
+    """Find bounds of the adaptive entropy coefficient that exclude each other, or its first value."""
+    adaptive = train.adaptive_entropy
+    if adaptive is None:
+        return
+    if adaptive.min > adaptive.max:
+        key, allowed = "train.adaptive_entropy.min", f"at most train.adaptive_entropy.max, {adaptive.max:g}"
+        yield Problem("is above the largest coefficient", key, given=f"{adaptive.min:g}", allowed=allowed)
+    elif not adaptive.min <= train.entropy_coef <= adaptive.max:
+        what = "is not within the bounds of train.adaptive_entropy, which begins with it"
+        near = f"{min(max(train.entropy_coef, adaptive.min), adaptive.max):g}"
+        allowed = f"from {adaptive.min:g} to {adaptive.max:g}"
+        yield Problem(
+            what, "train.entropy_coef", given=f"{train.entropy_coef:g}", allowed=allowed, nearest=near
+        )
+
+
 def group_scope_problems(context: CheckContext) -> Iterator[Problem]:
     """Find keys that would part the groups of a loss that is given whole ones."""
     loss = context.components.get("loss")
@@ -226,6 +245,49 @@ def declared_scope(loss: BoundComponent, imports: bool = False) -> str:
         raise_if_signal(error)
         return "token"
     return scope if isinstance(scope, str) else "token"
+
+
+def declared_level(bound: BoundComponent) -> str | None:
+    """Read the level of a loss or correction: its config's, else its class's; None if it is unknown."""
+    if (level := getattr(bound.config, "level", None)) in LEVELS:
+        return str(level)
+    try:
+        return level_of(bound.load())
+    except BaseException as error:  # noqa: BLE001 - as in `declared_scope`
+        raise_if_signal(error)
+        return None
+
+
+def mixed_levels(context: CheckContext) -> Iterator[str]:
+    """Warn of weights of whole completions in a loss of single tokens."""
+    correction, loss = context.correction, context.components.get("loss")
+    if correction is None or loss is None or Capability.LOGPROBS not in correction.needs:
+        return
+    if declared_level(correction) == "sequence" and declared_level(loss) == "token":
+        yield (
+            f"correction: {correction.label} weighs whole completions, loss: {loss.label} has a ratio for each "
+            "token; the weights of long completions spread widely: use a correction of tokens such as "
+            "token-truncate, or a loss of sequences such as {name: grpo, level: sequence} "
+            "(docs/corrections.md#levels)"
+        )
+
+
+def sequences_by_length(context: CheckContext) -> Iterator[str]:
+    """Warn of one ratio for each sequence in a loss whose tokens are summed over all sequences."""
+    loss = context.components.get("loss")
+    fields = {} if loss is None or loss.config is None else type(loss.config).model_fields
+    if loss is None or "level" not in fields or declared_level(loss) != "sequence":
+        return
+    try:
+        reduction = getattr(loss.load(), "reduction", None)
+    except BaseException as error:  # noqa: BLE001 - as in `declared_scope`
+        raise_if_signal(error)
+        return
+    if reduction in OF_TOKENS:
+        yield (
+            f"loss: {loss.label} with level: sequence sums over tokens, so that a completion counts by its "
+            "length: GSPO is loss: {name: grpo, level: sequence} (docs/algorithms.md#clipped)"
+        )
 
 
 def divides_steps(loss: BoundComponent) -> bool:

@@ -24,7 +24,7 @@ LENGTHS = tuple(
 )
 OF_STEPS = (
     *("reward", "reward_std", "frac_reward_zero_std", "loss", "grad_norm", "learning_rate", "entropy"),
-    *("policy_loss", "entropy_coef", "router_aux_loss", "weights/norm"),
+    *("policy_loss", "entropy_coef", "adaptive_entropy/coef", "router_aux_loss", "weights/norm"),
     *("kl", "kl_old", "num_tokens", "epoch", "step_time", "padding_fraction", "skipped_steps"),
     "off_policy_masked",
     *LENGTHS,

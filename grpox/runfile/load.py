@@ -64,6 +64,7 @@ CHECKS: tuple[Check, ...] = (
     checks.sampler_logprobs_problems,
     checks.group_scope_problems,
     checks.reference_sync_problems,
+    of_section("train", checks.adaptive_entropy_problems),
     checks.staleness_problems,
     checks.off_policy_problems,
     checks.dynamic_sampling_problems,
@@ -75,6 +76,8 @@ CHECKS: tuple[Check, ...] = (
     lora_problems,
 )
 """Checks of a run file that fits its schema, in this order."""
+WARNINGS = (checks.mixed_levels, checks.sequences_by_length)
+"""Checks of a run that is right, but may not do what its author expects: context -> one line each."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class ResolvedRun:
     """Number of prompts of the training data, if it is cheap to know."""
     given: Given
     """Python objects that replace inputs of the config."""
+    warnings: tuple[str, ...] = ()
+    """Remarks about combinations that are allowed but unusual, one line each."""
 
     def build(self, key: str) -> Any:
         """Build the component under `key`; see `grpox.plugins.registry.Registry.build`."""
@@ -221,7 +226,8 @@ def resolve(
         problems += error.problems
     _refuse(problems, origin)
     counted = None if config.data.streaming else num_prompts
-    return ResolvedRun(config, components, registry, source, plan, counted, given)
+    warnings = tuple(line for check in WARNINGS for line in check(context))
+    return ResolvedRun(config, components, registry, source, plan, counted, given, warnings)
 
 
 def _problems_of_parts(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from grpox.errors import RunFailed
+from grpox.plugins.component import level_of
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
 from grpox.testing.direction import check_weights_grow
@@ -136,6 +137,19 @@ class CorrectionConformance(Conformance):
         acts = any(bool((each.weights != 1).any()) or not bool(each.keep.all()) for each in corrected)
         what = f"it keeps every token with weight 1, even where old - sampler is {LARGEST:g} or -{LARGEST:g}"
         require(acts, what, advice="it corrects nothing: the weight is a form of exp(old - sampler)")
+
+    def test_level(self) -> None:
+        """Has the level that it declares, if any: a weight for each token, or one of the completion."""
+        if (level := level_of(self.build())) is None:
+            return
+        old = torch.full((1, 3), -2.0, dtype=torch.float64)
+        # So small that no bound drops or caps a weight.
+        given = Given(old, old - torch.tensor([[1e-4, 2e-4, -1e-4]]), torch.ones(1, 3, dtype=torch.bool))
+        weights = _correct(self.build(), given).weights
+        is_one = close(weights, weights[:, :1].expand_as(weights))
+        what = f"it declares the level {level!r}, and gives the tokens of a completion {weights[0].tolist()}"
+        advice = "the level is 'sequence' if all tokens of a completion have one weight, else 'token'"
+        require(is_one == (level == "sequence"), what, given, advice)
 
     def test_missing_log_probabilities(self) -> None:
         """Completions without log-probabilities of the sampler count as drawn from the policy."""

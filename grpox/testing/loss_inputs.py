@@ -44,6 +44,20 @@ def check_scope(loss: Any, inputs: LossInputs) -> None:
     require(not is_of_groups(loss) or inputs.group_ids is not None, what, shown(inputs), advice)
 
 
+def depends_on_others(loss: Any, inputs: LossInputs) -> bool:
+    """Tell whether the log-probability of a token changes the loss of other tokens of its sequence."""
+    before = per_token_loss(loss, leaf(inputs)).loss.detach()
+    for token in range(inputs.token_mask.shape[1]):
+        others = inputs.token_mask.clone()
+        others[:, token] = False
+        moved = inputs.logprobs.clone()
+        moved[:, token] -= torch.where(inputs.token_mask[:, token], 0.05, 0.0)
+        after = per_token_loss(loss, leaf(replace(inputs, logprobs=moved))).loss.detach()
+        if not torch.equal(before[others], after[others]):
+            return True
+    return False
+
+
 def units_of(loss: Any, inputs: LossInputs) -> list[list[int]]:
     """List the sequences that a run never parts: those of each group for a loss of groups, else single ones."""
     if not is_of_groups(loss) or inputs.group_ids is None:

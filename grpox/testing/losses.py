@@ -18,6 +18,7 @@ from torch import Tensor
 
 from grpox.contracts import Capability, LossInputs, Reduction
 from grpox.errors import RunFailed
+from grpox.plugins.component import level_of
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
 from grpox.testing.direction import check_loss_sign
@@ -53,6 +54,7 @@ from grpox.testing.loss_inputs import (
     check_entropy_gradient,
     check_names,
     check_scope,
+    depends_on_others,
     is_of_groups,
     selected,
     units_of,
@@ -318,6 +320,16 @@ class LossConformance(Conformance):
                     "return one number for each token and let `reduction` average. A loss that compares the "
                     "sequences of a group declares scope = 'group'",
                 )
+
+    def test_level(self) -> None:
+        """Has the level that it declares, if any: a ratio for each token, or one of the sequence."""
+        if (level := level_of(self.build())) is None:
+            return
+        examples = list(self._examples())
+        depends = any(depends_on_others(loss, inputs) for loss, inputs in examples)
+        what = f"it declares the level {level!r}, and its tokens {'depend' if depends else 'do not depend'} on "
+        advice = "the level is 'sequence' if a token's loss has the ratios of its whole sequence, else 'token'"
+        require(depends == (level == "sequence"), f"{what}the ratios of others", shown(examples[0][1]), advice)
 
     def test_permutation(self) -> None:
         """The order of the sequences, or of the groups of a loss of groups, does not matter."""

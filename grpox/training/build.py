@@ -191,7 +191,7 @@ def build_collector(
     )
 
 
-def build_state(parts: TrainerParts, nonfinite: NonFinitePolicy) -> TrainingState:
+def build_state(parts: TrainerParts, policy: PolicyUpdate) -> TrainingState:
     """Build the state of the loop before its first step."""
     config = parts.run.config
     early_stop = config.evaluation.early_stop if config.evaluation is not None else None
@@ -199,7 +199,8 @@ def build_state(parts: TrainerParts, nonfinite: NonFinitePolicy) -> TrainingStat
     return TrainingState(
         cursor=PromptCursor(parts.inputs.schedule.sampler) if is_dynamic else None,
         early_stop=None if early_stop is None else EarlyStop(early_stop),
-        skipped=nonfinite.skipped,
+        entropy_control=policy.entropy_control,
+        skipped=policy.nonfinite.skipped,
         alarms=None if config.alarms is None else Alarms(config.alarms),
     )
 
@@ -224,7 +225,7 @@ def build_trainer(
     nonfinite = NonFinitePolicy(config.train, world, dumps, warn)
     statistics = components.statistics
     policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs, statistics)
-    state = build_state(parts, nonfinite)
+    state = build_state(parts, policy)
     tokens, every = config.record.tokens, config.logging.save_completions_every
     choice = TokenChoice(inputs.schedule, tokens, every) if tokens else None
     in_use = any(world.gather([parts.observers.uses_control]))

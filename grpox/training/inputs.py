@@ -24,6 +24,7 @@ from grpox.data.prompts import PromptLimit, PromptSet, ToolsOfRow
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError
+from grpox.policy.float32_head import cast_head
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.memory_plan.of_run import check_load, free_memory
 from grpox.policy.models import (
@@ -62,6 +63,8 @@ def open_model(run: ResolvedRun) -> PreTrainedModel:
     model = load_model(run.config.model, trains=True) if run.given.model is None else run.given.model
     if run.config.model.lora is not None:
         add_adapters(model, run.config.model.lora, run.config.train.seed)
+    if run.config.model.cast_lm_head_to_fp32:
+        cast_head(model)
     return model
 
 

@@ -25,6 +25,7 @@ from grpox.observing.notebook import StepTable
 from grpox.policy.models import architecture_of, load_model
 from grpox.policy.weight_stream import persistent_buffers
 from grpox.runfile.load import load_run, resolve_config
+from grpox.runtime.launch import rank_or_zero
 from grpox.runtime.logs import get_logger
 from grpox.training.given import given_objects, refuse_arguments
 from grpox.training.run import OpenRun, open_run
@@ -138,6 +139,8 @@ class Run:
             raise TypeError("overrides go with a run file or recipe; change the mapping or RunConfig itself")
         else:
             run = resolve_config({} if config is None else config, Path.cwd(), "python", given=given)
+        for warning in run.warnings if rank_or_zero() == 0 else ():
+            logger.warning("%s", warning)
         if (other := _open_run()) is not None:
             what = f"another run is open in this process, in {other.config.output_dir}"
             allowed = "one open run at a time: call close() of the other, or use `with grpox.Run(...) as run`"

@@ -16,6 +16,7 @@ from grpox.update.policy_update import PolicyUpdate
 
 STEERED = ("loss", "advantage", "correction")
 """Kinds of components whose parameters may change."""
+_MOVED = "train.adaptive_entropy moves it after each step; train.adaptive_entropy=null lets observers set it"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Steering:
         self.in_use = in_use
         self._settings = {**_settings_of_update(policy, config), **_settings_of_components(components)}
         values = {name: setting.value for name, setting in self._settings.items()}
-        self.control = RunControl(values, {name: each.check for name, each in self._settings.items()})
+        fixed = {"entropy_coef": _MOVED} if config.train.adaptive_entropy is not None else {}
+        self.control = RunControl(values, {name: each.check for name, each in self._settings.items()}, fixed)
 
     def restore(self) -> None:
         """Apply the changes in a checkpoint.
@@ -88,10 +90,10 @@ def _settings_of_update(policy: PolicyUpdate, config: RunConfig) -> dict[str, Hy
         return change
 
     rate = Hyperparameter(1.0, _check_not_negative, policy.engine.scale_learning_rate)
-    settings = {"learning_rate_factor": rate}
+    settings, is_adaptive = {"learning_rate_factor": rate}, config.train.adaptive_entropy is not None
     for name in ("beta", "entropy_coef"):
         # Where it is 0 the run lacks what it would need: a reference, the gradient of the entropy.
-        if (value := getattr(config.train, name)) > 0:
+        if (value := getattr(config.train, name)) > 0 and not (name == "entropy_coef" and is_adaptive):
             settings[name] = Hyperparameter(value, _check_not_negative, weigh(name))
     return settings
 

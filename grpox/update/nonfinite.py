@@ -94,7 +94,12 @@ class FaultDumps(Protocol):
     """Saves the batch of a step that was not taken, as `grpox.checkpoint.faults.FaultDumps` does."""
 
     def dump(
-        self, step: int, what: str, nonfinite: Sequence[NonFinite], micro_batches: Sequence[Sequence[Sample]]
+        self,
+        step: int,
+        what: str,
+        nonfinite: Sequence[NonFinite],
+        micro_batches: Sequence[Sequence[Sample]],
+        coefficients: Mapping[str, float],
     ) -> str:
         """Save the batch and return a line with its folder; a collective."""
         ...
@@ -134,6 +139,7 @@ class NonFinitePolicy:
         what: str,
         micro_batches: Sequence[Sequence[Sample]],
         rows: Sequence[Sequence[Row]],
+        coefficients: Mapping[str, float],
     ) -> None:
         """Count a step that was not taken, and save its batch; a collective.
 
@@ -142,6 +148,7 @@ class NonFinitePolicy:
             what: one line that names the values that were not finite.
             micro_batches: this rank's, as they were before the step.
             rows: the terms of each sample's loss; see `grpox.update.objective.MicroBatchLoss.terms`.
+            coefficients: keys of `train` -> the weights of the terms in the step's loss.
 
         Raises:
             RunFailed: the run should end.
@@ -151,7 +158,7 @@ class NonFinitePolicy:
         self.skipped.in_a_row += 1
         message = f"{what} in step {step}{_where(nonfinite)}"
         if self.dumps is not None:
-            message += f"\n    {self.dumps.dump(step, what, nonfinite, micro_batches)}"
+            message += f"\n    {self.dumps.dump(step, what, nonfinite, micro_batches, coefficients)}"
         if self.config.on_nonfinite == "stop":
             hint = "train.on_nonfinite=skip goes on without such steps"
             raise RunFailed(f"{message}\n    no weight was changed; {hint} (docs/numerical-faults.md)")

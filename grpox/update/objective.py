@@ -31,6 +31,7 @@ RESERVED = frozenset(
         "loss",
         "policy_loss",
         "entropy_coef",
+        "adaptive_entropy/coef",
         "router_aux_loss",
         "grad_norm",
         "learning_rate",

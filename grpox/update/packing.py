@@ -91,7 +91,7 @@ class MicroBatchPacker:
     def of(cls, train: TrainConfig, traits: LossTraits, mode: ForwardMode) -> MicroBatchPacker:
         """Decide by the settings, and by the declarations of the loss."""
         local = traits.reduction is Reduction.LOCAL_TOKEN_MEAN
-        has_terms = train.beta > 0 or train.entropy_coef > 0 or train.router_aux_loss_coef > 0
+        has_terms = train.beta > 0 or train.has_entropy_bonus or train.router_aux_loss_coef > 0
         silent = traits.zero_at_zero_advantage and not has_terms
         skips = train.skip_zero_advantage and silent and not local
         budget = tokens_on(train.max_tokens_per_micro_batch, torch.cuda.is_available(), traits.divides)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs,
 from grpox.policy.reference import BaseAsReference, ReferenceSync
 from grpox.policy.routers import RouterBalance
 from grpox.runtime.world import World
+from grpox.update.entropy_control import EntropyControl
 from grpox.update.mismatch import mismatch_metrics, mismatch_of
 from grpox.update.nonfinite import NonFinitePolicy, Row
 from grpox.update.objective import CorrectionTraits, MicroBatchInputs, MicroBatchLoss, StepLoss
@@ -61,6 +63,9 @@ class PolicyUpdate:
         self.engine = engine
         self.reference = reference
         self.step_loss = StepLoss.of(policy_loss, correction, config.train, needs)
+        adaptive, start = config.train.adaptive_entropy, config.train.entropy_coef
+        self.entropy_control = None if adaptive is None else EntropyControl(adaptive, start)
+        """Sets the weight of the entropy bonus before each step; None: it is constant."""
         self.top_entropy = config.train.top_entropy_quantile
         self.reference_sync = ReferenceSync(config.train) if config.train.sync_ref_model else None
         self.temperature = config.sampling.temperature
@@ -99,6 +104,8 @@ class PolicyUpdate:
         Raises:
             RunFailed: the step was not taken, and the run should end; or the weights are not finite after it.
         """
+        if self.entropy_control is not None:
+            self.step_loss = replace(self.step_loss, entropy_coef=self.entropy_control.weight)
         masks = ([sample.token_mask for sample in samples] for samples in micro_batches)
         totals = count_step(masks, self.world, self.max_completion_length)
         chosen = self._choose_tokens(micro_batches)
@@ -120,9 +127,7 @@ class PolicyUpdate:
         *losses, live = summed.tolist()
         metrics = dict(zip(shares, losses, strict=True)) | {LIVE: live, "learning_rate": learning_rate}
         loss = metrics["loss"]
-        if self.step_loss.entropy_coef:
-            metrics["entropy_coef"] = self.step_loss.entropy_coef
-        metrics |= self._applied(loss, applied.tolist())
+        metrics |= self._bonus_metrics(metrics) | self._applied(loss, applied.tolist())
         grad_norm = metrics["grad_norm"]
         metrics |= _name(measured.named(of_tokens)) | chosen | {"padding_fraction": packed.padding_fraction}
         self.token_facts = facts_of(scored, facts)
@@ -131,16 +136,32 @@ class PolicyUpdate:
             for batch, result in scored:
                 keep_old(batch, result.inputs.logprobs)
             self.nonfinite.on_step_applied()
+            if self.entropy_control is not None and "entropy" in metrics:  # a step without tokens has none
+                self.entropy_control.see(metrics["entropy"])
         else:
             what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
             rows = _rows_of(micro_batches, scored)
-            self.nonfinite.on_step_skipped(self.engine.steps, what, micro_batches, rows)
+            coefficients = {"beta": self.step_loss.beta, "entropy_coef": self.step_loss.entropy_coef}
+            self.nonfinite.on_step_skipped(self.engine.steps, what, micro_batches, rows, coefficients)
             metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         for sample in (sample for samples in micro_batches for sample in samples):
             sample.policy_keep = None
         if self.reference_sync is not None and isinstance(self.reference, FrozenEngine):
             self.reference_sync.after_step(self.engine, self.reference)
+        if self.entropy_control is not None:
+            metrics["adaptive_entropy/coef"] = self.entropy_control.state.coefficient
         return metrics | self.nonfinite.metrics()
+
+    def _bonus_metrics(self, shares: Mapping[str, float]) -> dict[str, float]:
+        """Name the weight of the entropy bonus in this step, in a run that can have one.
+
+        Args:
+            shares: parts of the step's loss; its policy term is the whole where it has no other.
+        """
+        weight = self.step_loss.entropy_coef
+        if self.entropy_control is None and not weight:
+            return {}
+        return {"entropy_coef": weight, "policy_loss": shares.get("policy_loss", shares["loss"])}
 
     def _choose_tokens(self, micro_batches: MicroBatches) -> dict[str, float]:
         """Mark the tokens that make up the policy loss of a step, where not all do; a collective."""

@@ -294,6 +294,19 @@ class GroupsByPlace(OfGroups):
         return LossOutput(loss * weights[:, None])
 
 
+class SequenceOnlySaid(Right):
+    level = "sequence"
+
+
+class TokenOnlySaid(Right):
+    level = "token"
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        log_ratio = ((inputs.logprobs - inputs.old_logprobs) * inputs.token_mask).sum(1, keepdim=True)
+        ratio = torch.exp(log_ratio / inputs.token_mask.sum(1, keepdim=True).clamp(min=1))
+        return LossOutput(-ratio * inputs.advantages)
+
+
 class MisspeltNeed(Right):
     needs = ("entropi",)
 

@@ -86,6 +86,8 @@ def test_what_is_right_passes(name: str) -> None:
         ("MixesGroups", "rows_are_independent", "group 0"),
         ("MixesGroups", "micro_batches_and_ranks", "1 groups"),
         ("GroupsByPlace", "permutation", "another order"),
+        ("SequenceOnlySaid", "level", "'sequence', and its tokens do not depend"),
+        ("TokenOnlySaid", "level", "'token', and its tokens depend"),
     ],
 )
 def test_each_fault_is_found_by_the_check_meant_for_it(name: str, check: str, told: str) -> None:

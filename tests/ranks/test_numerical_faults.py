@@ -120,7 +120,8 @@ def test_a_run_stops_before_anything_is_saved_and_a_replay_shows_why(
 ) -> None:
     from grpox.errors import ConfigError
 
-    done = faulty("2", "output_dir=runs/stops", "checkpoint.every=1")
+    moving = ("train.entropy_coef=0.01", "train.adaptive_entropy={target: 100, delta: 0.25}")
+    done = faulty("2", "output_dir=runs/stops", "checkpoint.every=1", *moving)
     assert done.returncode == 1
     assert "the loss is nan in step 2: " in done.stderr
     assert "policy loss nan at rank 0, micro-batch 1, row 31, token 0" in done.stderr
@@ -130,6 +131,8 @@ def test_a_run_stops_before_anything_is_saved_and_a_replay_shows_why(
     assert not (folder / "runs" / "stops" / "model").exists()
 
     dump = "runs/stops/faults/step-00000002"
+    train = json.loads((folder / dump / "fault.json").read_text())["config"]["train"]
+    assert (train["entropy_coef"], train["adaptive_entropy"]) == (0.26, None)  # those of step 2
     shown = grpox("replay", dump)
     assert shown.returncode == 0, shown.stderr
     assert "policy loss nan" in shown.stdout

@@ -31,6 +31,7 @@ RICH = (
 DYNAMIC = (
     "train.per_device_train_batch_size=64 train.gradient_accumulation_steps=1 train.steps_per_generation=2 "
     "train.dynamic_sampling_rounds=2 train.entropy_coef=0.001 train.top_entropy_quantile=0.5 "
+    "train.adaptive_entropy.target=0.14 train.adaptive_entropy.delta=0.0005 "
     "train.off_policy_mask_threshold=0.01 evaluation=null"
 )
 """Prompts whose order depends on what was sampled, and steps of which not all tokens are."""

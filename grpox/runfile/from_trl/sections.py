@@ -100,6 +100,9 @@ def _dtype(draft: Draft) -> None:
     loaded += [kwargs[name] for name in _DTYPES if name in kwargs] if isinstance(kwargs, dict) else []
     half = draft.get("bf16") if draft.has("bf16") else not draft.get("fp16")
     if half or "bfloat16" in loaded:
+        if draft.get("cast_lm_head_to_fp32"):
+            message = "model.cast_lm_head_to_fp32: its weights keep bfloat16; in TRL they are float32"
+            draft.explain("cast_lm_head_to_fp32", Verdict.DIFFERS, message)
         given = draft.has("bf16") or bool(loaded)
         draft.put("model.dtype", "bfloat16", "" if given else f"{TRL_DEFAULT}: bf16 unless fp16")
         return
@@ -326,6 +329,11 @@ def _kl_and_entropy(draft: Draft) -> None:
         draft.explain(
             "entropy_coef", Verdict.DIFFERS, f"{message}; in TRL, over the unmasked ones of a micro-batch"
         )
+    if draft.get("use_adaptive_entropy"):
+        draft.put("train.adaptive_entropy", draft.given_of("adaptive_entropy"))
+        if draft.has("top_entropy_quantile") and draft.get("top_entropy_quantile") != 1:
+            message = "train.adaptive_entropy: the entropy of all tokens; in TRL, of those of high entropy"
+            draft.explain("use_adaptive_entropy", Verdict.DIFFERS, message)
 
 
 def _correction(draft: Draft) -> None:

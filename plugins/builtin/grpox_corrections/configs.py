@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from pydantic import Field, ValidationInfo, field_validator
 
 from grpox.config import Parameters
@@ -14,6 +16,7 @@ class NoCorrectionConfig(Parameters):
 class TokenTruncateConfig(Parameters):
     """Parameters of token-truncate."""
 
+    level: ClassVar[Literal["token"]] = "token"
     cap: float = Field(2.0, ge=1)
     """Largest weight of a token, at least 1; 2.0 as in verl and ms-swift. TRL 1.16 has 3.0."""
 
@@ -21,6 +24,7 @@ class TokenTruncateConfig(Parameters):
 class SequenceTruncateConfig(Parameters):
     """Parameters of sequence-truncate."""
 
+    level: ClassVar[Literal["sequence"]] = "sequence"
     cap: float = Field(2.0, ge=1)
     """Largest weight of a completion, at least 1; 2.0 as in verl and ms-swift, which use one threshold for
     tokens and completions. TRL 1.16 uses 3.0 for both."""
@@ -44,6 +48,7 @@ class _Band(Parameters):
 class TokenMaskConfig(_Band):
     """Parameters of token-mask."""
 
+    level: ClassVar[Literal["token"]] = "token"
     low: float = Field(0.5, ge=0, le=1)
     """Smallest ratio of a token that is used, 0 to 1; 0.5 is IcePop's default (Ring-1T report,
     arXiv 2510.18855)."""
@@ -54,6 +59,7 @@ class TokenMaskConfig(_Band):
 class SequenceMaskConfig(_Band):
     """Parameters of sequence-mask."""
 
+    level: ClassVar[Literal["sequence"]] = "sequence"
     low: float = Field(0.0, ge=0, le=1)
     """Smallest ratio of a completion that is used, 0 to 1; 0, as in TRL 1.16, drops no completion for a small
     ratio."""
@@ -64,6 +70,7 @@ class SequenceMaskConfig(_Band):
 class GeometricMaskConfig(_Band):
     """Parameters of geometric-mask."""
 
+    level: ClassVar[Literal["token"]] = "token"
     low: float = Field(0.999, ge=0, le=1)
     """Smallest geometric mean of the ratios of a completion that is used, 0 to 1; 0.999 as in verl's preset."""
     high: float = Field(1.001, ge=1)

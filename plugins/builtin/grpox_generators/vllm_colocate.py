@@ -24,6 +24,7 @@ from grpox.toolkit import (
     adapted_layers,
     base_buffers,
     describe,
+    has_float32_head,
     preserve_env,
     preserve_random_state,
     some,
@@ -103,6 +104,8 @@ class VllmColocateGenerator:
             config = copy.deepcopy(context.policy.config)
             # A model that was not loaded from files does not name its architecture.
             config.architectures = config.architectures or [type(context.policy).__name__]
+            if has_float32_head(context.policy):
+                config.head_dtype = "float32"  # as `--hf-overrides` of vLLM's server would set it
             config.save_pretrained(folder)
             context.tokenizer.save_pretrained(folder)
             self._engine = self._start_engine(folder)

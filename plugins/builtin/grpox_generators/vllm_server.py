@@ -14,7 +14,7 @@ from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.logs import get_logger
-from grpox.toolkit import stream_weights
+from grpox.toolkit import has_float32_head, stream_weights
 from grpox_generators.configs import VllmServerConfig
 from grpox_generators.limits import build_rollout, check_length, end_ids
 from grpox_generators.ranks import from_all_ranks
@@ -24,7 +24,7 @@ from grpox_generators.server_pool import Member, PendingRequests, Request, Serve
 from grpox_generators.server_weights import FileSender
 from grpox_generators.stored_names import as_stored
 from grpox_generators.vllm_sampling import request_params, seed_of
-from grpox_vllm_serving.protocol import signature
+from grpox_vllm_serving.protocol import FLOAT32_HEAD, signature
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -81,7 +81,9 @@ class VllmServerGenerator:
         if context.rank == 0:
             if not self._fleet.find():
                 raise ConfigError(self._fleet.none_answers())
-            self._tell_dtypes(str(context.policy.dtype).removeprefix("torch."))
+            self._tell_dtypes(
+                str(context.policy.dtype).removeprefix("torch."), has_float32_head(context.policy)
+            )
 
     def sync(self, weights: WeightStream, version: int) -> None:
         """Send the weights to every server that answers, including servers that were lost before.
@@ -180,12 +182,15 @@ class VllmServerGenerator:
         fleet.post("/update_weight_version", {"new_version": self._tag})
         fleet.sent(self._tag)
 
-    def _tell_dtypes(self, ours: str) -> None:
-        """Warn about another dtype: it is allowed, but one cause of a mismatch."""
+    def _tell_dtypes(self, ours: str, casts_head: bool) -> None:
+        """Warn about another dtype, also of the head: it is allowed, but one cause of a mismatch."""
         for url, about in self._fleet.look().items():
             if about["dtype"] != ours:
                 what = f"{url} samples in {about['dtype']} for a policy in {ours} (grpox serve --dtype {ours})"
                 logger.warning("vllm-server: %s", what)
+            if casts_head and (theirs := about.get("head_dtype", about["dtype"])) != "float32":
+                what = f"{url} has a head in {theirs}, but the run has model.cast_lm_head_to_fp32"
+                logger.warning("vllm-server: %s (grpox serve RUN, or -- %s '%s')", what, *FLOAT32_HEAD)
 
     @contextmanager
     def _translate_config_errors(self) -> Iterator[None]:

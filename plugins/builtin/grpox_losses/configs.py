@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -38,6 +38,7 @@ class ClippedConfig(Parameters):
 class LuspoConfig(Parameters):
     """Parameters of luspo."""
 
+    level: ClassVar[Literal["sequence"]] = "sequence"
     clip_low: float = Field(0.2, gt=0, le=1)
     """The sequence's ratio is clipped below at 1 - clip_low; 0.2 as in TRL."""
     clip_high: float | None = Field(None, gt=0)
@@ -61,6 +62,7 @@ class LuspoConfig(Parameters):
 class CispoConfig(Parameters):
     """Parameters of cispo."""
 
+    level: ClassVar[Literal["token"]] = "token"
     cap: float = Field(5.0, ge=1)
     """Largest ratio used as a weight; there is no lower bound. TRL recommends 5.0, and ScaleRL finds a range
     around it equally good (arXiv 2510.13786)."""
@@ -69,6 +71,7 @@ class CispoConfig(Parameters):
 class SapoConfig(Parameters):
     """Parameters of sapo."""
 
+    level: ClassVar[Literal["token"]] = "token"
     tau_pos: float = Field(1.0, gt=0)
     """Sharpness of the gate for positive advantages; 1.0 in the SAPO paper (arXiv 2511.20347)."""
     tau_neg: float = Field(1.05, gt=0)
@@ -79,6 +82,7 @@ class SapoConfig(Parameters):
 class GspoTokenConfig(Parameters):
     """The parameters of gspo-token."""
 
+    level: ClassVar[Literal["sequence"]] = "sequence"
     clip_low: float = Field(3e-4, gt=0, le=1)
     """The sequence's ratio is clipped below at 1 - clip_low; 3e-4 in the GSPO paper (arXiv 2507.18071,
     section 5.1)."""
@@ -89,6 +93,7 @@ class GspoTokenConfig(Parameters):
 class DppoConfig(Parameters):
     """The parameters of dppo."""
 
+    level: ClassVar[Literal["token"]] = "token"
     divergence: Literal["tv", "kl"] = "tv"
     """Distance between a token's probability before and now: tv, their difference, or kl, the KL of the two
     Bernoulli distributions with these probabilities (arXiv 2602.04879)."""
@@ -115,3 +120,5 @@ class DppoConfig(Parameters):
 
 class ToprConfig(Parameters):
     """topr has no parameters."""
+
+    level: ClassVar[Literal["sequence"]] = "sequence"

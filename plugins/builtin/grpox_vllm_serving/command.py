@@ -100,11 +100,11 @@ def serve(
       grpox serve ./model -tp 4 --dtype bfloat16 -- --max-num-seqs 512
     """
     from grpox.toolkit import dtype_on
-    from grpox_vllm_serving.protocol import read_or_make_token
+    from grpox_vllm_serving.protocol import FLOAT32_HEAD, read_or_make_token
 
     _refuse_unknown("--dtype", dtype, DTYPES)
     _refuse_unknown("--weights", weights, TRANSFERS)
-    path, of_run = _model(model)
+    path, of_run, casts_head = _model(model)
     chosen: Any = dtype or of_run
     _refuse_used_address(host, port)
     if weights_dir is not None and not Path(weights_dir).is_dir():
@@ -133,7 +133,7 @@ def serve(
         nccl=weights == "nccl" or (weights == "auto" and cuda),
         weights_dir=None if weights_dir is None else str(Path(weights_dir).resolve()),
         verbose=verbose,
-        extra=tuple(vllm_args or ()),
+        extra=(*(FLOAT32_HEAD if casts_head else ()), *(vllm_args or ())),
     )
     _serve(settings)
 
@@ -160,8 +160,8 @@ def _serve(settings: ServerSettings) -> None:
         server.wait()
 
 
-def _model(given: str) -> tuple[str, str]:
-    """Return the model for vLLM to load, and the dtype that a run names for it, else auto.
+def _model(given: str) -> tuple[str, str, bool]:
+    """Return the model for vLLM to load, the dtype that a run names for it, else auto, and if its head is cast.
 
     Raises:
         ConfigError: it is not a model's folder, run file, recipe or hub id.
@@ -170,11 +170,11 @@ def _model(given: str) -> tuple[str, str]:
 
     if Path(given).suffix in (".yaml", ".yml") or given in recipe_names():
         model = load_run(given).config.model
-        return model.path, model.dtype
+        return model.path, model.dtype, model.cast_lm_head_to_fp32
     path = input_path(given, Path.cwd())
     if problems := list(model_problems("MODEL", path)):
         raise ConfigError(problems)
-    return path, DTYPES[0]
+    return path, DTYPES[0], False
 
 
 def _hang_up_as_terminate() -> None:

@@ -61,6 +61,9 @@ SHAPE = (
 """Keys of a transformers configuration that must agree. A checkpoint may differ, because the weights are
 sent."""
 
+FLOAT32_HEAD = ("--hf-overrides", '{"head_dtype": "float32"}')
+"""Arguments of vLLM's server for `model.cast_lm_head_to_fp32`; later ones of the user replace them."""
+
 
 def default_file() -> Path:
     """Return the file in which a server stores its token for runs of the same user on the same machine."""
@@ -182,6 +185,7 @@ async def describe(engine_client: Any) -> dict[str, Any]:
         "model": config.model_config.model,
         "signature": signature(config.model_config.hf_config),
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "head_dtype": str(config.model_config.head_dtype).removeprefix("torch."),
         "max_model_len": config.model_config.max_model_len,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "world_size": config.parallel_config.world_size_across_dp,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from grpox.errors import ConfigError
+from grpox.policy.float32_head import Float32Head
 from grpox_generators import ranks, vllm_colocate
 from grpox_generators.configs import ENGINE_OWNED, VllmColocateConfig
 from grpox_generators.vllm_colocate import VllmColocateGenerator
@@ -70,19 +71,29 @@ class Policy(SimpleNamespace):
     _weight_conversions = ()
     """Its files hold the weight under the name that it has in memory."""
 
-    def __init__(self, weight: float) -> None:
-        super().__init__(weight=weight)
-        text = SimpleNamespace(tie_word_embeddings=False, vocab_size=17)
-        self.config = SimpleNamespace(
-            architectures=["Own"], get_text_config=lambda: text, save_pretrained=lambda folder: None
-        )
+    def __init__(self, weight: float, head: nn.Module | None = None) -> None:
+        super().__init__(weight=weight, saved=[])
+        text, saved = SimpleNamespace(tie_word_embeddings=False, vocab_size=17), self.saved
+
+        class Config(SimpleNamespace):
+            def save_pretrained(self, folder: str) -> None:
+                saved.append(vars(self))
+
+        self.config = Config(architectures=["Own"], get_text_config=lambda: text)
+        self.get_output_embeddings = lambda: head
 
 
 class Sampling:
     """Does what the trainer's sampler does: sync only where the weights are new, wake, sample, sleep."""
 
-    def __init__(self, config: VllmColocateConfig, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine, self.policy = EngineDouble(), Policy(0.0)
+    def __init__(
+        self,
+        config: VllmColocateConfig,
+        device: str,
+        monkeypatch: pytest.MonkeyPatch,
+        head: nn.Module | None = None,
+    ) -> None:
+        engine, self.policy = EngineDouble(), Policy(0.0, head)
         self.engine, self.synced = engine, -1.0
         monkeypatch.setattr(vllm_colocate, "ENVIRONMENT", {})
         monkeypatch.setattr(vllm_colocate, "stream_weights", weights_of)
@@ -116,6 +127,13 @@ def test_every_sample_is_of_the_current_weights_though_sleep_forgets_them(
     # An evaluation in two batches, training on the same weights, then an update, then both again.
     assert [run.sample(weight) for weight in (0.0, 0.0, 0.0, 1.0, 1.0, 2.0)] == [0.0, 0.0, 0.0, 1.0, 1.0, 2.0]
     assert run.generator.version == 2
+
+
+def test_the_engines_head_is_float32_where_the_policys_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for head, expected in ((nn.Linear(2, 17), None), (Float32Head(2, 17), "float32")):
+        run = Sampling(VllmColocateConfig(), "cpu", monkeypatch, head)
+        assert [saved.get("head_dtype") for saved in run.policy.saved] == [expected]
+        assert not hasattr(run.policy.config, "head_dtype")  # the saved model does not name it
 
 
 def test_weights_come_after_their_memory_and_before_that_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

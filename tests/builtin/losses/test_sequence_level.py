@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs
+from grpox.testing import step_gradient
 from grpox_losses.configs import ClippedConfig, LuspoConfig
 from grpox_losses.losses import Clipped, Luspo, sequence_ratio
 
@@ -111,6 +112,29 @@ def test_luspo_by_hand(make_inputs: MakeInputs) -> None:
     assert gradient[0].tolist() == pytest.approx([-0.8 * math.exp(0.085)] * 4, rel=1e-5)
     assert gradient[1].tolist() == pytest.approx([*[1.1 * math.exp(-0.15)] * 3, 0.0], rel=1e-5)
     assert not gradient[2].any()
+
+
+def test_the_kl_of_luspo_is_that_of_whole_completions() -> None:
+    """The sum over a completion, as of the loss itself; rho is 0.1, -0.2, 0.3 in one and 0.4 in the other.
+
+    TRL 1.16.0 has the same loss and gradient (`luspo` at sequence level, the KL without bias correction).
+    """
+    rho = [[0.1, -0.2, 0.3], [0.4]]
+    logprobs = torch.tensor([[-1.0, -2.0, -0.5], [-1.5, 0.0, 0.0]], dtype=torch.float64)
+    reference = logprobs + torch.tensor([rho[0], [*rho[1], 0.0, 0.0]], dtype=torch.float64)
+    batch = {
+        "logprobs": logprobs,
+        "ref_logprobs": reference,
+        "advantages": torch.tensor([1.0, -1.0]),
+        "token_mask": torch.tensor([[True] * 3, [True, False, False]]),
+    }
+    loss, (gradient,) = step_gradient("luspo", [batch], beta=0.1, max_completion_length=3)
+    kl = [sum(math.exp(each) - each - 1 for each in row) for row in rho]
+    assert float(loss) == pytest.approx(((-3 + 0.1 * kl[0]) + (1 + 0.1 * kl[1])) / 2, rel=1e-12)
+    assert float(loss) == pytest.approx(-0.9917207411814549, rel=1e-12)  # TRL's
+    slopes = [[(-1 + 0.1 * (1 - math.exp(each))) / 2 for each in rho[0]], [(1 + 0.1 * (1 - math.exp(0.4))) / 2]]
+    assert gradient[0].tolist() == pytest.approx(slopes[0], rel=1e-12)
+    assert gradient[1].tolist() == pytest.approx([*slopes[1], 0.0, 0.0], rel=1e-12)
 
 
 @pytest.mark.parametrize("wrong", [{"delta": 1.1}, {"level": "token"}, {"clip_low": 0.0}])

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from grpox.cli.app import app
 from grpox.errors import ConfigError
+from grpox.runfile.load import load_run
 from grpox_vllm_serving.command import serve
 from grpox_vllm_serving.launch import OWNED, ServerSettings, _folder, command, environment, refuse_owned
 
@@ -173,3 +174,22 @@ def test_the_folder_of_another_users_server_stays(tmp_path, monkeypatch):
     with _folder("grpox-weights-", str(tmp_path)):
         pass
     assert (theirs / "lock").exists()
+
+
+@pytest.mark.parametrize(("cast", "expected"), [("false", []), ("true", ["float32"])])
+def test_a_run_names_the_type_of_the_servers_head(cast, expected, with_vllm, monkeypatch, tmp_path):
+    data = str(tmp_path / "rows.jsonl")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 8)
+    model = load_run("quickstart").config.model.path
+    (tmp_path / "run.yaml").write_text(
+        f"model: {{path: {model}, cast_lm_head_to_fp32: {cast}}}\ndata: {{path: {data}}}\nrewards: [exact]\n"
+        "sampling: {max_completion_length: 4}\n"
+    )
+    started = []
+    monkeypatch.setattr("grpox_vllm_serving.command._serve", started.append)
+    done = CliRunner().invoke(app, ["serve", str(tmp_path / "run.yaml"), "--", "--max-num-seqs", "8"])
+    assert done.exit_code == 0, done.output
+    line = command(started[0])
+    overrides = [line[place + 1] for place, argument in enumerate(line) if argument == "--hf-overrides"]
+    assert [json.loads(each)["head_dtype"] for each in overrides] == expected
+    assert line[-2:] == ["--max-num-seqs", "8"]

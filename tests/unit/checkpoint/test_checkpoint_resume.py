@@ -28,17 +28,19 @@ from grpox.checkpoint.progress import PROGRESS, Progress, TrainingState
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
 from grpox.checkpoint.saver import ENGINE, CheckpointSaver
 from grpox.checkpoint.shards import REFERENCE, ShardFiles
-from grpox.config import CheckpointConfig, RunConfig
+from grpox.config import AdaptiveEntropyConfig, CheckpointConfig, RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.observing.early_stop import EarlyStopState
 from grpox.runfile.lock.differences import FREE, FREE_KEYS
 from grpox.runfile.lock.model import Lock, LockedComponent
 from grpox.runtime.world import World
+from grpox.update.entropy_control import EntropyControl, EntropyControlState
 from grpox.update.nonfinite import SkippedSteps
 
 CPU = torch.device("cpu")
 ALONE, TWO = World(0, 1, CPU), World(0, 2, CPU)
 LOCK = Lock(api=1, config="", versions={}, distributions={}, components={})
+ENTROPY = EntropyControlState(coefficient=0.3, entropy=0.1)
 EARLY_STOP = EarlyStopState(metric="accuracy", mode="max", best=0.5, best_step=4, without_gain=1)
 
 
@@ -68,6 +70,7 @@ def progress_of(run: RunConfig | None = None, **changed: Any) -> Progress:
         "metrics_bytes": 99,
         "prompts_drawn": 17,
         "early_stop": EARLY_STOP,
+        "entropy_control": ENTROPY,
         "skipped_steps": 3,
         "skipped_in_a_row": 2,
         "config": (run or config_of()).model_dump(mode="json"),
@@ -291,7 +294,8 @@ SCHEDULE: Any = object()
 
 def state_of(calls: list[tuple[Any, ...]], follows: bool) -> TrainingState:
     noted: Any = Noted(calls) if follows else None
-    return TrainingState(cursor=noted, early_stop=noted)
+    control = EntropyControl(AdaptiveEntropyConfig(), 0.0) if follows else None
+    return TrainingState(cursor=noted, early_stop=noted, entropy_control=control)
 
 
 def restored(
@@ -315,6 +319,7 @@ def test_a_run_becomes_what_it_was(
     assert state.evaluation == {"accuracy": 0.5}
     assert state.seconds_before == 67.5
     assert state.skipped == SkippedSteps(total=3, in_a_row=2)
+    assert (state.entropy_control is not None and state.entropy_control.state == ENTROPY) is follows
     of_parts = [("restore", 17), ("restore", EARLY_STOP)] if follows else []
     assert calls == [
         ("load", tmp_path, "engine", 5),

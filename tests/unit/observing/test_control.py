@@ -47,22 +47,31 @@ class Loss:
         self.config = ClipConfig()
 
 
-def config_of(beta: float = 0.0) -> RunConfig:
-    run = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"], "train": {"beta": beta}}
+def config_of(**train: Any) -> RunConfig:
+    run = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"], "train": train}
     return RunConfig.model_validate(run)
 
 
-def steering(beta: float = 0.0, loss: Any = None, state: ControlState | None = None) -> Any:
+def steering(beta: float = 0.0, loss: Any = None, state: ControlState | None = None, **train: Any) -> Any:
     loss = loss or Loss()
     rates: list[float] = []
     engine = SimpleNamespace(scale_learning_rate=rates.append, rates=rates)
     policy: Any = SimpleNamespace(engine=engine, step_loss=StepLoss(loss, loss, beta=beta))
-    return Steering(ALONE, policy, {"loss": loss}, config_of(beta), state or ControlState(), True), policy, loss
+    config = config_of(beta=beta, **train)
+    return Steering(ALONE, policy, {"loss": loss}, config, state or ControlState(), True), policy, loss
 
 
 def test_only_what_the_run_has_can_change() -> None:
     assert dict(steering()[0].control.hyperparameters) == {"learning_rate_factor": 1.0, "loss.clip": 0.2}
     assert dict(steering(beta=0.1)[0].control.hyperparameters)["beta"] == 0.1
+
+
+def test_observers_cannot_set_a_coefficient_that_the_run_moves() -> None:
+    assert dict(steering(entropy_coef=0.1)[0].control.hyperparameters)["entropy_coef"] == 0.1
+    control = steering(entropy_coef=0.1, adaptive_entropy={})[0].control
+    assert "entropy_coef" not in control.hyperparameters
+    with pytest.raises(ValueError, match=r"entropy_coef.*train\.adaptive_entropy=null"):
+        control.set("entropy_coef", 0.2)
 
 
 def test_a_change_takes_effect_between_two_steps() -> None:

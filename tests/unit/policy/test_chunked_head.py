@@ -122,7 +122,7 @@ def test_an_adapter_of_the_head_in_bfloat16_is_added_in_float32() -> None:
 def test_no_value_is_read_off_the_host(monkeypatch: pytest.MonkeyPatch, raised: bool) -> None:
     """On the meta device every read fails; CUDA's products, with `out_dtype`, have a form there too."""
     if not raised:
-        monkeypatch.setattr(logprobs, "_factor", lambda tensor: tensor)
+        monkeypatch.setattr(logprobs, "as_factor", lambda tensor: tensor)
     sizes = [(N, H), (V, H), (V,), (N, 3), (V, 3)]
     inputs = [torch.empty(size, dtype=torch.bfloat16, device="meta", requires_grad=True) for size in sizes]
     targets = torch.empty(N, dtype=torch.long, device="meta")

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from grpox.cli import app as cli
 from grpox.cli.import_trl import import_trl
+from grpox.config import AdaptiveEntropyConfig
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.from_trl.convert import our_default
 from grpox.runfile.from_trl.draft import inline
@@ -481,13 +482,35 @@ def test_fields_that_are_written_in_another_way(imported: Import, given: str, ke
     assert data == value
 
 
+def test_a_float32_head_is_a_key_of_the_model(imported: Import) -> None:
+    data, _ = imported(f"{YAML}cast_lm_head_to_fp32: true\n")
+    assert data["model"]["cast_lm_head_to_fp32"] is True
+    assert loaded().config.model.cast_lm_head_to_fp32
+    Path("cast.yaml").write_text(f"{YAML}cast_lm_head_to_fp32: true\n")
+    assert told(command("cast.yaml"), "cast_lm_head_to_fp32").startswith("True differs model.cast_lm_head_to")
+
+
+def test_adaptive_entropy_keeps_its_bounds(imported: Import) -> None:
+    text = "entropy_coef: 0.01\nuse_adaptive_entropy: true\nentropy_target: 0.3\nentropy_coef_max: 0.05\n"
+    data, _ = imported(f"{YAML}{text}top_entropy_quantile: 0.2\n")
+    assert data["train"]["adaptive_entropy"] == {"target": 0.3, "max": 0.05}
+    adaptive = loaded().config.train.adaptive_entropy
+    assert adaptive == AdaptiveEntropyConfig(target=0.3, delta=0.005, min=0.0, max=0.05)
+    Path("both.yaml").write_text(f"{YAML}{text}top_entropy_quantile: 0.2\n")
+    assert told(command("both.yaml"), "use_adaptive_entropy").startswith("True differs train.adaptive_entropy")
+    assert told(command("both.yaml"), "entropy_target") == "0.3 same train.adaptive_entropy.target"
+    Path("defaults.yaml").write_text(f"{YAML}use_adaptive_entropy: true\n")
+    assert "adaptive_entropy: {}" in command("defaults.yaml").stdout
+    assert "adaptive_entropy" not in imported(f"{YAML}entropy_target: 0.3\n")[0]["train"]
+
+
 # -- What is told ----------------------------------------------------------------------------------------
 
 
 def test_each_given_field_is_reported(folder: Path) -> None:
     text = (
         "learning_rte: 1\nbeta: 0.1\nuse_bias_correction_kl: true\nentropy_coef: 0.01\n"
-        "use_adaptive_entropy: true\noff_policy_mask_threshold: 0.5\n"
+        "log_completions_hub_repo: me/x\noff_policy_mask_threshold: 0.5\n"
         "top_entropy_quantile: 1.0\nentropy_coef_min: 0.0\nlogging_steps: 5\nvllm_mode: server\n"
         "importance_sampling_level: sequence\ndisable_dropout: false\n"
     )
@@ -498,10 +521,9 @@ def test_each_given_field_is_reported(folder: Path) -> None:
     assert told(done, "beta") == "0.1 same train.beta"
     assert told(done, "use_bias_correction_kl").startswith("True differs train.kl: true is `unbiased`")
     assert told(done, "entropy_coef").startswith("0.01 differs train.entropy_coef: mean over all")
-    assert told(done, "use_adaptive_entropy").startswith("True not supported the weight of the entropy bonus")
     assert told(done, "off_policy_mask_threshold") == "0.5 same train.off_policy_mask_threshold"
     assert told(done, "top_entropy_quantile") == "1.0 same train.top_entropy_quantile"
-    assert told(done, "entropy_coef_min") == "0.0 not needed has no effect at this value"
+    assert told(done, "entropy_coef_min") == "0.0 not needed use_adaptive_entropy is false"
     assert told(done, "logging_steps").startswith("5 not needed every step is a line")
     assert told(done, "vllm_mode") == "'server' not needed use_vllm is false"
     assert told(done, "disable_dropout").startswith("False differs dropout is always off")

@@ -25,7 +25,7 @@ def problems(*overrides: str) -> list[Problem]:
 def test_all_of_them_are_off_unless_a_run_file_says_otherwise() -> None:
     train = RunConfig.model_fields["train"].default
     assert (train.entropy_coef, train.top_entropy_quantile) == (0, 1)
-    assert train.off_policy_mask_threshold is None
+    assert train.off_policy_mask_threshold is train.adaptive_entropy is None
     assert train.dynamic_sampling_rounds is None
 
 
@@ -38,6 +38,9 @@ def test_all_of_them_together_are_taken() -> None:
     [
         ("train.entropy_coef=-0.1", "train.entropy_coef"),
         ("train.entropy_coef=.inf", "train.entropy_coef"),
+        ("train.adaptive_entropy.delta=0", "train.adaptive_entropy.delta"),
+        ("train.adaptive_entropy.target=-0.1", "train.adaptive_entropy.target"),
+        ("train.adaptive_entropy.max=.inf", "train.adaptive_entropy.max"),
         ("train.top_entropy_quantile=1.1", "train.top_entropy_quantile"),
         ("train.top_entropy_quantile=-0.1", "train.top_entropy_quantile"),
         ("train.off_policy_mask_threshold=-1", "train.off_policy_mask_threshold"),
@@ -48,6 +51,22 @@ def test_all_of_them_together_are_taken() -> None:
 def test_a_value_that_means_nothing_is_refused(override: str, key: str) -> None:
     (problem,) = problems(override)
     assert problem.key == key
+
+
+@pytest.mark.parametrize(
+    ("start", "adaptive", "key", "given", "nearest"),
+    [
+        ("0", "{min: 0.5, max: 0.2}", "train.adaptive_entropy.min", "0.5", ""),
+        ("0", "{min: 0.01}", "train.entropy_coef", "0", "0.01"),
+        ("2", "{}", "train.entropy_coef", "2", "1"),
+    ],
+)
+def test_a_coefficient_outside_its_bounds_is_refused(
+    start: str, adaptive: str, key: str, given: str, nearest: str
+) -> None:
+    (problem,) = problems(f"train.entropy_coef={start}", f"train.adaptive_entropy={adaptive}")
+    assert (problem.key, problem.given, problem.nearest) == (key, given, nearest)
+    load_run("quickstart", ["train.entropy_coef=0.02", "train.adaptive_entropy={min: 0.01, max: 0.02}"])
 
 
 def test_a_generator_without_log_probabilities_is_refused(

@@ -66,7 +66,7 @@ def policy(**train: object) -> NonFinitePolicy:
 
 def fail(policy: NonFinitePolicy, step: int) -> None:
     terms = {"policy loss": values(r0t1=math.nan)}
-    policy.on_step_skipped(step, "the loss is nan", [micro_batch()], [rows(terms)])
+    policy.on_step_skipped(step, "the loss is nan", [micro_batch()], [rows(terms)], {})
 
 
 def test_a_run_stops_unless_told_otherwise_and_says_where() -> None:

@@ -1,0 +1,142 @@
+"""`model.cast_lm_head_to_fp32`: logits of a bfloat16 model against float32 products of its head's input."""
+
+from __future__ import annotations
+
+import copy
+import importlib.resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.small_models import batch, far, gradient_of, model_of
+from torch import Tensor, nn
+
+from grpox.config import LoraConfig, ModelConfig, TrainConfig
+from grpox.errors import ConfigError
+from grpox.policy import float32_head
+from grpox.policy.float32_head import Float32Head, cast_head, has_float32_head, restore_head
+from grpox.policy.logprobs import FULL_LOGITS, completion_logprobs
+from grpox.policy.lora.add import add_adapters
+from grpox.policy.models import architecture_of, load_model
+from grpox.policy.scoring_forward import install_scoring_forward
+
+MODEL = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
+TEMPERATURE = 0.7
+
+
+def half_model(casts: bool, **settings: Any) -> Any:
+    model = model_of("llama", torch.bfloat16, **settings)
+    if casts:
+        cast_head(model)
+    return model
+
+
+def scored(model: Any, chunked: bool) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the batch's tokens, and those of float32 products of the head's own input."""
+    mode = install_scoring_forward(model, TrainConfig(chunked_logprobs=chunked, packing=False))
+    assert (mode != FULL_LOGITS) == chunked
+    seen: list[tuple[Tensor, Any]] = []
+    head, samples = model.get_output_embeddings(), batch()
+    hook = head.register_forward_pre_hook(
+        lambda module, inputs, options: seen.append((inputs[0], options.get("wanted"))), with_kwargs=True
+    )
+    logprobs, _ = completion_logprobs(model, samples, TEMPERATURE, mode)
+    hook.remove()
+    [(hidden, wanted)] = seen
+    assert hidden.dtype == torch.bfloat16
+    log_p = torch.log_softmax(hidden.float() @ head.weight.float().T / TEMPERATURE, dim=-1)
+    if wanted is not None:
+        chosen = log_p.gather(-1, wanted.targets.unsqueeze(-1)).squeeze(-1)
+        layout = samples.layout(mode.shared_width, mode.packed, mode.by_lengths)
+        expected = chosen.new_zeros(samples.token_mask.numel()).index_copy(0, layout.places, chosen)
+        expected = expected.view_as(samples.token_mask)
+    else:
+        width = samples.token_mask.shape[1]
+        rows = log_p[:, -width - 1 : -1]
+        expected = rows.gather(-1, samples.completion_ids.unsqueeze(-1)).squeeze(-1)
+    return logprobs[samples.token_mask], expected[samples.token_mask]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("casts", "chunked"), [(True, True), (True, False), (False, True)])
+def test_log_probabilities_of_a_bfloat16_model_are_those_of_float32_products(
+    casts: bool, chunked: bool, tied: bool
+) -> None:
+    found, expected = scored(half_model(casts, tie_word_embeddings=tied), chunked)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_without_it_all_logits_are_rounded_to_bfloat16() -> None:
+    found, expected = scored(half_model(casts=False), chunked=False)
+    assert float((found - expected).detach().abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradients_are_rounded_once(bias: bool) -> None:
+    """Against float64 with the same rounded numbers."""
+    torch.manual_seed(3)
+    head: Any = nn.Linear(6, 17, bias=bias, dtype=torch.bfloat16)
+    exact = copy.deepcopy(head).double()
+    head.__class__ = Float32Head
+    hidden = torch.randn(2, 5, 6).bfloat16().requires_grad_()
+    precise, upstream = hidden.detach().double().requires_grad_(), torch.randn(2, 5, 17)
+    logits, expected = head(hidden), exact(precise)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), expected, rtol=0, atol=1e-6)
+    ours = torch.autograd.grad(logits, [hidden, *head.parameters()], upstream)
+    theirs = torch.autograd.grad(expected, [precise, *exact.parameters()], upstream.double())
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype == torch.bfloat16
+        assert float((one.double() - other).norm() / other.norm()) < 2**-8
+
+
+def test_cudas_products_have_float32_results_and_read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the meta device every read fails; CUDA's products, with `out_dtype`, have a form there too."""
+    monkeypatch.setattr(float32_head, "as_factor", lambda tensor: tensor)
+    head = Float32Head(6, 17, dtype=torch.bfloat16, device="meta")
+    hidden = torch.empty(2, 5, 6, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    logits = head(hidden)
+    assert (logits.dtype, logits.shape) == (torch.float32, (2, 5, 17))
+    gradients = torch.autograd.grad(logits.sum(), [hidden, *head.parameters()])
+    assert [each.dtype for each in gradients] == [torch.bfloat16] * 3
+
+
+def test_both_ways_of_training_have_one_gradient() -> None:
+    gradients = []
+    for chunked in (True, False):
+        model = half_model(casts=True)
+        scored(model, chunked)[0].sum().backward()
+        gradients.append(gradient_of(model).float())
+    assert far(*gradients) < 2**-6  # the bodies round on their own: one with and one without padding
+
+
+def test_a_float32_head_is_the_layer_itself() -> None:
+    model = model_of("llama", torch.float32)
+    hidden = torch.randn(3, 32)
+    before = model.get_output_embeddings()(hidden)
+    cast_head(model)
+    assert torch.equal(model.get_output_embeddings()(hidden), before)
+
+
+def test_the_models_that_sample_and_refer_have_it_too() -> None:
+    config = ModelConfig(path=str(MODEL), dtype="bfloat16", cast_lm_head_to_fp32=True)
+    model = load_model(config)
+    copies = (model, copy.deepcopy(model), architecture_of(model)())
+    tokens = torch.tensor([[3, 4, 5]])
+    assert [each(input_ids=tokens).logits.dtype for each in copies] == [torch.float32] * 3
+    assert not has_float32_head(architecture_of(load_model(ModelConfig(path=str(MODEL), dtype="bfloat16")))())
+    restore_head(model)
+    assert model(input_ids=tokens).logits.dtype == torch.bfloat16
+
+
+def test_a_head_with_an_adapter_or_of_another_kind_is_refused() -> None:
+    adapted, other = half_model(casts=False), half_model(casts=False)
+    add_adapters(adapted, LoraConfig(target_modules=["lm_head"]), seed=0)
+    other.lm_head = nn.Sequential(other.lm_head)
+    for model in (adapted, other):
+        with pytest.raises(ConfigError) as caught:
+            cast_head(model)
+        (problem,) = caught.value.problems
+        assert (problem.key, problem.given) == ("model.cast_lm_head_to_fp32", "true")

@@ -1,0 +1,134 @@
+"""Levels of losses and corrections, tokens or whole sequences: the warnings of runs, and wrong declarations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from grpox.cli.app import app
+from grpox.errors import ConfigError
+from grpox.plugins.registry import installed
+from grpox.runfile.checks import declared_level
+from grpox.runfile.load import load_run
+from grpox.testing import CorrectionConformance
+from grpox.testing.runner import outcomes
+
+CORRECTIONS = {
+    "none": None,
+    "token-truncate": "token",
+    "token-mask": "token",
+    "geometric-mask": "token",
+    "sequence-truncate": "sequence",
+    "sequence-mask": "sequence",
+}
+LOSSES = {
+    **dict.fromkeys(("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "dppo"), "token"),
+    **dict.fromkeys(("luspo", "gspo-token", "topr"), "sequence"),
+}
+OWN = """
+import torch
+from grpox.contracts import LossOutput, Reduction
+
+class Silent:
+    reduction = Reduction.TOKEN_MEAN
+    def per_token(self, inputs): ...
+
+class OfTokens(Silent):
+    level = "token"
+
+class OfWords(Silent):
+    level = "word"
+
+class Weighs:
+    def correct(self, old, sampler, mask):
+        return (old - sampler).exp(), torch.ones_like(mask)
+
+class SequenceOnlySaid(Weighs):
+    level = "sequence"
+
+class TokenOnlySaid(Weighs):
+    level = "token"
+    def correct(self, old, sampler, mask):
+        weights = torch.where(mask, old - sampler, 0.0).sum(1, keepdim=True).exp()
+        return weights.expand_as(old), torch.ones_like(mask)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+
+
+def warnings(loss: str, correction: str) -> tuple[str, ...]:
+    return load_run("quickstart", [f"loss={loss}", f"correction={correction}"]).warnings
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_correction_of_sequences_in_a_loss_of_tokens_is_told(loss: str, correction: str) -> None:
+    told = warnings(loss, correction)
+    is_mixed = (LOSSES[loss], CORRECTIONS[correction]) == ("token", "sequence")
+    assert len(told) == is_mixed
+    if is_mixed:
+        facts = (f"correction: {correction} ", f"loss: {loss} ", "token-truncate", "level: sequence")
+        assert [fact for fact in facts if fact not in told[0]] == []
+        assert "\n" not in told[0]
+
+
+def test_the_level_of_a_loss_is_also_a_parameter() -> None:
+    assert warnings("{name: grpo, level: sequence}", "sequence-mask") == ()
+
+
+@pytest.mark.parametrize(("loss", "told"), [("grpo", 0), ("dr_grpo", 1), ("dapo", 1), ("bnpo", 1)])
+def test_a_ratio_of_sequences_in_a_sum_over_tokens_is_told_as_in_trl(loss: str, told: int) -> None:
+    lines = warnings(f"{{name: {loss}, level: sequence}}", "none")
+    assert len(lines) == told
+    assert all(f"loss: {loss} with level: sequence" in line for line in lines)
+
+
+def test_losses_in_files_declare_theirs_too_and_silence_is_no_warning() -> None:
+    assert len(warnings("{path: own.py:OfTokens}", "sequence-mask")) == 1
+    assert warnings("{path: own.py:Silent}", "sequence-mask") == ()
+
+
+def test_a_level_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        warnings("{path: own.py:OfWords}", "none")
+    (problem,) = caught.value.problems
+    assert problem.key == "loss"
+    assert "'word'" in problem.what
+
+
+def test_validate_prints_it_once_and_is_content() -> None:
+    arguments = ["validate", "quickstart", "loss=dapo", "correction=sequence-mask"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0
+    assert done.stderr.count("warning: correction: sequence-mask") == 1
+    assert CliRunner().invoke(app, ["validate", "quickstart"]).stderr == ""
+
+
+def test_built_in_components_declare_what_they_do() -> None:
+    for kind, levels in (("loss", LOSSES), ("correction", CORRECTIONS)):
+        names = {offer.spec.name for offer in installed().plugins.offers if offer.kind == kind}
+        assert levels.keys() <= names
+        for name in levels:
+            assert declared_level(load_run("quickstart", [f"{kind}={name}"]).components[kind]) == levels[name]
+
+
+@pytest.mark.parametrize(
+    ("component", "status"),
+    [
+        *((name, "passed") for name in CORRECTIONS),
+        ("own.py:Weighs", "passed"),
+        ("own.py:SequenceOnlySaid", "failed"),
+        ("own.py:TokenOnlySaid", "failed"),
+    ],
+)
+def test_the_suite_of_corrections_compares_the_level_with_the_weights(component: str, status: str) -> None:
+    given = {"path": str(Path(component).absolute())} if ".py:" in component else component
+    suite = type("Suite", (CorrectionConformance,), {"component": given})
+    [outcome] = [each for each in outcomes(suite()) if each.check == "test_level"]
+    assert outcome.status == status
