@@ -46,7 +46,9 @@ class MetricsLine(NamedTuple):
     @property
     def named_values(self) -> dict[str, float]:
         """The values, those of an evaluation below ``evaluation/``."""
-        prefix = "evaluation/" if self.is_evaluation else ""
+        if not self.is_evaluation:
+            return self.values
+        prefix = "evaluation/"
         return {prefix + name.removeprefix(prefix): value for name, value in self.values.items()}
 
 

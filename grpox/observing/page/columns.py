@@ -141,7 +141,7 @@ class MetricsColumns:
         is_late = step <= self._latest[parsed.is_evaluation]
         self._latest[parsed.is_evaluation] = max(step, self._latest[parsed.is_evaluation])
         # Most of the time of a long run's page is spent here.
-        for name, value in (parsed.named_values if parsed.is_evaluation else parsed.values).items():
+        for name, value in parsed.named_values.items():
             column = columns.get(name)
             if column is None:
                 column = columns[name] = Column()
