@@ -19,6 +19,7 @@ from grpox.config import TrainConfig
 from grpox.contracts import Capability, TrainerState
 from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan
 from grpox.errors import RunFailed
+from grpox.observing.page.data import spread
 from grpox.policy.batch import Sample, TokenRecord, samples_of
 from grpox.rollout.collector import Collector, GenerationBatch
 from grpox.runtime.upload import upload
@@ -56,7 +57,7 @@ class TokenChoice:
                     of_step[step] += [(float(rewards[row]), (generation, row)) for row in part.rows]
         for candidates in of_step.values():
             ordered = sorted(candidates)
-            for place in places(len(ordered), self.tokens):
+            for place in spread(len(ordered), self.tokens):
                 generation, row = key = ordered[place][1]
                 yield key, self._record(generation, row, batches[generation])
 
@@ -82,15 +83,6 @@ class TokenChoice:
             part += self._is_saved(other)
             other -= 1
         return TokenRecord(step, part, rollout.group_id, rollout.sample, turns.astype(np.int32))
-
-
-def places(count: int, wanted: int) -> list[int]:
-    """Choose at most `wanted` of the numbers below `count`, at equal distances from the first to the last."""
-    if count <= wanted:
-        return list(range(count))
-    if wanted == 1:
-        return [count // 2]
-    return [place * (count - 1) // (wanted - 1) for place in range(wanted)]
 
 
 @dataclass

@@ -85,6 +85,8 @@ class MetricsColumns:
         """Unix seconds of the first and the last line."""
         self.step = 0
         """Last optimizer step."""
+        self.seconds = 0.0
+        """Seconds of all steps and of the evaluations between them, without pauses before a resume."""
         self._latest = [-math.inf, -math.inf]  # of steps, and of evaluations
         self._ends: array[int] = array("q")
         self._tail = b""
@@ -132,6 +134,11 @@ class MetricsColumns:
         except ValueError as error:
             self.damaged[number] = str(error)
             return
+        since = max(0.0, parsed.time - self.ended) if math.isfinite(self.ended) else 0.0
+        if not parsed.is_evaluation:
+            self.seconds += parsed.values.get("step_time", since)
+        elif parsed.step == self.step > 0:
+            self.seconds += since
         self.began = parsed.time if math.isnan(self.began) else min(self.began, parsed.time)
         self.ended = parsed.time
         if not parsed.is_evaluation:

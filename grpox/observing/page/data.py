@@ -37,7 +37,7 @@ INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u
 
 
 def check_record(folder: Path, metrics: MetricsColumns) -> None:
-    """Refuse a run's record that cannot be read.
+    """Refuse a run's record that cannot be read; the page names single lines that cannot.
 
     `RunSource` reads what it can instead, as a run that is watched may be writing.
 
@@ -48,9 +48,9 @@ def check_record(folder: Path, metrics: MetricsColumns) -> None:
     Raises:
         ConfigError: names the file and what is wrong with it.
     """
-    for line, reason in metrics.damaged.items():
-        raise ConfigError(f"not a line of metrics: {reason}", where=f"{folder / METRICS}:{line}")
     if not metrics.columns:
+        for line, reason in metrics.damaged.items():
+            raise ConfigError(f"not a line of metrics: {reason}", where=f"{folder / METRICS}:{line}")
         raise ConfigError("has no finished step and no evaluation", where=str(folder / METRICS))
     read_config(folder)
     for name in (VERSIONS, SUMMARY, FAILURE, ALARMS):
@@ -151,7 +151,12 @@ class SampledBatch:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return at most `most` of the indices 0 to count-1, evenly spaced, including first and last."""
+    """Return at most `most` of the indices 0 to count-1, evenly spaced, including first and last.
+
+    A single one is the middle.
+    """
+    if most == 1 < count:
+        return [count // 2]
     picked = min(count, most)
     return [round(place * (count - 1) / max(picked - 1, 1)) for place in range(picked)]
 

@@ -28,7 +28,7 @@ from grpox.observing.page.data import (
 from grpox.observing.page.document import document
 from grpox.observing.page.rows import row_of
 from grpox.observing.page.source import RunSource
-from grpox.runtime.files import write_atomically
+from grpox.runtime.files import readable, write_atomically
 
 REPORT = "report.html"
 """Name of the report in a run's folder."""
@@ -109,7 +109,7 @@ def _names(folders: Sequence[Path]) -> dict[str, Path]:
     """Name each run by its folder; folders of one name by their paths."""
     absolute = [folder.absolute() for folder in folders]
     last = [folder.name for folder in absolute]
-    return {str(folder) if last.count(folder.name) > 1 else folder.name: folder for folder in absolute}
+    return {readable(folder if last.count(folder.name) > 1 else folder.name): folder for folder in absolute}
 
 
 def _first_fitting(sizes: Iterable[Any], most: int, build: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _first_fitting(sizes: Iterable[Any], most: int, build: Callable[[Any], dict[
     answer: dict[str, Any] = {}
     for size in sizes:
         answer = build(size)
-        if len(json.dumps(answer, ensure_ascii=False).encode()) <= most:
+        if len(json.dumps(answer, ensure_ascii=False).encode(errors="surrogatepass")) <= most:
             break
     return answer
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -35,6 +36,7 @@ from grpox.observing.page.data import (
 )
 from grpox.observing.page.document import document, embed
 from grpox.observing.page.frozen import METRICS_BYTES, render, write_comparison, write_report
+from grpox.observing.page.server import WatchedRuns
 from grpox.observing.page.source import RunSource, number
 from grpox.observing.record import LocalRecord
 from grpox.observing.record_files import write_completions
@@ -117,8 +119,26 @@ def test_half_a_line_at_the_end_is_ignored(tmp_path: Path) -> None:
     assert answers_of(folder)["run"]["step"] == 1
 
 
-def test_a_broken_line_in_the_middle_is_told_with_its_number(tmp_path: Path) -> None:
+def test_a_broken_line_in_the_middle_is_named_on_the_page(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, metrics_line(1, loss=1.0), '{"step": 2}\n', metrics_line(3, loss=1.0))
+    answers = answers_of(folder)
+    assert answers["metrics"]["series"]["loss"] == [[1, 3], [1, 1]]
+    assert answers["run"]["problems"] == ["metrics.jsonl: 1 line cannot be read, the first is line 2"]
+
+
+def test_a_folder_whose_name_is_not_utf_8_has_a_report(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / os.fsdecode(b"run\xff"))
+    result = CliRunner().invoke(cli.app, ["report", str(folder)])
+    assert (result.exception, result.stdout) == (None, f"{tmp_path}/run\\xff/report.html\n")
+    frozen = frozen_in((folder / "report.html").read_text(encoding="utf-8"))
+    assert frozen["runs"][0]["name"] == "run\\xff"
+    runs = WatchedRuns([folder])
+    assert runs.source(runs.runs()[0]["name"]).folder == folder
+    assert document({"text": "half \ud83d"}, "half \ud83d").encode()
+
+
+def test_without_any_line_that_can_be_read_the_first_is_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "\n", '{"step": 2}\n')
     with pytest.raises(ConfigError, match=r"metrics.jsonl:2: not a line of metrics: KeyError: 'evaluation'"):
         check_record(folder, RunSource(folder).read_metrics())
 
@@ -139,7 +159,7 @@ def test_a_run_is_finished_with_a_summary_and_failed_with_a_failure(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("count", "most", "places"),
-    [(0, 8, []), (1, 8, [0]), (3, 8, [0, 1, 2]), (12, 4, [0, 4, 7, 11]), (256, 3, [0, 128, 255])],
+    [(0, 8, []), (1, 8, [0]), (3, 8, [0, 1, 2]), (12, 4, [0, 4, 7, 11]), (256, 3, [0, 128, 255]), (5, 1, [2])],
 )
 def test_places_are_spread_evenly_from_the_first_to_the_last(count: int, most: int, places: list[int]) -> None:
     # 11 / 3 = 3.67 apart, and 255 / 2 = 127.5, rounded to even.
