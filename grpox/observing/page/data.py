@@ -14,7 +14,7 @@ from grpox.errors import ConfigError, nearest, text_of
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.conversation import Speech, ends, speeches
 from grpox.observing.page.columns import MetricsColumns
-from grpox.observing.page.rows import below, facts_of, items_of
+from grpox.observing.page.rows import below, facts_of, is_recorded, items_of
 from grpox.runfile.yaml_lines import read_yaml
 
 METRICS, CONFIG, VERSIONS = "metrics.jsonl", "config.yaml", "versions.json"
@@ -134,6 +134,8 @@ class SampledBatch:
     """Numbers of one generation batch, and the rows of its file that are shown."""
 
     label: str
+    folder: Path
+    """The run's folder."""
     stem: str
     """Name of the file without its ending."""
     total: int
@@ -161,8 +163,12 @@ def spread(count: int, most: int) -> list[int]:
     return [round(place * (count - 1) / max(picked - 1, 1)) for place in range(picked)]
 
 
-def read_samples(folder: Path) -> tuple[list[SampledBatch], int]:
+def read_samples(folder: Path, recorded: int = 0) -> tuple[list[SampledBatch], int]:
     """Return the batches to show of a run's folder, and the number of saved batches.
+
+    Args:
+        recorded: largest number of completions of a batch that are shown because their tokens are recorded,
+            beside the others.
 
     Raises:
         ConfigError: a file of completions cannot be read.
@@ -172,10 +178,11 @@ def read_samples(folder: Path) -> tuple[list[SampledBatch], int]:
         if name := re.fullmatch(r"step_(\d+)(?:_(\d+))?", path.stem):
             files.append((int(name[1]), int(name[2] or 1), path))
     files.sort()  # in the order of the run: names stop sorting at a million steps
-    return [_read_batch(*files[place]) for place in spread(len(files), MOST_BATCHES)], len(files)
+    places = spread(len(files), MOST_BATCHES)
+    return [_read_batch(*files[place], recorded=recorded) for place in places], len(files)
 
 
-def _read_batch(step: int, part: int, path: Path) -> SampledBatch:
+def _read_batch(step: int, part: int, path: Path, recorded: int) -> SampledBatch:
     import pyarrow
     from pyarrow import parquet
 
@@ -187,14 +194,19 @@ def _read_batch(step: int, part: int, path: Path) -> SampledBatch:
         raise ConfigError(f"cannot be read as parquet: {text_of(error)}", where=str(path)) from error
     ranked = sorted(enumerate(rows), key=lambda row: (math.isnan(row[1]["reward"]), -row[1]["reward"]))
     rewards = [row["reward"] for row in rows if not math.isnan(row["reward"])]
+    run, shown = path.parent.parent, set(spread(len(ranked), MOST_SAMPLES))
+    if recorded:
+        known = [place for place, (_, values) in enumerate(ranked) if is_recorded(run, path.stem, values)]
+        shown |= {known[place] for place in spread(len(known), recorded)}
     return SampledBatch(
         label=f"step {step}" if part == 1 else f"step {step}, batch {part}",
+        folder=run,
         stem=path.stem,
         total=len(rows),
         best=max(rewards, default=math.nan),
         worst=min(rewards, default=math.nan),
         mean=sum(rewards) / len(rewards) if rewards else math.nan,
-        rows=[ranked[place] for place in spread(len(ranked), MOST_SAMPLES)],
+        rows=[ranked[place] for place in sorted(shown)],
     )
 
 

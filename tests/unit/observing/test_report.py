@@ -9,10 +9,13 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pluggy
 import pytest
 from support.frozen import answers_of, frozen_in
@@ -35,13 +38,16 @@ from grpox.observing.page.data import (
     spread,
 )
 from grpox.observing.page.document import document, embed
-from grpox.observing.page.frozen import METRICS_BYTES, render, write_comparison, write_report
+from grpox.observing.page.frozen import METRICS_BYTES, TOKENS_BYTES, render, write_comparison, write_report
 from grpox.observing.page.server import WatchedRuns
 from grpox.observing.page.source import RunSource, number
 from grpox.observing.record import LocalRecord
 from grpox.observing.record_files import write_completions
+from grpox.observing.token_files import token_file, write_tokens
 from grpox.plugins import hookspecs
 from grpox.plugins.hookspecs import hookimpl
+from grpox.policy.batch import TokenRecord
+from grpox.update.token_facts import TokenFacts
 
 EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }} & <b>4</b>"
 
@@ -369,6 +375,67 @@ def test_the_page_of_long_completions_stays_below_a_megabyte(tmp_path: Path) -> 
     assert "8 of 20 saved generation batches" in shown["remark"][0]
     assert shown["batches"][0][:3] == ["step 1", 16, 40]
     assert "\n[... 2600 characters ...]\n" in shown["rows"][0]["prompt"]
+
+
+def tokens_of_step(folder: Path, step: int, samples: Sequence[int], count: int = 3) -> None:
+    """Record the tokens of some samples of group 0, as a training does."""
+    written = np.ones(count, bool)
+    written[1] = False  # an observation
+    numbers = np.arange(count, dtype=np.float32) / 3
+    completions = [
+        TokenFacts(
+            TokenRecord(step, 1, 0, sample, np.where(written, 0, -1).astype(np.int32)),
+            ids=np.arange(count, dtype=np.int32) + sample,
+            is_scored=written,
+            is_counted=written,
+            sampler_logprob=-numbers,
+            advantage=np.full(count, 0.5, np.float32),
+            logprob=-numbers,
+            ratio=numbers + 1,
+            entropy=numbers,
+            correction=np.ones(count, np.float32),
+        )
+        for sample in samples
+    ]
+    texts: Any = SimpleNamespace(of=lambda ids: [f"<{each}>" for each in ids], special=lambda token: None)
+    write_tokens(token_file(folder, step), completions, texts)
+
+
+def run_with_tokens(folder: Path, count: int) -> Path:
+    """A run whose batch of 40 completions has the tokens of samples 2 and 39, of which the page shows one."""
+    rollouts = [
+        replace(scored(place / 40), rollout=Rollout(0, place, (1,), (2, 3), "stop", 0)) for place in range(40)
+    ]
+    run_folder(folder, rollouts=rollouts)
+    tokens_of_step(folder, 1, [2, 39], count)
+    return folder
+
+
+def test_recorded_tokens_are_on_the_page_and_their_completions_too(tmp_path: Path) -> None:
+    folder = run_with_tokens(tmp_path / "run", 3)
+    answers = frozen_in(render([folder]))["answers"]
+    rows = answers["completions"]["run"]["rows"]
+    assert len(rows) == MOST_SAMPLES + 1
+    assert [row["sample"] for row in rows if row["has_tokens"]] == [39, 2]
+    tokens = answers["tokens"]["run"]
+    assert list(tokens) == ["step_000001:39", "step_000001:2"]
+    columns = tokens["step_000001:2"]["columns"]
+    assert tokens["step_000001:2"]["count"] == 3
+    assert (columns["id"], columns["text"]) == ([2, 3, 4], ["<2>", "<3>", "<4>"])
+    assert (columns["logprob"], columns["ratio"]) == ([0.0, None, -0.6667], [1.0, None, 1.667])
+    assert (columns["kind"], columns["special"]) == (["model", "observation", "model"], None)
+    assert len(answers["completions"]["run"]["remark"]) == 2
+
+
+def test_tokens_that_the_page_does_not_hold_are_counted(tmp_path: Path) -> None:
+    folder = run_with_tokens(tmp_path / "run", TOKENS_BYTES // 100)
+    answers = frozen_in(render([folder]))["answers"]
+    assert list(answers["tokens"]["run"]) == ["step_000001:2"]
+    completions = answers["completions"]["run"]
+    assert [row["sample"] for row in completions["rows"] if row["has_tokens"]] == [2]
+    assert completions["remark"][2].startswith("Tokens of 1 of the 2 recorded completions")
+    tokens_of_step(folder, 1, [2, 39], TOKENS_BYTES // 4)
+    assert frozen_in(render([folder]))["answers"]["tokens"]["run"] == {}
 
 
 def test_completions_of_several_runs_share_the_megabyte(tmp_path: Path) -> None:
