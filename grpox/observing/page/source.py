@@ -259,7 +259,7 @@ class RunSource:
             last = {}
             for metric, column in columns.columns.items():
                 label = metric.removeprefix(f"{SYSTEM}/").removeprefix(f"{name}/")
-                last[label] = plain(column.values[-1:])[0]
+                last[label] = plain([column.last])[0]
             machines.append({"host": name, "device": _device(last), "values": last})
         size = versions.get("world_size")
         if not isinstance(size, int):
@@ -286,7 +286,7 @@ class RunSource:
                 return (self.folder / VERSIONS).stat().st_mtime
             return None
         column = self._metrics.columns.get("step_time")
-        first = column.values[0] if column else 0.0
+        first = column.first if column else 0.0
         return began - (first if math.isfinite(first) else 0.0)
 
     def _seconds(self, summary: Mapping[str, Any], status: str) -> float:
@@ -355,7 +355,7 @@ class RunSource:
         yield "steps", number(self._metrics.step), "of the optimizer"
         yield "time", duration(self._seconds(summary, status)), "of training"
         if "num_tokens" in columns:
-            yield "tokens", number(columns["num_tokens"].values[-1]), "prompts and completions"
+            yield "tokens", number(columns["num_tokens"].last), "prompts and completions"
         trained, total = (summary.get(name) for name in ("trained_parameters", "parameters"))
         if trained and total and trained != total:
             yield "trained", f"{trained / total:.2%}", f"{trained:,} of {total:,} parameters, in adapters"
