@@ -118,6 +118,8 @@ class Sample:
     """Weighted reward; NaN if every reward function abstained."""
     advantage: float
     rewards: Mapping[str, float | None]
+    data: Mapping[str, str]
+    """The other columns of the data, such as the right answer."""
     extra: Mapping[str, str]
     group: int
     tokens: int
@@ -217,17 +219,18 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         reward=row["reward"],
         advantage=row["advantage"],
         rewards=below(row, "rewards/"),
-        extra={
-            name: cut_text(str(value), EXTRA_CHARACTERS)
-            for name, value in {**below(row, "extra/"), **facts_of(row)}.items()
-            if value is not None
-        },
+        data=_cut_texts(below(row, "data/")),
+        extra=_cut_texts({**below(row, "extra/"), **facts_of(row)}),
         group=row["group"],
         tokens=row.get("model_length", row["completion_length"]),
         finish_reason=row["finish_reason"],
         turns=len(items_of(row.get("turns"))),
         conversation=cut_conversation(row),
     )
+
+
+def _cut_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: cut_text(str(value), EXTRA_CHARACTERS) for name, value in values.items() if value is not None}
 
 
 def cut_conversation(row: Mapping[str, Any]) -> list[Speech]:
