@@ -70,11 +70,12 @@ def report(
       grpox report runs/quickstart --output quick.html
     """
     from grpox.observing.page.frozen import write_report
+    from grpox.runtime.files import readable
 
     with _file_errors_as_config_errors(run_dir):
         if output is not None and output.is_dir():
             raise ConfigError("is a folder: name a file", key="--output", given=str(output))
-        typer.echo(write_report(run_dir, output))
+        typer.echo(readable(write_report(run_dir, output)))
 
 
 @contextmanager

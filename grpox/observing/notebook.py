@@ -21,15 +21,17 @@ class StepTable:
     Args:
         title: name of the run.
         total_steps: planned steps.
+        steps: steps before the run was opened.
     """
 
-    def __init__(self, title: str, total_steps: int) -> None:
+    def __init__(self, title: str, total_steps: int, steps: int = 0) -> None:
         self.history: list[dict[str, float]] = []
         """``step`` and the metrics of each step."""
         self.evaluations: list[dict[str, float]] = []
         """``step`` and the metrics of each evaluation."""
         self._title = title
         self._total_steps = total_steps
+        self._steps = steps
         self._cell: int | None = None
         self._handle: Any = None
 
@@ -53,7 +55,7 @@ class StepTable:
 
     def _repr_html_(self) -> str:
         """Format the last steps and the last evaluation for a notebook."""
-        done = self.history[-1]["step"] if self.history else 0
+        done = self.history[-1]["step"] if self.history else self._steps
         lines = [f"<p><b>{escape(self._title)}</b>: step {done} of {self._total_steps}</p>"]
         shown = self.history[-LAST:]
         if shown:

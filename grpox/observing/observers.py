@@ -64,7 +64,8 @@ class Observers:
     @property
     def uses_control(self) -> bool:
         """True if an observer names the argument `control` of a hook."""
-        callers = (self._manager.hook.grpox_step_finished, self._manager.hook.grpox_evaluated)
+        hook = self._manager.hook
+        callers = (hook.grpox_step_finished, hook.grpox_evaluated, hook.grpox_alarm_raised)
         return any("control" in impl.argnames for caller in callers for impl in caller.get_hookimpls())
 
     def step_finished(
@@ -76,6 +77,11 @@ class Observers:
         self, run: RunContext, step: int, metrics: Mapping[str, float], control: RunControl | None = None
     ) -> None:
         self._tell("grpox_evaluated", run=run, step=step, metrics=ReadOnlyMetrics(metrics), control=control)
+
+    def alarm_raised(
+        self, run: RunContext, step: int, alarm: Mapping[str, Any], control: RunControl | None = None
+    ) -> None:
+        self._tell("grpox_alarm_raised", run=run, step=step, alarm=alarm, control=control)
 
     def checkpoint_saved(self, run: RunContext, step: int, path: Path) -> None:
         self._tell("grpox_checkpoint_saved", run=run, step=step, path=path)

@@ -39,7 +39,7 @@ class MetricsLine(NamedTuple):
             ValueError: it is no such line; a process that was killed may leave half of one.
         """
         try:
-            fields = json.loads(line)
+            fields = json.loads(line if isinstance(line, str) else line.decode())  # without a guess at UTF-16
             kind = "metrics" if "metrics" in fields else "evaluation"
             values = {name: float(value) for name, value in fields[kind].items()}
             return cls(int(fields["step"]), float(fields["time"]), values, kind == "evaluation")
@@ -49,7 +49,9 @@ class MetricsLine(NamedTuple):
     @property
     def named_values(self) -> dict[str, float]:
         """The values, those of an evaluation below ``evaluation/``."""
-        prefix = "evaluation/" if self.is_evaluation else ""
+        if not self.is_evaluation:
+            return self.values
+        prefix = "evaluation/"
         return {prefix + name.removeprefix(prefix): value for name, value in self.values.items()}
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -209,6 +209,15 @@ def grpox_step_finished(run: RunContext, step: int, metrics: Mapping[str, float]
 @hookspec
 def grpox_evaluated(run: RunContext, step: int, metrics: Mapping[str, float], control: Control) -> None:
     """An evaluation is done after `step` optimizer steps (0: before training)."""
+
+
+@hookspec
+def grpox_alarm_raised(run: RunContext, step: int, alarm: Mapping[str, Any], control: Control) -> None:
+    """The run has raised an alarm after `step`; called once for each, before `grpox_step_finished`.
+
+    `alarm` is its entry in ``summary.json``: ``name``, ``step``, ``value``, and ``subject`` if one reward
+    decides. A value that is not finite is text. A run that goes on from a checkpoint does not repeat an alarm.
+    """
 
 
 @hookspec

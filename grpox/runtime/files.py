@@ -11,7 +11,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -52,13 +52,22 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """Read the mapping in a file of JSON; empty if the file cannot be read or holds none."""
+def read_mapping(path: Path, constant: Callable[[str], Any] = float) -> dict[str, Any]:
+    """Read the mapping in a file of JSON; empty if the file cannot be read or holds none.
+
+    Args:
+        constant: reads ``NaN`` and ``Infinity``, which are no JSON.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=constant)
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def readable(path: Path | str) -> str:
+    r"""Return a path as text that can be encoded: bytes that are not UTF-8 become ``\xff``."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def write_error_message(error: Exception, path: Path, needed: int | None = None) -> str:

@@ -25,6 +25,7 @@ from grpox.testing.conformance import Conformance, require
 
 METRICS = {"reward": 0.5, "loss": -0.1, "grad_norm": 1.5, "time/generate": 0.2}
 HYPERPARAMETERS = {"learning_rate_factor": 1.0, "beta": 0.04, "entropy_coef": 0.001}
+ALARM = {"name": "kl_runaway", "step": 2, "value": "nan"}
 ODD_METRICS = {"reward": float("nan"), "loss": float("inf"), "mine/with a space": -0.0, "kl": 1e-30}
 
 
@@ -80,12 +81,13 @@ class ObserverConformance(Conformance):
 
 
 def _middle(observers: Observers, run: RunContext, metrics: dict[str, float]) -> None:
-    """Report two steps and an evaluation."""
+    """Report two steps, an alarm and an evaluation."""
     control = RunControl(HYPERPARAMETERS, dict.fromkeys(HYPERPARAMETERS, _accept))
     observers.evaluated(run, 0, {"eval/accuracy": 0.3}, control)
     for step in (1, 2):
         observers.rollouts_scored(run, step, _rollouts())
         observers.step_finished(run, step, metrics, control)
+    observers.alarm_raised(run, 2, ALARM, control)
     observers.evaluated(run, 2, {"eval/accuracy": metrics["reward"]}, control)
 
 

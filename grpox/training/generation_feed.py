@@ -19,6 +19,7 @@ from grpox.config import TrainConfig
 from grpox.contracts import Capability, TrainerState
 from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan
 from grpox.errors import RunFailed
+from grpox.observing.page.data import spread
 from grpox.policy.batch import Sample, TokenRecord, samples_of
 from grpox.rollout.collector import Collector, GenerationBatch
 from grpox.runtime.upload import upload
@@ -47,17 +48,19 @@ class TokenChoice:
         The rows that a step trains on for the first time are put in order of reward, those without one first,
         and taken at equal distances, the first and the last among them.
         """
-        of_step: dict[int, list[tuple[float, Key]]] = defaultdict(list)
+        of_step: dict[int, list[Key]] = defaultdict(list)
+        rewards = {}
         for generation, batch in batches.items():
             if self._is_saved(generation):
-                rewards = np.nan_to_num(batch.totals.numpy(), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+                own = np.nan_to_num(batch.totals.numpy(), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+                rewards[generation] = own
                 steps = self.schedule.first_steps(generation)
                 for step, part in zip(steps, self.schedule.slices_of(generation), strict=True):
-                    of_step[step] += [(float(rewards[row]), (generation, row)) for row in part.rows]
-        for candidates in of_step.values():
-            ordered = sorted(candidates)
-            for place in places(len(ordered), self.tokens):
-                generation, row = key = ordered[place][1]
+                    of_step[step] += [(generation, row) for row in part.rows]
+        for keys in of_step.values():
+            order = np.argsort([rewards[generation][row] for generation, row in keys], kind="stable")
+            for place in spread(len(keys), self.tokens):
+                generation, row = key = keys[order[place]]
                 yield key, self._record(generation, row, batches[generation])
 
     def concerns(self, plan: StepPlan) -> bool:
@@ -82,15 +85,6 @@ class TokenChoice:
             part += self._is_saved(other)
             other -= 1
         return TokenRecord(step, part, rollout.group_id, rollout.sample, turns.astype(np.int32))
-
-
-def places(count: int, wanted: int) -> list[int]:
-    """Choose at most `wanted` of the numbers below `count`, at equal distances from the first to the last."""
-    if count <= wanted:
-        return list(range(count))
-    if wanted == 1:
-        return [count // 2]
-    return [place * (count - 1) // (wanted - 1) for place in range(wanted)]
 
 
 @dataclass

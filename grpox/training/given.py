@@ -46,6 +46,7 @@ HOOKS_OF_RUN = (
     "grpox_rollouts_scored",
     "grpox_step_finished",
     "grpox_evaluated",
+    "grpox_alarm_raised",
     "grpox_checkpoint_saved",
     "grpox_run_failed",
     "grpox_run_finished",

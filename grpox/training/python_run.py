@@ -23,7 +23,7 @@ from grpox.environments import Environment
 from grpox.errors import ConfigError, RunClosed, RunFailed, describe
 from grpox.observing.notebook import StepTable
 from grpox.policy.models import architecture_of, load_model
-from grpox.policy.weight_stream import persistent_buffers
+from grpox.policy.weight_stream import copy_weight, persistent_buffers
 from grpox.runfile.load import load_run, resolve_config
 from grpox.runtime.launch import rank_or_zero
 from grpox.runtime.logs import get_logger
@@ -155,10 +155,11 @@ class Run:
             stack.close()
             self._opened: OpenRun | None = None
             self._summary, self._ended = opened, "it is complete"
-            self._table = StepTable(run.config.output_dir, opened["steps"])
+            self._table = StepTable(run.config.output_dir, opened["steps"], opened["steps"])
             return
         self._opened, self._ended = opened, ""
-        self._table = StepTable(run.config.output_dir, opened.trainer.schedule.total_steps)
+        total = opened.trainer.schedule.total_steps
+        self._table = StepTable(run.config.output_dir, total, opened.engine.steps)
         opened.trainer.follow = _follower(opened, self._table)
         self._finalizer = weakref.finalize(self, _end, stack, "the program ended, or nothing refers to the run")
         self._stack = stack
@@ -219,9 +220,7 @@ class Run:
             raise ConfigError(what, "evaluation", allowed=allowed)
         if not self._is_evaluated:
             with self._running() as opened:
-                opened.trainer.start()
-                if not self._is_evaluated:
-                    opened.trainer.evaluate(self._steps, scheduled=False)
+                opened.trainer.evaluate_between_steps()
         return self.evaluations[-1]
 
     @property
@@ -412,7 +411,4 @@ def _fill(model: PreTrainedModel, opened: OpenRun) -> None:
     """Copy the weights of now into `model`; a collective."""
     own = dict(model.named_parameters()) | dict(persistent_buffers(model))
     for name, tensor in opened.engine.weights():
-        if own[name].dtype != tensor.dtype:
-            # Loading keeps some buffers in float32, building a model does not.
-            own[name].data = own[name].to(tensor.dtype)
-        own[name].copy_(tensor)
+        copy_weight(own[name], tensor)

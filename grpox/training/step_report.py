@@ -131,6 +131,7 @@ class StepReport:
         for alarm in raised:
             if alarm.name not in before:
                 self.warn(f"alarm {alarm.name}", f"alarm {describe_alarm(alarm.entry())} ({PAGE})")
+                self.observers.alarm_raised(self.context, step, alarm.entry(), self.control)
 
 
 def _by_name(alarms: Sequence[RaisedAlarm]) -> dict[str, dict[str, Any]]:

@@ -133,6 +133,20 @@ class Trainer:
         self.follow("evaluation", step, metrics)
         return metrics
 
+    def evaluate_between_steps(self) -> None:
+        """Evaluate the weights of now on request, and apply at once what observers ask for then.
+
+        The evaluation before the first step is the run's own.
+        """
+        step = self.policy.engine.steps
+        is_first = step == 0 and self._train_seconds is None
+        self.start()
+        if not is_first:
+            self.evaluate(step, scheduled=False)
+        self.steering.apply()
+        if step and self.ended:
+            self.checkpoints.after_step(self.state, step, last=True)
+
     @property
     def ended(self) -> bool:
         """True when the run takes no further step."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from grpox.policy.batch import RolloutBatch, Sample, TokenRecord
+from grpox.runtime.upload import upload
 from grpox.update.objective import MicroBatchLoss
 
 
@@ -55,10 +57,15 @@ def select_facts(scored: Scored) -> Tensor | None:
     Returns:
         None if there is no sample to record.
     """
-    selected = [
-        torch.stack([values[row, : len(sample.completion)].float() for values in _computed(result)])
-        for sample, result, row in recorded_samples(scored)
-    ]
+    selected = []
+    for _, group in groupby(recorded_samples(scored), key=lambda each: id(each[1])):
+        chosen = list(group)
+        computed = _computed(chosen[0][1])
+        lengths = [len(sample.completion) for sample, _, _ in chosen]
+        rows = np.repeat([row for _, _, row in chosen], lengths)
+        columns = np.concatenate([np.arange(length) for length in lengths])
+        places = tuple(upload([rows, columns], computed[0].device))
+        selected.append(torch.stack([values[places].float() for values in computed]))
     return torch.cat(selected, dim=1) if selected else None
 
 

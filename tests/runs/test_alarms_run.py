@@ -39,8 +39,16 @@ RUNS = {
     "static": [TWO, "train.learning_rate=1e-30", TWO_STEPS],
     "blown": [VARIED, "train.learning_rate=1", "train.beta=0.04", TWO_STEPS],
 }
+
+
+class Stops:
+    def grpox_alarm_raised(self, step, alarm, control):
+        control.stop(f"{alarm['name']} at step {step}")
+
+
 for name, own in RUNS.items():
-    train("quickstart", [*COMMON, *own, f"output_dir=runs/{name}"])
+    callbacks = [Stops()] if name == "cut" else []
+    train("quickstart", [*COMMON, *own, f"output_dir=runs/{name}"], callbacks=callbacks)
 """
 EXPECTED = {
     "flat": {"no_variance"},
@@ -72,6 +80,8 @@ def test_a_run_with_a_fault_raises_its_alarms(faulty: tuple[Path, str], name: st
     # A policy of blown up weights also says the same to every prompt.
     beside = {"no_variance", "all_truncated"} if name == "blown" else set()
     assert EXPECTED[name] <= alarms.keys() <= EXPECTED[name] | beside
+    if name == "cut":  # its callback ends it; the first alarm is the reason
+        assert summary_of(runs / name)["stopped_early"] == {"step": 2, "reason": "all_truncated at step 2"}
     page = (runs / name / "report.html").read_text()
     for alarm in EXPECTED[name]:
         assert told.count(f"alarm {alarm} at step {alarms[alarm]['step']}") >= 1

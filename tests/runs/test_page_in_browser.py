@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from support.chromium import MISSING, Browser, executable
 from support.patience import patient
@@ -19,6 +21,9 @@ from support.services import end_group
 from grpox.contracts import Episode, Rollout, ScoredRollout, Turn
 from grpox.observing.page.frozen import write_comparison, write_report
 from grpox.observing.record_files import write_completions
+from grpox.observing.token_files import token_file, write_tokens
+from grpox.policy.batch import TokenRecord
+from grpox.update.token_facts import TokenFacts
 
 pytestmark = pytest.mark.skipif(executable() is None, reason=MISSING)
 
@@ -81,6 +86,21 @@ def run_folder(folder: Path, rate: float = 1e-5, is_finished: bool = True) -> Pa
             conversation(),
         ]
         write_completions(folder / "completions" / f"step_{step:06d}.parquet", step, rollouts)
+    ones = np.ones(2, np.float32)
+    facts = TokenFacts(
+        TokenRecord(STEPS, 1, 0, 0, np.zeros(2, np.int32)),
+        ids=np.array([7, 8], np.int32),
+        is_scored=ones > 0,
+        is_counted=ones > 0,
+        sampler_logprob=-math.log(2) * ones,
+        advantage=ones / 2,
+        logprob=-ones,
+        ratio=np.array([1, 1.25], np.float32),
+        entropy=ones,
+        correction=ones,
+    )
+    texts: Any = SimpleNamespace(of=lambda ids: [f"<{each}>" for each in ids], special=lambda token: None)
+    write_tokens(token_file(folder, STEPS), [facts], texts)
     (folder / "config.yaml").write_text(f"loss: {{name: dapo}}\ntrain: {{learning_rate: {rate}}}\n")
     if is_finished:
         alarm = {"name": "kl_runaway", "step": 7, "value": 9.25, "metric": "kl"}
@@ -151,6 +171,7 @@ def test_the_served_page_has_curves_and_completions_and_the_report_has_the_same(
         show(browser, "completions")
         browser.wait(lambda: "8 completions" in browser.text, "the completions are not there")
         _searches_completions(browser)
+        _shows_recorded_tokens(browser)
         _shows_tokens(browser)
         _shows_phases_and_config(browser)
         assert browser.complaints == []
@@ -160,6 +181,7 @@ def test_the_served_page_has_curves_and_completions_and_the_report_has_the_same(
     _zooms_and_tells_values(browser)
     show(browser, "completions")
     _searches_completions(browser)
+    _shows_recorded_tokens(browser)
     _shows_phases_and_config(browser)
     assert "2 of 2 saved generation batches" in browser.value("byId('completions-remark').textContent")
     assert browser.complaints == []
@@ -265,6 +287,24 @@ def _searches_completions(browser: Browser) -> None:
         "no chart",
     )
     assert browser.value("document.querySelectorAll('#rows article').length") == 4
+
+
+def _shows_recorded_tokens(browser: Browser) -> None:
+    browser.value("document.querySelector('#search button[type=reset]').click()")
+    rows = "document.querySelectorAll('#rows article')"
+    browser.wait(lambda: browser.value(f"{rows}.length") == 8, "not all completions are there")
+    buttons = "document.querySelectorAll('#rows .show-tokens')"
+    assert browser.value(f"{buttons}.length") == 1
+    browser.value(f"{buttons}[0].click()")
+    view = "document.querySelector('#rows .token-view')"
+    browser.wait(lambda: browser.value(f"Boolean({view})"), "there is no token view")
+    texts = browser.value(f"[...{view}.querySelectorAll('.token')].map((token) => token.textContent)")
+    assert texts == ["<7>", "<8>"]
+    browser.value(f"{view}.querySelectorAll('.token')[1].click()")
+    facts = browser.value(f"{view}.querySelector('.facts').textContent")
+    for fact in ("token 8", "ratio 1.25", "advantage 0.5", "log-probability \N{MINUS SIGN}0.6931"):
+        assert fact in facts, facts
+    browser.value(f"{buttons}[0].click()")
 
 
 def _shows_tokens(browser: Browser) -> None:

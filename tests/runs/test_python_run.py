@@ -131,7 +131,23 @@ assert opened("closed", resumed, callbacks=[again], resume=True).train()["steps"
 assert same(whole, resumed) and again.seen == [1, 2, 3, 4, "end"]
 complete = opened("closed", callbacks=[again], resume=True)
 assert same(complete.policy, resumed)  # not the object that was given, which nothing has trained
+assert "step 4 of 4" in complete._repr_html_()
 assert complete.done and complete.train()["steps"] == 4
+
+
+
+class Stops:
+    def grpox_evaluated(self, step, control):
+        if step == 1:
+            control.stop("good enough")
+
+
+run = opened("stopped", callbacks=[Stops()])
+run.step()
+run.evaluate()
+assert run.done
+summary = run.train()
+assert (summary["steps"], summary["stopped_early"]["reason"]) == (1, "good enough"), summary
 
 try:
     with opened("broken") as run:

@@ -97,7 +97,7 @@ class Browser:
         deadline = time.monotonic() + patient(SECONDS)
         while not true():
             assert time.monotonic() < deadline, f"{failure}:\n{self.text[:4000]}"
-            time.sleep(0.3)
+            time.sleep(0.05)
 
     def resize(self, width: int, height: int, scheme: str = "light") -> None:
         """Set the size of the page in pixels, and what the reader prefers: light or dark."""

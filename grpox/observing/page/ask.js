@@ -36,8 +36,17 @@ function frozenAnswer(name, parameters) {
   if (name === "compare") return answers;
   const answer = answers[parameters.run];
   if (name === "completions") return frozenCompletions(answer, parameters);
+  if (name === "tokens") return { tokens: thawedTokens(answer[parameters.id]) };
   if (name === "phases") return frozenPhases(answer, parameters.step);
   return answer;
+}
+
+/** Tokens from their columns; a column that never changes is one value. */
+function thawedTokens(frozen) {
+  if (!frozen) return [];
+  const columns = Object.entries(frozen.columns);
+  return Array.from({ length: frozen.count }, (_, place) =>
+    Object.fromEntries(columns.map(([name, values]) => [name, Array.isArray(values) ? values[place] : values])));
 }
 
 function frozenCompletions(answer, wanted) {

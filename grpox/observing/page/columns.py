@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,36 +25,59 @@ _TAIL = 64
 
 
 @dataclass
-class Column:
-    """The values of one metric in the order of the file."""
+class Rows:
+    """The values of those lines that have the same metrics, in the order of the file."""
 
+    width: int
+    """Number of metrics."""
     steps: array[float] = field(default_factory=lambda: array("d"))
-    values: array[float] = field(default_factory=lambda: array("d"))
     lines: array[int] = field(default_factory=lambda: array("q"))
-    """Number of each value's line in the file."""
-    is_ordered: bool = True
-    """False once a step is repeated or comes late: a resumed run, or a full disk."""
+    """Number of each line in the file."""
+    values: array[float] = field(default_factory=lambda: array("d"))
+    """`width` values of each line."""
 
-    def append(self, step: float, value: float, line: int) -> None:
-        """Add the value of a line."""
-        if self.steps and step <= self.steps[-1]:
-            self.is_ordered = False
-        self.steps.append(step)
-        self.values.append(value)
-        self.lines.append(line)
+
+@dataclass
+class Column:
+    """The values of one metric: a place in some `Rows`, with others if lines have different metrics."""
+
+    parts: list[tuple[Rows, int]] = field(default_factory=list)
+
+    @property
+    def first(self) -> float:
+        """The value of the first line."""
+        rows, place = min(self.parts, key=lambda part: part[0].lines[0])
+        return rows.values[place]
+
+    @property
+    def last(self) -> float:
+        """The value of the last line."""
+        rows, place = max(self.parts, key=lambda part: part[0].lines[-1])
+        return rows.values[place - rows.width]
 
     def curve(self, line: int = 0) -> tuple[Numbers, Numbers]:
         """Return steps and values from a line on: steps ascend, and of a repeated one the last value counts."""
         import numpy as np
 
-        start = bisect_left(self.lines, line)
-        steps, values = np.array(self.steps[start:]), np.array(self.values[start:])
-        if self.is_ordered or not len(steps):
+        parts = [(rows, bisect_left(rows.lines, line), place) for rows, place in self.parts]
+        # Copies: an array cannot grow while numpy sees it.
+        steps = np.concatenate([np.empty(0), *(np.array(rows.steps[start:]) for rows, start, _ in parts)])
+        values = np.concatenate([np.empty(0), *(_values(rows, start, place) for rows, start, place in parts)])
+        if len(parts) > 1:
+            order = np.argsort(np.concatenate([np.array(rows.lines[start:]) for rows, start, _ in parts]))
+            steps, values = steps[order], values[order]
+        if not np.any(steps[1:] <= steps[:-1]):
             return steps, values
-        order = np.argsort(steps, kind="stable")
+        order = np.argsort(steps, kind="stable")  # a resumed run, or a full disk
         steps, values = steps[order], values[order]
         is_last = np.append(steps[1:] != steps[:-1], True)
         return steps[is_last], values[is_last]
+
+
+def _values(rows: Rows, start: int, place: int) -> Numbers:
+    import numpy as np
+
+    return np.frombuffer(rows.values).reshape(-1, rows.width)[start:, place].copy()
 
 
 class MetricsColumns:
@@ -77,7 +100,8 @@ class MetricsColumns:
         """Name -> values; those of evaluations are below ``evaluation/``."""
         self.evaluated: set[str] = set()
         """Names in `columns` that evaluations logged."""
-        self.times = Column()
+        self._times = Rows(1)
+        self.times = Column([(self._times, 0)])
         """Unix seconds of each optimizer step."""
         self.damaged: dict[int, str] = {}
         """Number, from 1, of each line that is no metrics -> what is wrong with it."""
@@ -85,7 +109,9 @@ class MetricsColumns:
         """Unix seconds of the first and the last line."""
         self.step = 0
         """Last optimizer step."""
-        self._latest = [-math.inf, -math.inf]  # of steps, and of evaluations
+        self.seconds = 0.0
+        """Seconds of all steps and of the evaluations between them, without pauses before a resume."""
+        self._rows: dict[tuple[object, ...], Rows] = {}  # by kind and names
         self._ends: array[int] = array("q")
         self._tail = b""
 
@@ -132,26 +158,34 @@ class MetricsColumns:
         except ValueError as error:
             self.damaged[number] = str(error)
             return
+        since = max(0.0, parsed.time - self.ended) if math.isfinite(self.ended) else 0.0
+        if not parsed.is_evaluation:
+            self.seconds += parsed.values.get("step_time", since)
+        elif parsed.step == self.step > 0:
+            self.seconds += since
         self.began = parsed.time if math.isnan(self.began) else min(self.began, parsed.time)
         self.ended = parsed.time
         if not parsed.is_evaluation:
             self.step = parsed.step
-            self.times.append(parsed.step, parsed.time, number - 1)
-        step, columns, place = parsed.step, self.columns, number - 1
-        is_late = step <= self._latest[parsed.is_evaluation]
-        self._latest[parsed.is_evaluation] = max(step, self._latest[parsed.is_evaluation])
+            self._append(self._times, parsed.step, number, (parsed.time,))
         # Most of the time of a long run's page is spent here.
-        for name, value in (parsed.named_values if parsed.is_evaluation else parsed.values).items():
-            column = columns.get(name)
-            if column is None:
-                column = columns[name] = Column()
-                if parsed.is_evaluation:
-                    self.evaluated.add(name)
-            column.steps.append(step)
-            column.values.append(value)
-            column.lines.append(place)
-            if is_late:
-                column.is_ordered = False
+        rows = self._rows.get((parsed.is_evaluation, *parsed.values))
+        self._append(
+            self._begin_rows(parsed) if rows is None else rows, parsed.step, number, parsed.values.values()
+        )
+
+    def _append(self, rows: Rows, step: int, number: int, values: Iterable[float]) -> None:
+        rows.steps.append(step)
+        rows.lines.append(number - 1)
+        rows.values.extend(values)
+
+    def _begin_rows(self, line: MetricsLine) -> Rows:
+        rows = self._rows[line.is_evaluation, *line.values] = Rows(len(line.values))
+        for place, name in enumerate(line.named_values):
+            if line.is_evaluation and name not in self.columns:
+                self.evaluated.add(name)
+            self.columns.setdefault(name, Column()).parts.append((rows, place))
+        return rows
 
 
 def decimate(steps: Numbers, values: Numbers, points: int) -> tuple[Numbers, Numbers]:

@@ -14,7 +14,7 @@ from grpox.errors import ConfigError, nearest, text_of
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.conversation import Speech, ends, speeches
 from grpox.observing.page.columns import MetricsColumns
-from grpox.observing.page.rows import below, facts_of, items_of
+from grpox.observing.page.rows import below, facts_of, is_recorded, items_of
 from grpox.runfile.yaml_lines import read_yaml
 
 METRICS, CONFIG, VERSIONS = "metrics.jsonl", "config.yaml", "versions.json"
@@ -37,7 +37,7 @@ INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u
 
 
 def check_record(folder: Path, metrics: MetricsColumns) -> None:
-    """Refuse a run's record that cannot be read.
+    """Refuse a run's record that cannot be read; the page names single lines that cannot.
 
     `RunSource` reads what it can instead, as a run that is watched may be writing.
 
@@ -48,9 +48,9 @@ def check_record(folder: Path, metrics: MetricsColumns) -> None:
     Raises:
         ConfigError: names the file and what is wrong with it.
     """
-    for line, reason in metrics.damaged.items():
-        raise ConfigError(f"not a line of metrics: {reason}", where=f"{folder / METRICS}:{line}")
     if not metrics.columns:
+        for line, reason in metrics.damaged.items():
+            raise ConfigError(f"not a line of metrics: {reason}", where=f"{folder / METRICS}:{line}")
         raise ConfigError("has no finished step and no evaluation", where=str(folder / METRICS))
     read_config(folder)
     for name in (VERSIONS, SUMMARY, FAILURE, ALARMS):
@@ -118,6 +118,8 @@ class Sample:
     """Weighted reward; NaN if every reward function abstained."""
     advantage: float
     rewards: Mapping[str, float | None]
+    data: Mapping[str, str]
+    """The other columns of the data, such as the right answer."""
     extra: Mapping[str, str]
     group: int
     tokens: int
@@ -134,6 +136,8 @@ class SampledBatch:
     """Numbers of one generation batch, and the rows of its file that are shown."""
 
     label: str
+    folder: Path
+    """The run's folder."""
     stem: str
     """Name of the file without its ending."""
     total: int
@@ -151,13 +155,22 @@ class SampledBatch:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Return at most `most` of the indices 0 to count-1, evenly spaced, including first and last."""
+    """Return at most `most` of the indices 0 to count-1, evenly spaced, including first and last.
+
+    A single one is the middle.
+    """
+    if most == 1 < count:
+        return [count // 2]
     picked = min(count, most)
     return [round(place * (count - 1) / max(picked - 1, 1)) for place in range(picked)]
 
 
-def read_samples(folder: Path) -> tuple[list[SampledBatch], int]:
+def read_samples(folder: Path, recorded: int = 0) -> tuple[list[SampledBatch], int]:
     """Return the batches to show of a run's folder, and the number of saved batches.
+
+    Args:
+        recorded: largest number of completions of a batch that are shown because their tokens are recorded,
+            beside the others.
 
     Raises:
         ConfigError: a file of completions cannot be read.
@@ -167,10 +180,11 @@ def read_samples(folder: Path) -> tuple[list[SampledBatch], int]:
         if name := re.fullmatch(r"step_(\d+)(?:_(\d+))?", path.stem):
             files.append((int(name[1]), int(name[2] or 1), path))
     files.sort()  # in the order of the run: names stop sorting at a million steps
-    return [_read_batch(*files[place]) for place in spread(len(files), MOST_BATCHES)], len(files)
+    places = spread(len(files), MOST_BATCHES)
+    return [_read_batch(*files[place], recorded=recorded) for place in places], len(files)
 
 
-def _read_batch(step: int, part: int, path: Path) -> SampledBatch:
+def _read_batch(step: int, part: int, path: Path, recorded: int) -> SampledBatch:
     import pyarrow
     from pyarrow import parquet
 
@@ -182,14 +196,19 @@ def _read_batch(step: int, part: int, path: Path) -> SampledBatch:
         raise ConfigError(f"cannot be read as parquet: {text_of(error)}", where=str(path)) from error
     ranked = sorted(enumerate(rows), key=lambda row: (math.isnan(row[1]["reward"]), -row[1]["reward"]))
     rewards = [row["reward"] for row in rows if not math.isnan(row["reward"])]
+    run, shown = path.parent.parent, set(spread(len(ranked), MOST_SAMPLES))
+    if recorded:
+        known = [place for place, (_, values) in enumerate(ranked) if is_recorded(run, path.stem, values)]
+        shown |= {known[place] for place in spread(len(known), recorded)}
     return SampledBatch(
         label=f"step {step}" if part == 1 else f"step {step}, batch {part}",
+        folder=run,
         stem=path.stem,
         total=len(rows),
         best=max(rewards, default=math.nan),
         worst=min(rewards, default=math.nan),
         mean=sum(rewards) / len(rewards) if rewards else math.nan,
-        rows=[ranked[place] for place in spread(len(ranked), MOST_SAMPLES)],
+        rows=[ranked[place] for place in sorted(shown)],
     )
 
 
@@ -200,17 +219,18 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         reward=row["reward"],
         advantage=row["advantage"],
         rewards=below(row, "rewards/"),
-        extra={
-            name: cut_text(str(value), EXTRA_CHARACTERS)
-            for name, value in {**below(row, "extra/"), **facts_of(row)}.items()
-            if value is not None
-        },
+        data=_cut_texts(below(row, "data/")),
+        extra=_cut_texts({**below(row, "extra/"), **facts_of(row)}),
         group=row["group"],
         tokens=row.get("model_length", row["completion_length"]),
         finish_reason=row["finish_reason"],
         turns=len(items_of(row.get("turns"))),
         conversation=cut_conversation(row),
     )
+
+
+def _cut_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: cut_text(str(value), EXTRA_CHARACTERS) for name, value in values.items() if value is not None}
 
 
 def cut_conversation(row: Mapping[str, Any]) -> list[Speech]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpox.observing.page.data import INVISIBLE
 
-_UNSAFE = re.compile(f"[<>&\u2028\u2029]|{INVISIBLE.pattern}")
+_UNSAFE = re.compile(f"[<>&\u2028\u2029\ud800-\udfff]|{INVISIBLE.pattern}")
 """Characters that could end the element with the data, or that a reader of the file would not see."""
 _HERE = Path(__file__).parent
 _STYLES = ("vendor/uPlot.min.css", "page.css")
@@ -36,7 +36,7 @@ def document(frozen: Mapping[str, Any] | None = None, title: str = "grpox") -> s
     scripts = [_read("vendor/uPlot.iife.min.js"), '"use strict";\n' + "\n".join(map(_read, _SCRIPTS))]
     parts = {
         "policy": _policy(styles, scripts, is_live=frozen is None),
-        "title": html.escape(title),
+        "title": html.escape(title.encode(errors="replace").decode()),
         "styles": f"<style>{styles}</style>",
         "frozen": ""
         if frozen is None
@@ -50,7 +50,10 @@ def document(frozen: Mapping[str, Any] | None = None, title: str = "grpox") -> s
 
 
 def embed(value: Any) -> str:
-    """Write a value as JSON in which no text can end the ``<script>`` around it or open a comment."""
+    """Write a value as JSON in which no text can end the ``<script>`` around it or open a comment.
+
+    Half a surrogate pair, which a text of a run may hold and UTF-8 cannot, is escaped too.
+    """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 

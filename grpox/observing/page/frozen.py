@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +27,9 @@ from grpox.observing.page.data import (
     spread,
 )
 from grpox.observing.page.document import document
-from grpox.observing.page.rows import row_of
+from grpox.observing.page.rows import is_recorded, row_of, tokens_of
 from grpox.observing.page.source import RunSource
-from grpox.runtime.files import write_atomically
+from grpox.runtime.files import readable, write_atomically
 
 REPORT = "report.html"
 """Name of the report in a run's folder."""
@@ -40,6 +41,12 @@ SHARES = (1.0, 0.5, 0.25, 0.125)
 """Parts of the completions that `read_samples` returns, of which the first that fits is taken."""
 COMPLETIONS_BYTES = 860_000
 """Size of all completions of a page."""
+MOST_RECORDED = 8
+"""Largest number of completions of a batch with recorded tokens that are shown beside the others."""
+TOKEN_SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.0)
+"""Parts of the shown completions with recorded tokens whose tokens are on the page."""
+TOKENS_BYTES = 250_000
+"""Size of all tokens of a page."""
 
 
 def write_report(folder: Path, output: Path | None = None) -> Path:
@@ -76,7 +83,7 @@ def render(folders: Sequence[Path]) -> str:
 
 
 def freeze(folders: Sequence[Path]) -> dict[str, Any]:
-    """Return the runs and the answers that the page shows without a server, about a megabyte at most."""
+    """Return the runs and the answers that the page shows without a server, 1.4 megabytes at most."""
     for folder in folders:
         check_folder(folder)
     names = _names(folders)
@@ -92,7 +99,7 @@ def freeze(folders: Sequence[Path]) -> dict[str, Any]:
             lambda points: {each.name: _rounded(each.metrics(points=points)) for each in sources},
         ),
         "phases": {source.name: source.phases() for source in sources},
-        "completions": _completions(names),
+        **_completions(names),
     }
     for source in sources:
         source.close()
@@ -109,7 +116,7 @@ def _names(folders: Sequence[Path]) -> dict[str, Path]:
     """Name each run by its folder; folders of one name by their paths."""
     absolute = [folder.absolute() for folder in folders]
     last = [folder.name for folder in absolute]
-    return {str(folder) if last.count(folder.name) > 1 else folder.name: folder for folder in absolute}
+    return {readable(folder if last.count(folder.name) > 1 else folder.name): folder for folder in absolute}
 
 
 def _first_fitting(sizes: Iterable[Any], most: int, build: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -117,7 +124,7 @@ def _first_fitting(sizes: Iterable[Any], most: int, build: Callable[[Any], dict[
     answer: dict[str, Any] = {}
     for size in sizes:
         answer = build(size)
-        if len(json.dumps(answer, ensure_ascii=False).encode()) <= most:
+        if len(json.dumps(answer, ensure_ascii=False).encode(errors="surrogatepass")) <= most:
             break
     return answer
 
@@ -132,12 +139,54 @@ def _rounded(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _completions(names: Mapping[str, Path]) -> dict[str, Any]:
-    batches = {name: read_samples(folder) for name, folder in names.items()}
-    return _first_fitting(
+    """Return the completions and the tokens of all runs, each within its size."""
+    batches = {name: read_samples(folder, MOST_RECORDED) for name, folder in names.items()}
+    completions = _first_fitting(
         SHARES,
         COMPLETIONS_BYTES,
         lambda share: {name: _answer(*of_run, share) for name, of_run in batches.items()},
     )
+    recorded = {
+        name: {
+            row["id"]: columns_of(tokens_of(folder, row["id"]))
+            for row in completions[name]["rows"]
+            if row["has_tokens"]
+        }
+        for name, folder in names.items()
+    }
+    tokens = _first_fitting(
+        TOKEN_SHARES,
+        TOKENS_BYTES,
+        lambda share: {name: _part(of_run, share) for name, of_run in recorded.items()},
+    )
+    for name, answer in completions.items():
+        for row in answer["rows"]:
+            row["has_tokens"] = row["id"] in tokens[name]
+        if answer["remark"] and len(tokens[name]) < len(recorded[name]):
+            answer["remark"] += (
+                f"Tokens of {len(tokens[name])} of the {len(recorded[name])} recorded completions here are on"
+                " this page; grpox watch shows all.",
+            )
+    return {"completions": completions, "tokens": tokens}
+
+
+def columns_of(tokens: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the tokens of a completion as columns for the page; one value for a column that never changes.
+
+    Numbers are rounded to four digits, which the page shows.
+    """
+    columns: dict[str, Any] = {}
+    for name in tokens[0] if tokens else ():
+        values = [token[name] for token in tokens]
+        values = [float(f"{each:.4g}") if isinstance(each, float) else each for each in values]
+        columns[name] = values if len(set(values)) > 1 else values[0]
+    return {"count": len(tokens), "columns": columns}
+
+
+def _part(recorded: Mapping[str, Any], share: float) -> dict[str, Any]:
+    """Return a part of the tokens, evenly spaced."""
+    ids = list(recorded)
+    return {ids[place]: recorded[ids[place]] for place in spread(len(ids), math.ceil(len(ids) * share))}
 
 
 def _answer(batches: Sequence[SampledBatch], saved: int, share: float) -> dict[str, Any]:
@@ -154,11 +203,11 @@ def _answer(batches: Sequence[SampledBatch], saved: int, share: float) -> dict[s
     ]
     remark = (
         f"{len(batches)} of {saved} saved generation batches, evenly spaced over the run.",
-        f"Of each batch at most {max(map(len, picked), default=0)} completions: its best, its worst, and"
-        f" between them evenly spaced ranks of reward. Prompts over {PROMPT_CHARACTERS} and completions over"
-        f" {COMPLETION_CHARACTERS} characters are cut in the middle, conversations over {MOST_MESSAGES}"
-        f" messages and messages over {MESSAGE_CHARACTERS} characters too. The rest is in"
-        " completions/*.parquet; grpox watch shows and searches all of it.",
+        f"Of each batch at most {max(map(len, picked), default=0)} completions: its best, its worst, between"
+        " them evenly spaced ranks of reward, and those whose tokens are recorded. Prompts over"
+        f" {PROMPT_CHARACTERS} and completions over {COMPLETION_CHARACTERS} characters are cut in the middle,"
+        f" conversations over {MOST_MESSAGES} messages and messages over {MESSAGE_CHARACTERS} characters too."
+        " The rest is in completions/*.parquet; grpox watch shows and searches all of it.",
     )
     return {
         "total": len(rows),
@@ -184,6 +233,6 @@ def _row(batch: SampledBatch, place: int, values: Mapping[str, Any]) -> dict[str
         "messages": [list(speech) for speech in cut_conversation(values)],
         "data": {name: cut_text(value, EXTRA_CHARACTERS) for name, value in row["data"].items()},
         "extra": {name: cut_text(value, EXTRA_CHARACTERS) for name, value in row["extra"].items()},
-        "has_tokens": False,
+        "has_tokens": is_recorded(batch.folder, batch.stem, values),
         "extreme": extremes.get(values["reward"], ""),
     }

@@ -52,11 +52,11 @@ def read_rows(folder: Path, ids: Sequence[str]) -> list[dict[str, Any]]:
     for stem, rows in wanted.items():
         for row, values in zip(rows, _take(folder, stem, rows), strict=False):
             shown = row_of(stem, row, values)
-            read[shown["id"]] = shown | {"has_tokens": _has_tokens(folder, stem, values)}
+            read[shown["id"]] = shown | {"has_tokens": is_recorded(folder, stem, values)}
     return [read[each] for each in ids if each in read]
 
 
-def _has_tokens(folder: Path, stem: str, values: Mapping[str, Any]) -> bool:
+def is_recorded(folder: Path, stem: str, values: Mapping[str, Any]) -> bool:
     """Return True if the tokens of a row are recorded; False too where a file of tokens is damaged or gone."""
     try:
         return has_tokens(folder, *_key(stem, values))
@@ -68,13 +68,16 @@ def tokens_of(folder: Path, id: str) -> list[dict[str, Any]]:
     """Return the tokens of a completion with their numbers; empty if the run did not record them.
 
     Raises:
-        ConfigError: no saved completion has this id.
+        ConfigError: no saved completion has this id, or the file of its tokens cannot be read.
     """
     stem, row = _parts(id)
     matches = _take(folder, stem, [row])
     if not matches:
         raise ConfigError("no saved completion has this id", "id", given=id)
-    return read_tokens(folder, *_key(stem, matches[0]))
+    try:
+        return read_tokens(folder, *_key(stem, matches[0]))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"tokens cannot be read: {text_of(error)}", "id", given=id) from error
 
 
 def _parts(id: str) -> tuple[str, int]:

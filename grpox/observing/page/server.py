@@ -25,6 +25,7 @@ from grpox.errors import ConfigError, GrpoxError, describe, nearest
 from grpox.errors.redaction import redact
 from grpox.observing.page.data import CONFIG, METRICS, VERSIONS
 from grpox.observing.page.source import RunSource
+from grpox.runtime.files import readable
 from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class WatchedRuns:
         return [
             {
                 "name": name,
-                "folder": str(folder),
+                "folder": readable(folder),
                 "status": self.source(name).status,
                 "shown": folder in self._given,
             }
@@ -176,7 +177,8 @@ class WatchedRuns:
     def _name(self, folder: Path) -> None:
         """Add a folder under a name that no other one has."""
         if folder not in self._names.values():
-            names = (folder.name, f"{folder.parent.name}/{folder.name}", str(folder))
+            paths = (folder.name, f"{folder.parent.name}/{folder.name}", str(folder))
+            names = map(readable, paths)
             self._names[next(name for name in names if name not in self._names)] = folder
 
 

@@ -21,7 +21,7 @@ from grpox.observing.early_stop import describe_early_stop
 from grpox.observing.page.columns import Column, MetricsColumns, decimate, plain, window
 from grpox.observing.page.data import CONFIG, FAILURE, METRICS, SUMMARY, VERSIONS
 from grpox.runfile.yaml_lines import Dumper, read_yaml
-from grpox.runtime.files import read_mapping
+from grpox.runtime.files import read_mapping, readable
 from grpox.runtime.run_lock import is_locked
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class RunSource:
 
     def __init__(self, folder: Path, name: str = "", index: CompletionIndex | None = None) -> None:
         self.folder = folder.absolute()
-        self.name = name or self.folder.name
+        self.name = name or readable(self.folder.name)
         self._metrics = MetricsColumns(self.folder / METRICS)
         self._machines: dict[str, MetricsColumns] = {}
         self._lock = threading.RLock()
@@ -103,24 +103,24 @@ class RunSource:
         """Describe the run: outcome, progress, alarms, components, versions, machines and config."""
         with self._lock:
             self._read()
-            versions, summary = read_mapping(self.folder / VERSIONS), read_mapping(self.folder / SUMMARY)
+            versions, summary = _mapping(self.folder / VERSIONS), _mapping(self.folder / SUMMARY)
             text, config, problem = self._read_config()
-            alarms = alarms_in(summary or read_mapping(self.folder / ALARMS))
+            alarms = alarms_in(summary or _mapping(self.folder / ALARMS))
             stopped = summary.get("stopped_early")
             steps = _steps(summary, versions, config)
             status = self.status
             return {
                 "name": self.name,
-                "folder": str(self.folder),
+                "folder": readable(self.folder),
                 "status": status,
-                "source": str(versions.get("source") or self.folder.name),
+                "source": str(versions.get("source") or readable(self.folder.name)),
                 "model": _section(config, "model").get("path"),
                 "step": self._metrics.step,
                 "steps": steps,
                 "started": self._started(),
                 "seconds": self._seconds(summary, status),
                 "seconds_left": self._seconds_left(steps) if status == "running" else None,
-                "error": redact(str(read_mapping(self.folder / FAILURE).get("error") or "")),
+                "error": redact(str(_mapping(self.folder / FAILURE).get("error") or "")),
                 "stopped_early": describe_early_stop(stopped) if isinstance(stopped, Mapping) else "",
                 "alarms": [{**alarm, "text": describe_alarm(alarm)} for alarm in alarms],
                 "tiles": [list(tile) for tile in self._tiles(summary, status)],
@@ -259,7 +259,7 @@ class RunSource:
             last = {}
             for metric, column in columns.columns.items():
                 label = metric.removeprefix(f"{SYSTEM}/").removeprefix(f"{name}/")
-                last[label] = plain(column.values[-1:])[0]
+                last[label] = plain([column.last])[0]
             machines.append({"host": name, "device": _device(last), "values": last})
         size = versions.get("world_size")
         if not isinstance(size, int):
@@ -286,18 +286,30 @@ class RunSource:
                 return (self.folder / VERSIONS).stat().st_mtime
             return None
         column = self._metrics.columns.get("step_time")
-        first = column.values[0] if column else 0.0
+        first = column.first if column else 0.0
         return began - (first if math.isfinite(first) else 0.0)
 
     def _seconds(self, summary: Mapping[str, Any], status: str) -> float:
         """Return the seconds of training so far."""
         if isinstance(summary.get("train_seconds"), int | float):
             return float(summary["train_seconds"])
-        started = self._started()
+        started, resumed = self._started(), self._resumed()
         if started is None:
             return 0.0
-        ended = time.time() if status == "running" else self._metrics.ended
-        return max(0.0, ended - started) if math.isfinite(ended) else 0.0
+        now = time.time() if status == "running" else self._metrics.ended
+        if resumed is not None:
+            return self._metrics.seconds + max(0.0, now - max(resumed, self._metrics.ended))
+        return max(0.0, now - started) if math.isfinite(now) else 0.0
+
+    def _resumed(self) -> float | None:
+        """Return the Unix time of the last resume; None for a run that was not resumed.
+
+        Each process of a run writes its versions anew, before its first line of metrics.
+        """
+        with suppress(OSError):
+            written = (self.folder / VERSIONS).stat().st_mtime
+            return written if written > self._metrics.began else None
+        return None
 
     def _seconds_left(self, steps: int | None) -> float | None:
         """Estimate the rest of a run from its last steps; None before the second step.
@@ -305,10 +317,8 @@ class RunSource:
         The steps before a resume do not count: the pause between is no part of their time.
         """
         done, moments = self._metrics.times.curve()
-        with suppress(OSError):
-            is_new = moments > (self.folder / VERSIONS).stat().st_mtime  # which each process writes anew
-            if is_new.any():
-                done, moments = done[is_new], moments[is_new]
+        if (resumed := self._resumed()) is not None and (is_new := moments > resumed).any():
+            done, moments = done[is_new], moments[is_new]
         if steps is None or len(done) < 2:
             return None
         last = slice(-PACE_STEPS - 1, None)
@@ -345,7 +355,7 @@ class RunSource:
         yield "steps", number(self._metrics.step), "of the optimizer"
         yield "time", duration(self._seconds(summary, status)), "of training"
         if "num_tokens" in columns:
-            yield "tokens", number(columns["num_tokens"].values[-1]), "prompts and completions"
+            yield "tokens", number(columns["num_tokens"].last), "prompts and completions"
         trained, total = (summary.get(name) for name in ("trained_parameters", "parameters"))
         if trained and total and trained != total:
             yield "trained", f"{trained / total:.2%}", f"{trained:,} of {total:,} parameters, in adapters"
@@ -373,6 +383,11 @@ def components_of(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             values = {key: value for key, value in ref.items() if key not in ("name", "path")}
             parameters = ", ".join(f"{key}: {value}" for key, value in values.items() if value is not None)
             yield kind, str(ref.get("name") or ref.get("path")), parameters
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """Read a file of the record; numbers that JSON lacks, which another program may have written, are text."""
+    return read_mapping(path, constant=str)
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

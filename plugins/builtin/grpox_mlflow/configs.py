@@ -20,8 +20,8 @@ class MlflowConfig(BaseModel):
     run_name: str | None = Field(None, min_length=1, max_length=250)
     """Name of the run; default: the name of the run's folder, ``mine`` of ``runs/mine``."""
     log_completions: bool = True
-    """Upload saved completions (logging.save_completions_every), the report and a table of some completions as
-    artifacts."""
+    """Upload as artifacts the saved completions (logging.save_completions_every) and tokens (record.tokens), a
+    table of some completions, and the report."""
     traces: int = Field(0, ge=0, le=64)
     """Number of rollouts of each generation batch to log as traces, with their rewards as feedback; MLflow
     accepts about thirteen per second."""

@@ -127,6 +127,7 @@ def completions_table(folder: Path) -> str | None:
             "prompt": sample.prompt,
             "completion": "\n".join(f"{each.speaker}: {each.text}" for each in sample.conversation)
             or sample.completion,
+            **{f"data/{name}": value for name, value in sample.data.items()},
             "reward": sample.reward,
             "advantage": sample.advantage,
             **{f"rewards/{name}": value for name, value in sample.rewards.items()},

@@ -7,8 +7,7 @@ A folder is a run's if it has the record of a run (``config.yaml`` and ``version
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,6 +26,8 @@ DEPTH = 3
 _PASSED_OVER = {"node_modules", "__pycache__", "site-packages"}
 _EVALUATION_WITHIN = 80
 """Bytes at the beginning of a line of metrics that tell whether it is an evaluation's."""
+_TAIL = 1 << 16
+"""Bytes at the end of a file of metrics that are searched for the last step first."""
 _MOST_NAMED = 8
 """Largest number of runs that a message lists."""
 
@@ -38,7 +39,7 @@ class RunFolders:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._courses = cache(_courses)
+        self._metrics = cache(_metrics)
 
     @property
     def place(self) -> str:
@@ -60,7 +61,7 @@ class RunFolders:
             raise ConfigError(what, "--experiment", given=experiment, allowed=", ".join(known), nearest=near)
         wanted = (run for run in runs if experiment in (None, run.experiment) and status in (None, run.status))
         newest_first = sorted(wanted, key=lambda run: run.started, reverse=True)
-        return [_with_values(run) for run in newest_first[:most]]
+        return [self._with_values(run) for run in newest_first[:most]]
 
     def find(self, name: str) -> TrackedRun:
         """Return the run in the folder `name`, or the run below the root of this name or (partial) id.
@@ -88,7 +89,7 @@ class RunFolders:
     def course(self, run: TrackedRun, metric: str) -> Course | None:
         """Return a metric's values by step, the last value of a repeated step; None if the run has none."""
         assert run.folder is not None  # each is read from its folder
-        return self._courses(run.folder, is_whole=not metric.startswith(EVALUATION)).get(metric)
+        return _course(self._metrics(run.folder, is_whole=not metric.startswith(EVALUATION)), metric)
 
     def artifacts(self, run: TrackedRun) -> dict[str, int | None]:
         """Return name -> number of files in a folder, or None for a file; without hidden files and locks."""
@@ -105,11 +106,18 @@ class RunFolders:
         followed = FollowedRun.read(run.folder) if run.folder else None
         return followed.tracking_uri if followed else ""
 
+    def _with_values(self, run: TrackedRun) -> TrackedRun:
+        """Add parameters, and the values of the last step and of the last evaluations."""
+        assert run.folder is not None
+        last = _last(self._metrics(run.folder, is_whole=False))
+        if (newest := _newest_step(run.folder / METRICS)) is not None:
+            last |= _last([newest])
+        return replace(_with_params(run), last=last)
+
     def _whole(self, run: TrackedRun) -> TrackedRun:
         """Add parameters and the last value of every metric."""
         assert run.folder is not None
-        courses = self._courses(run.folder, is_whole=True)
-        return replace(_with_params(run), last={name: course.last for name, course in courses.items()})
+        return replace(_with_params(run), last=_last(self._metrics(run.folder, is_whole=True)))
 
 
 def run_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
@@ -199,42 +207,68 @@ def _with_params(run: TrackedRun) -> TrackedRun:
     return replace(run, params=params)
 
 
-def _with_values(run: TrackedRun) -> TrackedRun:
-    """Add the values of the last step and of the last evaluations."""
-    assert run.folder is not None
-    last = {name: course.last for name, course in _courses(run.folder, is_whole=False).items()}
-    steps = (line for line in _lines(run.folder / METRICS, newest_first=True) if not line.is_evaluation)
-    if (newest := next(steps, None)) is not None:
-        last |= _points(newest)
-    return replace(_with_params(run), last=last)
+def _metrics(folder: Path, is_whole: bool) -> list[MetricsLine]:
+    """Read the metrics of a run, also those of its machines, by step; not whole: only those of evaluations.
 
-
-def _courses(folder: Path, is_whole: bool) -> dict[str, Course]:
-    """Read the metrics of a run, also those of its machines; not whole: only those of evaluations."""
+    Of a repeated step the last line comes last.
+    """
     files = [folder / METRICS, *(sorted((folder / SYSTEM_FOLDER).glob("*.jsonl")) if is_whole else ())]
-    by_step: dict[str, dict[int, Point]] = {}
-    for file in files:
-        for line in _lines(file, only_evaluations=not is_whole):
-            for name, point in _points(line).items():
-                by_step.setdefault(name, {})[point.step] = point
-    return {name: Course(name, [points[step] for step in sorted(points)]) for name, points in by_step.items()}
+    lines = [line for file in files for line in _lines(file, only_evaluations=not is_whole)]
+    return sorted(lines, key=lambda line: line.step)
 
 
-def _points(line: MetricsLine) -> dict[str, Point]:
-    moment_of = int(line.time * 1000)
-    return {name: Point(line.step, value, moment_of) for name, value in line.named_values.items()}
+def _course(lines: Sequence[MetricsLine], metric: str) -> Course | None:
+    """Return a metric's values in lines by step, the last value of a repeated step; None if no line has it."""
+    points = {line.step: _point(line, metric) for line in lines if metric in line.named_values}
+    return Course(metric, list(points.values())) if points else None
 
 
-def _lines(path: Path, only_evaluations: bool = False, newest_first: bool = False) -> Iterator[MetricsLine]:
+def _last(lines: Sequence[MetricsLine]) -> dict[str, Point]:
+    """Return the last value of each metric in lines by step."""
+    newest: dict[str, MetricsLine] = {}
+    for line in lines:
+        newest.update(dict.fromkeys(line.named_values, line))
+    return {name: _point(line, name) for name, line in newest.items()}
+
+
+def _point(line: MetricsLine, metric: str) -> Point:
+    return Point(line.step, line.named_values[metric], int(line.time * 1000))
+
+
+def _newest_step(path: Path) -> MetricsLine | None:
+    """Return the last line of an optimizer step in a file of metrics, read from its end."""
+    size = path.stat().st_size if path.is_file() else 0
+    length = _TAIL
+    while size:
+        with path.open("rb") as file:
+            file.seek(max(0, size - length))
+            # The first line of a part may be half of one.
+            tail = file.readlines()[0 if length >= size else 1 :]
+        steps = (line for line in map(_parsed, reversed(tail)) if line is not None and not line.is_evaluation)
+        if (newest := next(steps, None)) is not None or length >= size:
+            return newest
+        length *= 16
+    return None
+
+
+def _lines(path: Path, only_evaluations: bool = False) -> Iterator[MetricsLine]:
     """Yield the lines of a file of metrics that are whole; a missing file has none."""
     if not path.is_file():
         return
     with path.open("rb") as file:
-        for line in reversed(file.readlines()) if newest_first else file:
+        for line in file:
             if only_evaluations and b'"evaluation"' not in line[:_EVALUATION_WITHIN]:
                 continue  # parsing takes most of the time
-            with suppress(ValueError):  # a process that was killed may leave half of one
-                yield MetricsLine.parse(line)
+            if (parsed := _parsed(line)) is not None:
+                yield parsed
+
+
+def _parsed(line: bytes) -> MetricsLine | None:
+    """Read a line; None where a process that was killed has left half of one."""
+    try:
+        return MetricsLine.parse(line)
+    except ValueError:
+        return None
 
 
 def _shown(run: TrackedRun) -> str:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
 
 COMPLETIONS = "completions"
+_BATCHES = (COMPLETIONS, "tokens")
+"""Folders with a file for each generation batch or step; such a file never changes."""
 _FILES = ("config.yaml", LOCK_FILE, "summary.json", "sweep.json", SWEEP_TABLE)
 _SHOWING = ("report.html", EVAL_TABLE)
 """Names of files that show completions."""
@@ -189,10 +191,13 @@ class Shipment:
 
     def _look(self, client: MlflowClient) -> dict[str, set[int]]:
         """Record the files that an existing MLflow run has; return the steps of its metrics."""
-        there = {entry.path: entry.file_size for entry in client.list_artifacts(self._run_id, COMPLETIONS)}
+        there = {
+            entry.path: entry.file_size
+            for folder in _BATCHES
+            for entry in client.list_artifacts(self._run_id, folder)
+        }
         for name, path in self._files():
-            # Only files of completions never change under the same name.
-            if name.startswith(COMPLETIONS) and there.get(name) == path.stat().st_size:
+            if name.partition("/")[0] in _BATCHES and there.get(name) == path.stat().st_size:
                 self._shipped[name] = _stamp(path)
         names = client.get_run(self._run_id).data.metrics
         return {
@@ -278,8 +283,9 @@ class Shipment:
         names = list(_FILES)
         if self.followed.log_completions:
             names += _SHOWING
-            written = (self._folder / COMPLETIONS).glob("step_*.parquet")
-            names += sorted(f"{COMPLETIONS}/{path.name}" for path in written)
+            for folder in _BATCHES:
+                written = (self._folder / folder).glob("step_*.parquet")
+                names += sorted(f"{folder}/{path.name}" for path in written)
         yield from ((name, self._folder / name) for name in names if (self._folder / name).exists())
 
 

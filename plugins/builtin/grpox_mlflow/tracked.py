@@ -92,11 +92,6 @@ class TrackedRun:
         return self.run_id[:8]
 
     @property
-    def identity(self) -> str:
-        """The id, or the folder of a run that MLflow does not track."""
-        return self.run_id or str(self.folder)
-
-    @property
     def seconds(self) -> float:
         """Seconds from the start to the end, or to now."""
         until = time() if self.ended is None else self.ended / 1000

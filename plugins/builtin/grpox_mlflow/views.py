@@ -211,8 +211,9 @@ def compare_runs(source: Runs, runs: Sequence[TrackedRun], metrics: Sequence[str
     Raises:
         ConfigError: a run is given twice, or no run has a metric.
     """
+    given = [(run.run_id, run.folder and run.folder.resolve()) for run in runs]
     for position, run in enumerate(runs):
-        if run.identity in {before.identity for before in runs[:position]}:
+        if given[position] in given[:position]:
             label = f"{run.name} {run.short_id}".strip()
             raise ConfigError("is given twice", "RUN", given=label, allowed="runs that differ")
     known = sorted({name for run in runs for name in run.last})
@@ -228,9 +229,13 @@ def compare_runs(source: Runs, runs: Sequence[TrackedRun], metrics: Sequence[str
     keys = dict.fromkeys(key for run in runs for key in run.params)
     every = {key: [run.params.get(key) for run in runs] for key in keys}
     params = {key: row for key, row in every.items() if not all(same(row[0], value) for value in row)}
+    ids = [run.run_id for run in runs]
 
     def by_run(row: Sequence[object]) -> dict[str, object]:
-        return dict(zip((run.identity for run in runs), row, strict=True))
+        # Copies of a folder have one id.
+        is_id = [each != "" and ids.count(each) == 1 for each in ids]
+        names = (run.run_id if ok else str(run.folder) for run, ok in zip(runs, is_id, strict=True))
+        return dict(zip(names, row, strict=True))
 
     content = {
         "runs": [{"run_id": run.run_id, "name": run.name, "status": run.status} for run in runs],
@@ -255,7 +260,11 @@ def _compare_tables(
         if any(course is not None and len(course.points) > 1 for course in row):
             outcomes.append(["    lowest", *(str(course.lowest) if course else None for course in row)])
             outcomes.append(["    highest", *(str(course.highest) if course else None for course in row)])
-    columns = [(f"{run.name}\n{run.short_id}".strip(), False) for run in runs]
+    names = [f"{run.name}\n{run.short_id}".strip() for run in runs]
+    columns = [
+        (f"{name}\n{shown_path(run.folder)}" if names.count(name) > 1 and run.folder else name, False)
+        for run, name in zip(runs, names, strict=True)
+    ]
     differing = _table([("parameter", False), *columns], [[key, *row] for key, row in params.items()])
     no_difference = Text("the same parameters\n", "dim")
     return Group(differing if params else no_difference, _table([("metric", False), *columns], outcomes))

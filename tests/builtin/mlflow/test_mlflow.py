@@ -335,6 +335,9 @@ def test_sync_makes_of_a_run_that_never_reached_its_server_the_same_as_if_it_had
 ) -> None:
     with pytest.raises(RunFailed, match="lacks 3 steps and the outcome of the run"):
         away.finish()
+    tokens = away.run.output_dir / "tokens" / "step_000001.parquet"
+    tokens.parent.mkdir()
+    tokens.write_bytes(b"tokens")
     ended = (away.run.output_dir / "summary.json").stat().st_mtime_ns // 1_000_000
     done = sync(away.run.output_dir, f"sqlite:///{store}")
     assert (done.values, done.files, done.status) == (6, 1, "FINISHED")
@@ -349,7 +352,8 @@ def test_sync_makes_of_a_run_that_never_reached_its_server_the_same_as_if_it_had
         "grpox.git.commit": "abc123",
     }.items() <= stored.data.tags.items()
     assert values_in(away) == values_of(away.run)
-    for path in ("config.yaml", "completions/step_000001.parquet", "summary.json", "report.html"):
+    files = ("completions/step_000001.parquet", "tokens/step_000001.parquet", "summary.json", "report.html")
+    for path in ("config.yaml", *files):
         assert away.artifact(path).read_bytes() == (away.run.output_dir / path).read_bytes()
 
     again = sync(away.run.output_dir)  # where it was written is remembered

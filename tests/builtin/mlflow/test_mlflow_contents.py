@@ -29,7 +29,8 @@ from grpox_mlflow.tracker import MlflowTracker
 def scored(row: int, reward: float = 0.5, completion: str = "2") -> ScoredRollout:
     rollout = Rollout(row // 4, row % 4, (1, 5, 6), (2, 3), "stop", 7)
     rewards = {"math": reward, "short": None}
-    return ScoredRollout(rollout, f"1+{row}=", completion, rewards, reward, 0.25, {"parsed": "two"})
+    extra, columns = {"parsed": "two"}, {"answer": 1 + row}
+    return ScoredRollout(rollout, f"1+{row}=", completion, rewards, reward, 0.25, extra, columns)
 
 
 BATCH = [scored(row, reward=row / 10) for row in range(8)]
@@ -149,7 +150,7 @@ def _the_table_is_one(followed: Followed) -> None:
     assert len(table["data"]) == 16
     assert (first["batch"], first["prompt"], first["completion"]) == ("step 1", "1+7=", "2")
     assert (first["reward"], first["rewards/math"], first["rewards/short"]) == (0.7, 0.7, None)
-    assert first["extra/parsed"] == "two"
+    assert (first["extra/parsed"], first["data/answer"]) == ("two", "8")
 
 
 def _traces_have_spans_and_feedback(followed: Followed) -> None:

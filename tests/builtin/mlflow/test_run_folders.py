@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import webbrowser
@@ -23,6 +24,7 @@ from grpox.contracts import RunContext
 from grpox.errors import ConfigError
 from grpox.observing.record import LocalRecord
 from grpox.runtime.run_lock import hold
+from grpox_mlflow.folders import _TAIL
 from grpox_mlflow.followed import FollowedRun
 from grpox_mlflow.naming import flattened
 
@@ -221,6 +223,40 @@ def test_runs_in_folders_are_compared() -> None:
     assert last == [0.5, 0.125]
     assert compared["params"] == {}
     assert refused("compare", "a", "runs/a").problems[0].what == "is given twice"
+
+
+def test_copies_of_a_tracked_folder_are_two_runs(here: Path) -> None:
+    shutil.copytree(here / "runs" / "a", here / "copy")
+    with (here / "copy" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "time": 4.5, "metrics": {"reward": 0.0625}}\n')
+    compared = objects("compare", "runs/a", "copy", "--metric", "reward")
+    last = {name: course["last"]["value"] for name, course in compared["metrics"]["reward"].items()}
+    assert last == {str(here / "runs" / "a"): 0.5, str(here / "copy"): 0.0625}
+    page = output("compare", "runs/a", "copy")
+    assert "runs/a" in page
+    assert "copy" in page
+
+
+def test_of_a_repeated_step_the_last_line_counts_and_the_last_step_is_found_far_from_the_end(
+    here: Path,
+) -> None:
+    folder = here / "runs" / "a"
+    lines = [(4, "metrics", 0.5), (5, "metrics", 0.25), (4, "metrics", 0.125)]
+    # More evaluations than the part of the file that is read first.
+    lines += [(step, "evaluation", step / 8192) for step in range(4, 4096)]
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(
+            json.dumps({"step": step, "time": 9.5, kind: {"reward": value}}) + "\n"
+            for step, kind, value in lines
+        )
+        file.write('{"step": 6, "ti')  # its process was killed
+    assert (folder / "metrics.jsonl").stat().st_size > 2 * _TAIL
+    shown = objects("show", "runs/a")["metrics"]
+    assert shown["reward"]["last"] == {"step": 5, "value": 0.25}
+    assert shown["reward"]["lowest"] == {"step": 4, "value": 0.125}
+    assert shown["evaluation/accuracy"]["last"] == {"step": 3, "value": 0.875}
+    (listed,) = [run for run in objects("list") if run["name"] == "first"]
+    assert (listed["steps"], listed["reward"]) == (4, 0.125)  # of the last line, as a run resumed
 
 
 def test_runs_are_compared_on_a_page(here: Path) -> None:

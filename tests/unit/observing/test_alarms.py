@@ -199,9 +199,14 @@ class Steps:
     def __init__(self, folder: Path) -> None:
         self.alarms = Alarms(AlarmsConfig(steps=2))
         self.seen: list[Any] = []
+        self.raised: list[Any] = []
         times, observers = (
             PhaseTimes(),
-            SimpleNamespace(failures={}, step_finished=lambda *a: self.seen.append(a[2])),
+            SimpleNamespace(
+                failures={},
+                step_finished=lambda *a: self.seen.append(a[2]),
+                alarm_raised=lambda *a: self.raised.append(a[1:]),
+            ),
         )
         collector: Any = SimpleNamespace(sampler=SimpleNamespace(times=times))
         context: Any = SimpleNamespace(output_dir=folder)
@@ -236,6 +241,10 @@ def test_a_step_report_warns_once_saves_the_alarms_and_hides_their_measures(
         {"name": "entropy_gone", "step": 3, "value": 0.001},
         {"name": "no_gradient", "step": 4, "value": 0.0},
     ]
+    assert steps.raised == [
+        (3, {"name": "entropy_gone", "step": 3, "value": 0.001}, None),
+        (4, {"name": "no_gradient", "step": 4, "value": 0.0}, None),
+    ]
     assert not [name for metrics in steps.seen for name in metrics if name.startswith("alarms/")]
 
 
@@ -245,6 +254,7 @@ def test_an_alarm_reported_before_a_kill_is_not_reported_again(tmp_path: Path, l
     for step in (1, 2):
         steps.take(step, entropy=0.001)
     assert "entropy_gone" not in logged()
+    assert steps.raised == []
     assert [alarm.step for alarm in steps.alarms.state.raised] == [2]
 
 

@@ -407,6 +407,7 @@ def test_every_argument_of_a_lifecycle_hook_is_passed_to_it() -> None:
     observers.rollouts_scored(context, 1, [])
     observers.step_finished(context, 1, {})
     observers.evaluated(context, 1, {})
+    observers.alarm_raised(context, 1, {})
     observers.checkpoint_saved(context, 1, context)
     observers.run_finished(context, {})
     another = Observers(manager, [("all", All)])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.watched_runs import append_metrics, metrics_line, write_record
 
+from grpox.errors.formatting import duration
 from grpox.observing.page.columns import decimate
 from grpox.observing.page.source import RunSource
 from grpox.runtime.run_lock import hold
@@ -119,6 +120,28 @@ def test_a_pause_before_a_resume_is_no_part_of_the_estimate(folder: Path) -> Non
     assert RunSource(folder).run()["seconds_left"] is None  # the run is not going on
     with hold(folder):
         assert RunSource(folder).run()["seconds_left"] == 5
+
+
+def test_a_pause_before_a_resume_is_no_part_of_the_time(folder: Path) -> None:
+    def step(number: int, time: float) -> str:
+        return metrics_line(number, {"reward": 1, "step_time": 2.0}, time=time)
+
+    append_metrics(folder, step(1, 1002), step(2, 1004), step(3, 90_006))
+    evaluation = {"step": 3, "time": 90_009, "evaluation": {"reward": 1}}
+    append_metrics(folder, json.dumps(evaluation) + "\n", step(4, 90_012))
+    os.utime(folder / "versions.json", (90_000, 90_000))
+    assert RunSource(folder).run()["tiles"][-1][:2] == ["time", "11 s"]  # four steps, and 3 s of an evaluation
+    os.utime(folder / "versions.json", (900, 900))
+    hours = RunSource(folder).run()["tiles"][-1][1]  # that run was slow, not resumed
+    assert hours == duration(90_012 - 1000)
+
+
+def test_numbers_that_json_lacks_are_text(folder: Path) -> None:
+    append_metrics(folder, metrics_line(1, {"reward": 1.0}))
+    (folder / "alarms.json").write_text('{"alarms": [{"name": "kl_runaway", "step": 3, "value": NaN}]}')
+    answer = RunSource(folder).run()
+    json.dumps(answer, allow_nan=False)
+    assert "value NaN" in answer["alarms"][0]["text"]
 
 
 def test_alarms_are_read_while_the_run_goes_on(folder: Path) -> None:

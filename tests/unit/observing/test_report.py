@@ -6,12 +6,16 @@ import base64
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pluggy
 import pytest
 from support.frozen import answers_of, frozen_in
@@ -34,12 +38,16 @@ from grpox.observing.page.data import (
     spread,
 )
 from grpox.observing.page.document import document, embed
-from grpox.observing.page.frozen import METRICS_BYTES, render, write_comparison, write_report
+from grpox.observing.page.frozen import METRICS_BYTES, TOKENS_BYTES, render, write_comparison, write_report
+from grpox.observing.page.server import WatchedRuns
 from grpox.observing.page.source import RunSource, number
 from grpox.observing.record import LocalRecord
 from grpox.observing.record_files import write_completions
+from grpox.observing.token_files import token_file, write_tokens
 from grpox.plugins import hookspecs
 from grpox.plugins.hookspecs import hookimpl
+from grpox.policy.batch import TokenRecord
+from grpox.update.token_facts import TokenFacts
 
 EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }} & <b>4</b>"
 
@@ -117,8 +125,26 @@ def test_half_a_line_at_the_end_is_ignored(tmp_path: Path) -> None:
     assert answers_of(folder)["run"]["step"] == 1
 
 
-def test_a_broken_line_in_the_middle_is_told_with_its_number(tmp_path: Path) -> None:
+def test_a_broken_line_in_the_middle_is_named_on_the_page(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, metrics_line(1, loss=1.0), '{"step": 2}\n', metrics_line(3, loss=1.0))
+    answers = answers_of(folder)
+    assert answers["metrics"]["series"]["loss"] == [[1, 3], [1, 1]]
+    assert answers["run"]["problems"] == ["metrics.jsonl: 1 line cannot be read, the first is line 2"]
+
+
+def test_a_folder_whose_name_is_not_utf_8_has_a_report(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / os.fsdecode(b"run\xff"))
+    result = CliRunner().invoke(cli.app, ["report", str(folder)])
+    assert (result.exception, result.stdout) == (None, f"{tmp_path}/run\\xff/report.html\n")
+    frozen = frozen_in((folder / "report.html").read_text(encoding="utf-8"))
+    assert frozen["runs"][0]["name"] == "run\\xff"
+    runs = WatchedRuns([folder])
+    assert runs.source(runs.runs()[0]["name"]).folder == folder
+    assert document({"text": "half \ud83d"}, "half \ud83d").encode()
+
+
+def test_without_any_line_that_can_be_read_the_first_is_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "\n", '{"step": 2}\n')
     with pytest.raises(ConfigError, match=r"metrics.jsonl:2: not a line of metrics: KeyError: 'evaluation'"):
         check_record(folder, RunSource(folder).read_metrics())
 
@@ -139,7 +165,7 @@ def test_a_run_is_finished_with_a_summary_and_failed_with_a_failure(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("count", "most", "places"),
-    [(0, 8, []), (1, 8, [0]), (3, 8, [0, 1, 2]), (12, 4, [0, 4, 7, 11]), (256, 3, [0, 128, 255])],
+    [(0, 8, []), (1, 8, [0]), (3, 8, [0, 1, 2]), (12, 4, [0, 4, 7, 11]), (256, 3, [0, 128, 255]), (5, 1, [2])],
 )
 def test_places_are_spread_evenly_from_the_first_to_the_last(count: int, most: int, places: list[int]) -> None:
     # 11 / 3 = 3.67 apart, and 255 / 2 = 127.5, rounded to even.
@@ -349,6 +375,67 @@ def test_the_page_of_long_completions_stays_below_a_megabyte(tmp_path: Path) -> 
     assert "8 of 20 saved generation batches" in shown["remark"][0]
     assert shown["batches"][0][:3] == ["step 1", 16, 40]
     assert "\n[... 2600 characters ...]\n" in shown["rows"][0]["prompt"]
+
+
+def tokens_of_step(folder: Path, step: int, samples: Sequence[int], count: int = 3) -> None:
+    """Record the tokens of some samples of group 0, as a training does."""
+    written = np.ones(count, bool)
+    written[1] = False  # an observation
+    numbers = np.arange(count, dtype=np.float32) / 3
+    completions = [
+        TokenFacts(
+            TokenRecord(step, 1, 0, sample, np.where(written, 0, -1).astype(np.int32)),
+            ids=np.arange(count, dtype=np.int32) + sample,
+            is_scored=written,
+            is_counted=written,
+            sampler_logprob=-numbers,
+            advantage=np.full(count, 0.5, np.float32),
+            logprob=-numbers,
+            ratio=numbers + 1,
+            entropy=numbers,
+            correction=np.ones(count, np.float32),
+        )
+        for sample in samples
+    ]
+    texts: Any = SimpleNamespace(of=lambda ids: [f"<{each}>" for each in ids], special=lambda token: None)
+    write_tokens(token_file(folder, step), completions, texts)
+
+
+def run_with_tokens(folder: Path, count: int) -> Path:
+    """A run whose batch of 40 completions has the tokens of samples 2 and 39, of which the page shows one."""
+    rollouts = [
+        replace(scored(place / 40), rollout=Rollout(0, place, (1,), (2, 3), "stop", 0)) for place in range(40)
+    ]
+    run_folder(folder, rollouts=rollouts)
+    tokens_of_step(folder, 1, [2, 39], count)
+    return folder
+
+
+def test_recorded_tokens_are_on_the_page_and_their_completions_too(tmp_path: Path) -> None:
+    folder = run_with_tokens(tmp_path / "run", 3)
+    answers = frozen_in(render([folder]))["answers"]
+    rows = answers["completions"]["run"]["rows"]
+    assert len(rows) == MOST_SAMPLES + 1
+    assert [row["sample"] for row in rows if row["has_tokens"]] == [39, 2]
+    tokens = answers["tokens"]["run"]
+    assert list(tokens) == ["step_000001:39", "step_000001:2"]
+    columns = tokens["step_000001:2"]["columns"]
+    assert tokens["step_000001:2"]["count"] == 3
+    assert (columns["id"], columns["text"]) == ([2, 3, 4], ["<2>", "<3>", "<4>"])
+    assert (columns["logprob"], columns["ratio"]) == ([0.0, None, -0.6667], [1.0, None, 1.667])
+    assert (columns["kind"], columns["special"]) == (["model", "observation", "model"], None)
+    assert len(answers["completions"]["run"]["remark"]) == 2
+
+
+def test_tokens_that_the_page_does_not_hold_are_counted(tmp_path: Path) -> None:
+    folder = run_with_tokens(tmp_path / "run", TOKENS_BYTES // 100)
+    answers = frozen_in(render([folder]))["answers"]
+    assert list(answers["tokens"]["run"]) == ["step_000001:2"]
+    completions = answers["completions"]["run"]
+    assert [row["sample"] for row in completions["rows"] if row["has_tokens"]] == [2]
+    assert completions["remark"][2].startswith("Tokens of 1 of the 2 recorded completions")
+    tokens_of_step(folder, 1, [2, 39], TOKENS_BYTES // 4)
+    assert frozen_in(render([folder]))["answers"]["tokens"]["run"] == {}
 
 
 def test_completions_of_several_runs_share_the_megabyte(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from grpox.observing.observers import Observers
 from grpox.policy.batch import TokenRecord
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import World
-from grpox.training.generation_feed import GenerationFeed, TokenChoice, places
+from grpox.training.generation_feed import GenerationFeed, TokenChoice
 from grpox.training.step_report import StepReport
 from grpox.update.token_facts import TokenFacts
 
@@ -43,26 +43,11 @@ def chosen(choice: TokenChoice, *batches: list[float], first: int = 0) -> dict[t
     return dict(choice.records({first + number: batch_of(each) for number, each in enumerate(batches)}))
 
 
-@pytest.mark.parametrize(
-    ("count", "wanted", "expected"),
-    [
-        (3, 8, [0, 1, 2]),
-        (8, 8, list(range(8))),
-        (9, 3, [0, 4, 8]),
-        (10, 4, [0, 3, 6, 9]),
-        (5, 1, [2]),
-        (0, 8, []),
-    ],
-)
-def test_places_are_at_equal_distances_with_both_ends(count: int, wanted: int, expected: list[int]) -> None:
-    assert places(count, wanted) == expected
-
-
 def test_completions_are_spread_over_the_rewards_and_unscored_ones_come_first() -> None:
     choice = TokenChoice(schedule(BatchPlan(1, 8, 1, 1, GROUP)), 3, 1)
     rewards = [0.5, 1.0, math.nan, 0.25, -1.0, 0.75, 0.0, 0.5]
     # In order: nan, -1, 0, 0.25, 0.5 of row 0, 0.5 of row 7, 0.75, 1.
-    assert sorted(chosen(choice, rewards)) == [(0, 1), (0, 2), (0, 3)]
+    assert sorted(chosen(choice, rewards)) == [(0, 0), (0, 1), (0, 2)]
 
 
 def test_each_step_of_a_generation_batch_has_its_own() -> None:
@@ -80,7 +65,7 @@ def test_a_step_of_several_generation_batches_has_as_many_and_numbers_them_as_th
     choice = TokenChoice(schedule(BatchPlan(1, 4, 3, 1, GROUP)), 3, 1)
     found = chosen(choice, [0.0, 1.0, 2.0, 3.0], [9.0] * 4, [-5.0] * 4, first=3)
     assert [(key, record.step, record.part) for key, record in sorted(found.items())] == [
-        ((3, 1), 2, 1),
+        ((3, 2), 2, 1),
         ((4, 3), 2, 2),
         ((5, 0), 2, 3),
     ]
