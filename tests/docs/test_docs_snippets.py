@@ -43,6 +43,7 @@ def install() -> Iterator[Install]:
 
 ELSEWHERE = {
     "plugins/examples/grpox-tensorboard/README.md": "needs tensorboard; tests/packaging installs it",
+    "plugins/examples/grpox-wandb/README.md": "needs wandb; tests/packaging installs it",
 }
 """Pages of which nothing is run here, and why."""
 

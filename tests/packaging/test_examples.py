@@ -29,6 +29,7 @@ COMPONENTS = {
     ("loss", "example-luspo", "grpox-example-loss"),
     ("loss", "vespo", "grpox-vespo"),
     ("observer", "tensorboard", "grpox-tensorboard"),
+    ("observer", "wandb", "grpox-wandb"),
     ("reward", "reasoning-gym", "grpox-reasoning-gym"),
 }
 ALONE = {"GRPOX_DISABLE_PLUGINS": "grpox-third-party"}

@@ -1,0 +1,1 @@
+"""Weights & Biases as an observer of grpox's runs."""
