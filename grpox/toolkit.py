@@ -5,7 +5,7 @@ nothing heavy.
 
 | for | names |
 |---|---|
-| generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `has_float32_head`, `base_parameters`, `base_buffers`, `persistent_buffers`, `copy_weight`, `is_own_memory`, `ADAPTER`, `upload`, `hub_kernels`, `preserve_random_state`, `world_size` |
+| generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `has_float32_head`, `base_parameters`, `base_buffers`, `persistent_buffers`, `is_own_memory`, `ADAPTER`, `upload`, `hub_kernels`, `preserve_random_state`, `world_size` |
 | advantages | `weighted_sum`, `ROUNDING` |
 | trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `alarms_in`, `describe_alarm`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
 | commands | `write_comparison`, `dtype_on`, `load_run`, `recipe_names`, `input_path`, `model_problems` |
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from grpox.policy.models import hub_kernels
     from grpox.policy.weight_stream import (
         base_buffers,
-        copy_weight,
         is_own_memory,
         persistent_buffers,
         stream_adapters,
@@ -58,7 +57,7 @@ if TYPE_CHECKING:
     from grpox.runtime.upload import upload
 
 __all__ = ["ADAPTER", "adapted_layers", "base_buffers", "base_parameters", "hub_kernels", "is_own_memory"]
-__all__ += ["copy_weight", "has_float32_head", "persistent_buffers", "preserve_random_state", "world_size"]
+__all__ += ["has_float32_head", "persistent_buffers", "preserve_random_state", "world_size"]
 __all__ += ["stream_adapters", "stream_base", "stream_weights", "write_adapter"]
 __all__ += ["upload"]
 __all__ += ["ROUNDING", "weighted_sum"]
@@ -90,7 +89,6 @@ _HOMES = {
     "grpox.policy.models": ("hub_kernels",),
     "grpox.policy.weight_stream": (
         "base_buffers",
-        "copy_weight",
         "is_own_memory",
         "persistent_buffers",
         "stream_adapters",

@@ -39,3 +39,14 @@ def format_bytes(num_bytes: float) -> str:
     while larger and num_bytes >= 1024:
         num_bytes, unit, *larger = num_bytes / 1024, *larger
     return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+
+
+def spread(count: int, most: int) -> list[int]:
+    """Return at most `most` of the indices 0 to count-1, evenly spaced, including first and last.
+
+    A single one is the middle.
+    """
+    if most == 1 < count:
+        return [count // 2]
+    picked = min(count, most)
+    return [round(place * (count - 1) / max(picked - 1, 1)) for place in range(picked)]

@@ -12,12 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from grpox.errors.formatting import duration, pluralize
+from grpox.errors.formatting import duration, pluralize, spread
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.alarms import alarms_in, describe_alarm
 from grpox.observing.conversation import Speech, ends, speeches
 from grpox.observing.early_stop import describe_early_stop
-from grpox.observing.page.data import spread
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runtime.files import read_mapping
 from grpox.runtime.logs import DISPLAYED, get_logger

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from grpox.errors import ConfigError
-from grpox.policy.float32_products import as_factor, multiply
+from grpox.policy.logprobs import as_factor, multiply
 from grpox.policy.lora.layers import is_adapted
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from grpox.policy.batch import Layout, RolloutBatch
-from grpox.policy.float32_products import add_product, as_factor, multiply, raised
 from grpox.policy.head_chunks import rows_per_chunk
 
 POSITIONS_PER_CHUNK = 4096
@@ -186,6 +185,11 @@ def _rows_per_chunk(logits: Tensor) -> int:
     return max(1, POSITIONS_PER_CHUNK // max(logits.shape[1], 1))
 
 
+def raised(logits: Tensor) -> Tensor:
+    """Raise half precision to float32."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
 @dataclass(frozen=True)
 class LogitTransform:
     """Transform of a head's output z to logits: ``cap * tanh(scale * z / cap)``; without cap ``scale * z``."""
@@ -324,6 +328,32 @@ class _Factors:
     def rows(self, rows: slice | Tensor) -> _Factors:
         """Select rows of the hidden states, and of `low`."""
         return replace(self, hidden=self.hidden[rows], low=None if self.low is None else self.low[rows])
+
+
+def as_factor(tensor: Tensor) -> Tensor:
+    """Convert a factor so that its products are float32 (float64 for float64 factors).
+
+    CUDA multiplies half precision with float32 results. On other devices the result would be rounded to half
+    precision, so the factors are raised before; the product of two bfloat16 numbers is exact in float32.
+    """
+    return tensor if tensor.device.type == "cuda" else raised(tensor)
+
+
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    """Multiply two factors: [n, m], [m, k] -> f32[n, k]."""
+    if left.dtype in (torch.float32, torch.float64):
+        return left @ right
+    return torch.mm(left, right, out_dtype=torch.float32)
+
+
+def add_product(total: Tensor | None, left: Tensor, right: Tensor | None) -> None:
+    """Add the product of two factors to `total` f32[n, k], if there is one, in place."""
+    if total is None or right is None:
+        return
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
 
 
 def _parts(tokens: int, weight: Tensor) -> list[slice]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from grpox.contracts import WeightStream
@@ -71,15 +70,6 @@ def stream_parameters(
             ]
         while whole:  # released one by one: nothing of this bucket is left when the next is gathered
             yield _given(*whole.pop())
-
-
-@torch.no_grad()
-def copy_weight(own: Tensor, tensor: Tensor) -> None:
-    """Copy a tensor of a stream into a parameter or buffer of a model that was built without weights."""
-    if own.dtype != tensor.dtype:
-        # Loading keeps some buffers in float32, building a model does not.
-        own.data = own.to(tensor.dtype)
-    own.copy_(tensor)
 
 
 def stream_buffers(named: Iterable[tuple[str, Tensor]]) -> WeightStream:

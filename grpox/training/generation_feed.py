@@ -19,7 +19,7 @@ from grpox.config import TrainConfig
 from grpox.contracts import Capability, TrainerState
 from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan
 from grpox.errors import RunFailed
-from grpox.observing.page.data import spread
+from grpox.errors.formatting import spread
 from grpox.policy.batch import Sample, TokenRecord, samples_of
 from grpox.rollout.collector import Collector, GenerationBatch
 from grpox.runtime.upload import upload

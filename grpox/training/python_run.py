@@ -23,7 +23,7 @@ from grpox.environments import Environment
 from grpox.errors import ConfigError, RunClosed, RunFailed, describe
 from grpox.observing.notebook import StepTable
 from grpox.policy.models import architecture_of, load_model
-from grpox.policy.weight_stream import copy_weight, persistent_buffers
+from grpox.policy.weight_stream import persistent_buffers
 from grpox.runfile.load import load_run, resolve_config
 from grpox.runtime.launch import rank_or_zero
 from grpox.runtime.logs import get_logger
@@ -411,4 +411,5 @@ def _fill(model: PreTrainedModel, opened: OpenRun) -> None:
     """Copy the weights of now into `model`; a collective."""
     own = dict(model.named_parameters()) | dict(persistent_buffers(model))
     for name, tensor in opened.engine.weights():
-        copy_weight(own[name], tensor)
+        # Loading keeps some buffers in float32, building a model does not.
+        own[name].data = own[name].to(tensor.dtype).copy_(tensor)

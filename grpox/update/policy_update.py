@@ -111,7 +111,7 @@ class PolicyUpdate:
         chosen = self._choose_tokens(micro_batches)
         packed = self.packer.pack(micro_batches, self.world)
         scored = self._gradient(packed.micro_batches, totals)
-        of_components = self.statistics.select(scored)
+        selected = self.statistics.select(scored) if self.statistics.wanted else None
         shares = loss_shares(scored)
         # Also of masked samples: an alarm tells if nothing of them is left.
         live = sum(bool(np.any(sample.advantage != 0)) for samples in micro_batches for sample in samples)
@@ -122,7 +122,7 @@ class PolicyUpdate:
         measured = measure(scored, self.step_loss.correction_traits)
         # The host waits for the device here, and nowhere else in a step whose tokens all count.
         summed, applied, of_tokens, facts, of_components = read_together(
-            [summed, applied, measured.reduce(self.world), select_facts(scored), of_components]
+            [summed, applied, measured.reduce(self.world), select_facts(scored), selected]
         )
         *losses, live = summed.tolist()
         metrics = dict(zip(shares, losses, strict=True)) | {LIVE: live, "learning_rate": learning_rate}
@@ -131,7 +131,8 @@ class PolicyUpdate:
         grad_norm = metrics["grad_norm"]
         metrics |= _name(measured.named(of_tokens)) | chosen | {"padding_fraction": packed.padding_fraction}
         self.token_facts = facts_of(scored, facts)
-        self.statistics.record(scored, of_components)
+        if selected is not None:
+            self.statistics.record(scored, of_components)
         if math.isfinite(grad_norm):
             for batch, result in scored:
                 keep_old(batch, result.inputs.logprobs)

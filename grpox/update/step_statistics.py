@@ -73,17 +73,14 @@ class StepStatistics:
         """Keep the values of this rank's trained tokens until `reduce`.
 
         Args:
-            values: result of `select` on the host; anything if no component asks for values of tokens.
+            values: result of `select` on the host.
         """
         self._tokens.clear()
         names = list(self._of_tokens)
-        if not names:
-            return
         samples = [sample for batch, _ in scored for sample in batch.samples]
         lengths = np.concatenate([batch.host_mask.sum(axis=1) for batch, _ in scored])
-        rows = np.split(
-            values.float().numpy(), lengths.cumsum()[:-1], axis=1
-        )  # f32[names, tokens of the row] each
+        # f32[names, tokens of the row] each
+        rows = np.split(values.float().numpy(), lengths.cumsum()[:-1], axis=1)
         for sample, row in zip(samples, rows, strict=True):
             self._tokens[id(sample)] = dict(zip(names, row, strict=True))
 

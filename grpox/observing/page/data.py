@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, nearest, text_of
+from grpox.errors.formatting import spread
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.conversation import Speech, ends, speeches
 from grpox.observing.page.columns import MetricsColumns
@@ -152,17 +153,6 @@ class SampledBatch:
     @property
     def samples(self) -> list[Sample]:
         return [_sample(values) for _, values in self.rows]
-
-
-def spread(count: int, most: int) -> list[int]:
-    """Return at most `most` of the indices 0 to count-1, evenly spaced, including first and last.
-
-    A single one is the middle.
-    """
-    if most == 1 < count:
-        return [count // 2]
-    picked = min(count, most)
-    return [round(place * (count - 1) / max(picked - 1, 1)) for place in range(picked)]
 
 
 def read_samples(folder: Path, recorded: int = 0) -> tuple[list[SampledBatch], int]:

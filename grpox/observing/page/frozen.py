@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError
+from grpox.errors.formatting import spread
 from grpox.observing.page.buffers import finite
 from grpox.observing.page.comparison import compare
 from grpox.observing.page.data import (
@@ -24,7 +25,6 @@ from grpox.observing.page.data import (
     cut_conversation,
     cut_text,
     read_samples,
-    spread,
 )
 from grpox.observing.page.document import document
 from grpox.observing.page.rows import is_recorded, row_of, tokens_of

@@ -26,7 +26,7 @@ from transformers.masking_utils import sdpa_mask
 from grpox.config import SamplingConfig
 from grpox.contracts import Capability, GeneratorContext, Prompt, Rollout, WeightStream
 from grpox.errors import ConfigError, RunFailed
-from grpox.toolkit import copy_weight, is_own_memory, persistent_buffers, text_of
+from grpox.toolkit import is_own_memory, persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import complete
 from grpox_generators.decoding import (
@@ -95,7 +95,8 @@ class HfGenerator:
                 if name in policy and is_own_memory(policy[name], tensor):
                     own.data = tensor  # follows the updates, after each of which a sync comes before sampling
                     continue
-                copy_weight(own, tensor)
+                # Loading keeps some buffers in float32, building a model does not.
+                own.data = own.to(tensor.dtype).copy_(tensor)
             if self._packed:
                 release(self._packed)
         self.version = version

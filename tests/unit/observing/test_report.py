@@ -26,6 +26,7 @@ from grpox.cli import app as cli
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import ConfigError
+from grpox.errors.formatting import spread
 from grpox.observing.display import RunReport
 from grpox.observing.observers import Observers
 from grpox.observing.page.data import (
@@ -35,7 +36,6 @@ from grpox.observing.page.data import (
     binned,
     check_record,
     read_samples,
-    spread,
 )
 from grpox.observing.page.document import document, embed
 from grpox.observing.page.frozen import METRICS_BYTES, TOKENS_BYTES, render, write_comparison, write_report

@@ -52,7 +52,8 @@ def plan(iterations: tuple[int, ...] = (0, 0)) -> StepPlan:
 def record(statistics: StepStatistics, results: Any) -> None:
     """Record a step as the update does."""
     selected = statistics.select(results)
-    statistics.record(results, torch.empty(0) if selected is None else selected.double())
+    if selected is not None:
+        statistics.record(results, selected.double())
 
 
 def reduced(*wanted: tuple[str, Any]) -> dict[Any, Any]:
