@@ -9,11 +9,13 @@ time of an episode whose tools do nothing, with its own process and without.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pickle
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,20 @@ QUIET_EPISODES = 256
 LOSING = {"exits", "is_killed", "leaves", "hangs_in_c", "hangs_in_spite"}
 
 
+MARK = "GRPOX_MANY_EPISODES"
+"""Environment variable that all processes of the episodes inherit, by which the last ones are found."""
+LAST_SECONDS = 5.0
+"""Seconds that a killed process may take to be gone."""
+
+
+def marked(mark: str) -> Iterator[psutil.Process]:
+    """Yield the processes that have a mark, whoever their parent has become."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark:
+                yield process
+
+
 def kind_of(key: int) -> str:
     """Return the fault of an episode."""
     return RARE.get(key % 100, KINDS[key % len(KINDS)])
@@ -54,8 +70,12 @@ def many_episodes(count: int, file: Path, folder: Path, limit: float = 1.0) -> d
     """
     plan = blueprint(file, folder)
     limits = EpisodesConfig(tool_timeout=limit, memory=1.0, concurrency=16)
-    before = set(psutil.Process().children(recursive=True))
-    environments = ProcessEnvironments([plan], [], limits, grace=1.0)
+    mark = str(folder)
+    os.environ[MARK] = mark
+    try:
+        environments = ProcessEnvironments([plan], [], limits, grace=1.0)
+    finally:
+        del os.environ[MARK]
     begun = time.perf_counter()
     try:
         started = environments.start({key: Start(0, {"number": key}, key) for key in range(count)})
@@ -68,6 +88,7 @@ def many_episodes(count: int, file: Path, folder: Path, limit: float = 1.0) -> d
     finally:
         environments.close()
     ended = time.perf_counter()
+    _, left = psutil.wait_procs(list(marked(mark)), timeout=LAST_SECONDS)
     expected = {key for key in range(count) if kind_of(key) in LOSING}
     letters = Counter((folder / "letters").read_text().split())
     wanted = Counter([f"o{key}" for key in range(count)] + [f"c{key}" for key in set(range(count)) - expected])
@@ -80,7 +101,7 @@ def many_episodes(count: int, file: Path, folder: Path, limit: float = 1.0) -> d
         "wrongly_open": sorted(expected - lost),
         "wrong_letters": sorted((letters - wanted) + (wanted - letters)),
         "counters": asdict(environments.counters),
-        "processes_left": len(set(psutil.Process().children(recursive=True)) - before),
+        "processes_left": len(left),
         "seconds": {
             "start": round(opened - begun, 2),
             "step": round(stepped - opened, 2),

@@ -149,19 +149,19 @@ def _others() -> list[Case]:
         Case("report of empty metrics", raw("", "metrics.jsonl"), ("metrics.jsonl",), ("report", ".")),
         Case(
             "report of broken metrics",
-            raw("{}\n" + metrics, "metrics.jsonl"),
+            raw("{}\n", "metrics.jsonl"),
             ("metrics.jsonl:1",),
             ("report", "."),
         ),
         Case(
             "report of metrics that are no text",
-            raw(b"\xff\xfe\0\0" * 9 + b"\n" + metrics.encode(), "metrics.jsonl"),
+            raw(b"\xff\xfe\0\0" * 9 + b"\n", "metrics.jsonl"),
             ("metrics.jsonl:1",),
             ("report", "."),
         ),
         Case(
             "report of metrics that are lists",
-            raw("[1]\n" + metrics, "metrics.jsonl"),
+            raw("[1]\n", "metrics.jsonl"),
             ("metrics.jsonl:1",),
             ("report", "."),
         ),

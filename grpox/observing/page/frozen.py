@@ -30,7 +30,9 @@ from grpox.observing.page.document import document
 from grpox.observing.page.rows import is_recorded, row_of, tokens_of
 from grpox.observing.page.source import RunSource
 from grpox.runtime.files import readable, write_atomically
+from grpox.runtime.logs import get_logger
 
+logger = get_logger(__name__)
 REPORT = "report.html"
 """Name of the report in a run's folder."""
 POINTS = (400, 200, 100, 50)
@@ -91,6 +93,9 @@ def freeze(folders: Sequence[Path]) -> dict[str, Any]:
     for folder, source in zip(names.values(), sources, strict=True):
         check_record(folder, source.read_metrics())
     runs = {source.name: source.run() for source in sources}
+    for run in runs.values():
+        for problem in run["problems"]:
+            logger.warning("%s: %s", run["folder"], problem)
     answers: dict[str, Any] = {
         "run": runs,
         "metrics": _first_fitting(

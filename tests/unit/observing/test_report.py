@@ -125,9 +125,11 @@ def test_half_a_line_at_the_end_is_ignored(tmp_path: Path) -> None:
     assert answers_of(folder)["run"]["step"] == 1
 
 
-def test_a_broken_line_in_the_middle_is_named_on_the_page(tmp_path: Path) -> None:
+def test_a_broken_line_in_the_middle_is_named_on_the_page_and_in_a_warning(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, metrics_line(1, loss=1.0), '{"step": 2}\n', metrics_line(3, loss=1.0))
+    LOGGED()
     answers = answers_of(folder)
+    assert LOGGED() == f"warning: {folder}: {answers['run']['problems'][0]}\n"
     assert answers["metrics"]["series"]["loss"] == [[1, 3], [1, 1]]
     assert answers["run"]["problems"] == ["metrics.jsonl: 1 line cannot be read, the first is line 2"]
 
