@@ -135,9 +135,11 @@ def milliseconds(environments: Environments, count: int) -> dict[str, float]:
 
 def processor_seconds() -> float:
     """Return the processor time of this process, and of those below it with those that they have waited for."""
-    own = psutil.Process()
-    below = (each.cpu_times() for each in own.children(recursive=True))
-    return time.process_time() + sum(sum(times[:4]) for times in below)
+    seconds = time.process_time()
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # has ended, so that the one above it tells its time
+            seconds += sum(each.cpu_times()[:4])
+    return seconds
 
 
 def main() -> None:
