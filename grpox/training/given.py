@@ -387,7 +387,7 @@ def _rows_of_stream(value: datasets.IterableDataset, key: str) -> datasets.Datas
     """
     try:
         rows = list(value.with_format(None).take(LONGEST_STREAM + 1))
-        held_out = datasets.Dataset.from_list(rows, features=value.features)
+        table = datasets.Dataset.from_list(rows, features=value.features)
     except Exception as error:
         raise ConfigError(f"cannot be read: {describe(error)}", key=key, where=ARGUMENT) from error
     if not rows:
@@ -395,7 +395,7 @@ def _rows_of_stream(value: datasets.IterableDataset, key: str) -> datasets.Datas
     if len(rows) > LONGEST_STREAM:
         what = f"is a stream of more than {LONGEST_STREAM} rows; each evaluation completes all of them"
         raise _refused(key, what, value, "its first rows, as rows.take(500)")
-    return held_out
+    return table
 
 
 def _refused(
