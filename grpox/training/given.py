@@ -73,6 +73,8 @@ _OTHER_ADAPTERS = (
     *("layers_pattern", "layer_replication", "trainable_token_indices", "megatron_config", "use_qalora"),
 )
 """Settings of peft that change what an adapter is, and that `model.lora` lacks."""
+LONGEST_STREAM = 10_000
+"""Most rows of a stream of held-out prompts: without a limit, a stream without an end would never be read."""
 
 
 def given_objects(
@@ -352,19 +354,14 @@ def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableData
     """Return `value` as plain rows: a dataset without its format (torch, numpy), or a list as a dataset.
 
     Args:
-        key: section of the run file: ``data``, or ``evaluation`` or a set of it, which take no stream.
+        key: section of the run file: ``data``, or ``evaluation`` or a set of it, for which a stream is read
+            to its end.
 
     Raises:
         ConfigError: it is neither, or its rows do not make a table.
     """
     if isinstance(value, datasets.IterableDataset):
-        if key.startswith("evaluation"):
-            what = "is a stream; every held-out prompt is completed in each evaluation"
-            allowed = (
-                "its first rows, as Dataset.from_list(list(rows.take(500))), or evaluation.sets in the config"
-            )
-            raise _refused(key, what, value, allowed)
-        return value
+        return _rows_of_stream(value, key) if key.startswith("evaluation") else value
     if isinstance(value, datasets.Dataset):
         return value.with_format(None)
     if isinstance(value, Mapping):
@@ -379,6 +376,26 @@ def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableData
     except Exception as error:
         what = f"its rows do not make a table: {describe(error)}"
         raise ConfigError(what, key=key, where=ARGUMENT, allowed="values of one type in each column") from error
+
+
+def _rows_of_stream(value: datasets.IterableDataset, key: str) -> datasets.Dataset:
+    """Read held-out rows to the end: every one of them is completed in each evaluation.
+
+    Raises:
+        ConfigError: there are more than `LONGEST_STREAM`, so that the stream may have no end; none; or they
+            cannot be read.
+    """
+    try:
+        rows = list(value.with_format(None).take(LONGEST_STREAM + 1))
+        table = datasets.Dataset.from_list(rows, features=value.features)
+    except Exception as error:
+        raise ConfigError(f"cannot be read: {describe(error)}", key=key, where=ARGUMENT) from error
+    if not rows:
+        raise _refused(key, "is a stream without rows", value)
+    if len(rows) > LONGEST_STREAM:
+        what = f"is a stream of more than {LONGEST_STREAM} rows; each evaluation completes all of them"
+        raise _refused(key, what, value, "its first rows, as rows.take(500)")
+    return table
 
 
 def _refused(
@@ -404,6 +421,9 @@ def check_model(model: Any) -> None:
 
 def _unfit(model: Any) -> str:
     if not isinstance(model, PreTrainedModel):
+        if isinstance(adapters := getattr(model, "peft_config", None), Mapping):
+            kinds = {str(getattr(each.peft_type, "value", each.peft_type)) for each in adapters.values()}
+            return f"its adapter is of the kind {' and '.join(sorted(kinds))}, and only LoRA is trained"
         return "is no transformers model"
     if not model.can_generate():
         return "is no language model: it cannot generate"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.given import MERGED, Given
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
-from grpox.training.given import as_dataset, given_objects
+from grpox.training.given import LONGEST_STREAM, as_dataset, given_objects
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]
 BATCH = {"num_generations": 4, "per_device_train_batch_size": 8}
@@ -334,9 +335,33 @@ def test_what_holds_no_rows() -> None:
         assert problem.what.startswith(what)
 
 
-def test_held_out_prompts_are_no_stream() -> None:
-    (problem,) = refused(given, held_out=datasets.Dataset.from_list(ROWS).to_iterable_dataset())
-    assert (problem.key, problem.given) == ("evaluation", "IterableDataset")
+def test_a_stream_of_held_out_prompts_is_read_to_its_end() -> None:
+    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+    read = given(held_out=stream.with_format("torch")).eval_datasets[""]
+    assert list(read) == ROWS
+    both = given(held_out={"all": stream, "some": stream.take(2)}).eval_datasets
+    assert (list(both["all"]), list(both["some"])) == (ROWS, ROWS[:2])
+
+
+@pytest.mark.parametrize("rows", [0, LONGEST_STREAM + 1, LONGEST_STREAM])
+def test_a_stream_of_held_out_prompts_has_rows_and_an_end(rows: int) -> None:
+    stream = datasets.IterableDataset.from_generator(lambda: ({"prompt": "a"} for _ in range(rows)))
+    if rows == LONGEST_STREAM:
+        assert len(given(held_out=stream).eval_datasets[""]) == rows
+        return
+    (problem,) = refused(given, held_out={"far": stream})
+    assert (problem.key, problem.given) == ("evaluation.sets.far", "IterableDataset")
+    assert ("rows.take" in problem.allowed) == (rows > 0)
+
+
+def test_a_stream_of_held_out_prompts_that_breaks() -> None:
+    def breaks() -> Iterator[dict[str, str]]:
+        yield {"prompt": "a"}
+        raise OSError("gone")
+
+    (problem,) = refused(given, held_out=datasets.IterableDataset.from_generator(breaks))
+    assert (problem.where, problem.key) == ("train()", "evaluation")
+    assert "gone" in problem.what
 
 
 def test_several_sets_of_held_out_prompts(tmp_path: Path) -> None:
@@ -475,6 +500,14 @@ def test_an_adapter_that_the_run_file_cannot_describe(settings: dict[str, Any], 
     (problem,) = refused(given, wrapped)
     assert (problem.key, problem.given) == ("model", "PeftModel")
     assert told in problem.what
+
+
+def test_an_adapter_of_another_kind_is_named() -> None:
+    peft = pytest.importorskip("peft")
+    settings = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    (problem,) = refused(given, model=peft.get_peft_model(LlamaForCausalLM(tiny()), settings))
+    assert problem.key == "model"
+    assert "PROMPT_TUNING" in problem.what
 
 
 def test_a_reward_model_with_an_adapter_is_merged() -> None:
