@@ -48,6 +48,8 @@ def as_environment(target: Any) -> type[Environment]:
         if member is not None
     }
     names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_factory": staticmethod(target)}
+    if not hasattr(kind, "get_reward"):  # then it provides no reward, and a run that needs one is refused
+        names["reward"] = Environment.reward
     return type(kind.__name__, (_Adapter,), {**tools, **names})
 
 
@@ -65,9 +67,8 @@ class _Adapter(Environment):
         return Appended(observation) if isinstance(observation, str) else observation
 
     async def reward(self) -> float | None:  # type: ignore[override]
-        """Return `get_reward()`; None without it."""
-        get_reward = getattr(self._inner, "get_reward", None)
-        return None if get_reward is None else await _awaited(get_reward())
+        """Return `get_reward()`."""
+        return await _awaited(self._inner.get_reward())
 
     async def close(self) -> None:  # type: ignore[override]
         """Close the inner environment if it can be closed."""
