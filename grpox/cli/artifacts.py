@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from grpox.cli.arguments import warn
 from grpox.errors import ConfigError
 
 
@@ -75,7 +76,7 @@ def report(
     with _file_errors_as_config_errors(run_dir):
         if output is not None and output.is_dir():
             raise ConfigError("is a folder: name a file", key="--output", given=str(output))
-        typer.echo(readable(write_report(run_dir, output)))
+        typer.echo(readable(write_report(run_dir, output, warn)))
 
 
 @contextmanager

@@ -47,7 +47,13 @@ def as_environment(target: Any) -> type[Environment]:
         for name, member in members.items()
         if member is not None
     }
-    names = {"__module__": kind.__module__, "__doc__": kind.__doc__, "_factory": staticmethod(target)}
+    names: dict[str, Any] = {
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+        "_factory": staticmethod(target),
+    }
+    if not hasattr(kind, "get_reward"):  # then it provides no reward, and a run that needs one is refused
+        names["reward"] = Environment.reward
     return type(kind.__name__, (_Adapter,), {**tools, **names})
 
 
@@ -65,9 +71,9 @@ class _Adapter(Environment):
         return Appended(observation) if isinstance(observation, str) else observation
 
     async def reward(self) -> float | None:  # type: ignore[override]
-        """Return `get_reward()`; None without it."""
-        get_reward = getattr(self._inner, "get_reward", None)
-        return None if get_reward is None else await _awaited(get_reward())
+        """Return `get_reward()`."""
+        reward: float | None = await _awaited(self._inner.get_reward())
+        return reward
 
     async def close(self) -> None:  # type: ignore[override]
         """Close the inner environment if it can be closed."""

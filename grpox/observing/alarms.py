@@ -6,7 +6,6 @@ state of the checkpoint, raises the same alarms.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from grpox.config.alarms import CHANGED, DIFFERS, LIVE, NORM_BEFORE, SHARE, AlarmsConfig
-from grpox.runtime.files import write_atomically
+from grpox.runtime.files import as_strict_json, write_atomically
 
 FILE = "alarms.json"
 """Alarms of a run in its folder, written when one is raised."""
@@ -239,4 +238,4 @@ def write_alarms(folder: Path, alarms: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    write_atomically(folder / FILE, json.dumps({"alarms": list(alarms)}, indent=2) + "\n")
+    write_atomically(folder / FILE, as_strict_json({"alarms": list(alarms)}) + "\n")

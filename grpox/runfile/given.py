@@ -40,7 +40,8 @@ class Given:
     changes: Mapping[str, Changes | Sequence[Changes | str]] = field(default_factory=dict)
     """Section -> new keys; for rewards, environment and tools, the whole list."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
-    """`MERGED` -> digest; empty if the weights are those of `model.path`, as far as known."""
+    """`MERGED` -> digest, if the weights are not those of `model.path`, as far as known; the same for adapters
+    of reward models."""
     observers: Sequence[object] = ()
     """Callbacks: observers beside those of `tracking`."""
 

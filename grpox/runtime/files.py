@@ -6,12 +6,13 @@ Other users of the machine may read a run's files at most.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,19 @@ def write_atomically(path: Path, text: str) -> None:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+def as_strict_json(value: Any) -> str:
+    """Write plain values as JSON that every parser reads: NaN and infinity become texts such as ``"nan"``."""
+    return json.dumps(_without_nan(value), indent=2, allow_nan=False)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, Mapping):
+        return {name: _without_nan(each) for name, each in value.items()}
+    return [_without_nan(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def read_mapping(path: Path, constant: Callable[[str], Any] = float) -> dict[str, Any]:

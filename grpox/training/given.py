@@ -61,18 +61,17 @@ _OF_CALLBACK = {
     "on_train_end": "grpox_run_finished",
 }
 """Method of a callback of transformers -> the hook that sees the same."""
-_OTHER_ADAPTERS = (
-    *(
-        "modules_to_save",
-        "use_dora",
-        "rank_pattern",
-        "alpha_pattern",
-        "target_parameters",
-        "layers_to_transform",
-    ),
-    *("layers_pattern", "layer_replication", "trainable_token_indices", "megatron_config", "use_qalora"),
+_OF_LORA = ("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules")
+"""Settings of peft's LoRA that `model.lora` has as well."""
+_WITHOUT_EFFECT = (
+    *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+    # Follow from the layer, or belong to settings that are refused themselves.
+    *("inference_mode", "fan_in_fan_out", "ensure_weight_tying", "megatron_core", "qalora_group_size"),
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+    # Told on the page docs/python.md: no dropout is used.
+    "lora_dropout",
 )
-"""Settings of peft that change what an adapter is, and that `model.lora` lacks."""
+"""Settings of peft's LoRA that change nothing in a new adapter of `model.lora`; all others are refused."""
 LONGEST_STREAM = 10_000
 """Most rows of a stream of held-out prompts: without a limit, a stream without an end would never be read."""
 
@@ -112,7 +111,7 @@ def given_objects(
     evaluation_rows, evaluation = given_evaluation(eval_dataset)
     if evaluation:
         changes["evaluation"] = evaluation
-    functions, models, references = given_rewards(rewards)
+    functions, models, references = given_rewards(rewards, merged)
     if references is not None:
         changes["rewards"] = references
     if environment is not None:
@@ -178,11 +177,14 @@ def _given_rows(value: Any, key: str) -> tuple[str, Any]:
 
 
 def given_rewards(
-    rewards: Any,
+    rewards: Any, fingerprints: dict[str, str]
 ) -> tuple[dict[str, Callable[..., Any]], dict[str, PreTrainedModel], list[dict[str, Any]] | None]:
     """Return functions by key, models by key, and the list `rewards` of an equivalent run file.
 
     A mapping is as in a run file, or has a function or model under ``function`` beside ``weight`` and others.
+
+    Args:
+        fingerprints: gets the digest of each adapter that is merged into a reward model.
     """
     functions: dict[str, Callable[..., Any]] = {}
     models: dict[str, PreTrainedModel] = {}
@@ -194,8 +196,7 @@ def given_rewards(
         key, keys = f"rewards[{place}]", _keys(reward, "function")
         if "function" in keys:
             function = keys.pop("function")
-            if is_peft_model(function):
-                function = function.merge_and_unload()
+            digest, function = _merged_reward_model(function, key)
             path = reward_model_path(function, key)
             if path is None:
                 if not callable(function) or hasattr(function, "forward"):  # a module can be called too
@@ -208,9 +209,30 @@ def given_rewards(
                 keys = {"name": f"lambda_{place}" if name == "<lambda>" else name} | keys
             else:
                 models[key] = function
-                keys = {"name": REWARD_OF_MODEL, "model": path} | keys
+                own: dict[str, Any] = {"model": path}
+                if digest:  # the folder of the base model has other weights
+                    own = {"model": GIVEN, "tokenizer": path}
+                    fingerprints[f"{key}'s merged adapter"] = digest
+                keys = {"name": REWARD_OF_MODEL} | own | keys
         references.append(keys)
     return functions, models, references
+
+
+def _merged_reward_model(value: Any, key: str) -> tuple[str, Any]:
+    """Merge the adapter of a PeftModel; also return the adapter's digest, empty for any other value.
+
+    Raises:
+        ConfigError: peft cannot merge it.
+    """
+    if not is_peft_model(value):
+        return "", value
+    # Before the merge, which takes the adapter apart.
+    digest = _digest_of_adapter(value)
+    try:
+        return digest, value.merge_and_unload()
+    except Exception as error:
+        what = f"peft cannot merge its adapter: {describe(error)}"
+        raise _refused(key, what, value, "a sequence-classification model without an adapter") from error
 
 
 def is_peft_model(value: Any) -> bool:
@@ -228,12 +250,17 @@ def _without_adapter(model: Any) -> tuple[Any, dict[str, Any]]:
 
 def fingerprint_of_adapter(model: nn.Module) -> dict[str, str]:
     """Return the digest of an adapter under `MERGED`; empty if the adapter changes nothing, as a new one."""
-    digest, changes = hashlib.sha256(), False
+    changes = any("lora_B" in name and bool(parameter.any()) for name, parameter in model.named_parameters())
+    return {MERGED: _digest_of_adapter(model)} if changes else {}
+
+
+def _digest_of_adapter(model: nn.Module) -> str:
+    """Return the digest of all weights of a PeftModel that its base model lacks."""
+    digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
-        if "lora_" in name:
+        if "lora_" in name or "modules_to_save" in name:
             digest.update(name.encode() + parameter.detach().float().cpu().numpy().tobytes())
-            changes |= "lora_B" in name and bool(parameter.any())
-    return {MERGED: digest.hexdigest()} if changes else {}
+    return digest.hexdigest()
 
 
 def lora_of(model: Any) -> dict[str, Any]:
@@ -251,20 +278,25 @@ def lora_of(model: Any) -> dict[str, Any]:
     given = settings.to_dict()
     kind = str(getattr(given.get("peft_type"), "value", given.get("peft_type")))
     others = {"peft_type": kind} if kind != "LORA" else {}
-    others |= {name: value for name, value in given.items() if name in _OTHER_ADAPTERS and value}
-    if given.get("bias", "none") != "none":
-        others["bias"] = given["bias"]
-    targets = given.get("target_modules")
+    if not others:
+        # Compared with peft's own defaults: 0 is a layer, and what a later peft adds is refused as well.
+        default, known = type(settings)().to_dict(), (*_OF_LORA, *_WITHOUT_EFFECT)
+        others = {
+            name: value for name, value in given.items() if name not in known and value != default.get(name)
+        }
+    targets, excluded = given.get("target_modules"), given.get("exclude_modules")
     if isinstance(targets, str) and targets != "all-linear":
         others["target_modules"] = targets
+    if isinstance(excluded, str):  # a pattern of whole names, which a name at their end is not
+        others["exclude_modules"] = excluded
     if others:
         what = f"its adapter has {', '.join(f'{name}={value}' for name, value in others.items())}"
         raise _refused("model", what, model, allowed)
     names = {"r": "r", "lora_alpha": "alpha", "use_rslora": "use_rslora"}
     lora = {ours: given[theirs] for theirs, ours in names.items()}
     lora["target_modules"] = targets if isinstance(targets, str) else sorted(targets or ())
-    if excluded := given.get("exclude_modules"):
-        lora["exclude_modules"] = [excluded] if isinstance(excluded, str) else sorted(excluded)
+    if excluded:
+        lora["exclude_modules"] = sorted(excluded)
     return lora
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import grpox.runtime.quick_transformers  # noqa: F401 # isort: skip # before transformers itself
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -47,7 +46,7 @@ from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.differences import DTYPE, MICRO_BATCH, check_ranks
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runtime.determinism import check_determinism, prepare_determinism
-from grpox.runtime.files import restrict_umask, write_atomically, write_error_message
+from grpox.runtime.files import as_strict_json, restrict_umask, write_atomically, write_error_message
 from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.logs import get_logger
 from grpox.runtime.phases import PhaseTimes
@@ -131,7 +130,7 @@ class OpenRun:
             try:
                 if summary.get("alarms") or (path.parent / ALARMS).exists():
                     write_alarms(path.parent, summary.get("alarms", []))
-                write_atomically(path, json.dumps(summary, indent=2) + "\n")
+                write_atomically(path, as_strict_json(summary) + "\n")
             except OSError as error:
                 raise RunFailed(write_error_message(error, path)) from error
             parts.observers.checkpoint_saved(context, self.engine.steps, folder)

@@ -51,17 +51,20 @@ TOKENS_BYTES = 250_000
 """Size of all tokens of a page."""
 
 
-def write_report(folder: Path, output: Path | None = None) -> Path:
+def write_report(
+    folder: Path, output: Path | None = None, warn: Callable[[str], None] = logger.warning
+) -> Path:
     """Write the report of the run in `folder`, whole or not at all, and return its path.
 
     Args:
         output: the file to write; default: ``report.html`` in `folder`.
+        warn: gets what is wrong with the run's record, a line for each fault.
 
     Raises:
         ConfigError: `folder` is not a run's folder, or one of its files cannot be read.
     """
     path = output or folder / REPORT
-    write_atomically(path, render([folder]))
+    write_atomically(path, render([folder], warn))
     return path
 
 
@@ -77,14 +80,14 @@ def write_comparison(folders: Sequence[Path], output: Path) -> Path:
     return output
 
 
-def render(folders: Sequence[Path]) -> str:
+def render(folders: Sequence[Path], warn: Callable[[str], None] = logger.warning) -> str:
     """Return the page of the runs in `folders` as HTML."""
-    frozen = freeze(folders)
+    frozen = freeze(folders, warn)
     sources = [run["source"] for run in frozen["answers"]["run"].values()]
     return document(frozen, f"{', '.join(sources)} \N{EN DASH} grpox")
 
 
-def freeze(folders: Sequence[Path]) -> dict[str, Any]:
+def freeze(folders: Sequence[Path], warn: Callable[[str], None] = logger.warning) -> dict[str, Any]:
     """Return the runs and the answers that the page shows without a server, 1.4 megabytes at most."""
     for folder in folders:
         check_folder(folder)
@@ -95,7 +98,7 @@ def freeze(folders: Sequence[Path]) -> dict[str, Any]:
     runs = {source.name: source.run() for source in sources}
     for run in runs.values():
         for problem in run["problems"]:
-            logger.warning("%s: %s", run["folder"], problem)
+            warn(f"{run['folder']}: {problem}")
     answers: dict[str, Any] = {
         "run": runs,
         "metrics": _first_fitting(

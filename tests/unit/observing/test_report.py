@@ -576,6 +576,15 @@ def test_the_command_writes_the_page_and_says_where(tmp_path: Path) -> None:
     assert other.read_text().startswith("<!doctype html>")
 
 
+def test_a_damaged_line_of_metrics_is_a_warning_like_those_of_other_commands(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("broken\n")
+    done = CliRunner().invoke(cli.app, ["report", str(folder)])
+    assert (done.exit_code, done.stdout) == (0, f"{folder / 'report.html'}\n")
+    assert done.stderr.startswith(f"warning: {folder}: ")
+
+
 def problem_of(*arguments: str) -> Any:
     error = CliRunner().invoke(cli.app, ["report", *arguments]).exception
     assert isinstance(error, ConfigError)

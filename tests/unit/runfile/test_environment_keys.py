@@ -558,6 +558,18 @@ def test_the_reward_of_an_environment_needs_one_that_scores(refuse: Refuse, reso
     assert resolve(**own, environment=LAKE | {"weight": 0.5})
 
 
+def test_an_environment_in_the_form_of_trl_needs_get_reward_for_its_own_reward(
+    refuse: Refuse, resolve: Resolve, tmp_path: Path
+) -> None:
+    mute = "class Mute:\n    def reset(self, **row):\n        return None\n"
+    paid = "class Paid(Mute):\n    def get_reward(self):\n        return 1.0\n"
+    (tmp_path / "trl_form.py").write_text(mute + paid)
+    own = {"rewards": [{"name": "environment"}]}
+    [problem] = refuse(**own, environment={"path": "trl_form.py:Mute"})
+    assert problem.key == "rewards[0]"
+    assert resolve(**own, environment={"path": "trl_form.py:Paid"})
+
+
 def test_an_advantage_of_states_needs_an_environment_that_names_them(refuse: Refuse, resolve: Resolve) -> None:
     [problem] = refuse(environment=SILENT, advantage="gigpo")
     assert problem.key == "advantage"

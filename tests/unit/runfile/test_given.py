@@ -21,8 +21,9 @@ from transformers import (
 from grpox import train
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.runfile.given import MERGED, Given
+from grpox.runfile.given import GIVEN, MERGED, Given
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
+from grpox.training import given as settings_of_adapters
 from grpox.training.given import LONGEST_STREAM, as_dataset, given_objects
 
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]
@@ -455,7 +456,11 @@ def peft_model(base: Any, **settings: Any) -> Any:
     """A model whose adapter changes it: B is not 0."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
-    wrapped = peft.get_peft_model(base, peft.LoraConfig(init_lora_weights=False, **settings))
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(**settings))
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
     return wrapped.eval()
 
 
@@ -493,13 +498,34 @@ def test_a_new_adapter_changes_no_weight_of_the_folder() -> None:
         ({"bias": "all"}, "bias=all"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head']"),
         ({"target_modules": ".*q_proj"}, "target_modules=.*q_proj"),
+        # A pattern of whole names: in peft it leaves out nothing here, at the end of names it would.
+        ({"exclude_modules": "v_proj", "target_modules": ["q_proj", "v_proj"]}, "exclude_modules=v_proj"),
+        ({"lora_bias": True}, "lora_bias=True"),
+        ({"layers_to_transform": 0}, "layers_to_transform=0"),
+        ({"alora_invocation_tokens": [3], "task_type": "CAUSAL_LM"}, "alora_invocation_tokens=[3]"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern={'q_proj': 2}"),
+        ({"init_lora_weights": "gaussian"}, "init_lora_weights=gaussian"),
     ],
 )
 def test_an_adapter_that_the_run_file_cannot_describe(settings: dict[str, Any], told: str) -> None:
     wrapped = peft_model(LlamaForCausalLM(tiny()), **{"target_modules": ["q_proj"]} | settings)
     (problem,) = refused(given, wrapped)
-    assert (problem.key, problem.given) == ("model", "PeftModel")
+    assert (problem.key, problem.given) == ("model", type(wrapped).__name__)
     assert told in problem.what
+
+
+def test_each_setting_of_peft_is_in_the_run_file_or_without_effect_or_refused() -> None:
+    """A setting that a new peft brings is refused until it is sorted here."""
+    peft = pytest.importorskip("peft")
+    refused_ones = {
+        *("bias", "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern"),
+        *("rank_pattern", "alpha_pattern", "megatron_config", "trainable_token_indices", "use_dora"),
+        *("velora_config", "alora_invocation_tokens", "use_qalora", "monteclora_config", "layer_replication"),
+        *("lora_bias", "target_parameters", "use_bdlora", "arrow_config", "kasa_config"),
+    }
+    known = set(settings_of_adapters._OF_LORA) | set(settings_of_adapters._WITHOUT_EFFECT)
+    assert known.isdisjoint(refused_ones)
+    assert set(peft.LoraConfig().to_dict()) == known | refused_ones
 
 
 def test_an_adapter_of_another_kind_is_named() -> None:
@@ -518,5 +544,17 @@ def test_a_reward_model_with_an_adapter_is_merged() -> None:
     with torch.no_grad():
         [[score]] = wrapped(**tokens).logits.tolist()
     config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, "sampling": SHORT}
-    run = resolved(config, given(dataset=ROWS, rewards=wrapped))
+    objects = given(dataset=ROWS, rewards=wrapped)
+    run = resolved(config, objects)
     assert run.build("rewards[0]")(prompts=["1+1="], completions=["2"]) == pytest.approx([score], abs=1e-6)
+    # The record does not name the base model's folder, whose weights are others.
+    assert run.config.rewards[0].params == {"model": GIVEN, "tokenizer": str(TOKENIZER)}
+    assert len(objects.fingerprints["rewards[0]'s merged adapter"]) == 64
+
+
+def test_a_reward_model_that_peft_cannot_merge_is_refused() -> None:
+    base = LlamaForSequenceClassification(tiny(num_labels=1, pad_token_id=0))
+    base.name_or_path = str(TOKENIZER)
+    wrapped = peft_model(base, target_modules=["q_proj"], task_type="SEQ_CLS", lora_bias=True)
+    (problem,) = refused(given, dataset=ROWS, rewards=[brevity, wrapped])
+    assert (problem.key, problem.given) == ("rewards[1]", type(wrapped).__name__)

@@ -1,0 +1,17 @@
+"""JSON of the record, as parsers read it that know no NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from grpox.runtime.files import as_strict_json
+
+
+def test_numbers_that_json_lacks_are_texts_at_every_depth() -> None:
+    value = {"accuracy": math.nan, "alarms": [{"value": math.inf}], "pair": (-math.inf, 1.5), "steps": 3}
+    read = json.loads(as_strict_json(value), parse_constant=lambda name: pytest.fail(name))
+    expected = {"accuracy": "nan", "alarms": [{"value": "inf"}], "pair": ["-inf", 1.5], "steps": 3}
+    assert read == expected
