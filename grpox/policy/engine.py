@@ -8,7 +8,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from grpox.policy.deepspeed_config import deepspeed_config, reference_config
 from grpox.policy.deepspeed_import import deepspeed
 from grpox.policy.float32_head import restore_head
 from grpox.policy.logprobs import ForwardMode
-from grpox.policy.lora.layers import adapted_layers
+from grpox.policy.lora.layers import adapted_layers, parameter_adapters, parameters_of
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
 from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.foreign_code import call
@@ -82,6 +82,7 @@ class Engine:
             self._deepspeed.checkpoint_engine = files
             # DeepSpeed would save scripts beside the weights, but a checkpoint contains no code.
             self._deepspeed._copy_recovery_script = lambda folder: None
+        self._read_with(deepspeed.zero.register_external_parameter)
         self.mode = _try_forward_modes(self._deepspeed, config, world)
         self.unused_modes = describe_unused_modes(self.module, config.train, self.mode, world.device)
         """Forward modes that the run allows and does not use, with the reasons; None without any."""
@@ -123,6 +124,8 @@ class Engine:
         Args:
             loss: f64[], the same on all ranks; a gradient of a NaN or infinite loss counts as NaN.
         """
+        if self.steps == 0:
+            _check_parameters_read(self.module)
         optimizer = self._deepspeed.optimizer
         norms = optimizer._get_norm_groups
         if loss is not None:
@@ -212,12 +215,33 @@ class Engine:
         """DeepSpeed's engine, only for `grpox.checkpoint.resume`."""
         return self._deepspeed
 
+    def _read_with(self, change: Callable[[nn.Module, nn.Parameter], None]) -> None:
+        """Call `change` for A and B of each adapted parameter, and the module whose forward pass reads them.
+
+        ZeRO-3 gathers for a module the parameters that it knows to be read there.
+        """
+        for layer in parameter_adapters(self.module).values():
+            for factor in parameters_of(layer):
+                change(layer.get_base_layer(), factor)
+
     def close(self) -> None:
         """Remove all hooks from the module; the engine cannot be used afterwards."""
+        self._read_with(deepspeed.zero.unregister_external_parameter)
         self._deepspeed.destroy()
         restore_forward(self.module)
         restore_head(self.module)
         set_attention(self.module, self._attention)
+
+
+def _check_parameters_read(model: nn.Module) -> None:
+    """Refuse adapters of parameters that the model reads elsewhere than in the forward pass of their module.
+
+    Such an adapter would have no effect in training, and yet be merged.
+    """
+    adapters = parameter_adapters(model)
+    if unread := [name for name, layer in adapters.items() if not layer.is_read]:
+        what = "the model does not read this parameter in the forward pass of its own module"
+        raise ConfigError(what, "model.lora.target_parameters", given=unread[0], allowed="other parameters")
 
 
 def _share_master_weights(optimizer: Any) -> None:
