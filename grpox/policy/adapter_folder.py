@@ -89,7 +89,9 @@ def adapted_parameter_names(model: nn.Module) -> list[str]:
     """Return the names for `target_parameters`: the last two parts of each adapted parameter's name, or whole
     names where these parts name another parameter too."""
     adapted = parameter_adapters(model)
-    return _shortest(list(adapted), [name for name, _ in base_parameters(model) if name not in adapted], parts=2)
+    return _shortest(
+        list(adapted), [name for name, _ in base_parameters(model) if name not in adapted], parts=2
+    )
 
 
 def _shortest(names: list[str], others: list[str], parts: int) -> list[str]:

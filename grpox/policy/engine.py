@@ -20,7 +20,7 @@ from grpox.config import RunConfig
 from grpox.errors import ConfigError, RunFailed, describe, text_of
 from grpox.policy.attention import set_attention
 from grpox.policy.deepspeed_config import deepspeed_config, reference_config
-from grpox.policy.deepspeed_import import deepspeed
+from grpox.policy.deepspeed_import import deepspeed, z3_leaf_parameter
 from grpox.policy.float32_head import restore_head
 from grpox.policy.logprobs import ForwardMode
 from grpox.policy.lora.layers import adapted_layers, parameter_adapters, parameters_of
@@ -70,18 +70,26 @@ class Engine:
         model.train()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         torch_optimizer = call("optimizer", optimizer.build, trained, config.train.learning_rate)
+        settings = deepspeed_config(config, world.size)
+        if self._adapted:
+            # A block of experts would be a leaf, whose gradients DeepSpeed sums before they are there if nothing
+            # below the block is trained.
+            settings["zero_optimization"].setdefault("leaf_module", {"classes": []})
         self._deepspeed, self._optimizer, _, self._scheduler = _initialize(
             config,
             model=model,
             optimizer=torch_optimizer,
             lr_scheduler=call("scheduler", scheduler.build, torch_optimizer, total_steps),
-            config=deepspeed_config(config, world.size),
+            config=settings,
         )
         _share_master_weights(self._optimizer)
         if files is not None:
             self._deepspeed.checkpoint_engine = files
             # DeepSpeed would save scripts beside the weights, but a checkpoint contains no code.
             self._deepspeed._copy_recovery_script = lambda folder: None
+        if self._adapted and any(map(z3_leaf_parameter, trained)):
+            what = "names modules with adapters, whose gradients DeepSpeed may then sum before they are there"
+            raise ConfigError(what, "deepspeed.settings.zero_optimization.leaf_module", allowed="other modules")
         self._read_with(deepspeed.zero.register_external_parameter)
         self.mode = _try_forward_modes(self._deepspeed, config, world)
         self.unused_modes = describe_unused_modes(self.module, config.train, self.mode, world.device)

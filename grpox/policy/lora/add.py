@@ -138,7 +138,7 @@ def parameter_targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
             what = "is a module and no parameter" if is_module else "no such parameter in this model"
         if what:
             allowed = ", ".join(known) or "no such key: all weights of this model are those of layers"
-            near = nearest(_end_of(target), known)
+            near = "" if matching else nearest(_end_of(target), known)
             problems.append(Problem(what, PARAMETERS, given=target, allowed=allowed, nearest=near))
     if problems:
         raise ConfigError(problems)
