@@ -67,7 +67,6 @@ _OTHER_ADAPTERS = (
         "use_dora",
         "rank_pattern",
         "alpha_pattern",
-        "target_parameters",
         "layers_to_transform",
     ),
     *("layers_pattern", "layer_replication", "trainable_token_indices", "megatron_config", "use_qalora"),
@@ -263,6 +262,8 @@ def lora_of(model: Any) -> dict[str, Any]:
     names = {"r": "r", "lora_alpha": "alpha", "use_rslora": "use_rslora"}
     lora = {ours: given[theirs] for theirs, ours in names.items()}
     lora["target_modules"] = targets if isinstance(targets, str) else sorted(targets or ())
+    if parameters := given.get("target_parameters"):
+        lora["target_parameters"] = sorted(parameters)
     if excluded := given.get("exclude_modules"):
         lora["exclude_modules"] = [excluded] if isinstance(excluded, str) else sorted(excluded)
     return lora

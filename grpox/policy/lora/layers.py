@@ -53,8 +53,8 @@ class Factors:
 
     def _products(self, experts: int) -> tuple[Tensor, Tensor]:
         """Return the factors of the change in the weight's layout, [E, rows, r] and [E, r, columns]."""
-        down = self.down.unflatten(0, (experts, -1))  # [E, r, in]
-        up = self.up.unflatten(1, (-1, experts)).permute(2, 0, 1)  # [E, out, r]
+        down = self.down.reshape(experts, -1, self.down.shape[1])  # [E, r, in]
+        up = self.up.reshape(len(self.up), -1, experts).permute(2, 0, 1)  # [E, out, r]
         return (down.mT, up.mT) if self.transposed else (up, down)
 
 

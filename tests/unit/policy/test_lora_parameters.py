@@ -1,4 +1,4 @@
-"""Adapters of parameters, such as stacked experts: against peft's own and against plain loops over the experts."""
+"""Adapters of parameters, such as stacked experts: against peft's own and plain loops over the experts."""
 
 from __future__ import annotations
 
