@@ -94,9 +94,7 @@ class ModelShape:
             if (targets == "all-linear" or one.name in ends) and one.name not in left_out
             for size in (one.inputs, one.outputs)
         )
-        stacks = (
-            rank * one.experts * size for one in self.stacks_named(parameters) for size in one.sizes[-2:]
-        )
+        stacks = (rank * one.experts * size for one in self.stacks_named(parameters) for size in one.sizes[-2:])
         return (*layers, *stacks)
 
     def stacks_named(self, ends: Sequence[str]) -> tuple[Stack, ...]:

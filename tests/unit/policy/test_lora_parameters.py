@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from grpox.config import LoraConfig, TrainConfig
 from grpox.errors import ConfigError, Problem
 from grpox.policy.adapter_folder import adapted_parameter_names, write_adapter
+from grpox.policy.engine import _check_parameters_read
 from grpox.policy.lora.add import add_adapters, parameter_targets
 from grpox.policy.lora.layers import (
     adapted_layers,
@@ -175,6 +176,22 @@ def test_in_half_precision_a_merged_stack_is_rounded_once() -> None:
     exact = changed_by_hand(weight.double(), down, up, is_transposed=False)
     halves = torch.finfo(torch.bfloat16).eps / 2
     assert ((merged.double() - exact).abs() <= exact.abs() * halves * 1.001 + 1e-7).all()
+
+
+def test_a_parameter_that_its_module_does_not_read_is_refused() -> None:
+    model = adapted("qwen3_moe")
+    with pytest.raises(ConfigError) as caught:
+        _check_parameters_read(model)
+    [problem] = caught.value.problems
+    assert (problem.key, problem.given) == (
+        "model.lora.target_parameters",
+        "model.layers.0.mlp.experts.down_proj",
+    )
+    with without_adapters(model):
+        logits_of(model)
+    assert not any(layer.is_read for layer in parameter_adapters(model).values())
+    logits_of(model)
+    _check_parameters_read(model)
 
 
 # -- Names -----------------------------------------------------------------------------------------------

@@ -270,7 +270,9 @@ def test_adapters_alone_have_gradients_and_states(setting: Setting) -> None:
     assert "gradient of the head" not in found
 
 
-def test_adapters_of_stacked_experts_and_the_sums_of_each_forward_pass(setting: Setting, tmp_path: Path) -> None:
+def test_adapters_of_stacked_experts_and_the_sums_of_each_forward_pass(
+    setting: Setting, tmp_path: Path
+) -> None:
     config = {
         "model_type": "qwen3_moe",
         "num_experts": 4,
