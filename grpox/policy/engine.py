@@ -8,7 +8,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +90,10 @@ class Engine:
         if self._adapted and any(map(z3_leaf_parameter, trained)):
             what = "names modules with adapters, whose gradients DeepSpeed may then sum before they are there"
             raise ConfigError(what, "deepspeed.settings.zero_optimization.leaf_module", allowed="other modules")
-        self._read_with(deepspeed.zero.register_external_parameter)
+        for layer in parameter_adapters(self.module).values():
+            # ZeRO-3 gathers for a module the parameters that it knows to be read in its forward pass.
+            for factor in parameters_of(layer):
+                deepspeed.zero.register_external_parameter(layer.get_base_layer(), factor)
         self.mode = _try_forward_modes(self._deepspeed, config, world)
         self.unused_modes = describe_unused_modes(self.module, config.train, self.mode, world.device)
         """Forward modes that the run allows and does not use, with the reasons; None without any."""
@@ -223,18 +226,10 @@ class Engine:
         """DeepSpeed's engine, only for `grpox.checkpoint.resume`."""
         return self._deepspeed
 
-    def _read_with(self, change: Callable[[nn.Module, nn.Parameter], None]) -> None:
-        """Call `change` for A and B of each adapted parameter, and the module whose forward pass reads them.
-
-        ZeRO-3 gathers for a module the parameters that it knows to be read there.
-        """
-        for layer in parameter_adapters(self.module).values():
-            for factor in parameters_of(layer):
-                change(layer.get_base_layer(), factor)
-
     def close(self) -> None:
         """Remove all hooks from the module; the engine cannot be used afterwards."""
-        self._read_with(deepspeed.zero.unregister_external_parameter)
+        for layer in parameter_adapters(self.module).values():
+            layer.get_base_layer()._external_params.clear()  # shards that a later engine would gather
         self._deepspeed.destroy()
         restore_forward(self.module)
         restore_head(self.module)

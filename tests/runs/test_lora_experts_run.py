@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import processes
 from support.architectures import tiny_model
 from support.fixtures import GrpoxCommand
 from support.killing import assert_same, kill, start, wait_for_steps
@@ -120,3 +121,37 @@ def test_a_run_of_two_ranks_that_was_killed_is_resumed_bit_by_bit(tmp_path: Path
     assert process.returncode == 0, stderr
     assert (tmp_path / "runs" / "killed" / "metrics.undone.jsonl").exists()  # it did go on
     assert_same(tmp_path / "runs" / "whole", tmp_path / "runs" / "killed")
+
+
+OBJECT = """
+import peft
+import torch
+from transformers import AutoModelForCausalLM
+
+from grpox import train
+
+torch.manual_seed(0)
+plain = AutoModelForCausalLM.from_pretrained("moe", dtype=torch.float32)
+names = ["experts.gate_up_proj", "experts.down_proj"]
+wrapped = peft.get_peft_model(plain, peft.LoraConfig(r=2, target_parameters=names, init_lora_weights=False))
+settings = ["model.path=moe", "train.max_steps=1", "train.warmup_steps=0", "train.learning_rate=0.01"]
+settings += ["rewards=[{path: mine.py:even}]", "evaluation=null", "tracking={}"]
+for given, lora in ((wrapped, []), (plain, ["model.lora={target_parameters: [experts.down_proj]}"])):
+    before = {name: parameter.detach().clone() for name, parameter in plain.named_parameters()}
+    done = train("quickstart", [*settings, *lora], model=given)
+    after = dict(plain.named_parameters())
+    saved = AutoModelForCausalLM.from_pretrained(done["model"], dtype=torch.float32)
+    assert all(torch.equal(parameter, after[name]) for name, parameter in saved.named_parameters())
+    changed = {name for name in after if name not in before or not torch.equal(after[name], before[name])}
+    print(*sorted({name.rpartition(".layers.")[2][2:] for name in changed}))
+"""
+
+
+def test_a_peft_model_with_adapted_experts_is_a_plain_model_afterwards(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    (tmp_path / "script.py").write_text(OBJECT)
+    done = processes.run("script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    attention = [f"self_attn.{name}_proj.weight" for name in "koqv"]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["mlp.experts.down_proj", *attention] in lines
