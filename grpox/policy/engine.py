@@ -72,7 +72,7 @@ class Engine:
         torch_optimizer = call("optimizer", optimizer.build, trained, config.train.learning_rate)
         settings = deepspeed_config(config, world.size)
         if self._adapted:
-            # A block of experts would be a leaf, whose gradients DeepSpeed sums before they are there if nothing
+            # A block of experts would be a leaf, whose gradients DeepSpeed sums before they exist if nothing
             # below the block is trained.
             settings["zero_optimization"].setdefault("leaf_module", {"classes": []})
         self._deepspeed, self._optimizer, _, self._scheduler = _initialize(

@@ -117,7 +117,7 @@ def test_the_gradient_of_experts_follows_from_that_of_the_whole_weights(
 
 
 def is_weight_of(weight: str, down: str) -> bool:
-    """Tell whether `down` is A of this weight; the inner one of the experts' nested modules is of gate_up_proj."""
+    """Tell whether `down` is A of this weight; of the experts' modules the inner one is of gate_up_proj."""
     layer = down.partition(".lora_A.")[0]
     if layer.endswith(".experts"):
         return weight == f"{layer}.down_proj"

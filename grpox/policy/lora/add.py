@@ -69,8 +69,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
 def _check_adapted(model: PreTrainedModel, targets: list[str], parameters: list[str]) -> None:
     """Refuse a model of which peft adapted other weights than those named.
 
-    In some models with experts peft takes names such as ``gate_proj`` for those of the experts, which had them in
-    older versions of transformers, and then leaves the layers with these names alone.
+    In some models with experts peft takes names such as ``gate_proj`` for those of the experts, which had them
+    in older versions of transformers, and then leaves the layers with these names alone.
     """
     layers = {name for name, layer in adapted_layers(model).items() if not is_of_parameter(layer)}
     if missing := [name for name in targets if name not in layers]:

@@ -1,8 +1,8 @@
 """Adapters of parameters, such as stacked experts, that also work on the shards of ZeRO-3.
 
 peft replaces the parameter by a parametrization in each forward pass, before ZeRO-3 has gathered it for its
-module, and computes the sum twice. Here the forward pass of the module itself, for which ZeRO-3 has gathered W, A
-and B, reads the sum instead of W.
+module, and computes the sum twice. Here the forward pass of the module itself, for which ZeRO-3 has gathered W,
+A and B, reads the sum instead of W.
 """
 
 from __future__ import annotations
