@@ -24,7 +24,11 @@ class LoraConfig(Section):
     """Must be 0: grpox turns all dropout off, so that sampling and training have the same distribution."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Linear layers that get an adapter, by the ends of their names: ``[q_proj, v_proj]``. ``all-linear`` means
-    all linear layers except the head."""
+    all linear layers except the head; ``[]``, beside `target_parameters`, means none."""
+    target_parameters: list[str] = Field(default_factory=list)
+    """Parameters of two or three dimensions that are no layer's weight, such as the stacked experts of a
+    mixture of experts, by the ends of their names: ``[experts.gate_up_proj, experts.down_proj]``. They get
+    adapters in addition to `target_modules`; in a stack every expert gets its own."""
     exclude_modules: list[str] = Field(default_factory=list)
     """Layers of `target_modules` that get no adapter, by the ends of their names."""
     use_rslora: bool = False
@@ -39,12 +43,12 @@ class LoraConfig(Section):
             )
         return dropout
 
-    @field_validator("target_modules")
+    @field_validator("target_modules", "target_parameters")
     @classmethod
-    def _some(cls, target_modules: str | list[str]) -> str | list[str]:
-        if target_modules == [] or (isinstance(target_modules, list) and "" in target_modules):
-            raise ValueError("is empty: write all-linear, or a list of names such as [q_proj, v_proj]")
-        return target_modules
+    def _named(cls, names: str | list[str]) -> str | list[str]:
+        if "" in names and isinstance(names, list):
+            raise ValueError("has an empty name: write names such as q_proj or experts.down_proj")
+        return names
 
 
 def dtype_on(dtype: Literal["auto", "float32", "bfloat16"], gpu: bool) -> Dtype:

@@ -12,7 +12,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from grpox.errors import RunFailed
-from grpox.policy.lora.layers import ADAPTER, adapted_layers
+from grpox.policy.lora.layers import (
+    ADAPTER,
+    adapted_layers,
+    base_parameters,
+    is_of_parameter,
+    parameter_adapters,
+)
 from grpox.policy.weight_stream import stream_adapters
 from grpox.runtime.files import put_in_place, write_error_message
 
@@ -74,10 +80,24 @@ def write_adapter(model: nn.Module, state: Mapping[str, Tensor], base: str, fold
 def adapted_names(model: nn.Module) -> list[str]:
     """Return the names for `target_modules`: the last part of each adapted layer's name, or whole names where a
     last part names another module too."""
-    adapted = adapted_layers(model)
-    others = {name.rpartition(".")[2] for name, _ in model.named_modules() if name not in adapted}
-    last = dict.fromkeys(name.rpartition(".")[2] for name in adapted)
-    return list(adapted) if others & last.keys() else list(last)
+    layers = adapted_layers(model)
+    adapted = [name for name, layer in layers.items() if not is_of_parameter(layer)]
+    return _shortest(adapted, [name for name, _ in model.named_modules() if name not in layers], parts=1)
+
+
+def adapted_parameter_names(model: nn.Module) -> list[str]:
+    """Return the names for `target_parameters`: the last two parts of each adapted parameter's name, or whole
+    names where these parts name another parameter too."""
+    adapted = parameter_adapters(model)
+    return _shortest(
+        list(adapted), [name for name, _ in base_parameters(model) if name not in adapted], parts=2
+    )
+
+
+def _shortest(names: list[str], others: list[str], parts: int) -> list[str]:
+    """Return the ends of `names`, of so many parts each, or whole names where an end is that of another."""
+    ends = dict.fromkeys(".".join(name.split(".")[-parts:]) for name in names)
+    return names if any(".".join(name.split(".")[-parts:]) in ends for name in others) else list(ends)
 
 
 def _peft_config(model: nn.Module, base: str) -> Any:
@@ -89,6 +109,7 @@ def _peft_config(model: nn.Module, base: str) -> Any:
         lora_alpha=layer.lora_alpha[ADAPTER],
         lora_dropout=0.0,
         target_modules=adapted_names(model),
+        target_parameters=adapted_parameter_names(model) or None,
         use_rslora=layer.use_rslora[ADAPTER],
         fan_in_fan_out=layer.fan_in_fan_out,
         task_type="CAUSAL_LM",

@@ -17,6 +17,7 @@ with absent("mlflow"):  # for its autotuner
     import deepspeed
     from deepspeed.runtime import compiler
     from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointCommitInfo, CheckpointEngine
+    from deepspeed.utils.z3_leaf_module import z3_leaf_parameter
 
 # ZeRO-3 asks whether its optimizer is Muon, whose module has torch's compiler imported.
 torch_compile, compiler.compile = compiler.compile, lambda: compiled_at_first_call
@@ -30,4 +31,4 @@ finally:
 # killed process never releases. Offload to nvme compiles its own op without asking.
 deepspeed.ops.__compatible_ops__ = {}
 
-__all__ = ["CheckpointCommitInfo", "CheckpointEngine", "deepspeed"]
+__all__ = ["CheckpointCommitInfo", "CheckpointEngine", "deepspeed", "z3_leaf_parameter"]

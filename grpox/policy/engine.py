@@ -20,10 +20,10 @@ from grpox.config import RunConfig
 from grpox.errors import ConfigError, RunFailed, describe, text_of
 from grpox.policy.attention import set_attention
 from grpox.policy.deepspeed_config import deepspeed_config, reference_config
-from grpox.policy.deepspeed_import import deepspeed
+from grpox.policy.deepspeed_import import deepspeed, z3_leaf_parameter
 from grpox.policy.float32_head import restore_head
 from grpox.policy.logprobs import ForwardMode
-from grpox.policy.lora.layers import adapted_layers
+from grpox.policy.lora.layers import adapted_layers, parameter_adapters, parameters_of
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
 from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.foreign_code import call
@@ -70,18 +70,30 @@ class Engine:
         model.train()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         torch_optimizer = call("optimizer", optimizer.build, trained, config.train.learning_rate)
+        settings = deepspeed_config(config, world.size)
+        if self._adapted:
+            # A block of experts would be a leaf, whose gradients DeepSpeed sums before they exist if nothing
+            # below the block is trained.
+            settings["zero_optimization"].setdefault("leaf_module", {"classes": []})
         self._deepspeed, self._optimizer, _, self._scheduler = _initialize(
             config,
             model=model,
             optimizer=torch_optimizer,
             lr_scheduler=call("scheduler", scheduler.build, torch_optimizer, total_steps),
-            config=deepspeed_config(config, world.size),
+            config=settings,
         )
         _share_master_weights(self._optimizer)
         if files is not None:
             self._deepspeed.checkpoint_engine = files
             # DeepSpeed would save scripts beside the weights, but a checkpoint contains no code.
             self._deepspeed._copy_recovery_script = lambda folder: None
+        if self._adapted and any(map(z3_leaf_parameter, trained)):
+            what = "names modules with adapters, whose gradients DeepSpeed may then sum before they are there"
+            raise ConfigError(what, "deepspeed.settings.zero_optimization.leaf_module", allowed="other modules")
+        for layer in parameter_adapters(self.module).values():
+            # ZeRO-3 gathers for a module the parameters that it knows to be read in its forward pass.
+            for factor in parameters_of(layer):
+                deepspeed.zero.register_external_parameter(layer.get_base_layer(), factor)
         self.mode = _try_forward_modes(self._deepspeed, config, world)
         self.unused_modes = describe_unused_modes(self.module, config.train, self.mode, world.device)
         """Forward modes that the run allows and does not use, with the reasons; None without any."""
@@ -123,6 +135,8 @@ class Engine:
         Args:
             loss: f64[], the same on all ranks; a gradient of a NaN or infinite loss counts as NaN.
         """
+        if self.steps == 0:
+            _check_parameters_read(self.module)
         optimizer = self._deepspeed.optimizer
         norms = optimizer._get_norm_groups
         if loss is not None:
@@ -214,10 +228,23 @@ class Engine:
 
     def close(self) -> None:
         """Remove all hooks from the module; the engine cannot be used afterwards."""
+        for layer in parameter_adapters(self.module).values():
+            layer.get_base_layer()._external_params.clear()  # shards that a later engine would gather
         self._deepspeed.destroy()
         restore_forward(self.module)
         restore_head(self.module)
         set_attention(self.module, self._attention)
+
+
+def _check_parameters_read(model: nn.Module) -> None:
+    """Refuse adapters of parameters that the model reads elsewhere than in the forward pass of their module.
+
+    Such an adapter would have no effect in training, and yet be merged.
+    """
+    adapters = parameter_adapters(model)
+    if unread := [name for name, layer in adapters.items() if not layer.is_read]:
+        what = "the model does not read this parameter in the forward pass of its own module"
+        raise ConfigError(what, "model.lora.target_parameters", given=unread[0], allowed="other parameters")
 
 
 def _share_master_weights(optimizer: Any) -> None:

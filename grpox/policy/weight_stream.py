@@ -15,6 +15,7 @@ from grpox.contracts import WeightStream
 from grpox.policy.lora.layers import (
     Factors,
     adapted_layers,
+    adapted_weight,
     adapter_parameters,
     base_parameters,
     factors_of,
@@ -39,7 +40,7 @@ def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES, adapted:
         adapted: look for adapters; False for a module that has none.
     """
     if adapted:
-        layers = {id(layer.base_layer.weight): layer for layer in adapted_layers(module).values()}
+        layers = {id(adapted_weight(layer)): layer for layer in adapted_layers(module).values()}
         yield from stream_parameters(base_parameters(module), bucket_bytes, layers)
         yield from stream_buffers(base_buffers(module))
     else:

@@ -158,6 +158,9 @@ def lora_problems(context: CheckContext) -> Iterator[Problem]:
         return
     if find_spec("peft") is None:
         yield Problem(f"adapters need peft: {INSTALL}", "model.lora")
+    if lora.target_modules == [] and not lora.target_parameters:
+        what = "is empty: write all-linear, or a list of names such as [q_proj, v_proj]"
+        yield Problem(what, "model.lora.target_modules", given="[]")
     if config.train.sync_ref_model:
         what = "does not work with adapters: the reference is then the frozen model without adapters"
         yield Problem(what, "train.sync_ref_model", given="true", allowed="false, or no model.lora")

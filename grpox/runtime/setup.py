@@ -26,13 +26,15 @@ def quieten() -> None:
 
     transformers_logging.disable_progress_bar()
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    logging.getLogger("DeepSpeed").addFilter(_is_no_overflow)
+    logging.getLogger("DeepSpeed").addFilter(_is_news)
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 
 
-def _is_no_overflow(record: logging.LogRecord) -> bool:
-    """Drop DeepSpeed's message about a skipped step, because the run reports it in more detail."""
-    return "OVERFLOW!" not in record.getMessage()
+def _is_news(record: logging.LogRecord) -> bool:
+    """Drop DeepSpeed's messages about a skipped step, which the run reports in more detail, and about leaf
+    modules, of which a run with adapters has none."""
+    message = record.getMessage()
+    return "OVERFLOW!" not in message and "leaf module configuration did not match" not in message
 
 
 @contextmanager

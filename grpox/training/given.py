@@ -61,7 +61,7 @@ _OF_CALLBACK = {
     "on_train_end": "grpox_run_finished",
 }
 """Method of a callback of transformers -> the hook that sees the same."""
-_OF_LORA = ("r", "lora_alpha", "use_rslora", "target_modules", "exclude_modules")
+_OF_LORA = ("r", "lora_alpha", "use_rslora", "target_modules", "target_parameters", "exclude_modules")
 """Settings of peft's LoRA that `model.lora` has as well."""
 _WITHOUT_EFFECT = (
     *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
@@ -295,6 +295,8 @@ def lora_of(model: Any) -> dict[str, Any]:
     names = {"r": "r", "lora_alpha": "alpha", "use_rslora": "use_rslora"}
     lora = {ours: given[theirs] for theirs, ours in names.items()}
     lora["target_modules"] = targets if isinstance(targets, str) else sorted(targets or ())
+    if parameters := given.get("target_parameters"):
+        lora["target_parameters"] = sorted(parameters)
     if excluded:
         lora["exclude_modules"] = sorted(excluded)
     return lora

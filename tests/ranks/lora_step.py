@@ -6,11 +6,13 @@ Usage: lora_step.py OUT.pt BATCH_SIZExACCUMULATION
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from deepspeed.utils import safe_get_full_grad
-from transformers import LlamaConfig, LlamaForCausalLM
+from support.architectures import tiny_model
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from zero3_step import config_for, micro_batches_for, numbers
 
 from grpox.cli.errors import leave
@@ -21,7 +23,7 @@ from grpox.policy.batch import collate
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters
-from grpox.policy.lora.layers import parameter_counts
+from grpox.policy.lora.layers import adapter_parameters, merge_adapters, parameter_counts
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference import BaseAsReference
 from grpox.policy.weight_stream import stream_base
@@ -30,6 +32,8 @@ from grpox.update.policy_update import PolicyUpdate
 
 STEPS = 2
 TARGETS: dict[str, Any] = {"body": "all-linear", "with head": ["q_proj", "v_proj", "down_proj", "lm_head"]}
+PARAMETERS = ["experts.gate_up_proj", "experts.down_proj", "gate.weight"]
+EXPERTS: dict[str, Any] = {"experts": [], "experts beside layers": "all-linear"}
 
 
 def plain_model() -> LlamaForCausalLM:
@@ -48,11 +52,28 @@ def plain_model() -> LlamaForCausalLM:
     )
 
 
-def steps(config: RunConfig, targets: Any, registry: Registry, world: World) -> dict[str, Any]:
-    """Take some steps, the reference being the model without adapters, and compare it with one of its own."""
+def model_of_experts() -> PreTrainedModel:
+    """A model with stacked experts; the same on all ranks."""
+    return tiny_model("qwen3_moe").train()
+
+
+def steps(
+    config: RunConfig,
+    lora: LoraConfig,
+    registry: Registry,
+    world: World,
+    plain_model: Callable[[], PreTrainedModel] = plain_model,
+    begin: Callable[[PreTrainedModel], None] = lambda model: None,
+) -> dict[str, Any]:
+    """Take some steps, the reference being the model without adapters, and compare it with one of its own.
+
+    Args:
+        begin: changes the adapters before the first step.
+    """
     train, model = config.train, plain_model()
     base = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    add_adapters(model, LoraConfig(r=4, alpha=8, target_modules=targets), seed=0)
+    add_adapters(model, lora, seed=0)
+    begin(model)
     engine = Engine(model, config, world, 10, AdamW(train), NamedSchedule(train))
     gradients: list[dict[str, torch.Tensor]] = []
     take_step = engine.step
@@ -88,6 +109,44 @@ def steps(config: RunConfig, targets: Any, registry: Registry, world: World) -> 
     }
 
 
+def perturb(model: PreTrainedModel) -> None:
+    """Change B, which is 0 at first, and under which A would have no gradient."""
+    draw = torch.Generator().manual_seed(5)
+    for name, factor in adapter_parameters(model):
+        if name.endswith("lora_B.weight"):
+            factor.data = 0.1 * torch.randn(factor.shape, generator=draw)
+
+
+def expert_steps(config: RunConfig, targets: Any, registry: Registry, world: World) -> dict[str, Any]:
+    """Take steps of adapted experts, and one of a plain model whose weights are the sums."""
+    train, lora = config.train, LoraConfig(r=4, alpha=8, target_modules=targets, target_parameters=PARAMETERS)
+    factors: dict[str, torch.Tensor] = {}
+
+    def begin(model: PreTrainedModel) -> None:
+        perturb(model)
+        factors.update((name, parameter.detach().clone()) for name, parameter in model.named_parameters())
+
+    results = steps(config, lora, registry, world, model_of_experts, begin)
+    model = model_of_experts()
+    add_adapters(model, lora, seed=0)
+    perturb(model)
+    merge_adapters(model)
+    whole = Engine(model, config, world, 10, AdamW(train), NamedSchedule(train))
+    gradient: dict[str, torch.Tensor] = {}
+    take_step = whole.step
+
+    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
+        gradient.update((n, safe_get_full_grad(p).clone()) for n, p in whole.module.named_parameters())
+        return take_step(loss)
+
+    whole.step = capture_and_step  # type: ignore[method-assign]
+    loss = registry.build(registry.parse("loss", config.loss, "loss"))
+    correction = registry.build(registry.parse("correction", config.correction, "correction"))
+    reference = FrozenEngine(model_of_experts(), config, world)
+    PolicyUpdate(whole, reference, loss, correction, config, world).step(micro_batches_for(config, world))
+    return results | {"factors": factors, "gradient of the sums": gradient}
+
+
 def main(out: str, split: str) -> None:
     world = start_world()
     registry = Registry(discover())
@@ -95,9 +154,14 @@ def main(out: str, split: str) -> None:
     for name, targets in TARGETS.items():
         config = config_for("dapo", 0.1, *numbers(split))
         config.train.learning_rate = 0.01
-        results[name] = steps(config, targets, registry, world)
+        lora = LoraConfig(r=4, alpha=8, target_modules=targets)
+        results[name] = steps(config, lora, registry, world)
         config.train.chunked_logprobs = False
-        results[f"{name}, all logits"] = steps(config, targets, registry, world)
+        results[f"{name}, all logits"] = steps(config, lora, registry, world)
+    for name, targets in EXPERTS.items():
+        config = config_for("dapo", 0.1, *numbers(split))
+        config.train.gradient_checkpointing = targets != []
+        results[name] = expert_steps(config, targets, registry, world)
     if world.is_main:
         torch.save(results, out)
 

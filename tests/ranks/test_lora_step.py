@@ -73,3 +73,70 @@ def test_the_reference_is_the_model_that_the_run_began_with(
     assert first["kl"] == first["kl_old"] == 0
     assert second["kl"] > 1e-7
     assert made["reference"] == 0
+
+
+# -- Stacked experts -------------------------------------------------------------------------------------
+
+EXPERTS = ("experts", "experts beside layers")
+SCALE = 8 / 4
+R = 4
+
+
+def of_layer(gradient: torch.Tensor, down: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of A and B of one weight W + s B A by the chain rule: s B^T G and s G A^T."""
+    return SCALE * up.T @ gradient, SCALE * gradient @ down.T
+
+
+@pytest.mark.parametrize("ranks", ["one", "two"])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_the_gradient_of_experts_follows_from_that_of_the_whole_weights(
+    results: dict[str, Any], ranks: str, name: str
+) -> None:
+    import torch
+
+    made = results[ranks][name]
+    found, factors, of_sums = made["gradients"][0], made["factors"], made["gradient of the sums"]
+    expected = {}
+    for down_name in (each for each in found if ".lora_A." in each):
+        up_name = down_name.replace(".lora_A.", ".lora_B.")
+        [weight] = [each for each in of_sums if is_weight_of(each, down_name)]
+        gradient, down, up = (each.double() for each in (of_sums[weight], factors[down_name], factors[up_name]))
+        if gradient.dim() == 2:
+            expected[down_name], expected[up_name] = of_layer(gradient, down, up)
+            continue
+        experts = len(gradient)
+        pairs = [
+            of_layer(gradient[each], down[each * R : (each + 1) * R], up[:, each::experts])
+            for each in range(experts)
+        ]
+        expected[down_name] = torch.cat([of_down for of_down, _ in pairs])
+        expected[up_name] = torch.stack([of_up for _, of_up in pairs], dim=2).flatten(1)
+    assert len(expected) == 2 * (6 if name == "experts" else 6 + 8)
+    assert all(gradient.abs().max() > 1e-7 for gradient in expected.values())
+    assert relative_difference(expected, found) < 1e-5
+
+
+def is_weight_of(weight: str, down: str) -> bool:
+    """Tell whether `down` is A of this weight; of the experts' modules the inner one is of gate_up_proj."""
+    layer = down.partition(".lora_A.")[0]
+    if layer.endswith(".experts"):
+        return weight == f"{layer}.down_proj"
+    if layer.endswith(".experts.base_layer"):
+        return weight == layer.replace("base_layer", "gate_up_proj")
+    return weight == f"{layer}.weight"
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_are_trained_alike_on_one_rank_and_on_two(results: dict[str, Any], name: str) -> None:
+    import torch
+
+    one, two = results["one"][name], results["two"][name]
+    assert relative_difference(one["gradients"][0], two["gradients"][0]) < 5e-6
+    assert one["weights"].keys() == two["weights"].keys() == one["frozen"].keys()
+    for key, weight in one["weights"].items():
+        torch.testing.assert_close(two["weights"][key], weight, atol=1e-4, rtol=0)
+    for made in (one, two):
+        assert all(made["frozen"].values())
+        assert made["reference"] == 0
+        assert made["moved"] > 1e-3
+        assert made["trained"] <= made["optimized"] < made["trained"] + 1000

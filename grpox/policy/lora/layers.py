@@ -23,20 +23,44 @@ ADAPTER = "default"
 
 @dataclass(frozen=True)
 class Factors:
-    """The adapter's change of its layer's weight: ``scale * B A``."""
+    """The adapter's change of its weight: ``scale * B A``, for each expert of a stack of E weights.
 
-    down: Tensor  # A, [r, in]
-    up: Tensor  # B, [out, r]
+    Layout of peft's ParamWrapper: A has the experts' blocks one after another; in B the expert is the fastest
+    index. A single matrix is a stack with E = 1.
+    """
+
+    down: Tensor  # A, [E r, in]
+    up: Tensor  # B, [out, r E]
     scale: float
     transposed: bool
-    """True if the layer's weight is [in, out], as in transformers' Conv1D."""
+    """True if the weight is [in, out] or [E, in, out], as in transformers' Conv1D."""
 
     def merged(self, weight: Tensor) -> Tensor:
         """Return ``W + scale * B A`` as a new tensor, computed in float32 or better and rounded once."""
         exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        left, right = (self.down.T, self.up.T) if self.transposed else (self.up, self.down)
-        summed = torch.addmm(weight.to(exact), left.to(exact), right.to(exact), alpha=self.scale)
-        return summed.to(weight.dtype)
+        stack = _as_stack(weight)
+        merged = torch.empty_like(stack)
+        # One expert at a time: a float32 copy of a whole stack would take twice its memory.
+        for expert, (old, left, right) in enumerate(zip(stack, *self._products(len(stack)), strict=True)):
+            merged[expert] = torch.addmm(old.to(exact), left.to(exact), right.to(exact), alpha=self.scale)
+        return merged.view(weight.shape)
+
+    def added_to(self, weight: Tensor) -> Tensor:
+        """Return ``W + scale * B A`` in the precision of `weight`, with a gradient for A and B."""
+        stack = _as_stack(weight)
+        left, right = (factor.to(weight.dtype) for factor in self._products(len(stack)))
+        return torch.baddbmm(stack, left, right, alpha=self.scale).view(weight.shape)
+
+    def _products(self, experts: int) -> tuple[Tensor, Tensor]:
+        """Return the factors of the change in the weight's layout, [E, rows, r] and [E, r, columns]."""
+        down = self.down.reshape(experts, -1, self.down.shape[1])  # [E, r, in]
+        up = self.up.reshape(len(self.up), -1, experts).permute(2, 0, 1)  # [E, out, r]
+        return (down.mT, up.mT) if self.transposed else (up, down)
+
+
+def _as_stack(weight: Tensor) -> Tensor:
+    """Return a weight [E, rows, columns] as it is, and a single matrix as a stack of one."""
+    return weight if weight.dim() == 3 else weight.unsqueeze(0)
 
 
 def is_adapted(module: Any) -> bool:
@@ -54,9 +78,34 @@ def parameters_of(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
     return layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
 
 
+def is_of_parameter(layer: Any) -> bool:
+    """Return True if the adapter of `layer` is that of a parameter (peft's ParamWrapper), not of a layer."""
+    return hasattr(layer, "parameter_name")
+
+
+def adapted_weight(layer: Any) -> nn.Parameter:
+    """Return W, the frozen parameter that the adapter of `layer` changes."""
+    weight: nn.Parameter = getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))
+    return weight
+
+
+def parameter_adapters(model: nn.Module) -> dict[str, Any]:
+    """Return the adapters of parameters, by the parameter's name in a model without adapters."""
+    return {
+        f"{name.replace('.base_layer', '')}.{layer.parameter_name}": layer
+        for name, layer in adapted_layers(model).items()
+        if is_of_parameter(layer)
+    }
+
+
 def factors_of(layer: Any, down: Tensor, up: Tensor) -> Factors:
     """Return the factors of the adapter of `layer`; `down` and `up` are its whole parameters."""
-    return Factors(down, up, float(layer.scaling[ADAPTER]), bool(getattr(layer, "fan_in_fan_out", False)))
+    if is_of_parameter(layer):
+        # peft reads the layout of a stack from the module of the experts; a matrix is always [out, in].
+        transposed = layer.num_experts > 1 and getattr(layer.get_base_layer(), "is_transposed", False)
+    else:
+        transposed = getattr(layer, "fan_in_fan_out", False)
+    return Factors(down, up, float(layer.scaling[ADAPTER]), bool(transposed))
 
 
 def base_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -89,11 +138,16 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 def merge_adapters(model: nn.Module) -> None:
     """Merge every adapter into its weight and remove it, in place, giving a plain model. Needs whole
     parameters."""
-    for name, layer in adapted_layers(model).items():
-        base = layer.base_layer
-        base.weight.copy_(factors_of(layer, *parameters_of(layer)).merged(base.weight))
+    layers = adapted_layers(model)
+    for layer in layers.values():
+        weight = adapted_weight(layer)
+        weight.copy_(factors_of(layer, *parameters_of(layer)).merged(weight))
+    for name, layer in layers.items():
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, base)
+        if (
+            parent not in layers
+        ):  # an inner one, of another parameter of the same module, goes with its outer one
+            setattr(model.get_submodule(parent), child, layer.get_base_layer())
     model.requires_grad_(True)
 
 
@@ -110,10 +164,12 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
 def describe_training(model: nn.Module) -> str:
     """Describe in one line the trained part of a model with adapters."""
     trained, total = parameter_counts(model)
-    layers = adapted_layers(model)
+    layers, parameters = adapted_layers(model), len(parameter_adapters(model))
     rank = next(iter(layers.values())).r[ADAPTER]
     share = f"{trained:,} of {total:,} parameters ({trained / total:.2%})"
-    return f"training {share}: adapters of rank {rank} on {pluralize(len(layers), 'layer')}"
+    counts = {"layer": len(layers) - parameters, "parameter": parameters}
+    places = " and ".join(pluralize(count, name) for name, count in counts.items() if count)
+    return f"training {share}: adapters of rank {rank} on {places}"
 
 
 def of_base(model: nn.Module, named: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
@@ -121,15 +177,16 @@ def of_base(model: nn.Module, named: Iterable[tuple[str, Weight]]) -> Iterator[t
     adapters."""
     adapted = adapted_layers(model)
     for name, weight in named:
-        layer, inside, rest = name.partition(".base_layer.")
-        if inside and layer in adapted:
-            yield f"{layer}.{rest}", weight
-        elif not any(name.startswith(f"{layer}.lora_") for layer in _outer(name, adapted)):
-            yield name, weight
+        layers = _outer(name, adapted)
+        if any(name.startswith(f"{layer}.lora_") for layer in layers):
+            continue
+        for layer in reversed(layers):  # the innermost first: adapters of one module's parameters are nested
+            name = layer + name.removeprefix(layer).removeprefix(".base_layer")
+        yield name, weight
 
 
 def _outer(name: str, layers: dict[str, Any]) -> list[str]:
-    """Return the names of `layers` that contain a parameter or buffer of this name."""
+    """Return the names of `layers` that contain a parameter or buffer of this name, the outermost first."""
     parts = name.split(".")
     prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
     return [prefix for prefix in prefixes if prefix in layers]

@@ -56,6 +56,8 @@ class Setting:
     """Bytes of an element of the weights that compute."""
     trained: tuple[int, ...] = ()
     """Number of elements of each trained weight of LoRA; empty: the model's own weights are trained."""
+    merged: int = 0
+    """Number of elements of the parameters to which each forward pass adds an adapter of LoRA."""
     sequences: int = 8
     """Number of sequences in a micro-batch on a rank."""
     prompt: int = PROMPT
@@ -205,6 +207,10 @@ def _computed(s: Setting) -> Iterator[Part]:
     else:
         saved, why = shape.layers * layer, "N L (6 H + 2 Q + 2 K + 4 F) b"
     yield Part("activations", saved, why, (UPDATE,))
+    # Each sum of a parameter and its adapter is there until its backward pass, which begins with its gradient.
+    of_layer = s.merged // shape.layers
+    sums = b * ((of_layer if s.checkpointing else s.merged) + of_layer)
+    yield Part("parameters with their adapters", sums, "b each, with checkpoints 2 b of a layer", (UPDATE,))
     # Gradients of one layer, beside what it saved.
     passing = n * b * (4 * shape.hidden + 3 * max(shape.intermediate, shape.queries))
     yield Part("gradients of activations", passing, "N b (4 H + 3 F)", (UPDATE,))

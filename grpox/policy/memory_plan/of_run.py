@@ -6,6 +6,7 @@ DeepSpeed needs the whole model on each GPU before it shards it; a model that do
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from grpox.config.inputs import AUTO, dtype_on
@@ -50,7 +51,10 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
         ranks=ranks,
         gpu=gpu,
         weight_bytes=2 if dtype_on(config.model.dtype, gpu) == "bfloat16" else 4,
-        trained=shape.adapters(lora.r, lora.target_modules, lora.exclude_modules) if lora else (),
+        trained=shape.adapters(lora.r, lora.target_modules, lora.exclude_modules, lora.target_parameters)
+        if lora
+        else (),
+        merged=sum(prod(one.sizes) for one in shape.stacks_named(lora.target_parameters)) if lora else 0,
         sequences=train.per_device_train_batch_size,
         prompt=prompt,
         completion=completion,

@@ -5,8 +5,9 @@ Both come from the model's config.json, or from a model that transformers builds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,19 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """A parameter of two or three dimensions that is no weight of a layer of torch, such as stacked experts."""
+
+    name: str
+    """Full name of the parameter."""
+    sizes: tuple[int, ...]
+
+    @property
+    def experts(self) -> int:
+        return prod(self.sizes[:-2])
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """Sizes of a decoder model."""
 
@@ -51,6 +65,8 @@ class ModelShape:
     """K, the width of the key heads, which groups of query heads share"""
     vocabulary: int
     """V"""
+    stacks: tuple[Stack, ...] = ()
+    """Parameters that can have an adapter of their own (`model.lora.target_parameters`)."""
 
     @property
     def parameters(self) -> int:
@@ -61,20 +77,29 @@ class ModelShape:
         """Number of elements of the head's weight."""
         return self.vocabulary * self.hidden
 
-    def adapters(self, rank: int, targets: str | list[str], without: list[str]) -> tuple[int, ...]:
-        """Count the elements of LoRA's weights, A [r, inputs] and B [outputs, r] of each layer named.
+    def adapters(
+        self, rank: int, targets: str | list[str], without: list[str], parameters: Sequence[str] = ()
+    ) -> tuple[int, ...]:
+        """Count the elements of LoRA's weights, A [r, inputs] and B [outputs, r] of each layer or expert named.
 
         Args:
             targets: ends of names, or ``all-linear``.
             without: ends of names without an adapter.
+            parameters: ends of names of parameters.
         """
         ends, left_out = ({name.rpartition(".")[2] for name in names} for names in (targets, without))
-        return tuple(
+        layers = (
             rank * size
             for one in self.linears
             if (targets == "all-linear" or one.name in ends) and one.name not in left_out
             for size in (one.inputs, one.outputs)
         )
+        stacks = (rank * one.experts * size for one in self.stacks_named(parameters) for size in one.sizes[-2:])
+        return (*layers, *stacks)
+
+    def stacks_named(self, ends: Sequence[str]) -> tuple[Stack, ...]:
+        """Select the parameters whose names end in one of `ends`."""
+        return tuple(one for one in self.stacks if any(f".{one.name}".endswith(f".{end}") for end in ends))
 
 
 def model_shape(config: ModelConfig) -> ModelShape:
@@ -164,5 +189,12 @@ def built_shape(config: ModelConfig) -> ModelShape:
             Linear(name.rpartition(".")[2], module.in_features, module.out_features)
             for name, module in model.named_modules()
             if isinstance(module, torch.nn.Linear) and module is not head
+        ),
+        stacks=tuple(
+            Stack(f"{name}.{own}", tuple(parameter.shape))
+            for name, module in model.named_modules()
+            if not isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
+            for own, parameter in module.named_parameters(recurse=False)
+            if parameter.dim() in (2, 3)
         ),
     )

@@ -219,7 +219,12 @@ def _adapters(draft: Draft, component: str) -> None:
     if lora.get("exclude_modules") and excluded is None:
         message = "no model.lora.exclude_modules, because it accepts no regular expression"
         draft.explain(names["exclude_modules"], Verdict.DIFFERS, message)
-    written = {"r": lora["r"], "alpha": lora["alpha"], "target_modules": targets or ALL}
+    parameters = lora.get("target_parameters")
+    # peft adapts the named parameters alone where no layers are named.
+    default = [] if parameters and not lora["target_modules"] else ALL
+    written = {"r": lora["r"], "alpha": lora["alpha"], "target_modules": targets or default}
+    if parameters:
+        written["target_parameters"] = [parameters] if isinstance(parameters, str) else list(parameters)
     written |= {"exclude_modules": excluded} if excluded else {}
     written |= {"use_rslora": True} if lora["use_rslora"] else {}
     of_peft = component == "lora_config" and not draft.has(f"{LORA}r", f"{LORA}lora_alpha")

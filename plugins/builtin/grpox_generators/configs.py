@@ -130,10 +130,13 @@ class VllmColocateConfig(VllmParameters):
         )
 
     def check_run(self, config: RunConfig) -> list[Problem]:
-        """Refuse a sync of adapters if the run trains none."""
-        if self.lora_sync == "merged" or config.model.lora is not None:
+        """Refuse a sync of adapters if the run trains none, or some of parameters."""
+        lora = config.model.lora
+        if self.lora_sync == "merged" or (lora is not None and not lora.target_parameters):
             return []
         what = "there is no adapter to sync: model.lora is null"
+        if lora is not None:
+            what = "grpox sends adapters of parameters (model.lora.target_parameters) to vLLM only merged"
         return [Problem(what, "generator.lora_sync", given="adapter", allowed="merged")]
 
 

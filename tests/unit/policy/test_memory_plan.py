@@ -7,6 +7,7 @@ import re
 import runpy
 from dataclasses import replace
 from io import StringIO
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,30 @@ def test_adapters_alone_have_gradients_and_states(setting: Setting) -> None:
     assert found["optimizer states"] == 8 * sum(trained)
     assert found["weights"] == 4 * (shape.parameters + sum(trained))
     assert "gradient of the head" not in found
+
+
+def test_adapters_of_stacked_experts_and_the_sums_of_each_forward_pass(
+    setting: Setting, tmp_path: Path
+) -> None:
+    config = {
+        "model_type": "qwen3_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "head_dim": 16,
+    }
+    shape = model_shape(folder_of(tmp_path, SMALL | config))
+    trained = shape.adapters(2, [], [], ["mlp.experts.gate_up_proj", "experts.down_proj"])
+    # Of each layer: [4, 32, 64] and [4, 64, 16].
+    assert trained == (2 * 4 * 32, 2 * 4 * 64, 2 * 4 * 64, 2 * 4 * 16) * 3
+    assert len(shape.adapters(2, [], [], ["gate.weight"])) == 2 * 3
+    of_layer = 4 * (32 * 64 + 64 * 16)
+    total = sum(prod(one.sizes) for one in shape.stacks_named(["gate_up_proj", "down_proj"]))
+    assert total == 3 * of_layer
+    whole = replace(setting, shape=shape, trained=trained, merged=total, weight_bytes=2)
+    assert sizes(whole)["parameters with their adapters"] == 2 * 4 * of_layer
+    assert sizes(replace(whole, checkpointing=True))["parameters with their adapters"] == 2 * 2 * of_layer
+    assert "parameters with their adapters" not in sizes(setting)
 
 
 @pytest.mark.parametrize(

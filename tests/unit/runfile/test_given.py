@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from support.architectures import tiny_model
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
@@ -483,6 +484,23 @@ def test_a_peft_model_is_merged_and_gets_a_new_adapter_of_the_same_shape() -> No
     assert lora.target_modules == ["q_proj", "v_proj"]
 
 
+def test_a_peft_model_with_adapted_experts_is_merged_and_gets_new_ones() -> None:
+    base = tiny_model("qwen3_moe")
+    base.name_or_path = str(TOKENIZER)
+    names = ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
+    wrapped = peft_model(base, r=2, lora_alpha=4, target_parameters=names)
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        before = wrapped(tokens).logits
+    objects = given(wrapped, dataset=ROWS, rewards=["exact"])
+    assert objects.model is base
+    with torch.no_grad():
+        assert torch.allclose(base(tokens).logits, before, atol=1e-5)
+    lora = resolved({"train": BATCH}, objects).config.model.lora
+    assert lora is not None
+    assert (lora.target_modules, lora.target_parameters) == ([], names)
+
+
 def test_a_new_adapter_changes_no_weight_of_the_folder() -> None:
     peft = pytest.importorskip("peft")
     base = LlamaForCausalLM(tiny())
@@ -521,7 +539,7 @@ def test_each_setting_of_peft_is_in_the_run_file_or_without_effect_or_refused() 
         *("bias", "modules_to_save", "init_lora_weights", "layers_to_transform", "layers_pattern"),
         *("rank_pattern", "alpha_pattern", "megatron_config", "trainable_token_indices", "use_dora"),
         *("velora_config", "alora_invocation_tokens", "use_qalora", "monteclora_config", "layer_replication"),
-        *("lora_bias", "target_parameters", "use_bdlora", "arrow_config", "kasa_config"),
+        *("lora_bias", "use_bdlora", "arrow_config", "kasa_config"),
     }
     known = set(settings_of_adapters._OF_LORA) | set(settings_of_adapters._WITHOUT_EFFECT)
     assert known.isdisjoint(refused_ones)

@@ -71,6 +71,20 @@ def test_unsupported_adapter_settings_are_reported(given: str) -> None:
     assert "Not carried over" in run_file_text(draft)
 
 
+def test_parameters_are_carried_over_and_are_alone_without_named_layers() -> None:
+    names = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    expected = {"r": 8, "alpha": 8, "target_modules": [], "target_parameters": names}
+    draft = of_script(f"LoraConfig(target_parameters={names})")
+    assert lora_of(draft) == expected
+    assert verdicts(draft)["peft_config.target_parameters"] == Verdict.SAME
+    assert lora_of(of_script(f"LoraConfig(target_modules=[], target_parameters={names})")) == expected
+    beside = of_script(f"LoraConfig(target_modules='all-linear', target_parameters={names})")
+    assert lora_of(beside) == expected | {"target_modules": "all-linear"}
+    of_file = of_yaml("use_peft: true", f"lora_target_parameters: [{', '.join(names)}]")
+    assert lora_of(of_file) == expected | {"r": 16, "alpha": 32}
+    assert verdicts(of_file)["lora_target_parameters"] == Verdict.SAME
+
+
 def test_a_regular_expression_of_layers_is_not_taken_for_a_name() -> None:
     draft = of_script("LoraConfig(target_modules=r'.*\\.q_proj')")
     assert lora_of(draft)["target_modules"] == "all-linear"

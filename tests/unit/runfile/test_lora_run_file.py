@@ -36,12 +36,29 @@ def test_an_empty_section_is_all_linear_layers_with_the_numbers_of_trl() -> None
         ("model.lora={dropout: 0.05}", "model.lora.dropout", "uses no dropout"),
         ("model.lora={r: 0}", "model.lora.r", "greater than or equal to 1"),
         ("model.lora={target_modules: []}", "model.lora.target_modules", "is empty"),
+        ("model.lora={target_parameters: ['']}", "model.lora.target_parameters", "an empty name"),
+        ("model.lora={target_parameters: experts.down_proj}", "model.lora.target_parameters", "list"),
         ("model.lora={lora_alpha: 3}", "model.lora.lora_alpha", "unknown key"),
         ("generator={name: vllm-colocate, lora_sync: adapter}", "generator.lora_sync", "there is no adapter"),
     ],
 )
 def test_impossible_settings_are_refused(override: str, key: str, told: str) -> None:
     assert told in problems(override)[key].what
+
+
+def test_parameters_alone_may_have_adapters() -> None:
+    overrides = ["model.lora={target_modules: [], target_parameters: [experts.down_proj]}"]
+    config = load_run("quickstart", overrides).config.model.lora
+    assert config is not None
+    assert (config.target_modules, config.target_parameters) == ([], ["experts.down_proj"])
+
+
+def test_adapters_of_parameters_reach_vllm_only_merged() -> None:
+    lora = "model.lora={target_parameters: [experts.down_proj]}"
+    problem = problems(lora, "generator={name: vllm-colocate, lora_sync: adapter}")["generator.lora_sync"]
+    assert (problem.given, problem.allowed) == ("adapter", "merged")
+    assert "model.lora.target_parameters" in problem.what
+    load_run("quickstart", [lora, "generator={name: vllm-colocate}"])
 
 
 def test_a_slip_in_a_layers_name_is_told_from_the_files_of_the_checkpoint() -> None:
