@@ -144,9 +144,8 @@ def merge_adapters(model: nn.Module) -> None:
         weight.copy_(factors_of(layer, *parameters_of(layer)).merged(weight))
     for name, layer in layers.items():
         parent, _, child = name.rpartition(".")
-        if (
-            parent not in layers
-        ):  # an inner one, of another parameter of the same module, goes with its outer one
+        # One inside another, of another parameter of the same module, goes with the outer one.
+        if parent not in layers:
             setattr(model.get_submodule(parent), child, layer.get_base_layer())
     model.requires_grad_(True)
 
