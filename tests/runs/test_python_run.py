@@ -121,7 +121,8 @@ assert same(last, left) and same(run.policy, left)
 kept, trained = last.state_dict(), left.state_dict()
 assert kept.keys() == trained.keys() and all(torch.equal(kept[name], trained[name]) for name in kept)
 # An ordinary model: nothing of the engine is left in it.
-assert torch.equal(pickle.loads(pickle.dumps(left))(torch.tensor([[3, 4]])).logits, left(torch.tensor([[3, 4]])).logits)
+ids, copied = torch.tensor([[3, 4]]), pickle.loads(pickle.dumps(left))
+assert torch.equal(copied(ids).logits, left(ids).logits)
 for each, fresh in zip(left.modules(), load().modules(), strict=True):
     assert vars(each).keys() == vars(fresh).keys() and not each._forward_hooks and not each._forward_pre_hooks
 assert followed.seen == [1, 2, "closed after step 2 of 4"], followed.seen
