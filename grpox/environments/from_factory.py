@@ -32,8 +32,8 @@ def as_environment(target: Any) -> type[Environment]:
         return target
     if not callable(target):
         raise TypeError("is no class, and no function that returns an environment")
-    made = target if inspect.isclass(target) else target()
-    kind = made if inspect.isclass(made) else type(made)
+    sample = target if inspect.isclass(target) else target()
+    kind = sample if inspect.isclass(sample) else type(sample)
     if issubclass(kind, Environment):
         return _class_of(target, kind)
     if not callable(getattr(kind, "reset", None)):
@@ -53,9 +53,8 @@ def as_environment(target: Any) -> type[Environment]:
         "__doc__": kind.__doc__,
         "_factory": staticmethod(target),
     }
-    if callable(
-        getattr(made, "get_reward", None)
-    ):  # else it provides no reward, and a run that needs one is refused
+    # Without it, it provides no reward, and a run that needs one is refused.
+    if callable(getattr(sample, "get_reward", None)):
         names["reward"] = _Adapter._reward
     return type(kind.__name__, (_Adapter,), {**tools, **names})
 

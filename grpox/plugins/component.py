@@ -140,7 +140,7 @@ def implied(environment: type[Environment]) -> tuple[str, ...]:
 
 
 def missing_method(bound: BoundComponent, capability: str) -> str:
-    """Return the method by which an environment from a file or Python would have a capability; empty if none."""
+    """Return the method that an environment lacks for a capability; empty if none, or if a plugin offers it."""
     if bound.kind != "environment" or bound.offer is not None or capability not in _IMPLYING:
         return ""
     return written_as(bound.load(), _IMPLYING[capability])
