@@ -146,7 +146,7 @@ def missing_method(bound: BoundComponent, capability: str) -> str:
     return written_as(bound.load(), _IMPLYING[capability])
 
 
-_IMPLYING = {
+_IMPLYING: dict[str, str] = {
     Capability.EPISODE_REWARD: "reward",
     Capability.TURN_REWARDS: "turn_rewards",
     Capability.STATE_KEYS: "state_key",
