@@ -32,7 +32,8 @@ def as_environment(target: Any) -> type[Environment]:
         return target
     if not callable(target):
         raise TypeError("is no class, and no function that returns an environment")
-    kind = target if inspect.isclass(target) else type(target())
+    sample = target if inspect.isclass(target) else target()
+    kind = sample if inspect.isclass(sample) else type(sample)
     if issubclass(kind, Environment):
         return _class_of(target, kind)
     if not callable(getattr(kind, "reset", None)):
@@ -52,8 +53,9 @@ def as_environment(target: Any) -> type[Environment]:
         "__doc__": kind.__doc__,
         "_factory": staticmethod(target),
     }
-    if not hasattr(kind, "get_reward"):  # then it provides no reward, and a run that needs one is refused
-        names["reward"] = Environment.reward
+    # Without it, it provides no reward, and a run that needs one is refused.
+    if callable(getattr(sample, "get_reward", None)):
+        names["reward"] = _Adapter._reward
     return type(kind.__name__, (_Adapter,), {**tools, **names})
 
 
@@ -64,13 +66,15 @@ class _Adapter(Environment):
 
     def __init__(self) -> None:
         self._inner = type(self)._factory()
+        if callable(getattr(self._inner, "get_reward", None)):  # the object may have it where the class has not
+            vars(self)["reward"] = self._reward
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> str | list[Mapping[str, Any]] | None:  # type: ignore[override]
         """Return what the inner `reset` does, as a continuation of the prompt."""
         observation = await _awaited(self._inner.reset(**row))
         return Appended(observation) if isinstance(observation, str) else observation
 
-    async def reward(self) -> float | None:  # type: ignore[override]
+    async def _reward(self) -> float | None:
         """Return `get_reward()`."""
         reward: float | None = await _awaited(self._inner.get_reward())
         return reward
@@ -80,6 +84,16 @@ class _Adapter(Environment):
         close = getattr(self._inner, "close", None)
         if callable(close):
             await _awaited(close())
+
+
+def written_as(kind: type[Environment], method: str) -> str:
+    """Return the name that an author of the class gives a method of `Environment`.
+
+    In TRL's form the reward is ``get_reward``, and there are no others: empty.
+    """
+    if not issubclass(kind, _Adapter):
+        return method
+    return "get_reward" if method == "reward" else ""
 
 
 async def _awaited(value: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpox.errors import describe
-from grpox.runtime.files import atomic_path
+from grpox.runtime.files import atomic_path, without_nan
 
 if TYPE_CHECKING:
     import pyarrow
@@ -172,7 +172,7 @@ def _call(result: ToolResult) -> dict[str, Any]:
 
 def as_json(value: Any) -> str:
     """Write plain values as JSON."""
-    return _encodable(json.dumps(value, ensure_ascii=False))
+    return _encodable(json.dumps(without_nan(value), ensure_ascii=False))
 
 
 def _encodable(text: str) -> str:
@@ -199,7 +199,7 @@ def _data_column(values: list[Any]) -> pyarrow.Array:
 
 def _json_of(value: Any) -> str:
     """Write a value of the data as JSON; what JSON lacks, such as a date, as its text."""
-    return _encodable(json.dumps(value, ensure_ascii=False, default=str))
+    return _encodable(json.dumps(without_nan(value), ensure_ascii=False, default=str))
 
 
 class MetricsFile:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from grpox.contracts import Capability, Reduction
 from grpox.environments import Environment
 from grpox.environments.contract import environment_problem, overrides
-from grpox.environments.from_factory import as_environment
+from grpox.environments.from_factory import as_environment, written_as
 from grpox.errors import ConfigError, Problem, describe
 from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.plugins.discovery import Offer
@@ -136,12 +136,22 @@ def contract_problem(kind: str, target: Any) -> str:
 
 def implied(environment: type[Environment]) -> tuple[str, ...]:
     """Return the capabilities that an environment has by the methods that it overrides."""
-    methods = {
-        Capability.EPISODE_REWARD: "reward",
-        Capability.TURN_REWARDS: "turn_rewards",
-        Capability.STATE_KEYS: "state_key",
-    }
-    return tuple(capability for capability, method in methods.items() if overrides(environment, method))
+    return tuple(capability for capability, method in _IMPLYING.items() if overrides(environment, method))
+
+
+def missing_method(bound: BoundComponent, capability: str) -> str:
+    """Return the method that an environment lacks for a capability; empty if none, or if a plugin offers it."""
+    if bound.kind != "environment" or bound.offer is not None or capability not in _IMPLYING:
+        return ""
+    return written_as(bound.load(), _IMPLYING[capability])
+
+
+_IMPLYING: dict[str, str] = {
+    Capability.EPISODE_REWARD: "reward",
+    Capability.TURN_REWARDS: "turn_rewards",
+    Capability.STATE_KEYS: "state_key",
+}
+"""Capability -> the method of an environment that stands for it."""
 
 
 PER_ADVANTAGE = ("completion", "turn", "token")

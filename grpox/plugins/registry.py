@@ -25,6 +25,7 @@ from grpox.plugins.component import (
     implied,
     is_model,
     level_problem,
+    missing_method,
     reduction_problem,
     scaler_problem,
     scope_problem,
@@ -140,19 +141,23 @@ class Registry:
         """List a problem for each capability that a selected component needs and the run does not provide."""
         provided = {*core_provides, *(capability for bound in bounds for capability in bound.provides)}
         return [
-            self._lacking(bound, need, provided)
+            self._lacking(bound, need, provided, bounds)
             for bound in bounds
             for need in bound.needs
             if need not in provided
         ]
 
-    def _lacking(self, bound: BoundComponent, need: str, provided: set[str]) -> Problem:
+    def _lacking(
+        self, bound: BoundComponent, need: str, provided: set[str], bounds: Sequence[BoundComponent]
+    ) -> Problem:
         would = ", ".join(
             f"{offer.kind} '{offer.spec.name}'" + (f" ({offer.reason})" if offer.status != "ok" else "")
             for offer in self.plugins.offers
             if need in offer.spec.provides
         )
         remedy = f"{would} would provide it" if would else "no installed component provides it"
+        methods = [(each, method) for each in bounds if (method := missing_method(each, need))]
+        remedy += "".join(f"; {each} would, if its class had a method {method}" for each, method in methods)
         return Problem(
             f"{bound} needs '{need}', which nothing in this run provides; {remedy}",
             bound.key,

@@ -227,13 +227,24 @@ class Engine:
         return self._deepspeed
 
     def close(self) -> None:
-        """Remove all hooks from the module; the engine cannot be used afterwards."""
-        for layer in parameter_adapters(self.module).values():
-            layer.get_base_layer()._external_params.clear()  # shards that a later engine would gather
+        """Remove all hooks and attributes of DeepSpeed; the engine cannot be used afterwards."""
         self._deepspeed.destroy()
+        # `destroy` leaves these. They hold the engine and the shards, and a model with them cannot be pickled.
+        self._deepspeed.module_forward_pre_hook.remove()
+        self._deepspeed.module_forward_post_hook.remove()
+        for module in self.module.modules():
+            for name in [name for name in vars(module) if name.startswith("ds_") or name in _LEFT]:
+                delattr(module, name)
         restore_forward(self.module)
         restore_head(self.module)
         set_attention(self.module, self._attention)
+
+
+_LEFT = (
+    *("_external_params", "_original_parameters", "all_parameters"),
+    *("applied_pre_backward_ref_cnt", "pre_bwd_fn", "post_bwd_fn"),
+)
+"""Attributes that ZeRO-3 gives to modules, beside those that begin with ``ds_``."""
 
 
 def _check_parameters_read(model: nn.Module) -> None:

@@ -55,15 +55,16 @@ def write_atomically(path: Path, text: str) -> None:
 
 def as_strict_json(value: Any) -> str:
     """Write plain values as JSON that every parser reads: NaN and infinity become texts such as ``"nan"``."""
-    return json.dumps(_without_nan(value), indent=2, allow_nan=False)
+    return json.dumps(without_nan(value), indent=2, allow_nan=False)
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """Return plain values with NaN and infinity as texts, which JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))
     if isinstance(value, Mapping):
-        return {name: _without_nan(each) for name, each in value.items()}
-    return [_without_nan(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: without_nan(each) for name, each in value.items()}
+    return [without_nan(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def read_mapping(path: Path, constant: Callable[[str], Any] = float) -> dict[str, Any]:

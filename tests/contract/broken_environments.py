@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from grpox.contracts import ToolCall
 from grpox.environments import Environment, tool
 
 
@@ -59,6 +60,24 @@ class Right(Environment):
 
     def info(self) -> dict[str, Any]:
         return {"success": self.total == self.goal}
+
+
+class ReadsItsCalls(Environment):
+    """Takes a turn of one word as the call of its tool."""
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> None: ...
+
+    @tool
+    def add(self, number: int) -> str:
+        """Add a number.
+
+        Args:
+            number: what to add.
+        """
+        return str(number)
+
+    def parse(self, text: str) -> list[ToolCall]:
+        return [ToolCall("add", f'{{"number": {len(text)}}}')] if text.isalpha() else []
 
 
 class Asynchronous(Environment):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import pytest
 
@@ -98,6 +99,15 @@ def test_other_forms_pass(name: str) -> None:
 )
 def test_each_fault_is_told_by_name(violation: Any, name: str, check: str, told: str) -> None:
     assert re.search(told, violation(name, check).what)
+
+
+def test_calls_that_parse_does_not_find_are_told() -> None:
+    suite = suite_of("ReadsItsCalls", seconds=5.0)
+    try:
+        with pytest.raises(SkipTest, match=r"add\(.*\) was not tried: parse finds no call"):
+            suite.test_calls()
+    finally:
+        suite.teardown_class()
 
 
 def test_a_tool_that_raises_is_no_fault_and_told() -> None:

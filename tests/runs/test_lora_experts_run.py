@@ -133,7 +133,10 @@ from grpox import train
 torch.manual_seed(0)
 plain = AutoModelForCausalLM.from_pretrained("moe", dtype=torch.float32)
 names = ["experts.gate_up_proj", "experts.down_proj"]
-wrapped = peft.get_peft_model(plain, peft.LoraConfig(r=2, target_parameters=names, init_lora_weights=False))
+wrapped = peft.get_peft_model(plain, peft.LoraConfig(r=2, target_parameters=names))
+for name, parameter in wrapped.named_parameters():
+    if "lora_B" in name:
+        torch.nn.init.normal_(parameter)
 settings = ["model.path=moe", "train.max_steps=1", "train.warmup_steps=0", "train.learning_rate=0.01"]
 settings += ["rewards=[{path: mine.py:even}]", "evaluation=null", "tracking={}"]
 for given, lora in ((wrapped, []), (plain, ["model.lora={target_parameters: [experts.down_proj]}"])):

@@ -6,7 +6,7 @@ import pytest
 from support.processes import run
 
 TYPES = """
-import json, threading
+import json, pickle, threading
 import psutil, torch
 from transformers import AutoModelForCausalLM
 import grpox
@@ -111,14 +111,22 @@ grpox.train(config("whole-2"), model=whole, dataset=rows, eval_dataset=rows[:4],
 threads = threading.active_count()
 left, followed = load(), Followed()
 with opened("closed", left, callbacks=[followed]) as run:
+    assert {parameter.shape for parameter in left.parameters()} == {(0,)}  # shards: no error tells
     run.step()
     path = run.save()
     assert path.is_dir() and path.name == "step-00000001", path
     run.step()
     last = run.policy
-assert same(last, left) and same(run.policy, left)
-assert followed.seen == [1, 2, "closed after step 2 of 4"], followed.seen
 assert threading.active_count() == threads and not psutil.Process().children()
+assert same(last, left) and same(run.policy, left)
+kept, trained = last.state_dict(), left.state_dict()
+assert kept.keys() == trained.keys() and all(torch.equal(kept[name], trained[name]) for name in kept)
+# An ordinary model: nothing of the engine is left in it.
+ids, copied = torch.tensor([[3, 4]]), pickle.loads(pickle.dumps(left))
+assert torch.equal(copied(ids).logits, left(ids).logits)
+for each, fresh in zip(left.modules(), load().modules(), strict=True):
+    assert vars(each).keys() == vars(fresh).keys() and not each._forward_hooks and not each._forward_pre_hooks
+assert followed.seen == [1, 2, "closed after step 2 of 4"], followed.seen
 try:
     run.step()
 except RunFailed as error:

@@ -13,7 +13,7 @@ import pytest
 from grpox.config import EpisodesConfig
 from grpox.contracts import ToolCall
 from grpox.environments import Appended, Environment, tool
-from grpox.environments.contract import environment_problem, tools_of
+from grpox.environments.contract import environment_problem, overrides, tools_of
 from grpox.environments.from_factory import as_environment
 from grpox.environments.schemas import method_schema
 from grpox.rollout.episodes.loading import load_environments
@@ -118,6 +118,26 @@ def test_without_reward_and_close() -> None:
     assert run(episode.reset({}, seed=0)) is None
     assert run(episode.reward()) is None
     run(episode.close())
+
+
+def test_a_reward_that_only_the_object_has_counts() -> None:
+    class Late(Counter):
+        get_reward = None  # type: ignore[assignment]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.get_reward = lambda: 0.5  # type: ignore[assignment, method-assign]
+
+    class Later:
+        def __init__(self) -> None:
+            self.get_reward = lambda: 0.25
+
+        def reset(self, **row: Any) -> None: ...
+
+    for target, reward in ((Late, 0.5), (Later, 0.25), (lambda: Later(), 0.25)):
+        episode: Any = as_environment(target)()
+        assert run(episode.reward()) == reward
+    assert not overrides(as_environment(Later), "reward")  # as a class it declares none
 
 
 class Named:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,6 +14,7 @@ from grpox.runfile.from_trl.draft import TRL_DEFAULT, Draft
 from grpox.runfile.from_trl.fields import FIELDS, LORA, Verdict, parameters_of
 from grpox.runfile.from_trl.setup import DataGiven, Given
 from grpox.runfile.model_options import REFUSED_INIT
+from grpox.runtime.files import read_mapping
 
 ALL = "all-linear"
 _DTYPES = ("dtype", "torch_dtype")
@@ -54,11 +56,25 @@ def _model(draft: Draft) -> None:
         draft.ask("model.path", "org/name", f"a folder or hub id; {_at(given)}")
     else:
         _input(draft, "model.path", given.value)
+    _router_loss(draft)
     for name, value in _init(draft).items():
         draft.put(f"model.init.{name}", value)
     if draft.has("max_prompt_length"):
         draft.copy("max_prompt_length")
         draft.put("data.long_prompts", "cut")
+
+
+def _router_loss(draft: Draft) -> None:
+    """Write the weight of the load-balancing loss that TRL takes from the configuration of a model's folder."""
+    name, model = "router_aux_loss_coef", draft.setup.model
+    if draft.has(name):
+        draft.copy(name)
+    elif model is not None and isinstance(model.value, str) and not draft.unread(name):
+        config = read_mapping(draft.setup.home / Path(model.value).expanduser() / "config.json")
+        text = config.get("text_config")
+        own = (text if isinstance(text, dict) else config).get(name)
+        if isinstance(own, int | float) and own > 0:
+            draft.put(FIELDS[name].key, own, "the model's own, which TRL uses")
 
 
 def _input(draft: Draft, key: str, given: str, suffixes: tuple[str, ...] = ()) -> None:

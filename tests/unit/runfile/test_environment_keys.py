@@ -563,11 +563,16 @@ def test_an_environment_in_the_form_of_trl_needs_get_reward_for_its_own_reward(
 ) -> None:
     mute = "class Mute:\n    def reset(self, **row):\n        return None\n"
     paid = "class Paid(Mute):\n    def get_reward(self):\n        return 1.0\n"
-    (tmp_path / "trl_form.py").write_text(mute + paid)
+    late = "class Late(Mute):\n    def __init__(self):\n        self.get_reward = lambda: 1.0\n"
+    made = "def make():\n    return Late()\n"
+    (tmp_path / "trl_form.py").write_text(mute + paid + late + made)
     own = {"rewards": [{"name": "environment"}]}
-    [problem] = refuse(**own, environment={"path": "trl_form.py:Mute"})
-    assert problem.key == "rewards[0]"
-    assert resolve(**own, environment={"path": "trl_form.py:Paid"})
+    for name in ("Mute", "Late"):  # a class is not built before the run
+        [problem] = refuse(**own, environment={"path": f"trl_form.py:{name}"})
+        assert problem.key == "rewards[0]"
+        assert f"environment '{name}' would, if its class had a method get_reward" in problem.what
+    for name in ("Paid", "make"):
+        assert resolve(**own, environment={"path": f"trl_form.py:{name}"})
 
 
 def test_an_advantage_of_states_needs_an_environment_that_names_them(refuse: Refuse, resolve: Resolve) -> None:

@@ -352,6 +352,27 @@ def test_a_model_that_the_script_loads(imported: Import) -> None:
     assert data["model"] == {"path": "org/model", "init": {"attn_implementation": "sdpa"}, "dtype": "float32"}
 
 
+@pytest.mark.parametrize(
+    ("config", "given", "weight"),
+    [
+        ({"router_aux_loss_coef": 0.01}, "", 0.01),
+        ({"text_config": {"router_aux_loss_coef": 0.02}}, "router_aux_loss_coef: null\n", 0.02),
+        ({"router_aux_loss_coef": 0.01}, "router_aux_loss_coef: 0.5\n", 0.5),
+        ({"router_aux_loss_coef": 0.01}, "router_aux_loss_coef: 0.0\n", 0.0),
+        ({}, "", None),
+    ],
+)
+def test_the_models_own_weight_of_balance_is_that_of_trl(
+    imported: Import, config: dict[str, Any], given: str, weight: float | None
+) -> None:
+    Path("experts").mkdir()
+    Path("experts/config.json").write_text(json.dumps(config))
+    data, _ = imported(YAML.replace("org/model", "./experts") + given)
+    assert data["train"].get("router_aux_loss_coef") == weight
+    data, _ = imported(YAML + given)  # a model of the hub, whose configuration is not here
+    assert data["train"].get("router_aux_loss_coef") == (weight if "0." in given else None)
+
+
 # -- The algorithm ---------------------------------------------------------------------------------------
 
 
