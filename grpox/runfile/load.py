@@ -341,17 +341,22 @@ def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _schema_problems(error: ValidationError) -> Iterator[Problem]:
-    """Turn schema errors into problems; for a key in the wrong section, name the right one."""
-    details = error.errors(include_url=False)
-    unknown = {".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"}
-    sections = {
+def keys_by_name() -> dict[str, str]:
+    """Map the names of the keys of sections to the dotted keys: ``max_steps`` -> ``train.max_steps``."""
+    return {
         name: f"{section}.{name}"
         for section, field in reversed(RunConfig.model_fields.items())
         for model in (field.annotation, *get_args(field.annotation))
         if isinstance(model, type) and issubclass(model, Section)
         for name in model.model_fields
     }
+
+
+def _schema_problems(error: ValidationError) -> Iterator[Problem]:
+    """Turn schema errors into problems; for a key in the wrong section, name the right one."""
+    details = error.errors(include_url=False)
+    unknown = {".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"}
+    sections = keys_by_name()
     for problem in problems_of(error, RunConfig, ""):
         near, name = problem.nearest, problem.key.rpartition(".")[2]
         if problem.key in unknown:
