@@ -162,9 +162,8 @@ class _Script(Names):
             match node:
                 case ast.Attribute(value=ast.Name() as owner, attr=field, ctx=ast.Store()):
                     yield owner, field, node
-                case ast.Call(args=[owner, field_node, _]) if self.called(node) == "setattr":
-                    literal = isinstance(field_node, ast.Constant)
-                    yield owner, str(field_node.value) if literal else code(field_node), node
+                case ast.Call(args=[owner, name, _]) if self.called(node) == "setattr":
+                    yield owner, str(name.value) if isinstance(name, ast.Constant) else code(name), node
                 case ast.Call(args=[owner], keywords=keywords) if self.called(node) == "replace":
                     for keyword in keywords:
                         yield owner, keyword.arg or f"**{code(keyword.value)}", keyword.value
