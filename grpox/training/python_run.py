@@ -83,7 +83,6 @@ def train(
         ConfigError: the config or an argument is wrong, or a run goes on in output_dir; nothing was loaded.
         RunFailed: the run failed.
     """
-    refuse_arguments(others, _ARGUMENTS, "train()")
     run = Run(
         config,
         overrides,
@@ -96,12 +95,9 @@ def train(
         tools=tools,
         callbacks=callbacks,
         resume=resume,
+        **others,
     )
     return run.train()
-
-
-_ARGUMENTS = [*signature(train).parameters][:-1]
-"""Arguments of `train` and `Run`, without `others`."""
 
 
 class Run:
@@ -134,7 +130,7 @@ class Run:
         resume: bool = False,
         **others: Any,
     ) -> None:
-        refuse_arguments(others, _ARGUMENTS, "Run()")
+        refuse_arguments(others, [*signature(train).parameters][:-1])
         objects = (model, tokenizer, dataset, eval_dataset, rewards, environment, tools, callbacks)
         given = given_objects(*objects)
         if isinstance(config, str | Path):
