@@ -60,8 +60,8 @@ The model is not among them, nor are the files of its observers, which ``version
 """
 BY_STEP = ("completions", "tokens")
 """Folders of parquet files that are named by a step."""
-OBSERVERS = "observer_files"
-"""Key of ``versions.json``."""
+OBSERVERS, STARTED = "observer_files", "started"
+"""Keys of ``versions.json``."""
 
 
 def versions(plugin_distributions: Iterable[str]) -> dict[str, str]:
@@ -120,6 +120,8 @@ class LocalRecord:
         versions: dict[str, object] = {"versions": dict(run.versions), "git_commit": run.git_commit}
         versions |= {"total_steps": run.total_steps, "world_size": run.world_size}
         versions |= _source(run)
+        if (started := _started(run)) is not None:
+            versions[STARTED] = started
         if self._files_of_observers:
             versions[OBSERVERS] = self._files_of_observers
         try:
@@ -187,6 +189,12 @@ def config_text(config: RunConfig) -> str:
     """Format the resolved config as YAML, from which `RunConfig` reads the same config, except secrets."""
     dumped = redacted(config.model_dump(mode="json"))
     return yaml.dump(dumped, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _started(run: RunContext) -> float | None:
+    """Return the Unix time at which the run's first command began, as a resumed run's record has it."""
+    earlier = None if run.resumed_at is None else read_mapping(run.output_dir / VERSIONS).get(STARTED)
+    return earlier if isinstance(earlier, int | float) else run.started
 
 
 def began(config: RunConfig) -> bool:

@@ -1,13 +1,12 @@
 """Loads a run file with overrides and checks the whole run before anything heavy is imported.
 
-There are two passes, and each reports all its problems at once: first the schema (`grpox.config`), then
-components, capabilities, files and batch arithmetic. Each problem names its line or the command line.
+First the schema (`grpox.config`) is checked, then components, capabilities, files and batch arithmetic, as far
+as the keys that they need fit the schema. All problems are reported at once, each with its line.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.environment_checks import environment_problems
 from grpox.runfile.evaluation import evaluation_problems
 from grpox.runfile.given import Given
+from grpox.runfile.invalid_keys import InvalidKeyRead, hide, path_of, without_invalid
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.masked import give_back_secrets, masked_problems
 from grpox.runfile.model_options import checkpointing_problems, length_problems, lora_problems, model_problems
@@ -42,13 +42,6 @@ from grpox.runfile.slots import selected, tracking_problems
 from grpox.runfile.yaml_lines import LONGEST, read_text, read_yaml
 from grpox.runtime import launch
 
-OF_PARTS: tuple[Check, ...] = (
-    checks.missing_plugins,
-    of_section("model", model_problems),
-    input_problems,
-    reward_problems,
-)
-"""Checks of one section each, done also where another section does not fit its schema."""
 CHECKS: tuple[Check, ...] = (
     checks.biased_correction,
     checks.refused_sampling,
@@ -202,11 +195,10 @@ def resolve(
         config = RunConfig.model_validate(data if isinstance(data, RunConfig) else _empty_sections(data))
     except ValidationError as error:
         problems = [*truths, *_schema_problems(error)]
-        further = _problems_of_parts(data, problems, origin, given, trains)
+        further = _problems_of_parts(data, problems, origin, given, world_size, trains)
         raise ConfigError(origin.place([*problems, *further])) from error
-    if truths:
-        _refuse([*truths, *_problems_of_parts(data, truths, origin, given, trains)], origin)
-    _refuse(tracking_problems(config), origin)
+    if wrong := [*truths, *tracking_problems(config)]:
+        _refuse([*wrong, *_problems_of_parts(data, wrong, origin, given, world_size, trains)], origin)
     resolve_paths(config, origin.base)
     registry = Registry(discover(config.plugins.disable))
     _default_correction(config, registry)
@@ -218,10 +210,7 @@ def resolve(
     problems += [problem for check in CHECKS for problem in check(context)]
     num_prompts = context.num_prompts if given.dataset is None else given.num_prompts
     try:
-        plan = BatchPlan.from_config(config.train, world_size or launch.world_size())
-        if num_prompts is not None:
-            # The sampler itself refuses data that does not fill one generation batch.
-            PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)
+        plan = _batch_plan(config, num_prompts, world_size)
     except ConfigError as error:
         problems += error.problems
     _refuse(problems, origin)
@@ -230,49 +219,85 @@ def resolve(
     return ResolvedRun(config, components, registry, source, plan, counted, given, warnings)
 
 
+def _batch_plan(config: RunConfig, num_prompts: int | None, world_size: int | None) -> BatchPlan:
+    """Return the batch arithmetic of a run.
+
+    Raises:
+        ConfigError: sizes do not divide each other, or the data does not fill one generation batch.
+    """
+    plan = BatchPlan.from_config(config.train, world_size or launch.world_size())
+    if num_prompts is not None:
+        # The sampler itself refuses data that does not fill one generation batch.
+        PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)
+    return plan
+
+
 def _problems_of_parts(
-    data: Mapping[str, Any] | RunConfig, wrong: Sequence[Problem], origin: Origin, given: Given, trains: bool
+    data: Mapping[str, Any] | RunConfig,
+    wrong: Sequence[Problem],
+    origin: Origin,
+    given: Given,
+    world_size: int | None,
+    trains: bool,
 ) -> list[Problem]:
-    """Find mistakes in the sections of a run that fit their schema, while others do not.
+    """Find the mistakes of a run with invalid keys that the other keys make among themselves.
 
     Args:
-        wrong: the problems of the schema. Their keys are left out, and checks that compare sections are not
-            done, because the run is then another one than meant.
+        wrong: the problems of the schema. A check that reads one of their keys is not done.
     """
-    keys = [re.findall(r"[^.\[\]]+", problem.key) for problem in wrong]
-    rest = {} if isinstance(data, RunConfig) else copy.deepcopy(_empty_sections(data))
-    try:
-        for path in keys:
-            _remove(rest, path)
-        config = RunConfig.model_validate(rest)
-    except (ValidationError, LookupError, ValueError, TypeError):
-        return []  # a part is missing without which there is no run
-    if tracking_problems(config):
+    if isinstance(data, RunConfig):
         return []
+    remainder = without_invalid(copy.deepcopy(_empty_sections(data)), wrong)
+    if remainder is None:
+        return []
+    config, unknown, unclear = remainder
+    of_tracking = tracking_problems(config)
+    # Without its invalid key a heading may name another observer.
+    of_observers = [each.key for each in (*of_tracking, *wrong) if each.key.startswith("tracking.")]
+    headings = {path_of(key)[1] for key in of_observers}
+    config.tracking = {name: value for name, value in config.tracking.items() if name not in headings}
     resolve_paths(config, origin.base)
     registry = Registry(discover(config.plugins.disable))
-    components, problems = _bind(config, registry, given)
-    problems += resolve_parameters(config, components, origin.base)
+    whole = config.model_copy(deep=True)
+    hide(config, unknown)
+    try:
+        _default_correction(config, registry)
+        whole.correction = config.correction
+    except InvalidKeyRead:
+        unknown.append("correction")
+    bound, problems = _bind(whole, registry, given)
+    components = {
+        key: each for key, each in bound.items() if not any(_is_within(key, outer) for outer in unknown)
+    }
+    if not problems and components.keys() == bound.keys():
+        problems = registry.negotiate(list(components.values()), checks.LOSS_INPUTS)
+    problems += resolve_parameters(whole, components, origin.base)
     context = CheckContext(config, components, registry.plugins, given, trains)
-    # Another column may hold the prompts than the one that is left, and other rewards may score evaluations.
-    sections = {path[0] for path in keys}
-    is_data_wrong, is_evaluation_wrong = "data" in sections, "evaluation" in sections
-    for check in OF_PARTS:
-        problems += check(context)
+    for check in CHECKS:
+        problems += _problems_of_check(check, context)
+        # Another column may hold the prompts, and other rewards may score evaluations, than are left.
         for key in list(context.columns):  # after each check, because one of them reads the columns
-            if is_data_wrong or (is_evaluation_wrong and key != "data.path"):
+            if "data" in unclear or ("evaluation" in unclear and key != "data.path"):
                 del context.columns[key]
-    reported = tuple(problem.key for problem in wrong) + (("data",) if is_data_wrong else ())
-    return [problem for problem in problems if not any(_is_within(problem.key, key) for key in reported)]
+    num_prompts = context.num_prompts if given.dataset is None else given.num_prompts
+    try:
+        _batch_plan(config, None if "data" in unclear else num_prompts, world_size)
+    except ConfigError as error:
+        problems += error.problems
+    except InvalidKeyRead:
+        pass  # the schema's problem of that key is reported
+    reported = (*unknown, *(("data",) if "data" in unclear else ()))
+    others = [problem for problem in problems if not any(_is_within(problem.key, key) for key in reported)]
+    known = {problem.key for problem in wrong}
+    return [*(problem for problem in of_tracking if problem.key not in known), *others]
 
 
-def _remove(data: Any, path: Sequence[str]) -> None:
-    """Remove a key, which may be gone; an element of a list cannot be removed, as it would move the others."""
-    for part in path[:-1]:
-        data = data[int(part)] if isinstance(data, list) else data[part]
-    if not isinstance(data, dict):
-        raise TypeError("not a mapping")
-    data.pop(path[-1], None)
+def _problems_of_check(check: Check, context: CheckContext) -> Iterator[Problem]:
+    """Yield what a check finds until it reads an invalid key."""
+    try:
+        yield from check(context)
+    except InvalidKeyRead:
+        return  # the schema's problem of that key is reported
 
 
 def _is_within(key: str, outer: str) -> bool:
@@ -316,17 +341,22 @@ def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def _schema_problems(error: ValidationError) -> Iterator[Problem]:
-    """Turn schema errors into problems; for a key in the wrong section, name the right one."""
-    details = error.errors(include_url=False)
-    unknown = {".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"}
-    sections = {
+def keys_by_name() -> dict[str, str]:
+    """Map the names of the keys of sections to the dotted keys: ``max_steps`` -> ``train.max_steps``."""
+    return {
         name: f"{section}.{name}"
         for section, field in reversed(RunConfig.model_fields.items())
         for model in (field.annotation, *get_args(field.annotation))
         if isinstance(model, type) and issubclass(model, Section)
         for name in model.model_fields
     }
+
+
+def _schema_problems(error: ValidationError) -> Iterator[Problem]:
+    """Turn schema errors into problems; for a key in the wrong section, name the right one."""
+    details = error.errors(include_url=False)
+    unknown = {".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"}
+    sections = keys_by_name()
     for problem in problems_of(error, RunConfig, ""):
         near, name = problem.nearest, problem.key.rpartition(".")[2]
         if problem.key in unknown:

@@ -24,6 +24,7 @@ from grpox.policy.lora.layers import adapted_layers, merge_adapters
 from grpox.policy.saved_whole import undescribed
 from grpox.policy.weight_stream import stream_as_trained
 from grpox.runfile.given import GIVEN, MERGED, Changes, Given
+from grpox.runfile.load import keys_by_name
 from grpox.runfile.model_options import media_parts
 from grpox.runfile.overrides import ARGUMENT
 from grpox.runfile.paths import input_path
@@ -41,6 +42,7 @@ _OF_TRAINER = {
     "optimizers": "train.optimizer and train.scheduler, in the config",
 }
 """Argument of TRL's GRPOTrainer -> what stands for it."""
+_IN_CONFIG = "in the config or overrides"
 HOOKS_OF_RUN = (
     "grpox_run_started",
     "grpox_rollouts_scored",
@@ -124,27 +126,38 @@ def given_objects(
     return Given(model, tokenizer, rows, evaluation_rows, functions, models, changes, merged, observers)
 
 
-def refuse_arguments(others: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse arguments that `grpox.train` lacks, and name what stands for an argument of TRL.
+def refuse_arguments(others: Mapping[str, Any], known: Sequence[str], called: str) -> None:
+    """Refuse arguments that `grpox.train` lacks, and name what stands for an argument of TRL or a key.
 
     Args:
         known: the arguments of `grpox.train`.
+        called: the function or class that was called: ``train()``.
 
     Raises:
         ConfigError: there is one.
     """
-    from grpox.runfile.from_trl.fields import key_of  # a table needed only for a mistake
-
     problems = []
     for name, value in others.items():
-        near = _OF_TRAINER.get(name, "")
-        if not near and (key := key_of(name)):
-            near = f"{key}, in the config or overrides"
-        what, allowed = "is no argument of train()", ", ".join(known)
-        near = near or nearest(name, known)
-        problems.append(Problem(what, name, ARGUMENT, _shown(value), allowed, near))
+        near, cure = _counterpart(name, known)
+        what, allowed = f"is no argument of {called}{f': {cure}' if cure else ''}", ", ".join(known)
+        problems.append(Problem(what, name, called, _shown(value), allowed, near))
     if problems:
         raise ConfigError(problems)
+
+
+def _counterpart(name: str, known: Sequence[str]) -> tuple[str, str]:
+    """Return what stands for an argument that does not exist; else the remark on it in the table of TRL."""
+    from grpox.runfile.from_trl.fields import key_of, note_of  # a table needed only for a mistake
+
+    if (near := _OF_TRAINER.get(name)) is not None:
+        return near, ""
+    if key := key_of(name):
+        return f"{key}, {_IN_CONFIG}", ""
+    if note := note_of(name):
+        return "", note
+    keys = {key: f"{dotted}, {_IN_CONFIG}" for key, dotted in keys_by_name().items()}
+    answers = keys | {argument: argument for argument in known}
+    return answers.get(nearest(name, answers), ""), ""
 
 
 def given_evaluation(eval_dataset: Any) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:

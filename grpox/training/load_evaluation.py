@@ -135,7 +135,10 @@ def load_evaluation(
     data, origin = read_run(run, [*model.overrides, *overrides])
     if data.get("evaluation") is None:
         what = "the run file has no evaluation, which names the prompts"
-        allowed = "evaluation: {path: held-out.jsonl}"
+        allowed = (
+            f"evaluation: {{path: held-out.jsonl}} in it, evaluation.path=held-out.jsonl on the command line, "
+            f"or a CONFIG that has one: grpox eval {model.given} CONFIG"
+        )
         raise ConfigError(what, "evaluation", origin.where("evaluation"), allowed=allowed)
     return resolve(_reduced(data), origin, str(run), Given(), world_size, trains=False)
 

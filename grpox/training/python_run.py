@@ -83,6 +83,7 @@ def train(
         ConfigError: the config or an argument is wrong, or a run goes on in output_dir; nothing was loaded.
         RunFailed: the run failed.
     """
+    refuse_arguments(others, _ARGUMENTS, "train()")
     run = Run(
         config,
         overrides,
@@ -95,9 +96,12 @@ def train(
         tools=tools,
         callbacks=callbacks,
         resume=resume,
-        **others,
     )
     return run.train()
+
+
+_ARGUMENTS = [*signature(train).parameters][:-1]
+"""Arguments of `train` and `Run`, without `others`."""
 
 
 class Run:
@@ -130,7 +134,7 @@ class Run:
         resume: bool = False,
         **others: Any,
     ) -> None:
-        refuse_arguments(others, [*signature(train).parameters][:-1])
+        refuse_arguments(others, _ARGUMENTS, "Run()")
         objects = (model, tokenizer, dataset, eval_dataset, rewards, environment, tools, callbacks)
         given = given_objects(*objects)
         if isinstance(config, str | Path):

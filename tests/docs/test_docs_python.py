@@ -209,6 +209,10 @@ def functions(run: ResolvedRun) -> list[str]:
 
 
 def test_the_readme_trains_with_a_function(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()  # of `grpox init mine`, which the page calls before
+    (tmp_path / "mine" / "run.yaml").write_text(
+        "model: {path: ../my-model}\ndata: {path: ../train.jsonl}\nrewards: [exact]\n"
+    )
     run = trained("README.md", "from grpox import train", tmp_path)
     assert functions(run) == ["is_short"]
 

@@ -80,6 +80,12 @@ def parameters_of(*components: str) -> tuple[str, ...]:
     return tuple(name for name, field in FIELDS.items() if field.of in components)
 
 
+def note_of(name: str) -> str:
+    """Return the remark on a TRL name; empty if there is none."""
+    field = FIELDS.get(name) or TRAINER_ARGUMENTS.get(name)
+    return field.note if field is not None else ""
+
+
 def key_of(name: str) -> str:
     """Return grpox's key for a TRL name, also of GRPOTrainer's arguments; empty if there is none."""
     field = FIELDS.get(name) or TRAINER_ARGUMENTS.get(name)

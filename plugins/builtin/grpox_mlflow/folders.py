@@ -183,7 +183,12 @@ def _origin(folder: Path) -> dict[str, str]:
 
 
 def _first_moment(folder: Path) -> int:
-    """Return the start of a run without MLflow in Unix milliseconds; only metrics survive a resume."""
+    """Return the start of a run without MLflow in Unix milliseconds.
+
+    If the record does not name it, it is the first moment of the metrics, the only ones to survive a resume.
+    """
+    if isinstance(started := read_mapping(folder / VERSIONS).get("started"), int | float):
+        return int(started * 1000)
     began = (folder / VERSIONS).stat().st_mtime
     first = next(_lines(folder / METRICS), None)
     return int((began if first is None else min(began, first.time)) * 1000)

@@ -65,12 +65,20 @@ class FollowedRun:
             flush_to_disk(unfinished)  # if empty, a resumed run would begin another in MLflow
 
     @classmethod
-    def begin(cls, uri: str, experiment: str, params: Iterable[tuple[str, str]], **others: Any) -> FollowedRun:
+    def begin(
+        cls,
+        uri: str,
+        experiment: str,
+        params: Iterable[tuple[str, str]],
+        started: float | None = None,
+        **others: Any,
+    ) -> FollowedRun:
         """Create the record of a new run.
 
         Args:
             uri: address of the store, with its password.
             params: names and full values.
+            started: Unix time at which the run began; default: now.
             others: further fields.
         """
         names = Names()
@@ -78,7 +86,7 @@ class FollowedRun:
             tracking_uri=redact(uri),
             experiment=experiment,
             key=uuid.uuid4().hex,
-            start_time=time.time_ns() // 1_000_000,
+            start_time=int((time.time() if started is None else started) * 1000),
             params={names[key]: shortened(value) for key, value in params},
             **others,
         )

@@ -156,6 +156,8 @@ class MlflowTracker:
             self._uri,
             self._config.experiment,
             flattened({**dumped, "run": of_run}),
+            # The terminal counts from there too: loading the libraries is part of the run's time.
+            run.started,
             run_name=redact(self._name()),
             log_completions=self._config.log_completions,
             tags=self._tags(run),

@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> RunContext:
         }
     )
     versions = {"grpox": "0.1.0", "torch": "2.13.0"}
-    return RunContext(config, tmp_path / "run", 10, 2, versions, "abc123", "run.yaml")
+    return RunContext(config, tmp_path / "run", 10, 2, versions, "abc123", "run.yaml", started=time.time() - 40)
 
 
 class Session:
@@ -343,7 +343,8 @@ def test_sync_makes_of_a_run_that_never_reached_its_server_the_same_as_if_it_had
     assert (done.values, done.files, done.status) == (6, 1, "FINISHED")
     stored = away.stored
     assert (stored.info.run_name, stored.info.status, stored.info.end_time) == ("away", "FINISHED", ended)
-    assert stored.info.start_time < ended
+    assert away.run.started is not None
+    assert stored.info.start_time == int(away.run.started * 1000)  # of the command, not of its tracker
     assert stored.data.params["loss.clip_high"] == "0.28"
     assert stored.data.params["run.world_size"] == "2"
     assert {

@@ -217,6 +217,19 @@ def test_a_run_without_mlflow_has_the_same_page() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_run_without_mlflow_took_the_time_from_its_first_command(tmp_path: Path) -> None:
+    """The record of a resume keeps the start that the record before it has."""
+    folder = tmp_path / "runs" / "timed"
+    run = RunContext(RunConfig.model_validate(CONFIG), folder, 3, 2, {}, None, "run.yaml", started=1_000.5)
+    LocalRecord().grpox_run_started(run)
+    LocalRecord().grpox_run_started(replace(run, resumed_at=0, started=5_000.0))
+    (folder / "summary.json").write_text('{"steps": 3}')
+    os.utime(folder / "summary.json", (1_042.5, 1_042.5))
+    shown = objects("show", "timed")
+    assert (shown["started"], shown["seconds"]) == ("1970-01-01T00:16:40.500000+00:00", 42.0)
+
+
+@pytest.mark.usefixtures("here")
 def test_runs_in_folders_are_compared() -> None:
     compared = objects("compare", "a", "seed=1", "--metric", "reward")
     last = [course["last"]["value"] for course in compared["metrics"]["reward"].values()]

@@ -48,6 +48,16 @@ def test_a_component_is_named_with_the_command_until_it_passes(mine: Path) -> No
     assert message(mine) == ""
 
 
+def test_a_function_of_two_rewards_is_named_once(mine: Path) -> None:
+    mine.write_text("def constant(completions, **columns):\n    return [1.0] * len(completions)\n")
+    reward = f"{{path: '{mine}:constant'}}"
+    text = unchecked_message(load_run("quickstart", [f"rewards=[{reward}, {reward}]", "evaluation=null"]))
+    assert (
+        text
+        == f"reward 'constant' has not passed the check of its kind here: grpox plugins check {mine}:constant"
+    )
+
+
 def test_a_component_that_has_changed_is_named_again(mine: Path) -> None:
     record_pass(bind("loss", {"path": f"{mine}:Mine"}))
     mine.write_text(LOSS + "\n# another\n")

@@ -19,7 +19,7 @@ from transformers import (
     LlamaModel,
 )
 
-from grpox import train
+from grpox import Run, train
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.given import GIVEN, MERGED, Given
@@ -426,12 +426,32 @@ def test_the_record_of_a_run_with_objects_cannot_be_run_again(tmp_path: Path) ->
         ("per_device_train_batch_size", "train.per_device_train_batch_size, in the config"),
         ("loss_type", "loss, in the config"),
         ("toools", "tools"),
+        ("max_step", "train.max_steps, in the config"),
+        ("num_generation", "train.num_generations, in the config"),
     ],
 )
 def test_an_argument_of_trl_is_answered_with_ours(name: str, near: str) -> None:
     (problem,) = refused(train, **{name: 1})
     assert (problem.where, problem.key, problem.what) == ("train()", name, "is no argument of train()")
     assert problem.nearest.startswith(near)
+
+
+@pytest.mark.parametrize(("called", "where"), [(train, "train()"), (Run, "Run()")])
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("reward_processing_classes", "the parameter `tokenizer` of `reward_model`"),
+        ("rollout_func", "an environment answers the model"),
+        ("quantization_config", "all weights are trained"),
+    ],
+)
+def test_an_argument_of_trl_without_counterpart_is_answered_with_its_cure(
+    called: Any, where: str, name: str, cure: str
+) -> None:
+    (problem,) = refused(called, "quickstart", **{name: 1})
+    assert (problem.where, problem.key, problem.nearest) == (where, name, "")
+    assert problem.what.startswith(f"is no argument of {where}: ")
+    assert cure in problem.what
 
 
 @pytest.mark.parametrize(
@@ -445,7 +465,7 @@ def test_an_argument_of_trl_is_answered_with_ours(name: str, near: str) -> None:
     ],
 )
 def test_a_key_of_trl_is_answered_with_ours(key: str, near: str) -> None:
-    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, key: 1}
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, "sampling": SHORT, key: 1}
     (problem,) = refused(resolved, config, given(dataset=ROWS, rewards=["exact"]))
     assert (problem.key, problem.what, problem.nearest) == (key, "unknown key", near)
 

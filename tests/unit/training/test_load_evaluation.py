@@ -91,6 +91,8 @@ def test_a_run_file_without_an_evaluation(folder: Path) -> None:
     (folder / "run.yaml").write_text(RUN.replace("evaluation: ", "plugins: {} #"))
     [problem] = refused("mine")
     assert (problem.key, problem.where) == ("evaluation", "run.yaml")
+    assert "evaluation.path=" in problem.allowed
+    assert "grpox eval mine CONFIG" in problem.allowed
     load_evaluation(named_model("mine"), "run.yaml", ["evaluation.path=heldout.jsonl"])
 
 
