@@ -119,8 +119,10 @@ class _Answers:
 def _typed(question: str, default: str) -> str:
     try:
         return str(typer.prompt(question, default=default)).strip()
-    except typer.Abort:
+    except typer.Abort as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None  # Ctrl-C ends with 130, as in every command
         if sys.stdin.isatty():
-            raise  # Ctrl-C
+            raise  # Ctrl-D
         allowed = "--model, --data and --reward; --yes takes the defaults"
         raise ConfigError("there is nobody to ask: standard input has ended", allowed=allowed) from None

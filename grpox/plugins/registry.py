@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from grpox.config import ComponentRef
 from grpox.environments.from_factory import as_environment
-from grpox.errors import ConfigError, GrpoxError, Problem, describe, nearest
+from grpox.errors import ConfigError, GrpoxError, Problem, describe, nearest, nearest_algorithm
 from grpox.errors.formatting import with_article
 from grpox.errors.validation import problems_of
 from grpox.plugins.component import (
@@ -169,7 +169,8 @@ class Registry:
         distribution = name.rpartition(":")[0]
         offers = [offer for offer in self.plugins.offers if offer.kind == kind]
         known = sorted({offer.qualified_name if distribution else offer.spec.name for offer in offers})
-        allowed, near = ", ".join(known) or f"no plugin offers {with_article(kind)}", nearest(name, known)
+        allowed = ", ".join(known) or f"no plugin offers {with_article(kind)}"
+        near = nearest_algorithm(name, known, kind) if kind in ("loss", "advantage") else nearest(name, known)
         if _IN_FILE.fullmatch(name):
             near = f"{{path: {name}}}"
         elif kind == "reward" and "/" in name:  # a folder or a hub id, which no component has as its name

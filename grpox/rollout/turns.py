@@ -167,13 +167,23 @@ def check_content(rollout: Rollout, generator: str) -> None:
 
 def rollout_problem(rollout: Rollout) -> str:
     """Describe the first field of a rollout that does not fit the others; empty if all do."""
-    count, mask = len(rollout.completion_ids), rollout.model_mask
+    ids: Any = rollout.completion_ids  # a generator may give anything
+    logprobs: Any = rollout.sampler_logprobs
+    if not hasattr(ids, "__len__"):
+        return f"completion_ids is a {type(ids).__name__} and no tuple of token ids"
+    count, mask = len(ids), rollout.model_mask
     if not _is_reason(rollout.finish_reason):
         return f"finish_reason is {rollout.finish_reason!r} and no text"
+    for token in ids:
+        if not hasattr(token, "__index__") or token < 0:
+            return f"completion_ids has {token!r}, which is no token id"
     for name in ("model_mask", "sampler_logprobs"):
         values = getattr(rollout, name)
         if values is not None and len(values) != count:
             return f"{name} has {len(values)} values for {count} completion tokens"
+    for value in () if logprobs is None else logprobs:
+        if not hasattr(value, "__float__"):
+            return f"sampler_logprobs has {value!r}, which is no number"
     if mask is not None and count and not any(mask):
         return "model_mask is False for every token: the model wrote none"
     return (

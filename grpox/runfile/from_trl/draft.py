@@ -14,16 +14,11 @@ from typing import Any
 import yaml
 
 from grpox.config import RunConfig, Section
-from grpox.errors import Problem, nearest, plain
+from grpox.errors import Problem, nearest_algorithm, plain
 from grpox.runfile.from_trl.fields import FIELDS, Verdict, parameters_of
 from grpox.runfile.from_trl.setup import DataGiven, Given, Reference, Setup
 from grpox.runfile.yaml_lines import Dumper
 
-_ALGORITHMS = {
-    *("ppo", "gspo", "gspo_token", "gmpo", "gpg", "dpo", "kto", "orpo", "rloo", "remax", "opo", "dppo", "topr"),
-    *("luspo", "vespo", "cispo", "sapo", "grpo", "dr_grpo", "dapo", "bnpo", "reinforce", "reinforce_plus_plus"),
-}
-"""Names of algorithms, which are no misspellings of one another: gspo is not grpo."""
 TRL_DEFAULT = "TRL's default"
 WIDTH = 110
 
@@ -131,7 +126,7 @@ class Draft:
         """Return the value of a field that must be one of `allowed`; refuse any other value."""
         value = self.get(name)
         if value not in allowed:
-            near = "" if str(value).lower() in _ALGORITHMS else nearest(str(value), allowed)
+            near = nearest_algorithm(str(value), allowed)
             self.refuse(name, f"no such {name}", ", ".join(allowed), near)
             return allowed[0]
         return str(value)

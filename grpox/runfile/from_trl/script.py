@@ -138,20 +138,35 @@ class _Script(Names):
 
     def set_afterwards(self, config: ast.Call) -> Iterator[tuple[str, Given]]:
         """Find ``args.beta = ...`` after ``args = GRPOConfig(...)``: only a run shows which value applies."""
-        for node in ast.walk(self.tree):
-            match node:
-                case ast.Attribute(value=ast.Name() as name, attr=attr, ctx=ast.Store()):
-                    if self.behind(name) is config:
-                        yield attr, unread(node, "set again: ")
+        assigned = (
+            node for node in ast.walk(self.tree) if isinstance(node, ast.Assign) and node.value is config
+        )
+        # Also by name: a name that is assigned twice, as by `replace`, has nothing certain behind it.
+        names = {target.id for node in assigned for target in node.targets if isinstance(target, ast.Name)}
+        for owner, field, node in self.settings():
+            if self.behind(owner) is config or (isinstance(owner, ast.Name) and owner.id in names):
+                yield field, unread(node, "set again: ")
 
     def set_on(self, name: str) -> Iterator[tuple[str, Given]]:
         """Find ``args.beta = ...`` of a config that the script does not build itself, such as a parsed one."""
+        for owner, field, node in self.settings():
+            if isinstance(owner, ast.Name) and owner.id == name:
+                yield field, unread(node, "set in the script: ")
+
+    def settings(self) -> Iterator[tuple[ast.expr, str, ast.expr]]:
+        """Find fields that a statement sets on an object: the object, the field, and what sets it.
+
+        By ``args.beta = ...``, ``setattr(args, "beta", ...)`` or ``dataclasses.replace(args, beta=...)``.
+        """
         for node in ast.walk(self.tree):
             match node:
-                case ast.Attribute(value=ast.Name(id=node_name), attr=attr, ctx=ast.Store()) if (
-                    node_name == name
-                ):
-                    yield attr, unread(node, "set in the script: ")
+                case ast.Attribute(value=ast.Name() as owner, attr=field, ctx=ast.Store()):
+                    yield owner, field, node
+                case ast.Call(args=[owner, name, _]) if self.called(node) == "setattr":
+                    yield owner, str(name.value) if isinstance(name, ast.Constant) else code(name), node
+                case ast.Call(args=[owner], keywords=keywords) if self.called(node) == "replace":
+                    for keyword in keywords:
+                        yield owner, keyword.arg or f"**{code(keyword.value)}", keyword.value
 
     def images(self) -> Given | None:
         """Find the first use of a column of images: ``row["image"]``, or a key or argument of this name."""

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
+from grpox.cli.errors import PastTyper
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.load import load_run
 
@@ -180,3 +182,16 @@ def test_answers_that_do_not_fit_together_leave_no_file(here: Path) -> None:
     error = init("new", "--model", MODEL, "--data", "train.jsonl", "--yes").exception
     assert isinstance(error, ConfigError)
     assert [path.name for path in (here / "new").iterdir() if path.name != "__pycache__"] == []
+
+
+def test_ctrl_c_at_a_question_ends_as_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as a failure with exit code 1, which is how typer ends."""
+
+    def interrupted(*_: Any, **__: Any) -> str:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise typer.Abort from None  # as typer's own prompt
+
+    monkeypatch.setattr(typer, "prompt", interrupted)
+    assert isinstance(init().exception, PastTyper)

@@ -132,6 +132,25 @@ def test_an_unknown_name_is_told_with_what_there_is_and_the_nearest(registry):
     assert {"foo", "bare", "newer"} <= set(problem.allowed.split(", "))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "near"),
+    [
+        ("loss", "gropo", "grpo"),
+        ("loss", "DAPO", "dapo"),
+        ("loss", "Dr.GRPO", "dr_grpo"),
+        ("loss", "gspo", "{name: grpo, level: sequence}"),
+        *[("loss", name, "") for name in ("ppo", "dpo", "vespo", "rloo")],
+        ("advantage", "rlo", "rloo"),
+        ("advantage", "reinforce++", "reinforce_plus_plus"),
+        ("advantage", "reinforce", ""),
+        ("advantage", "grpo", "group"),
+    ],
+)
+def test_no_other_algorithm_is_offered_for_an_unknown_one(kind, name, near):
+    (problem,) = problems(Registry(discover()).find, kind, name)
+    assert problem.nearest == near
+
+
 def test_one_name_of_two_distributions_is_refused_with_both_spellings(registry, make_distribution):
     make_distribution("grpox-zoo", FOO.replace("grpox_foo", "grpox_zoo"))
     registry = Registry(discover())

@@ -4,7 +4,7 @@ import math
 import random
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import datasets
@@ -18,8 +18,8 @@ from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest, check_rollouts
-from grpox.rollout.turns import BatchScaler
+from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest, check_rollouts, is_plain
+from grpox.rollout.turns import BatchScaler, rollout_problem
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
@@ -823,3 +823,27 @@ def test_rollouts_that_are_missing_or_too_many_are_named():
     came = [Rollout(0, 0, (1,), (2,), "stop", 0), Rollout(0, 0, (1,), (2,), "stop", 0)]
     with pytest.raises(RunFailed, match="2 missing, such as group_id 0 sample 1; 1 not asked for, or twice"):
         check_rollouts(came, request, range(1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"completion_ids": None}, "completion_ids is a NoneType"),
+        ({"completion_ids": "12"}, "completion_ids has '1'"),
+        ({"completion_ids": (2.0,)}, "completion_ids has 2.0"),
+        ({"completion_ids": (-1,)}, "completion_ids has -1"),
+        ({"sampler_logprobs": (None,)}, "sampler_logprobs has None"),
+    ],
+)
+def test_tokens_and_log_probabilities_that_are_none_are_named(changed, told):
+    rollout = Rollout(0, 0, (1,), (2,), "stop", 0)
+    assert is_plain(rollout)
+    assert not rollout_problem(rollout)
+    other = replace(rollout, **changed)
+    assert not is_plain(other)
+    assert rollout_problem(other).startswith(told)
+
+
+def test_a_rollout_of_another_prompt_is_refused():
+    with pytest.raises(RunFailed, match="group 0, sample 0"):
+        check_rollouts([Rollout(0, 0, (9,), (2,), "stop", 0)], [Prompt(0, (1,), 1)], range(1))

@@ -66,8 +66,9 @@ def collect(
 ) -> GenerationBatch:
     rows = datasets.Dataset.from_dict({"prompt": list("abc"), "difficulty": [0.5, 2.0, 4.0]})
     engine = SimpleNamespace(steps=0, weights=lambda: iter([]))
-    sampler: Any = CompletionSampler(engine, Scripted(rollouts), ALONE, seed=0)  # type: ignore[arg-type]
     prompts = PromptSet(rows, "prompt", Letters())  # type: ignore[arg-type]
+    rollouts = [replace(each, prompt_ids=prompts.token_ids(indices[each.group_id])) for each in rollouts]
+    sampler: Any = CompletionSampler(engine, Scripted(rollouts), ALONE, seed=0)  # type: ignore[arg-type]
     named = [NamedReward(function.__name__, function) for function in rewards]
     size = len(rollouts) // len(indices)
     collector = Collector(sampler, Scorer(named), prompts, scaler, SamplingConfig(), size)
@@ -455,8 +456,8 @@ def test_lengths_are_counted_in_tokens_of_the_model_and_reasons_are_open() -> No
     assert scored[0].prompt == "a"  # decoded from the rollout's tokens
     sampler.generator.rollouts = [
         made[0],
-        replace(made[1], prompt_ids=(1, 2)),
-        replace(made[2], prompt_ids=(1, 3)),
+        replace(made[1], prompt_ids=(1, 2), episode=conversation()),
+        replace(made[2], prompt_ids=(1, 3), episode=conversation()),
     ]
     scored = collector.scored(collector.collect(1, [0], STATE))
     assert [each.prompt for each in scored] == [

@@ -669,6 +669,20 @@ def test_attributes_set_on_a_parsed_config_are_told(imported: Import) -> None:
 
 
 @pytest.mark.parametrize(
+    "change",
+    ["args.beta = 0.1", 'setattr(args, "beta", 0.1)', "args = dataclasses.replace(args, beta=0.1)"],
+)
+def test_fields_set_after_the_call_of_the_config_are_told(folder: Path, change: str) -> None:
+    text = (
+        "import dataclasses\nfrom trl import GRPOConfig, GRPOTrainer\n"
+        f"args = GRPOConfig(max_steps=3)\n{change}\n"
+        'GRPOTrainer("org/name", reward_funcs="org/judge", args=args)\n'
+    )
+    Path("train.py").write_text(text)
+    assert "not a literal fill in train.beta" in told(command("train.py"), "beta")
+
+
+@pytest.mark.parametrize(
     "use", ['row["image"]', '{"images": [row], "prompt": "a"}', 'rows.cast_column("image", kind)']
 )
 def test_a_column_of_images_is_told(folder: Path, use: str) -> None:
