@@ -14,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from grpox.config import ComponentRef
 from grpox.environments.from_factory import as_environment
-from grpox.errors import ConfigError, GrpoxError, Problem, describe, nearest, nearest_algorithm
+from grpox.errors import ConfigError, GrpoxError, Problem, describe, nearest
+from grpox.errors.algorithm_names import nearest_algorithm
 from grpox.errors.formatting import with_article
 from grpox.errors.validation import problems_of
 from grpox.plugins.component import (

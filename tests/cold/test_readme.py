@@ -46,17 +46,16 @@ def test_the_python_example_trains_on_the_example_run_file(grpox, folder):
         "sampling": {"max_completion_length": 4},
         "tracking": {},
     }
-    run["train"]["max_steps"] = 1
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
     (folder / "rewards.py").write_text(
         "def is_short(completions, **columns):\n    return [1.0] * len(completions)\n"
     )
-    script = block("python", "from grpox import train")
+    script = block("python", "from grpox import train").replace("mine/run.yaml", "run.yaml")
     done = processes.run("-c", script, cwd=folder)
     assert done.returncode == 0, done.stderr
-    metrics = json.loads((folder / run["output_dir"] / "metrics.jsonl").read_text())["metrics"]
-    assert metrics["rewards/is_short/mean"] == 1
-    assert "rewards/math/mean" not in metrics
+    steps = [json.loads(line)["metrics"] for line in open(folder / run["output_dir"] / "metrics.jsonl")]
+    assert [step["rewards/is_short/mean"] for step in steps] == [1, 1, 1]
+    assert "rewards/math/mean" not in steps[0]
 
 
 def test_a_run_is_begun_checked_and_trained_as_the_commands_stand(grpox, folder):

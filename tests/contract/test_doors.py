@@ -40,6 +40,7 @@ PLAIN_WORDS = {
 NAMED = {
     "config/run.py": "defaults of the run file",
     "cli/plugin_check.py": "heavy libraries, one of which is mlflow",
+    "errors/algorithm_names.py": "names of algorithms, which are no misspellings of one another",
     "observing/record.py": "libraries whose versions are recorded",
     "policy/deepspeed_import.py": "a library that DeepSpeed looks for",
     "plugins/scaffold": "templates of plugins",

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from grpox.config import RunConfig, Section
-from grpox.errors import Problem, nearest_algorithm, plain
+from grpox.errors import Problem, plain
+from grpox.errors.algorithm_names import nearest_algorithm
 from grpox.runfile.from_trl.fields import FIELDS, Verdict, parameters_of
 from grpox.runfile.from_trl.setup import DataGiven, Given, Reference, Setup
 from grpox.runfile.yaml_lines import Dumper

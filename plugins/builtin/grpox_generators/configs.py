@@ -13,7 +13,7 @@ from grpox.errors import Problem
 from grpox_generators import vllm_sampling
 from grpox_generators.generation_kwargs import unknown_kwargs
 
-LEAST_WEIGHTS = 2**18
+LEAST_WEIGHTS = 2**16
 """Number of weights of the smallest linear layer that hf multiplies in blocks on a CPU."""
 
 
