@@ -53,7 +53,8 @@ def test_the_python_example_trains_on_the_example_run_file(grpox, folder):
     script = block("python", "from grpox import train").replace("mine/run.yaml", "run.yaml")
     done = processes.run("-c", script, cwd=folder)
     assert done.returncode == 0, done.stderr
-    steps = [json.loads(line)["metrics"] for line in open(folder / run["output_dir"] / "metrics.jsonl")]
+    lines = (folder / run["output_dir"] / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line)["metrics"] for line in lines]
     assert [step["rewards/is_short/mean"] for step in steps] == [1, 1, 1]
     assert "rewards/math/mean" not in steps[0]
 
