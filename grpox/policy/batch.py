@@ -11,8 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -128,6 +127,18 @@ def samples_of(
     return samples
 
 
+class Arrangement(NamedTuple):
+    """How a micro-batch is laid out in rows."""
+
+    shared_width: int = 0
+    """See `rows_of`."""
+    packed: bool = False
+    """True: all in one row without padding, R = 1. Where positions begin anew a sequence begins; attention must
+    know that, since there is no mask."""
+    by_lengths: bool = False
+    """True: attention accepts lengths of sequences; rows that sequences share need a mask all the same."""
+
+
 @dataclass(frozen=True)
 class RolloutBatch:
     """One micro-batch of B samples on one rank, completions padded on the right to the longest, T."""
@@ -139,14 +150,14 @@ class RolloutBatch:
     places: Tensor  # i64[sum of the completions' lengths]: where each token of the completions lies, of B * T
     sampler_logprobs: Tensor  # f32[B, T], NaN where the generator reported none
     advantages: Tensor  # f32[B], or f32[B, T] where tokens have different ones
-    _layouts: dict[tuple[int, bool, bool], Layout] = field(default_factory=dict, init=False)
+    _layouts: dict[Arrangement, Layout] = field(default_factory=dict, init=False)
+    _padded: list[Tensor] = field(default_factory=list, init=False)  # input ids and attention mask, or empty
 
-    def layout(self, shared_width: int, packed: bool, by_lengths: bool) -> Layout:
+    def layout(self, arrangement: Arrangement) -> Layout:
         """Lay the batch out as `lay_out` does, once for all passes over it."""
-        arguments = shared_width, packed, by_lengths
-        if arguments not in self._layouts:
-            self._layouts[arguments] = lay_out(self, shared_width, packed, by_lengths=by_lengths)
-        return self._layouts[arguments]
+        if arrangement not in self._layouts:
+            self._layouts[arrangement] = lay_out(self, arrangement)
+        return self._layouts[arrangement]
 
     def pad(self, rows: Sequence[Tensor]) -> Tensor:
         """Pad one tensor [T_i] a sample to [B, T], with zeros on the right."""
@@ -214,22 +225,17 @@ class RolloutBatch:
     @property
     def attention_mask(self) -> Tensor:
         """i64[B, P + T], 1 where there is a token; prompts are padded on the left to the longest, P."""
-        return self._padded[1]
+        return self._ids_and_mask()[1]
 
     @property
     def input_ids(self) -> Tensor:
         """i64[B, P + T], 0 where there is padding."""
-        return self._padded[0]
+        return self._ids_and_mask()[0]
 
-    @cached_property
-    def _padded(self) -> list[Tensor]:
-        """Input ids and attention mask, as one upload."""
-        begin, attended = self._columns()
-        ids = np.zeros(attended.shape, dtype=np.int64)
-        for row, sample in enumerate(self.samples):
-            first = begin - len(sample.prompt)
-            ids[row, first : first + len(sample)] = sample.prompt + sample.completion
-        return upload([ids, attended.astype(np.int64)], self.token_mask.device)
+    def _ids_and_mask(self) -> list[Tensor]:
+        if not self._padded:
+            self._padded.extend(upload(_pad_prompts(self.samples), self.token_mask.device))
+        return self._padded
 
     @property
     def completion_ids(self) -> Tensor:
@@ -241,13 +247,6 @@ class RolloutBatch:
         """i64[B, P + T], counted from the first real token, so that left padding shifts nothing."""
         return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
-    def _columns(self) -> tuple[int, np.ndarray]:
-        """P, the column in which completions begin, and bool[B, P + T]: where there is a token."""
-        prompts = np.array([len(sample.prompt) for sample in self.samples])[:, None]
-        completions = np.array([len(sample.completion) for sample in self.samples])[:, None]
-        column = np.arange(-int(prompts.max()), self.token_mask.shape[1])
-        return int(prompts.max()), (column >= -prompts) & (column < completions)
-
 
 def _carried(samples: Sequence[Sample], field: str) -> list[Any] | None:
     """List a field of all samples; None where any lacks it."""
@@ -255,8 +254,15 @@ def _carried(samples: Sequence[Sample], field: str) -> list[Any] | None:
     return None if any(value is None for value in values) else values
 
 
-def collate(samples: Sequence[Sample], device: torch.device) -> RolloutBatch:
-    """Pad the samples of one micro-batch into tensors on `device`; T is at least 1."""
+def collate(
+    samples: Sequence[Sample], device: torch.device, layout: Arrangement | Literal["padded"] | None = None
+) -> RolloutBatch:
+    """Pad the samples of one micro-batch into tensors on `device`; T is at least 1.
+
+    Args:
+        layout: lay the samples out for the passes over them as well, which then needs no copy of its own to the
+            device; ``padded``: pad their prompts, too.
+    """
     lengths = [len(sample.completion) for sample in samples]
     width = max(1, *lengths)
     mask = np.zeros((len(samples), width), dtype=np.bool_)
@@ -267,7 +273,36 @@ def collate(samples: Sequence[Sample], device: torch.device) -> RolloutBatch:
     rows = np.repeat(np.arange(len(lengths)) * width, lengths)
     columns = np.concatenate([np.arange(length) for length in lengths])
     arrays = [mask, np.flatnonzero(mask), rows + columns, logprobs, _advantages(samples, width)]
-    return RolloutBatch(samples, mask, *upload(arrays, device))
+    if layout is None:
+        return RolloutBatch(samples, mask, *upload(arrays, device))
+    if layout == "padded":
+        *tensors, ids, attended = upload([*arrays, *_pad_prompts(samples)], device)
+        batch = RolloutBatch(samples, mask, *tensors)
+        batch._padded.extend((ids, attended))
+        return batch
+    planned = _plan(samples, mask, layout)
+    tensors = upload([*arrays, *planned.arrays], device)
+    batch = RolloutBatch(samples, mask, *tensors[: len(arrays)])
+    batch._layouts[layout] = planned.on_device(tensors[len(arrays) :], batch.token_places)
+    return batch
+
+
+def _pad_prompts(samples: Sequence[Sample]) -> list[np.ndarray]:
+    """Return input ids and attention mask, i64[B, P + T] each."""
+    begin, attended = _columns(samples)
+    ids = np.zeros(attended.shape, dtype=np.int64)
+    for row, sample in enumerate(samples):
+        first = begin - len(sample.prompt)
+        ids[row, first : first + len(sample)] = sample.prompt + sample.completion
+    return [ids, attended.astype(np.int64)]
+
+
+def _columns(samples: Sequence[Sample]) -> tuple[int, np.ndarray]:
+    """P, the column in which completions begin, and bool[B, P + T]: where there is a token."""
+    prompts = np.array([len(sample.prompt) for sample in samples])[:, None]
+    completions = np.array([len(sample.completion) for sample in samples])[:, None]
+    column = np.arange(-int(prompts.max()), max(1, int(completions.max())))
+    return int(prompts.max()), (column >= -prompts) & (column < completions)
 
 
 def _advantages(samples: Sequence[Sample], width: int) -> np.ndarray:
@@ -377,31 +412,46 @@ def rows_of(
     return sorted(rows, key=lambda row: -row.length)
 
 
-def lay_out(
-    batch: RolloutBatch,
-    shared_width: int,
-    packed: bool = False,
-    pad_token_id: int = 0,
-    by_lengths: bool = False,
-) -> Layout:
-    """Lay a micro-batch out in rows, on its own device.
+def lay_out(batch: RolloutBatch, arrangement: Arrangement) -> Layout:
+    """Lay a micro-batch out in rows, on its own device."""
+    planned = _plan(batch.samples, batch.host_mask, arrangement)
+    return planned.on_device(upload(planned.arrays, batch.token_mask.device), batch.token_places)
 
-    Args:
-        shared_width: see `rows_of`.
-        packed: all in one row without padding, R = 1. Where positions begin anew a sequence begins; attention
-            must know that, since there is no mask.
-        pad_token_id: any token of the vocabulary; what is computed for it is used nowhere.
-        by_lengths: attention accepts lengths of sequences; rows that sequences share need a mask all the same.
-    """
-    sequences = batch.samples
+
+@dataclass(frozen=True)
+class _HostLayout:
+    """A layout on the host."""
+
+    arrays: list[np.ndarray]
+    shares: bool
+    longest: int
+    by_lengths: bool
+
+    def on_device(self, tensors: Sequence[Tensor], places: Tensor) -> Layout:
+        """Make the layout of `arrays` on the device, and of the places of tokens in the mask."""
+        input_ids, position_ids, segments, sources, targets, starts = tensors
+        return Layout(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            segments=segments if self.shares else None,
+            places=places,
+            sources=sources,
+            targets=targets,
+            lengths=Lengths(starts, self.longest) if self.by_lengths and not self.shares else None,
+        )
+
+
+def _plan(sequences: Sequence[Sample], mask: np.ndarray, arrangement: Arrangement) -> _HostLayout:
+    """Lay sequences out in rows, with the token mask bool[B, T]."""
+    shared_width, packed, by_lengths = arrangement
     rows = rows_of(sequences, shared_width)
     longest = rows[0].length
     size = sum(row.length for row in rows) if packed else len(rows) * longest
     counting = np.arange(size)
-    ids = np.full(size, pad_token_id, dtype=np.int64)
+    ids = np.zeros(size, dtype=np.int64)  # padding may be any token: what is computed for it is used nowhere
     positions = np.empty(size, dtype=np.int64)
     segments = np.zeros(size, dtype=np.int64)  # 0: prompt or padding, 1 ..: completions
-    predictors, targets = np.zeros((2, *batch.host_mask.shape), dtype=np.int64)
+    predictors, targets = np.zeros((2, *mask.shape), dtype=np.int64)
     begin = 0
     for row in rows:
         prompt = sequences[row.members[0]].prompt
@@ -420,22 +470,13 @@ def lay_out(
             # Padding counts on: positions that begin anew would say that another sequence begins.
             positions[end : begin + longest] = counting[row.length : row.length + begin + longest - end]
         begin += row.length if packed else longest
-    places = np.flatnonzero(batch.host_mask)
+    places = np.flatnonzero(mask)
     columns = size if packed else longest
     shares = any(len(row.members) > 1 for row in rows)
     widths = [row.length if packed else longest for row in rows]
     arrays = [each.reshape(-1, columns) for each in (ids, positions, segments)]
     arrays += [predictors.ravel()[places], targets.ravel()[places], np.cumsum([0, *widths], dtype=np.int32)]
-    input_ids, position_ids, of_segments, sources, wanted, starts = upload(arrays, batch.token_mask.device)
-    return Layout(
-        input_ids=input_ids,
-        position_ids=position_ids,
-        segments=of_segments if shares else None,
-        places=batch.token_places,
-        sources=sources,
-        targets=wanted,
-        lengths=Lengths(starts, longest) if by_lengths and not shares else None,
-    )
+    return _HostLayout(arrays, shares, longest, by_lengths)
 
 
 def row_positions(batch: RolloutBatch, shared_width: int, packed: bool) -> Tensor:
@@ -458,7 +499,7 @@ def row_positions(batch: RolloutBatch, shared_width: int, packed: bool) -> Tenso
 
 def padded_positions(batch: RolloutBatch) -> Tensor:
     """Return where each token of each sequence lies in `RolloutBatch.input_ids`: i64[all tokens]."""
-    _, attended = batch._columns()
+    _, attended = _columns(batch.samples)
     return upload([np.flatnonzero(attended)], batch.token_mask.device)[0]
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpox.policy.batch import Layout, RolloutBatch
+from grpox.policy.batch import Arrangement, Layout, RolloutBatch, Sample, collate
 from grpox.policy.head_chunks import rows_per_chunk
 
 POSITIONS_PER_CHUNK = 4096
@@ -49,6 +49,11 @@ class ForwardMode:
         way = "packing" if self.packed else "prefix_sharing" if self.shared_width else "chunked_logprobs"
         return f"train.{way}"
 
+    @property
+    def arrangement(self) -> Arrangement:
+        """How micro-batches are laid out in rows."""
+        return Arrangement(self.shared_width, self.packed, self.by_lengths)
+
 
 FULL_LOGITS = ForwardMode()
 
@@ -73,7 +78,7 @@ def completion_logprobs(
     """
     if mode == FULL_LOGITS:
         return _of_all_logits(model, batch, temperature, entropy_gradient)
-    layout = batch.layout(mode.shared_width, mode.packed, mode.by_lengths)
+    layout = batch.layout(mode.arrangement)
     logprobs, entropies = _rows_logprobs(model, layout, temperature, entropy_gradient)
     whole = logprobs.new_zeros(batch.token_mask.numel())
     return (
@@ -82,13 +87,9 @@ def completion_logprobs(
     )
 
 
-def prepare_pass(batch: RolloutBatch, mode: ForwardMode) -> RolloutBatch:
-    """Send to the device what a pass over `batch` reads of the host, before the pass needs it."""
-    if mode == FULL_LOGITS:
-        _ = batch.input_ids
-    else:
-        batch.layout(mode.shared_width, mode.packed, mode.by_lengths)
-    return batch
+def prepare_pass(samples: Sequence[Sample], device: torch.device, mode: ForwardMode) -> RolloutBatch:
+    """Collate a micro-batch and send all that a pass over it reads of the host, in one copy before the pass."""
+    return collate(samples, device, "padded" if mode == FULL_LOGITS else mode.arrangement)
 
 
 def _rows_logprobs(

@@ -239,7 +239,7 @@ class PolicyUpdate:
         return collate(packed.samples, self.world.device)
 
     def _prepared(self, packed: PackedMicroBatch) -> RolloutBatch:
-        return prepare_pass(self._padded(packed), self.engine.mode)
+        return prepare_pass(packed.samples, self.world.device, self.engine.mode)
 
     def _score_reference(self, reference: FrozenEngine | BaseAsReference, batch: RolloutBatch) -> None:
         """Keep the reference's log-probabilities with the samples that have none."""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from grpox.contracts import Rollout
-from grpox.policy.batch import RolloutBatch, Sample, collate, lay_out, rows_of, samples_of
+from grpox.policy.batch import Arrangement, RolloutBatch, Sample, collate, lay_out, rows_of, samples_of
 
 CPU = torch.device("cpu")
 WIDTH = 1000
@@ -35,7 +35,7 @@ def test_sequences_are_without_their_padding() -> None:
 
 
 def test_completions_of_one_prompt_lie_behind_one_copy_of_it() -> None:
-    layout = lay_out(TWO_OF_ONE_PROMPT, WIDTH)
+    layout = lay_out(TWO_OF_ONE_PROMPT, Arrangement(WIDTH))
     assert layout.input_ids.tolist() == [[7, 8, 1, 2, 3], [9, 4, 5, 0, 0]]
     assert layout.position_ids[0].tolist() == [0, 1, 2, 3, 2]
     assert layout.position_ids[1, :3].tolist() == [0, 1, 2]
@@ -45,7 +45,7 @@ def test_completions_of_one_prompt_lie_behind_one_copy_of_it() -> None:
 
 
 def test_a_completion_sees_its_prompt_and_itself() -> None:
-    sees = lay_out(TWO_OF_ONE_PROMPT, WIDTH).sees
+    sees = lay_out(TWO_OF_ONE_PROMPT, Arrangement(WIDTH)).sees
     assert sees is not None
     assert sees[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0],
@@ -59,7 +59,7 @@ def test_a_completion_sees_its_prompt_and_itself() -> None:
 
 
 def test_without_sharing_each_sequence_has_a_row_and_no_mask_is_needed() -> None:
-    layout = lay_out(TWO_OF_ONE_PROMPT, 0)
+    layout = lay_out(TWO_OF_ONE_PROMPT, Arrangement())
     assert layout.sees is None
     assert layout.input_ids.tolist() == [[7, 8, 1, 2], [7, 8, 3, 0], [9, 4, 5, 0]]
     assert layout.position_ids.tolist() == [[0, 1, 2, 3]] * 3
@@ -67,7 +67,7 @@ def test_without_sharing_each_sequence_has_a_row_and_no_mask_is_needed() -> None
 
 
 def test_packed_sequences_lie_one_behind_the_other_without_padding() -> None:
-    layout = lay_out(TWO_OF_ONE_PROMPT, 0, packed=True)
+    layout = lay_out(TWO_OF_ONE_PROMPT, Arrangement(packed=True))
     assert layout.sees is None
     assert layout.input_ids.tolist() == [[7, 8, 1, 2, 7, 8, 3, 9, 4, 5]]
     assert layout.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
@@ -78,7 +78,7 @@ def test_packed_sequences_lie_one_behind_the_other_without_padding() -> None:
 def test_only_tokens_in_the_mask_are_wanted() -> None:
     of_tool = Rollout(0, 0, (7, 8), (1, 2, 3), "stop", 0, model_mask=(True, False, True))
     samples = samples_of([of_tool, Rollout(1, 0, (9,), (), "stop", 0)], [0.0, 0.0])
-    layout = lay_out(collate(samples, CPU), WIDTH)
+    layout = lay_out(collate(samples, CPU), Arrangement(WIDTH))
     assert layout.targets.tolist() == [1, 3]
     assert layout.sources.tolist() == [1, 3]
 
