@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from grpox.config import DeepSpeedConfig, RunConfig
+from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem, describe
 from grpox.policy.precision import dtype_here
 from grpox.runfile.deepspeed_settings import without_auto
@@ -25,7 +25,7 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "train_batch_size": micro_batch * world_size,
         "gradient_clipping": config.train.max_grad_norm,
-        "zero_optimization": _zero_optimization(config.deepspeed),
+        "zero_optimization": _zero_optimization(config),
         "zero_allow_untested_optimizer": True,
         # Offloaded states are updated by the run's own optimizer: DeepSpeed's CPUAdam is compiled on first use.
         "zero_force_ds_cpu_optimizer": False,
@@ -72,18 +72,24 @@ def check_deepspeed(config: RunConfig) -> None:
         _check_nvme(config, config.deepspeed.nvme_path)
 
 
-REDUCED_ON_CPU = 2**24
-"""Number of gradients that are summed over the ranks at a time on a CPU, where larger buckets only take memory:
-the bucket, a copy in the order of the ranks and gloo's own copy."""
+AT_A_TIME_ON_CPU = 2**24
+"""Number of gradients that are summed over the ranks, or given to the optimizer, at a time on a CPU: larger
+buckets only take memory there, and fresh memory takes time."""
 
 
-def buffer_sizes(gpu: bool) -> dict[str, int]:
-    """Return the sizes of DeepSpeed's buffers that differ from its defaults, in elements."""
-    return {} if gpu else {"reduce_bucket_size": REDUCED_ON_CPU}
+def own_settings(config: RunConfig, gpu: bool) -> dict[str, int]:
+    """Return the settings of ZeRO that differ from DeepSpeed's defaults: sizes in elements, and a switch."""
+    if gpu:
+        return {}
+    # gloo sums a whole bucket in any case. To scatter it, DeepSpeed and gloo would make a copy of it each.
+    settings = {"reduce_bucket_size": AT_A_TIME_ON_CPU, "reduce_scatter": False}
+    # DeepSpeed calls the optimizer once for each part. AdamW changes each weight by itself; others may not.
+    return settings if config.train.optimizer else settings | {"sub_group_size": AT_A_TIME_ON_CPU}
 
 
-def _zero_optimization(config: DeepSpeedConfig) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": config.stage, **buffer_sizes(torch.cuda.is_available())}
+def _zero_optimization(run: RunConfig) -> dict[str, Any]:
+    config = run.deepspeed
+    zero: dict[str, Any] = {"stage": config.stage, **own_settings(run, torch.cuda.is_available())}
     if config.stage3_param_persistence_threshold is not None:
         zero["stage3_param_persistence_threshold"] = config.stage3_param_persistence_threshold
     for key in ("offload_optimizer", "offload_param"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import random
@@ -35,6 +36,23 @@ def _is_news(record: logging.LogRecord) -> bool:
     modules, of which a run with adapters has none."""
     message = record.getMessage()
     return "OVERFLOW!" not in message and "leaf module configuration did not match" not in message
+
+
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
+"""Parameters of glibc's mallopt."""
+LARGEST_THRESHOLD = 2**31 - 1
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep the memory of freed tensors for the next ones, where training runs on a CPU.
+
+    It would give each large block back to the system, and the system would fill each of its pages with zeros
+    for the next tensor. Variables of the environment that set this, such as MALLOC_TRIM_THRESHOLD_, are obeyed.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
+        for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
+            mallopt(parameter, LARGEST_THRESHOLD)
 
 
 @contextmanager

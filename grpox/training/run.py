@@ -51,7 +51,7 @@ from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.logs import get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.run_lock import hold_on_all_ranks
-from grpox.runtime.setup import quieten, seed_libraries
+from grpox.runtime.setup import keep_freed_memory, quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE, Watchdog, enable_tcp_keepalive
 from grpox.runtime.world import World, on_every_rank, start_world, translate_lost_ranks
 from grpox.training.build import (
@@ -173,6 +173,8 @@ def open_run(
         prepare_determinism()
     # Longer than any rank may stall, so that a stalled rank reports it before the others give up.
     world = start_world(config.watchdog.end_after + 2 * GRACE)
+    if world.device.type == "cpu":
+        keep_freed_memory()
     enable_tcp_keepalive(config.watchdog.host_lost_after)
     with (
         hold_on_all_ranks(Path(config.output_dir), world),

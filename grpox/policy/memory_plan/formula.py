@@ -9,7 +9,7 @@ runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
@@ -37,8 +37,9 @@ DEFAULTS = {
     "stage3_max_reuse_distance": 1_000_000_000,
     "stage3_param_persistence_threshold": 100_000,
     "sub_group_size": 1_000_000_000,
+    "reduce_scatter": True,
 }
-"""Default sizes of DeepSpeed 0.19, in elements."""
+"""Defaults of DeepSpeed 0.19: sizes in elements, and a switch."""
 PROMPT = 512
 """Assumed number of prompt tokens, if neither the run file nor the user sets a limit."""
 
@@ -163,10 +164,23 @@ def _sharded(s: Setting) -> Iterator[Part]:
     if s.offload_optimizer == "cpu":
         yield Part("gradients for the optimizer", master, "4 Psi / P, if offloaded", on_host=True)
     if not away:
-        size = FLOAT32 * min(trained, s.zero["sub_group_size"])
-        yield Part("gradients in one piece", size, "4 Psi / P, at most sub_group_size", (STEP,))
+        size = FLOAT32 * _largest_part(s.trained_weights, s.ranks, s.zero["sub_group_size"])
+        yield Part("gradients in one piece", size, "4 Psi / P, at most sub_group_size and a weight", (STEP,))
     if not s.fused:
         yield Part("AdamW without its fused kernel", MOMENTS * trained, "8 Psi / P", (STEP,), away)
+
+
+def _largest_part(weights: Iterable[int], ranks: int, size: int) -> int:
+    """Return the elements of the largest part that DeepSpeed gives to a rank's optimizer at a time.
+
+    A part ends with the weight with which it reaches `size`.
+    """
+    largest = part = 0
+    for weight in weights:
+        part += -(-weight // ranks)
+        largest = max(largest, part)
+        part = 0 if part >= size else part
+    return largest
 
 
 def _moving(s: Setting) -> Iterator[Part]:
@@ -180,11 +194,13 @@ def _moving(s: Setting) -> Iterator[Part]:
         yield Part("whole model, before sharding", size, "b Psi, for any number of ranks", (LOAD,))
     # torch.empty takes the GPU's memory at once; the host's where it is written to.
     yield Part("gradient bucket", FLOAT32 * reduced if s.gpu else bucket, "4 reduce_bucket_size")
-    why = "4 Psi, at most reduce_bucket_size"
-    yield Part("bucket, sorted by rank", bucket, why, (REDUCE,))
-    if not s.gpu:  # a gradient that is larger than the bucket is sent by itself
-        sent = max(bucket, FLOAT32 * max(s.trained_weights))
-        yield Part("bucket, within gloo", sent, f"{why} or one weight", (REDUCE,))
+    scattered = bucket if s.zero["reduce_scatter"] else 0
+    why = "4 Psi, at most reduce_bucket_size, with reduce_scatter"
+    yield Part("bucket, sorted by rank", scattered, why, (REDUCE,))
+    if not s.gpu:  # a gradient that is larger than the bucket is scattered by itself in any case
+        largest = FLOAT32 * max(s.trained_weights)
+        sent = max(scattered, largest if largest > bucket else 0)
+        yield Part("bucket, within gloo", sent, f"{why}, or one larger weight", (REDUCE,))
     if s.ranks > 1 or (s.gpu and s.offload_param != "none"):
         prefetch = s.zero["stage3_prefetch_bucket_size"]
         # What is fetched ahead comes in one piece, which is there until each weight has been cut out of it.

@@ -14,14 +14,14 @@ from grpox.config.training import tokens_on
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
 from grpox.errors.formatting import format_bytes
-from grpox.policy.deepspeed_config import buffer_sizes
+from grpox.policy.deepspeed_config import own_settings
 from grpox.policy.memory_plan.formula import DEFAULTS, LOAD, PROMPT, Setting, parts_of, size_in
 from grpox.policy.memory_plan.shape import model_shape
 from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
 
 if TYPE_CHECKING:
-    from grpox.config import DeepSpeedConfig
+    from grpox.config import RunConfig
     from grpox.runtime.world import World
 
 
@@ -68,7 +68,7 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
         background=config.checkpoint.background,
         generator=memory,
         sampled=sampled,
-        zero=_zero_sizes(config.deepspeed, gpu),
+        zero=_zero_settings(config, gpu),
     )
 
 
@@ -82,11 +82,12 @@ def _positions(run: ResolvedRun, gpu: bool, longest: int) -> int | None:
     return max(min(budget, of_step * longest), longest)
 
 
-def _zero_sizes(config: DeepSpeedConfig, gpu: bool) -> Mapping[str, int]:
-    """Read DeepSpeed's sizes from the run file, or use grpox's and DeepSpeed's defaults."""
+def _zero_settings(run: RunConfig, gpu: bool) -> Mapping[str, int]:
+    """Read DeepSpeed's settings from the run file, or use grpox's and DeepSpeed's defaults."""
+    config = run.deepspeed
     settings = config.settings.get("zero_optimization", {})
     given = {name: settings[name] for name in DEFAULTS if settings.get(name, "auto") != "auto"}
-    own = DEFAULTS | buffer_sizes(gpu) | {name: int(float(value)) for name, value in given.items()}
+    own = DEFAULTS | own_settings(run, gpu) | {name: int(float(value)) for name, value in given.items()}
     if config.stage3_param_persistence_threshold is not None:
         own["stage3_param_persistence_threshold"] = config.stage3_param_persistence_threshold
     if config.offload_param == "nvme":

@@ -61,6 +61,7 @@ ZERO = {
     "stage3_max_reuse_distance": 600,
     "stage3_param_persistence_threshold": 50,
     "sub_group_size": 200,
+    "reduce_scatter": True,
 }
 
 
@@ -136,7 +137,8 @@ def test_what_is_sharded(setting: Setting) -> None:
     assert sizes(replace(setting, weight_bytes=2))["master weights"] == 4 * shard
     assert found["optimizer states"] == 8 * shard
     assert found["gradients"] == 4 * shard
-    assert found["gradients in one piece"] == 4 * 200  # sub_group_size
+    assert found["gradients in one piece"] == 4 * 250  # the weight that reaches sub_group_size
+    assert sizes(replace(setting, zero=ZERO | {"sub_group_size": 260}))["gradients in one piece"] == 4 * 268
     assert sizes(replace(setting, weight_bytes=2))["weights"] == 2 * shard
 
 
@@ -159,6 +161,11 @@ def test_a_single_rank_on_a_cpu_gathers_nothing_and_takes_what_it_touches(settin
     found = sizes(replace(setting, ranks=1, gpu=False))
     assert found["bucket, sorted by rank"] == 4 * 500
     assert found["bucket, within gloo"] == 4 * 1000  # the largest weight, by itself
+    found = sizes(replace(setting, ranks=1, gpu=False, zero=ZERO | {"reduce_scatter": False}))
+    assert "bucket, sorted by rank" not in found
+    assert found["bucket, within gloo"] == 4 * 1000
+    whole = ZERO | {"reduce_scatter": False, "reduce_bucket_size": 10_000}
+    assert "bucket, within gloo" not in sizes(replace(setting, ranks=1, gpu=False, zero=whole))
     assert all(part.on_host for part in parts_of(replace(setting, gpu=False)))
 
 

@@ -192,6 +192,8 @@ def test_settings_are_merged_at_every_depth() -> None:
         "stage": 3,
         "stage3_param_persistence_threshold": 7,
         "reduce_bucket_size": 2**24,
+        "reduce_scatter": False,
+        "sub_group_size": 2**24,
         "offload_param": {"device": "cpu", "pin_memory": False},
     }
     assert given["steps_per_print"] == 5
