@@ -128,7 +128,7 @@ def samples_of(
 
 
 class Arrangement(NamedTuple):
-    """How a micro-batch is laid out in rows."""
+    """Layout of a micro-batch in rows."""
 
     shared_width: int = 0
     """See `rows_of`."""

@@ -51,7 +51,7 @@ class ForwardMode:
 
     @property
     def arrangement(self) -> Arrangement:
-        """How micro-batches are laid out in rows."""
+        """Layout of micro-batches in rows."""
         return Arrangement(self.shared_width, self.packed, self.by_lengths)
 
 
