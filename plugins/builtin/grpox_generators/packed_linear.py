@@ -2,12 +2,14 @@
 
 A product with few rows takes up to twice as long if its weight is copied into blocks first, as torch does in
 each call. Here the blocks are made once for each value of the weights, and released when the generator sleeps.
-The operators are those of torch's compiler, torch._inductor, and not public: without them the layers stay as
-they are.
+Layers that read the same input, as those of queries, keys and values do, share one product: small products use
+less of the memory's speed. The operators are those of torch's compiler, torch._inductor, and not public:
+without them the layers stay as they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,44 +21,96 @@ ROWS = 32
 """Rows of a product for which oneDNN chooses the blocks; they serve other numbers of rows too."""
 
 
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of layers of one module that usually read the same input, in the order in which they are called."""
+
+
+class _Product:
+    """Product of an input with the weights of some layers, computed when the first of them is called."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self._layers = layers
+        self.release()
+
+    def release(self) -> None:
+        """Drop the blocks, and results that no layer has asked for."""
+        self._blocks: Tensor | None = None
+        self._bias: Tensor | None = None
+        self._input: Tensor | None = None
+        self._version = 0
+        self._results: dict[int, Tensor] = {}
+
+    def of(self, layer: nn.Linear, input: Tensor) -> Tensor:
+        """Return the result of one of the layers, whose others may have been called with the same input."""
+        if input is not self._input or input._version != self._version or id(layer) not in self._results:
+            parts = torch.split(self._multiply(input), [each.out_features for each in self._layers], dim=-1)
+            self._results = dict(zip(map(id, self._layers), parts, strict=True))
+            self._input, self._version = input, input._version
+        result = self._results.pop(id(layer))
+        if not self._results:
+            self._input = None
+        return result.contiguous()  # as the layer's own result
+
+    def _multiply(self, input: Tensor) -> Tensor:
+        if self._blocks is None:
+            weight = torch.cat([each.weight.detach() for each in self._layers])
+            self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+            biases = [each.bias.detach() for each in self._layers if each.bias is not None]
+            self._bias = torch.cat(biases) if biases else None
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(input, self._blocks, self._bias, "none", [], "")
+        return product
+
+
 class PackedLinear(nn.Linear):
     """Linear layer without gradient that multiplies with blocks of its weight, made when they are needed."""
 
-    blocks: Tensor | None
+    product: _Product
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.blocks is None:
-            weight = self.weight.detach().contiguous()
-            self.blocks = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(input, self.blocks, self.bias, "none", [], "")
-        return product
+        return self.product.of(self, input)
 
 
 def pack(model: nn.Module) -> list[PackedLinear]:
     """Let the large linear layers of a float32 model on a CPU multiply with blocks; returns them."""
-    layers: list[Any] = [module for module in model.modules() if _is_large(module)]
-    if not layers or not has_operators():
+    if not any(map(_is_large, model.modules())) or not has_operators():
         return []
-    for layer in layers:
-        layer.__class__ = PackedLinear
-    release(layers)
-    return layers
+    packed: list[PackedLinear] = []
+    for module in list(model.modules()):
+        for names in SIBLINGS:
+            layers = [getattr(module, name, None) for name in names]
+            if all(map(_is_large, layers)) and _alike(layers):
+                packed += _share(layers)
+    for module in list(model.modules()):
+        if _is_large(module):
+            packed += _share([module])
+    return packed
 
 
 def release(layers: list[PackedLinear]) -> None:
     """Drop the blocks; call when the weights change, too."""
     for layer in layers:
-        layer.blocks = None
+        layer.product.release()
+
+
+def _share(layers: list[Any]) -> list[PackedLinear]:
+    """Make packed layers with one product of `layers`."""
+    product = _Product(layers)
+    for layer in layers:
+        layer.__class__, layer.product = PackedLinear, product
+    return layers
+
+
+def _alike(layers: list[Any]) -> bool:
+    return len({(layer.in_features, layer.bias is None) for layer in layers}) == 1
 
 
 @torch.no_grad()
 def has_operators() -> bool:
     """Tell whether torch has the operators, and they compute what a linear layer does."""
-    layer: Any = nn.Linear(4, 4)
+    layer = nn.Linear(4, 4)
     inputs = torch.ones(1, 4)
     expected = layer(inputs)
-    layer.__class__ = PackedLinear
-    release([layer])
+    _share([layer])
     try:
         available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         return bool(available and torch.allclose(layer(inputs), expected))
@@ -64,7 +118,7 @@ def has_operators() -> bool:
         return False
 
 
-def _is_large(module: nn.Module) -> bool:
+def _is_large(module: nn.Module | None) -> bool:
     return (
         type(module) is nn.Linear  # a subclass may multiply in its own way
         and module.weight.dtype == torch.float32

@@ -39,6 +39,34 @@ def test_a_packed_layer_is_the_layer(rows, bias):
     torch.testing.assert_close(layer(inputs), expected)
 
 
+def test_layers_with_one_input_share_a_product():
+    one = model()
+    layers = pack(one)
+    attention, mlp = one.model.layers[0].self_attn, one.model.layers[0].mlp
+    assert attention.q_proj.product is attention.k_proj.product is attention.v_proj.product
+    assert mlp.gate_proj.product is mlp.up_proj.product is not mlp.down_proj.product
+    assert len({id(layer.product) for layer in layers}) == 2 * 4 + 1
+
+
+@pytest.mark.parametrize("order", ["ab", "ba", "aab", "abab"])
+def test_a_shared_product_is_that_of_each_input(order):
+    """Also if a layer is called twice, another not at all, and an input has changed in place."""
+    holder, plain = torch.nn.Module(), torch.nn.Module()
+    for module in (holder, plain):
+        torch.manual_seed(0)
+        module.gate_proj, module.up_proj = torch.nn.Linear(8, 4), torch.nn.Linear(8, 6)
+    pack(holder.requires_grad_(False))
+    names = {"a": "gate_proj", "b": "up_proj"}
+    inputs = torch.randn(3, 8)
+    for _ in range(2):
+        for layer in order:
+            expected = getattr(plain, names[layer])(inputs)
+            torch.testing.assert_close(getattr(holder, names[layer])(inputs), expected)
+        holder.gate_proj(inputs)
+        inputs.add_(1)
+        torch.testing.assert_close(holder.up_proj(inputs), plain.up_proj(inputs))
+
+
 def test_new_weights_count_once_the_blocks_are_released():
     plain, packing = model(tie_word_embeddings=True), model(tie_word_embeddings=True)
     layers = pack(packing)
