@@ -200,7 +200,7 @@ class ComponentStates:
         if not problems:
             return
         if not allow:
-            cure = "the run as it was saved; --allow-changes goes on all the same"
+            cure = "the run as it was saved; `grpox train` with --allow-changes goes on all the same"
             raise ConfigError([Problem(f"cannot go on from {folder}", allowed=cure), *problems])
         if self._world.is_main:
             lines = "\n".join(f"    {each}" for each in problems)

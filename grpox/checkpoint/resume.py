@@ -151,7 +151,9 @@ def check_changes(
         if world.is_main:
             logger.warning("going on in spite of changes:\n%s", "\n".join(f"    {each}" for each in problems))
         problems = []
-    cure = "the run as it was saved; --allow-changes goes on all the same" if problems else ""
+    cure = (
+        "the run as it was saved; `grpox train` with --allow-changes goes on all the same" if problems else ""
+    )
     if saved.world_size != world.size and config.deepspeed.offload_optimizer == "nvme":
         what = f"the checkpoint is of {saved.world_size} ranks; with offload to nvme it stays so"
         problems.append(Problem(what, given=str(world.size), allowed=str(saved.world_size)))

@@ -6,9 +6,12 @@ from pydantic import Field
 
 from grpox.config.component import Section
 
-NORM_BEFORE, CHANGED, LIVE = OF_UPDATE = "alarms/norm_before", "alarms/changed", "alarms/live"
-"""Measures of an update that only the alarms read: the norm of the weights before the first step of a process,
-the number of sampled weights that a step has changed, and its number of samples with an advantage."""
+NORM_BEFORE, GROWTH, CHANGED, LIVE = OF_UPDATE = tuple(
+    f"alarms/{name}" for name in ("norm_before", "growth", "changed", "live")
+)
+"""Measures of an update that only the alarms read: the norm of the weights before the first step of a process;
+with adapters instead the norm of the weights with their changes, relative to that without; the number of
+sampled weights that a step has changed; and its number of samples with an advantage."""
 DIFFERS, SHARE = "alarms/differs/", "alarms/share/"
 """Beginnings of measures of a reward, before its label."""
 
@@ -31,7 +34,7 @@ class AlarmsConfig(Section):
     kl_runaway: float | None = Field(3.0, gt=0)
     """KL per token, `kl` or `kl_old`, above which it is a fault."""
     weights_blown_up: float | None = Field(5.0, gt=1)
-    """Norm of the trained weights, relative to that before the first step, above which it is a fault."""
+    """Norm of the weights, adapters merged, relative to that before training, above which it is a fault."""
     one_reward_decides: float | None = Field(0.999, gt=0.5, le=1)
     """Smallest share of one reward in the variance of the weighted rewards within groups that is a fault."""
 

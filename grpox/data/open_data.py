@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpox.data.json_rows import UnreadableData
-from grpox.errors import ConfigError, Problem, chain, describe
+from grpox.errors import ConfigError, Problem, chain, describe, nearest
 from grpox.runtime import launch
 
 if TYPE_CHECKING:
@@ -52,8 +52,35 @@ def open_data(
     except UnreadableData as error:
         raise ConfigError(str(error), key=key, given=path) from error
     except Exception as error:
+        # datasets raises a ValueError for what a dataset lacks that it has found.
+        lacks = isinstance(error, ValueError) and not is_data_file(path)
+        if lacks and (problem := _missing_part(path, subset, split, key)) is not None:
+            raise ConfigError(problem) from error
         given = ", ".join([path, *([f"subset {subset}"] if subset else []), f"split {split}"])
         raise ConfigError(_problem(error, key, given)) from error
+
+
+def _missing_part(path: str, subset: str | None, split: str, key: str) -> Problem | None:
+    """Find a subset or split that a hub dataset lacks, or a subset that it needs; None without either."""
+    import datasets
+
+    section = key.removesuffix("path")
+    try:
+        subsets = datasets.get_dataset_config_names(path)
+        chosen = subset or datasets.get_dataset_default_config_name(path)
+        if chosen not in subsets:
+            what = f"no such subset of {path}" if subset else f"{path} has several subsets, and none by default"
+            allowed, near = ", ".join(subsets), nearest(subset or "", subsets)
+            return Problem(what, f"{section}subset", given=subset or "", allowed=allowed, nearest=near)
+        splits = datasets.get_dataset_split_names(path, chosen)
+    except Exception:  # noqa: BLE001 - the dataset cannot be read at all: the caller reports why
+        return None
+    for part in split.split("+"):
+        name, _, _ = part.strip().partition("[")
+        if name not in splits:
+            what, near = f"no such split of {path}", nearest(name, splits)
+            return Problem(what, f"{section}split", given=split, allowed=", ".join(splits), nearest=near)
+    return None
 
 
 def _open_file(path: Path, split: str, streaming: bool) -> datasets.Dataset | datasets.IterableDataset:

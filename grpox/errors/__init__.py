@@ -9,8 +9,9 @@ imports neither pydantic nor torch.
 from __future__ import annotations
 
 import difflib
+import re
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from grpox.errors.redaction import redact as redact
@@ -160,9 +161,54 @@ class RunClosed(GrpoxError):
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """Return the candidate that looks most like `name`, or an empty string if none is near."""
+    """Return the candidate that `name` probably means, or an empty string if none is near.
+
+    Initials come before spelling, which would find ``lora`` for ``lr``, and the other parts of names after it.
+    """
+    known = list(candidates)
+    return _shortest(_has_initials, name, known) or nearest_spelling(name, known) or nearest_whole(name, known)
+
+
+def nearest_whole(name: str, candidates: Iterable[str]) -> str:
+    """Return the shortest candidate of which `name` is a part, or an empty string.
+
+    It is one whose initials are `name` (``lr`` of learning_rate); else which begins with it; else some of whose
+    words it is (``kl`` of max_kl).
+    """
+    known = list(candidates)
+    matches = (_shortest(fits, name, known) for fits in (_has_initials, _begins, _contains))
+    return next(filter(None, matches), "")
+
+
+def nearest_spelling(name: str, candidates: Iterable[str]) -> str:
+    """Return the candidate that is spelt most like `name`, or an empty string if none is near."""
     matches = difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.6)
     return matches[0] if matches else ""
+
+
+def _shortest(fits: Callable[[list[str], list[str]], bool], name: str, candidates: Sequence[str]) -> str:
+    """Return the shortest candidate whose words fit those of `name`; a single letter would fit too many."""
+    given = _words(name)
+    fitting = [each for each in candidates if fits(_words(each), given)] if len("".join(given)) > 1 else []
+    return min(fitting, key=len, default="")
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[^\W_]+", name.lower())
+
+
+def _has_initials(words: list[str], given: list[str]) -> bool:
+    return len(words) > 1 and [word[0] for word in words] == list("".join(given))
+
+
+def _begins(words: list[str], given: list[str]) -> bool:
+    """Tell whether `words` begin with `given`, whose last word may be cut."""
+    first = words[: len(given)]
+    return len(first) == len(given) and first[:-1] == given[:-1] and first[-1].startswith(given[-1])
+
+
+def _contains(words: list[str], given: list[str]) -> bool:
+    return any(words[place : place + len(given)] == given for place in range(len(words)))
 
 
 def join(key: str, part: str | int) -> str:

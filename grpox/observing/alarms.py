@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpox.config.alarms import CHANGED, DIFFERS, LIVE, NORM_BEFORE, SHARE, AlarmsConfig
+from grpox.config.alarms import CHANGED, DIFFERS, GROWTH, LIVE, NORM_BEFORE, SHARE, AlarmsConfig
 from grpox.runtime.files import as_strict_json, write_atomically
 
 FILE = "alarms.json"
@@ -204,9 +204,10 @@ class Alarms:
         if kl is not None and config.kl_runaway is not None:
             yield Reading("kl_runaway", kl, not kl <= config.kl_runaway)
         state.norm = metrics.get(NORM_BEFORE) if state.norm is None else state.norm
-        size = metrics.get("weights/norm")
-        if size is not None and state.norm and config.weights_blown_up is not None:
+        size, growth = metrics.get("weights/norm"), metrics.get(GROWTH)
+        if growth is None and size is not None and state.norm:
             growth = size / state.norm
+        if growth is not None and config.weights_blown_up is not None:
             yield Reading("weights_blown_up", growth, growth > config.weights_blown_up)
 
 

@@ -23,9 +23,16 @@ from grpox.policy.deepspeed_config import deepspeed_config, reference_config
 from grpox.policy.deepspeed_import import deepspeed, z3_leaf_parameter
 from grpox.policy.float32_head import restore_head
 from grpox.policy.logprobs import ForwardMode
-from grpox.policy.lora.layers import adapted_layers, parameter_adapters, parameters_of
+from grpox.policy.lora.layers import (
+    ADAPTER,
+    adapted_layers,
+    adapted_weight,
+    factors_of,
+    parameter_adapters,
+    parameters_of,
+)
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
-from grpox.policy.weight_stream import stream_weights
+from grpox.policy.weight_stream import stream_adapters, stream_parameters, stream_weights
 from grpox.runtime.foreign_code import call
 from grpox.runtime.world import World
 
@@ -64,14 +71,17 @@ class Engine:
         self._learning_rate_factor: float | None = None
         self._attention = model.config._attn_implementation
         disable_dropout(model)
-        self._adapted = bool(adapted_layers(model))
+        self.is_adapted = bool(adapted_layers(model))
+        """True if adapters are trained."""
+        self._base_square: Tensor | None = None
+        """Squared norm of the weights that adapters change, f64[]; None until it is needed."""
         if config.train.gradient_checkpointing:
             _enable_checkpointing(model, config)
         model.train()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         torch_optimizer = call("optimizer", optimizer.build, trained, config.train.learning_rate)
         settings = deepspeed_config(config, world.size)
-        if self._adapted:
+        if self.is_adapted:
             # A block of experts would be a leaf, whose gradients DeepSpeed sums before they exist if nothing
             # below the block is trained.
             settings["zero_optimization"].setdefault("leaf_module", {"classes": []})
@@ -87,7 +97,7 @@ class Engine:
             self._deepspeed.checkpoint_engine = files
             # DeepSpeed would save scripts beside the weights, but a checkpoint contains no code.
             self._deepspeed._copy_recovery_script = lambda folder: None
-        if self._adapted and any(map(z3_leaf_parameter, trained)):
+        if self.is_adapted and any(map(z3_leaf_parameter, trained)):
             what = "names modules with adapters, whose gradients DeepSpeed may then sum before they are there"
             raise ConfigError(what, "deepspeed.settings.zero_optimization.leaf_module", allowed="other modules")
         for layer in parameter_adapters(self.module).values():
@@ -200,9 +210,29 @@ class Engine:
             total[2] += count.to(total)
         return self.world.reduce(total, dist.ReduceOp.SUM)
 
+    def measure_growth(self) -> Tensor:
+        """Measure the weights that adapters change, f64[1]; a collective.
+
+        Returns:
+            ``1 + |change|^2 / |W|^2`` over all of them: the squared norm with the adapters merged, relative to
+            that without, if the change is orthogonal to W.
+        """
+        layers = adapted_layers(self.module)
+        if self._base_square is None:  # frozen: the same in all steps
+            named = ((name, adapted_weight(layer)) for name, layer in layers.items())
+            weights = (weight for _, weight in stream_parameters(named))
+            norms = [torch.linalg.vector_norm(weight, dtype=torch.float64) for weight in weights]
+            self._base_square = torch.stack(norms).square().sum()
+        factors = (factor for _, factor in stream_adapters(self.module))
+        changes = [
+            factors_of(layer, down, up).squared_norm(len(down) // layer.r[ADAPTER])
+            for layer, down, up in zip(layers.values(), factors, factors, strict=True)
+        ]
+        return 1 + (torch.stack(changes).sum() / self._base_square).reshape(1).to(self.world.device)
+
     def weights(self) -> WeightStream:
         """Yield the current whole weights with merged adapters; a collective."""
-        return stream_weights(self.module, adapted=self._adapted)
+        return stream_weights(self.module, adapted=self.is_adapted)
 
     def save(self, folder: Path, name: str) -> None:
         """Write weights, optimizer and schedule to `folder`/`name`, one or more files per rank; a collective.
@@ -211,12 +241,14 @@ class Engine:
         to the constructor, reports errors of writing.
         """
         self._deepspeed.save_checkpoint(
-            str(folder), tag=name, save_latest=False, exclude_frozen_parameters=self._adapted
+            str(folder), tag=name, save_latest=False, exclude_frozen_parameters=self.is_adapted
         )
 
     def load(self, folder: Path, name: str, steps: int) -> None:
         """Read a checkpoint that `save` wrote after `steps` optimizer steps; a collective."""
-        loaded, _ = self._deepspeed.load_checkpoint(str(folder), tag=name, load_module_strict=not self._adapted)
+        loaded, _ = self._deepspeed.load_checkpoint(
+            str(folder), tag=name, load_module_strict=not self.is_adapted
+        )
         if loaded is None:
             raise RunFailed(f"DeepSpeed finds no checkpoint in {folder / name}")
         self.steps = steps

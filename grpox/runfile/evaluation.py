@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from grpox.config import EvaluationConfig, RewardRef, RunConfig, labels_of
 from grpox.config.run import rewards_of
 from grpox.config.sampling import PREFIX, bare_name, sampling_of
 from grpox.contracts import FINISH_REASONS
-from grpox.errors import Problem, nearest
+from grpox.errors import Problem, nearest, nearest_spelling
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
-from grpox.runfile.checks import CheckContext, cut_stream_problems
+from grpox.runfile.checks import Check, CheckContext, cut_stream_problems
 
 LENGTHS = tuple(
     f"completions/{name}"
@@ -72,7 +72,7 @@ class MetricNames:
         """Return True if a metric of this name may exist."""
         if name in self.known or name.startswith(self._beginnings):
             return True
-        return self._open_ended and not nearest(name, self.known) and not name.startswith("rewards/")
+        return self._open_ended and not nearest_spelling(name, self.known) and not name.startswith("rewards/")
 
 
 def of_evaluations(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
@@ -117,18 +117,15 @@ def _owners(rewards: Sequence[RewardRef]) -> list[str]:
     return [*labels_of(rewards), *(ref.label.rpartition(":")[2] for ref in rewards)]
 
 
-def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find invalid settings of the evaluation, and named metrics that will not be logged."""
-    yield from _best(context)
-    evaluation = context.config.evaluation
-    if evaluation is None:
-        return
-    yield from _sets(context, evaluation)
+def _accuracy(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
     labels, name = labels_of(rewards_of(context.config)), evaluation.accuracy
     if name is not None and name not in labels:
         what = f"no such reward of {'this run' if evaluation.rewards is None else 'the evaluation'}"
         near = nearest(name, labels)
         yield Problem(what, "evaluation.accuracy", given=name, allowed=", ".join(labels), nearest=near)
+
+
+def _pass_at_k(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
     for place, k in enumerate(evaluation.pass_at_k):
         key, most = f"evaluation.pass_at_k[{place}]", evaluation.num_generations
         if not 1 <= k <= most:
@@ -137,8 +134,6 @@ def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
             yield Problem(what, key, given=str(k), allowed=allowed)
         elif k in evaluation.pass_at_k[:place]:
             yield Problem("is listed twice", key, given=str(k))
-    yield from _sampling(context, evaluation)
-    yield from _early_stop(context, evaluation)
 
 
 def _sets(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
@@ -216,3 +211,21 @@ def _best(context: CheckContext) -> Iterator[Problem]:
     is_of_step = not name.startswith(PREFIX) and not near.startswith(PREFIX) and steps.has(name)
     if not (is_known or is_of_step):
         yield Problem("this run logs no such metric", key, given=name, allowed=", ".join(known), nearest=near)
+
+
+def _of_evaluation(check: Callable[[CheckContext, EvaluationConfig], Iterator[Problem]]) -> Check:
+    """Make a check of a run from one that needs an evaluation."""
+
+    def checked(context: CheckContext) -> Iterator[Problem]:
+        if (evaluation := context.config.evaluation) is not None:
+            yield from check(context, evaluation)
+
+    return checked
+
+
+EVALUATION_CHECKS: tuple[Check, ...] = (
+    _best,
+    *map(_of_evaluation, (_sets, _accuracy, _pass_at_k, _sampling, _early_stop)),
+)
+"""Checks of the evaluation's settings, and of named metrics that will not be logged: several, because each ends
+at an invalid key that it reads."""

@@ -7,6 +7,7 @@ as the keys that they need fit the schema. All problems are reported at once, ea
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from grpox.config import ComponentRef, RunConfig, Section
-from grpox.config.run import CORRECTION_OF_OTHERS
+from grpox.config.run import CORRECTION_OF_OTHERS, REWARD_OF_MODEL
 from grpox.contracts import Capability
 from grpox.data.schedule import BatchPlan, PromptSampler
-from grpox.errors import ConfigError, Problem
+from grpox.errors import ConfigError, Problem, nearest, nearest_whole
 from grpox.errors.redaction import remember_secrets
 from grpox.errors.validation import problems_of, truths_for_numbers
 from grpox.plugins.component import BoundComponent, bind_object
@@ -28,14 +29,23 @@ from grpox.runfile import checks
 from grpox.runfile.checks import Check, CheckContext, of_section
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.environment_checks import environment_problems
-from grpox.runfile.evaluation import evaluation_problems
+from grpox.runfile.evaluation import EVALUATION_CHECKS
 from grpox.runfile.given import Given
 from grpox.runfile.invalid_keys import InvalidKeyRead, hide, path_of, without_invalid
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.masked import give_back_secrets, masked_problems
 from grpox.runfile.model_options import checkpointing_problems, length_problems, lora_problems, model_problems
 from grpox.runfile.overrides import Origin, apply_overrides
-from grpox.runfile.paths import hub_problems, input_problems, resolve_parameters, resolve_paths
+from grpox.runfile.paths import (
+    evaluation_data_problems,
+    hub_problems,
+    input_path,
+    model_input_problems,
+    output_dir_problems,
+    resolve_parameters,
+    resolve_paths,
+    training_data_problems,
+)
 from grpox.runfile.recipe_files import recipe_path
 from grpox.runfile.reward_checks import reward_problems
 from grpox.runfile.slots import selected, tracking_problems
@@ -51,7 +61,7 @@ CHECKS: tuple[Check, ...] = (
     of_section("deepspeed", deepspeed_problems),
     of_section("model", model_problems),
     of_section("hub", hub_problems),
-    evaluation_problems,
+    *EVALUATION_CHECKS,
     checks.old_logprobs_problems,
     checks.misplaced_needs,
     checks.sampler_logprobs_problems,
@@ -62,7 +72,10 @@ CHECKS: tuple[Check, ...] = (
     checks.off_policy_problems,
     checks.dynamic_sampling_problems,
     environment_problems,
-    input_problems,
+    output_dir_problems,
+    model_input_problems,
+    training_data_problems,
+    evaluation_data_problems,
     reward_problems,
     length_problems,
     checks.streamed_data_problems,
@@ -202,7 +215,7 @@ def resolve(
     resolve_paths(config, origin.base)
     registry = Registry(discover(config.plugins.disable))
     _default_correction(config, registry)
-    components, problems = _bind(config, registry, given)
+    components, problems = _bind(config, registry, given, origin)
     if not problems:
         problems = registry.negotiate(list(components.values()), checks.LOSS_INPUTS)
     problems += resolve_parameters(config, components, origin.base)
@@ -265,7 +278,7 @@ def _problems_of_parts(
         whole.correction = config.correction
     except InvalidKeyRead:
         unknown.append("correction")
-    bound, problems = _bind(whole, registry, given)
+    bound, problems = _bind(whole, registry, given, origin)
     components = {
         key: each for key, each in bound.items() if not any(_is_within(key, outer) for outer in unknown)
     }
@@ -362,13 +375,16 @@ def _schema_problems(error: ValidationError) -> Iterator[Problem]:
         if problem.key in unknown:
             from grpox.runfile.from_trl.fields import key_of  # a table needed only for a mistake
 
-            # ``train.learning_rate`` for `learning_rate`, ``loss`` for TRL's `loss_type`
-            near = sections.get(name) or key_of(name) or near
+            # ``loss`` for TRL's `loss_type`; ``kl_runaway`` for `alarms.kl`, beside which it would stand;
+            # ``train.learning_rate`` for `learning_rate`, and for a part or misspelling of it
+            of_part = nearest_whole(name, problem.allowed.split(", "))
+            elsewhere = sections.get(name) or near or sections.get(nearest(name, sections), "")
+            near = key_of(name) or of_part or elsewhere
         yield replace(problem, nearest=near)
 
 
 def _bind(
-    config: RunConfig, registry: Registry, given: Given
+    config: RunConfig, registry: Registry, given: Given, origin: Origin
 ) -> tuple[dict[str, BoundComponent], list[Problem]]:
     components: dict[str, BoundComponent] = {}
     problems: list[Problem] = []
@@ -381,8 +397,20 @@ def _bind(
                 bound, model = registry.parse(kind, reference, key), given.reward_models.get(key)
                 components[key] = bound if model is None else _with_model(bound, model)
         except ConfigError as error:
-            problems += error.problems
+            first, *others = error.problems
+            if (
+                kind == "reward"
+                and first.given == reference.name
+                and _is_model(reference.name, origin.base(key))
+            ):
+                first = replace(first, nearest=f"{{name: {REWARD_OF_MODEL}, model: {reference.name}}}")
+            problems += [first, *others]
     return components, problems
+
+
+def _is_model(name: str, base: Path) -> bool:
+    """Tell whether `name`, given for a component, is the folder of a model."""
+    return os.path.isfile(Path(input_path(name, base), "config.json"))  # False too for an impossible path
 
 
 def _with_model(bound: BoundComponent, model: Any) -> BoundComponent:

@@ -103,7 +103,7 @@ def schedule_problems(train: TrainConfig) -> Iterator[Problem]:
     """Find mistakes in the schedule's name, arguments and warm-up."""
     warmup = {"warmup_steps": train.warmup_steps, "warmup_ratio": train.warmup_ratio}
     given = [name for name, value in warmup.items() if value]
-    name, peak = train.lr_scheduler_type, train.learning_rate
+    name = train.lr_scheduler_type
     if len(given) == 2:
         what = "set only one of warmup_steps and warmup_ratio"
         yield Problem(what, "train.warmup_ratio", given=str(train.warmup_ratio))
@@ -128,6 +128,7 @@ def schedule_problems(train: TrainConfig) -> Iterator[Problem]:
     except ValidationError as error:
         yield from problems_of(error, SCHEDULES[name], _KEY)
         return
+    peak = train.learning_rate  # read last: where it is invalid, all else is checked
     if isinstance(arguments, Polynomial) and arguments.lr_end >= peak:
         what = f"is not below train.learning_rate, {peak:g}"
         yield Problem(what, f"{_KEY}.lr_end", given=f"{arguments.lr_end:g}")

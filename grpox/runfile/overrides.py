@@ -14,7 +14,7 @@ from grpox.runfile.yaml_lines import DEEPEST, read_yaml
 
 COMMAND_LINE = "command line"
 """`where` of a problem with an override."""
-ARGUMENT = "train()"
+ARGUMENT = "Run()"
 """`where` of a problem with an argument of `grpox.train`."""
 
 
@@ -110,7 +110,7 @@ class Origin:
     """Keys whose value comes from an argument of `grpox.train`."""
 
     def where(self, key: str) -> str:
-        """Return ``run.yaml:12``, ``command line`` or ``train()``, by the longest known prefix of `key`."""
+        """Return ``run.yaml:12``, ``command line`` or ``Run()``, by the longest known prefix of `key`."""
         if any(prefix in self.arguments for prefix in _prefixes(key)):
             return ARGUMENT
         # An override replaces everything that the file has below its key.
@@ -126,7 +126,7 @@ class Origin:
 
     def base(self, key: str) -> Path:
         """Return the folder against which a relative path under `key` resolves."""
-        return Path.cwd() if self.where(key) == COMMAND_LINE else self.folder
+        return Path.cwd() if self.where(key) in (COMMAND_LINE, ARGUMENT) else self.folder
 
     def place(self, problems: Iterable[Problem]) -> list[Problem]:
         """Sort problems by line, fill in `where`, and write indices as in ``rewards[0]``."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from grpox.config import DataConfig, EvaluationConfig, EvaluationSetConfig, HubConfig, RunConfig
+from grpox.config import DataConfig, EvaluationSetConfig, HubConfig, RunConfig
 from grpox.config.sampling import path_key
 from grpox.contracts import Input
 from grpox.data.json_rows import UnreadableData
@@ -27,6 +27,7 @@ from grpox.runfile.checks import CheckContext
 from grpox.runfile.data_files import look_at
 from grpox.runfile.environment_rows import missing_columns, row_check
 from grpox.runfile.given import GIVEN
+from grpox.runfile.invalid_keys import InvalidKeyRead
 from grpox.runfile.model_options import media_problem_of
 from grpox.runfile.slots import selected
 
@@ -84,33 +85,40 @@ def _absolute(path: str, base: Path) -> str:
         return str(base / path)
 
 
-def input_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find mistakes in the model folder, data files and output folder of a run; counts its prompts."""
-    config, given, data = context.config, context.given.inputs, context.config.data
-    if context.trains:
-        yield from output_problems(config)
-    if "model.path" not in given:
-        yield from model_problems("model.path", config.model.path)
-        if context.trains and (problem := media_problem_of(Path(config.model.path), "model.path")):
-            yield problem
-    if context.trains and data.path is not None and "data.path" not in given:
+def output_dir_problems(context: CheckContext) -> list[Problem]:
+    """Find mistakes in the output folder of a run that writes one."""
+    return output_problems(context.config) if context.trains else []
+
+
+def model_input_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find mistakes in the model folder of a run."""
+    if "model.path" in context.given.inputs:
+        return
+    path = context.config.model.path
+    yield from model_problems("model.path", path)
+    if context.trains and (problem := media_problem_of(Path(path), "model.path")):
+        yield problem
+
+
+def training_data_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find mistakes in the training data; counts its prompts."""
+    data = context.config.data
+    if context.trains and data.path is not None and "data.path" not in context.given.inputs:
         if is_data_file(data.path):
             problems, records = _data_problems("data.path", data.path, context)
+            yield from problems
             of_split, context.num_prompts = _split_of_file(data, records, "data")
-            yield from (*problems, *of_split)
+            yield from of_split
         elif data.path == GIVEN:
             yield Problem(_NOT_GIVEN[0], "data.path", given=GIVEN, allowed=_NOT_GIVEN[1])
-    if config.evaluation is not None:
-        yield from _evaluation_problems(config.evaluation, context)
-    known = context.given.eval_datasets.items()
-    for key, rows in (("data.path", context.given.dataset), *((path_key(name), rows) for name, rows in known)):
-        if names := getattr(rows, "column_names", None):  # a stream may not know them
-            context.columns[key] = tuple(name for name in names if name != data.prompt_column)
+    _note_columns("data.path", context.given.dataset, context)
 
 
-def _evaluation_problems(evaluation: EvaluationConfig, context: CheckContext) -> Iterator[Problem]:
-    """Find mistakes in the files of held-out prompts, except those given in Python."""
-    given = context.given.inputs
+def evaluation_data_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find mistakes in the files of held-out prompts."""
+    evaluation, given = context.config.evaluation, context.given.inputs
+    if evaluation is None:
+        return
     if evaluation.path is not None and path_key("") not in given:
         yield from _data_problems(path_key(""), evaluation.path, context)[0]
     for name, each in evaluation.sets.items():
@@ -118,6 +126,15 @@ def _evaluation_problems(evaluation: EvaluationConfig, context: CheckContext) ->
         if key not in given and (is_data_file(each.path) or each.path == GIVEN):
             problems, records = _data_problems(key, each.path, context)
             yield from (*problems, *_split_of_file(each, records, key.removesuffix(".path"))[0])
+    for name, rows in context.given.eval_datasets.items():
+        _note_columns(path_key(name), rows, context)
+
+
+def _note_columns(key: str, rows: Any, context: CheckContext) -> None:
+    """Note the columns beside the prompt of rows given in Python."""
+    if names := getattr(rows, "column_names", None):  # a stream may not know them
+        prompt_column = context.config.data.prompt_column
+        context.columns[key] = tuple(name for name in names if name != prompt_column)
 
 
 def _split_of_file(
@@ -168,9 +185,12 @@ def model_problems(key: str, given: str) -> Iterator[Problem]:
 
 def _data_problems(key: str, given: str, context: CheckContext) -> tuple[list[Problem], int | None]:
     """Find mistakes in a file of prompts, and count its records."""
-    config = context.config
-    prompt_column, whens = config.data.prompt_column, [each.when for each in config.environments.values()]
-    path = Path(given)
+    config, path = context.config, Path(given)
+    whens = [each.when for each in config.environments.values()]
+    try:
+        prompt_column = config.data.prompt_column
+    except InvalidKeyRead:
+        prompt_column = None  # the file itself may have mistakes all the same
     what = nearby = allowed = ""
     if given == GIVEN:
         what, allowed = _NOT_GIVEN
@@ -184,11 +204,13 @@ def _data_problems(key: str, given: str, context: CheckContext) -> tuple[list[Pr
         what, allowed = "is not a supported type of file", ", ".join(DATA_FILES)
     else:
         try:
-            file = look_at(path, prompt_column, row_check(whens))
+            file = look_at(path, prompt_column or "", row_check(whens))
         except UnreadableData as error:
             what = str(error)
     if what:
         return [Problem(what, key, given=given, allowed=allowed, nearest=nearby)], None
+    if prompt_column is None:
+        return [], file.records
     column, names = "data.prompt_column", file.columns
     if file.records is not None or path.suffix == ".csv":  # else later records may have further columns
         context.columns[key] = tuple(name for name in names if name != prompt_column)

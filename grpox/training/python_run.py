@@ -7,6 +7,7 @@ import grpox.runtime.quick_transformers  # noqa: F401 # isort: skip # before tra
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from grpox.observing.notebook import StepTable
 from grpox.policy.models import architecture_of, load_model
 from grpox.policy.weight_stream import persistent_buffers
 from grpox.runfile.load import load_run, resolve_config
+from grpox.runfile.overrides import ARGUMENT
 from grpox.runtime.launch import rank_or_zero
 from grpox.runtime.logs import get_logger
 from grpox.training.given import given_objects, refuse_arguments
@@ -84,19 +86,23 @@ def train(
         RunFailed: the run failed.
     """
     refuse_arguments(others, _ARGUMENTS, "train()")
-    run = Run(
-        config,
-        overrides,
-        model=model,
-        tokenizer=tokenizer,
-        dataset=dataset,
-        eval_dataset=eval_dataset,
-        rewards=rewards,
-        environment=environment,
-        tools=tools,
-        callbacks=callbacks,
-        resume=resume,
-    )
+    try:
+        run = Run(
+            config,
+            overrides,
+            model=model,
+            tokenizer=tokenizer,
+            dataset=dataset,
+            eval_dataset=eval_dataset,
+            rewards=rewards,
+            environment=environment,
+            tools=tools,
+            callbacks=callbacks,
+            resume=resume,
+        )
+    except ConfigError as error:
+        of_run = [replace(each, where="train()") if each.where == ARGUMENT else each for each in error.problems]
+        raise ConfigError(of_run).with_traceback(error.__traceback__) from error.__cause__
     return run.train()
 
 
@@ -134,7 +140,7 @@ class Run:
         resume: bool = False,
         **others: Any,
     ) -> None:
-        refuse_arguments(others, _ARGUMENTS, "Run()")
+        refuse_arguments(others, _ARGUMENTS, ARGUMENT)
         objects = (model, tokenizer, dataset, eval_dataset, rewards, environment, tools, callbacks)
         given = given_objects(*objects)
         if isinstance(config, str | Path):

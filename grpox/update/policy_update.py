@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from grpox.config import RunConfig
-from grpox.config.alarms import CHANGED, LIVE, NORM_BEFORE
+from grpox.config.alarms import CHANGED, GROWTH, LIVE, NORM_BEFORE
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
 from grpox.policy.batch import RolloutBatch, Sample, collate
@@ -76,6 +76,9 @@ class PolicyUpdate:
         self.token_facts: list[TokenFacts] = []
         """Tokens of this rank's samples to record, of the last step."""
         self._has_stepped = False
+        is_watched = config.alarms is not None and config.alarms.weights_blown_up is not None
+        # The norm of A and B tells nothing: B is 0 at first, and the weights get their product.
+        self._measures_growth = is_watched and engine.is_adapted
         coefficient = config.train.router_aux_loss_coef
         self.routers = RouterBalance(engine.module, coefficient) if coefficient else None
         self.packer = MicroBatchPacker.of(config.train, self.step_loss.traits, engine.mode)
@@ -207,13 +210,16 @@ class PolicyUpdate:
         """Take the step if `loss`, f64[], and the gradient are finite, without reading a value.
 
         Returns:
-            f64[4 or 5]: the gradient's norm, infinite if the step was not taken; then what
-            `Engine.measure_weights` returns, and until a step is taken the squared norm of the weights before.
+            f64[4 or 5]: the gradient's norm, infinite if the step was not taken; what `Engine.measure_weights`
+            returns; then with watched adapters that of `Engine.measure_growth`, and else until a step is taken
+            the squared norm of the weights before.
         """
-        first = [] if self._has_stepped else [self.engine.measure_weights()[:1]]
+        has_first = not self._has_stepped and not self._measures_growth
+        first = [self.engine.measure_weights()[:1]] if has_first else []
         before = self.engine.sample_weights()
         norm = self.engine.step(loss)
-        return torch.cat((norm.reshape(1), self.engine.measure_weights(before), *first))
+        growth = [self.engine.measure_growth()] if self._measures_growth else []
+        return torch.cat((norm.reshape(1), self.engine.measure_weights(before), *first, *growth))
 
     def _applied(self, loss: float, numbers: Sequence[float]) -> dict[str, float]:
         """Name the result of `_apply`: the gradient's norm, and of a finite loss the measures of weights.
@@ -222,9 +228,10 @@ class PolicyUpdate:
         """
         if not math.isfinite(loss):
             return {"grad_norm": math.inf}
-        grad_norm, square, sampled, changed, *first = numbers
+        grad_norm, square, sampled, changed, *further = numbers
         self._has_stepped = True
-        measured = dict(zip([NORM_BEFORE], map(math.sqrt, first), strict=False))
+        name = GROWTH if self._measures_growth else NORM_BEFORE
+        measured = dict(zip([name], map(math.sqrt, further), strict=False))
         if not math.isfinite(square):
             raise RunFailed(
                 f"the optimizer made weights that are not finite in step {self.engine.steps}, of a "

@@ -89,6 +89,7 @@ def steps(
     reference = BaseAsReference(engine)
     update = PolicyUpdate(engine, reference, loss, correction, config, world)
     metrics = [update.step(micro_batches_for(config, world)) for _ in range(STEPS)]
+    growth = float(engine.measure_growth().sqrt())
     frozen = {name: torch.equal(weight.cpu(), base[name]) for name, weight in stream_base(engine.module)}
     own = FrozenEngine(plain_model(), config, world)
     batch = collate(micro_batches_for(config, world)[0], world.device)
@@ -99,6 +100,8 @@ def steps(
     return {
         "gradients": gradients,
         "metrics": metrics,
+        "base": base,
+        "growth": growth,
         "weights": {name: weight.clone() for name, weight in engine.weights()},
         "frozen": frozen,
         "chunked": engine.mode.chunked,

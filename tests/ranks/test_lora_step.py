@@ -75,6 +75,22 @@ def test_the_reference_is_the_model_that_the_run_began_with(
     assert made["reference"] == 0
 
 
+@pytest.mark.parametrize("ranks", ["one", "two"])
+@pytest.mark.parametrize("name", [*NAMES, "experts", "experts beside layers"])
+def test_growth_is_that_of_the_weights_with_the_adapters_merged(
+    results: dict[str, Any], ranks: str, name: str
+) -> None:
+    """The metric of the last step is that of the adapters after it."""
+    made = results[ranks][name]
+    old, new = made["base"], made["weights"]
+    changed = [each for each in old if not (new[each] == old[each]).all()]
+    square = sum(float(old[each].double().square().sum()) for each in changed)
+    change = sum(float((new[each].double() - old[each].double()).square().sum()) for each in changed)
+    assert made["growth"] == pytest.approx((1 + change / square) ** 0.5, rel=1e-6)
+    assert made["metrics"][-1]["alarms/growth"] == made["growth"] > 1 + 1e-6
+    assert "alarms/norm_before" not in made["metrics"][0]
+
+
 # -- Stacked experts -------------------------------------------------------------------------------------
 
 EXPERTS = ("experts", "experts beside layers")

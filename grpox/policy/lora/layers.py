@@ -45,6 +45,12 @@ class Factors:
             merged[expert] = torch.addmm(old.to(exact), left.to(exact), right.to(exact), alpha=self.scale)
         return merged.view(weight.shape)
 
+    def squared_norm(self, experts: int = 1) -> Tensor:
+        """Return the squared norm of the change of a stack of `experts` weights, f64[]."""
+        # |L R|^2 is the trace of (L'L)(RR'), two matrices of the rank's size: the change itself is not needed.
+        left, right = (factor.double() for factor in self._products(experts))
+        return self.scale**2 * ((left.mT @ left) * (right @ right.mT)).sum()
+
     def added_to(self, weight: Tensor) -> Tensor:
         """Return ``W + scale * B A`` in the precision of `weight`, with a gradient for A and B."""
         stack = _as_stack(weight)

@@ -71,10 +71,28 @@ def _router_loss(draft: Draft) -> None:
         draft.copy(name)
     elif model is not None and isinstance(model.value, str) and not draft.unread(name):
         config = read_mapping(draft.setup.home / Path(model.value).expanduser() / "config.json")
-        text = config.get("text_config")
-        own = (text if isinstance(text, dict) else config).get(name)
+        own = _text_config(config).get(name)
         if isinstance(own, int | float) and own > 0:
             draft.put(FIELDS[name].key, own, "the model's own, which TRL uses")
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the part for text of a model's configuration, with the defaults of its class, as TRL reads it.
+
+    A class without `output_router_logits` has no load-balancing loss in TRL, whatever its weight. A model of
+    another type has only what the file says.
+    """
+    from transformers import CONFIG_MAPPING
+
+    text = config.get("text_config")
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        return text if isinstance(text, dict) else config
+    try:
+        read = CONFIG_MAPPING[kind].from_dict(config).get_text_config()
+    except Exception:  # noqa: BLE001 - the run, which loads the model, reports an invalid configuration
+        return {}
+    return dict(read.to_dict()) if hasattr(read, "output_router_logits") else {}
 
 
 def _input(draft: Draft, key: str, given: str, suffixes: tuple[str, ...] = ()) -> None:

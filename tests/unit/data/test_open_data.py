@@ -83,6 +83,40 @@ def test_a_hub_dataset_that_cannot_be_had_is_one_problem(monkeypatch):
     )
 
 
+SUBSETS = """---
+configs:
+- config_name: easy
+  data_files: [{split: train, path: easy.jsonl}, {split: test, path: easy.jsonl}]
+- config_name: hard
+  data_files: [{split: train, path: hard.jsonl}]
+---
+"""
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_subset_or_split_that_a_hub_dataset_lacks_is_named(tmp_path, numbered, monkeypatch, streaming):
+    """A relative folder is to datasets as a dataset of the hub."""
+    for name in ("easy", "hard"):
+        numbered(f"folder/{name}.jsonl", 3)
+    (tmp_path / "folder" / "README.md").write_text(SUBSETS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = open_data("folder", "hard", "train", streaming)
+    assert [row["prompt"] for row in rows] == [f"folder/hard.jsonl {n}" for n in range(3)]
+    key = "evaluation.sets.held_out.path"
+    for subset, split, named, given, allowed, near in (
+        (None, "train", "subset", "", "easy, hard", ""),
+        ("esy", "train", "subset", "esy", "easy, hard", "easy"),
+        ("easy", "tst", "split", "tst", "train, test", "test"),
+        ("hard", "test", "split", "test", "train", ""),
+    ):
+        problem = refused("folder", subset, split, streaming, key)
+        assert problem.key == f"evaluation.sets.held_out.{named}"
+        assert (problem.given, problem.allowed, problem.nearest) == (given, allowed, near)
+    problem = refused("folder", "easy", "train[:x]")
+    assert (problem.key, problem.given) == ("data.path", "folder, subset easy, split train[:x]")
+
+
 def written(tmp_path, name, *lines):
     path = tmp_path / name
     path.write_text("\n".join(lines) + "\n")

@@ -17,7 +17,7 @@ from support.frozen import answers_of
 
 from grpox.checkpoint.progress import TrainingState
 from grpox.config import AlarmsConfig, RunConfig
-from grpox.config.alarms import CHANGED, DIFFERS, LIVE, NORM_BEFORE, SHARE
+from grpox.config.alarms import CHANGED, DIFFERS, GROWTH, LIVE, NORM_BEFORE, SHARE
 from grpox.observing.alarms import (
     ADVICE,
     Alarms,
@@ -172,6 +172,16 @@ def test_a_restored_state_continues_the_count_and_the_norm_of_the_start() -> Non
         raised = [after.see(step, blown | {NORM_BEFORE: 10.2}) for step in range(saved + 1, 8)]
         assert [alarm.step for each in raised for alarm in each] == [5]
         assert after.state.raised[0].value == pytest.approx(5.1)
+
+
+def test_adapters_are_measured_by_their_product_with_what_they_change() -> None:
+    """The norm of A and B, of which B is 0 at first, may grow many times in ordinary training."""
+    grown = {"weights/norm": 200.0, NORM_BEFORE: 2.0}
+    assert alarms_after([grown | {GROWTH: 4.9}] * 9) == []
+    (alarm,) = alarms_after([{"weights/norm": 2.0, GROWTH: 5.1}] * 9)
+    assert (alarm.name, alarm.step, alarm.value) == ("weights_blown_up", 5, 5.1)
+    (alarm,) = alarms_after([{GROWTH: math.inf}] * 9)
+    assert alarm.entry()["value"] == "inf"
 
 
 @pytest.mark.parametrize("text", ["off", "false", "'off'", "null", "OFF"])

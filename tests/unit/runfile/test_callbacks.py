@@ -61,7 +61,7 @@ def test_what_is_no_callback(callback: Any, what: str, near: str) -> None:
     with pytest.raises(ConfigError) as raised:
         given_callbacks([Named(), callback])
     [problem] = raised.value.problems
-    assert (problem.where, problem.key) == ("train()", "callbacks[1]")
+    assert (problem.where, problem.key) == ("Run()", "callbacks[1]")
     assert what in problem.what
     assert problem.nearest == near
 

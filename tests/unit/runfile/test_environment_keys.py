@@ -641,7 +641,7 @@ def test_a_list_of_mappings_is_as_in_a_run_file(resolve: Resolve) -> None:
 )
 def test_what_is_no_class_of_an_environment_is_told(refuse: Refuse, environment: Any, told: str) -> None:
     [problem] = refuse(given=given(environment=environment))
-    assert (problem.key, problem.where) == ("environment[0]", "train()")
+    assert (problem.key, problem.where) == ("environment[0]", "Run()")
     assert told in problem.what
 
 
@@ -669,5 +669,5 @@ def test_a_class_in_the_form_of_trl_is_adapted(resolve: Resolve) -> None:
 
 def test_an_argument_that_the_run_refuses_is_placed_at_train(refuse: Refuse) -> None:
     [problem] = refuse(given=given(tools=[lambda x: x]))
-    assert (problem.key, problem.where) == ("tools[0]", "train()")
+    assert (problem.key, problem.where) == ("tools[0]", "Run()")
     assert "<lambda>" in problem.what

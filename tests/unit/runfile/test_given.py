@@ -164,12 +164,12 @@ def test_paths_in_place_of_objects_start_from_the_working_directory(
     run = load_run("quickstart", ["train.num_generations=128"], given=given(dataset="mine.jsonl"))
     assert (run.config.data.path, run.num_prompts) == (str(tmp_path / "mine.jsonl"), 2)
     (problem,) = refused(load_run, "quickstart", given=given(model="./none"))
-    assert (problem.where, problem.key, problem.given) == ("train()", "model.path", str(tmp_path / "none"))
+    assert (problem.where, problem.key, problem.given) == ("Run()", "model.path", str(tmp_path / "none"))
 
 
 def test_a_problem_is_placed_at_the_argument_that_brought_it() -> None:
     (problem,) = refused(load_run, "quickstart", ["evaluation=null"], given=given(rewards=[brevity, "exakt"]))
-    assert (problem.where, problem.key, problem.nearest) == ("train()", "rewards[1]", "exact")
+    assert (problem.where, problem.key, problem.nearest) == ("Run()", "rewards[1]", "exact")
     (problem,) = refused(load_run, "quickstart", given=given(dataset=ROWS))
     assert problem.what == "one generation batch needs 16 prompts, but the data has 9"
 
@@ -210,7 +210,7 @@ def test_functions_names_and_mappings_mix_and_keep_their_weights() -> None:
 @pytest.mark.parametrize("reward", [3, None, torch.nn.Linear(1, 1)])
 def test_what_is_no_reward_function(reward: Any) -> None:
     (problem,) = refused(given, rewards=[brevity, reward])
-    assert (problem.where, problem.key, problem.what) == ("train()", "rewards[1]", "is no reward function")
+    assert (problem.where, problem.key, problem.what) == ("Run()", "rewards[1]", "is no reward function")
 
 
 def test_a_sequence_classification_model_is_the_component_reward_model() -> None:
@@ -232,14 +232,14 @@ def test_models_that_do_not_give_one_score() -> None:
     nowhere = LlamaForSequenceClassification(tiny(num_labels=1, pad_token_id=0))
     for judge in (LlamaForCausalLM(tiny()), LlamaForSequenceClassification(tiny()), nowhere):
         (problem,) = refused(given, rewards=judge)
-        assert (problem.where, problem.key) == ("train()", "rewards[0]")
+        assert (problem.where, problem.key) == ("Run()", "rewards[0]")
 
 
 def test_a_function_takes_no_parameters() -> None:
     config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, "sampling": SHORT}
     rewards = [{"function": brevity, "target": 3}]
     (problem,) = refused(resolved, config, given(dataset=ROWS, rewards=rewards))
-    assert (problem.where, problem.key) == ("train()", "rewards[0].target")
+    assert (problem.where, problem.key) == ("Run()", "rewards[0].target")
 
 
 def test_a_lambda_has_a_name() -> None:
@@ -255,6 +255,45 @@ def test_a_reward_models_path_as_a_plain_string(name: str) -> None:
     (problem,) = refused(resolved, config, given(dataset=ROWS, rewards=[name]))
     assert (problem.key, problem.nearest) == ("rewards[0]", "")
     assert problem.allowed.startswith(f"{{name: reward_model, model: {name}}}")
+
+
+@pytest.mark.parametrize("name", ["rm", "./rm", "models/rm"])
+def test_a_reward_models_folder_as_a_plain_string(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative one lies in the working directory, also beside a run file of another folder."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir(parents=True)
+    run = tmp_path / "elsewhere" / "run.yaml"
+    run.parent.mkdir()
+    run.write_text(f"model: {{path: {TOKENIZER}}}\ntrain: {BATCH}\nsampling: {SHORT}\n")
+    objects = given(dataset=ROWS, rewards=[{"name": name, "weight": 2}])
+    cure = f"{{name: reward_model, model: {name}}}"
+    (problem,) = refused(load_run, run, given=objects)
+    assert (problem.where, problem.key, problem.given) == ("Run()", "rewards[0]", name)
+    assert problem.nearest != cure
+    Path(name, "config.json").write_text("{}")
+    (problem,) = refused(load_run, run, given=objects)
+    assert problem.nearest == cure
+
+
+def test_a_reward_models_folder_in_a_run_file_is_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "rm").mkdir()
+    (tmp_path / "rm" / "config.json").write_text("{}")
+    run = tmp_path / "run.yaml"
+    run.write_text(f"model: {{path: {TOKENIZER}}}\ndata: {{path: rm}}\nrewards: [rm]\n")
+    near = {problem.key: problem.nearest for problem in refused(load_run, run)}
+    assert near["rewards[0]"] == "{name: reward_model, model: rm}"
+
+
+@pytest.mark.parametrize(("called", "where"), [(train, "train()"), (Run, "Run()")])
+@pytest.mark.parametrize("arguments", [{"model": 3}, {"rewards": [3]}, {"rewards": ["exat"]}, {"callbacks": 3}])
+def test_a_problem_with_an_argument_names_what_was_called(
+    called: Any, where: str, arguments: dict[str, Any]
+) -> None:
+    config = {"model": {"path": str(TOKENIZER)}, "train": BATCH, "sampling": SHORT}
+    (problem,) = refused(called, config, **{"dataset": ROWS, "rewards": "exact"} | arguments)
+    assert problem.where == where
 
 
 # -- Models and tokenizers -------------------------------------------------------------------------------
@@ -280,7 +319,7 @@ def test_models_that_no_run_can_train(model: LlamaForCausalLM) -> None:
     ]
     for candidate, what in cases:
         (problem,) = refused(given, model=candidate)
-        assert (problem.where, problem.key) == ("train()", "model")
+        assert (problem.where, problem.key) == ("Run()", "model")
         assert problem.what.startswith(what)
     assert given(model=model).model is model
 
@@ -333,7 +372,7 @@ def test_what_holds_no_rows() -> None:
     ]
     for value, what in cases:
         (problem,) = refused(given, dataset=value)
-        assert (problem.where, problem.key) == ("train()", "data")
+        assert (problem.where, problem.key) == ("Run()", "data")
         assert problem.what.startswith(what)
 
 
@@ -362,7 +401,7 @@ def test_a_stream_of_held_out_prompts_that_breaks() -> None:
         raise OSError("gone")
 
     (problem,) = refused(given, held_out=datasets.IterableDataset.from_generator(breaks))
-    assert (problem.where, problem.key) == ("train()", "evaluation")
+    assert (problem.where, problem.key) == ("Run()", "evaluation")
     assert "gone" in problem.what
 
 

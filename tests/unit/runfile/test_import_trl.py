@@ -360,6 +360,15 @@ def test_a_model_that_the_script_loads(imported: Import) -> None:
         ({"router_aux_loss_coef": 0.01}, "router_aux_loss_coef: 0.5\n", 0.5),
         ({"router_aux_loss_coef": 0.01}, "router_aux_loss_coef: 0.0\n", 0.0),
         ({}, "", None),
+        # Defaults of the architecture, which the file may leave out; one without a loss for its routers.
+        ({"model_type": "mixtral"}, "", 0.001),
+        ({"model_type": "mixtral", "router_aux_loss_coef": 0.02}, "", 0.02),
+        ({"model_type": "mixtral", "router_aux_loss_coef": 0.0}, "", None),
+        ({"model_type": "qwen3_moe", "output_router_logits": False}, "router_aux_loss_coef: null\n", 0.001),
+        ({"model_type": "llama"}, "", None),
+        ({"model_type": "llama", "router_aux_loss_coef": 0.02}, "", None),
+        ({"model_type": "mixtral", "num_hidden_layers": "two"}, "", None),
+        ({"model_type": "nobodys"}, "", None),
     ],
 )
 def test_the_models_own_weight_of_balance_is_that_of_trl(

@@ -45,6 +45,7 @@ class PlainEngine:
 
     learning_rate = 0.0
     steps = 0
+    is_adapted = False
 
     def __init__(self, model: Any, train: Any) -> None:
         self.model, self.mode = model, install_scoring_forward(model, train)
