@@ -516,7 +516,7 @@ class Rollout:
     """Position in its group, 0 to G-1; `group_id * G + sample` is its row in the generation batch."""
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
-    """The ending EOS included."""
+    """One or more tokens of the model's vocabulary, the ending EOS included."""
     finish_reason: str
     """``stop``, ``length`` or another of `FINISH_REASONS`."""
     policy_version: int
