@@ -402,6 +402,9 @@ class RewardFunction(Protocol):
     A function that reads a column named by a parameter declares it in ``reads_columns: tuple[str, ...]``, as an
     attribute, or as a property of its class's `Config`, which `grpox validate` can read before the run.
 
+    Its `Config` may have a method ``check_files() -> list[Problem]``, called while the run file is checked. It
+    returns the input files and folders that the reward cannot use; a problem's key is the parameter's name.
+
     ``uses_order: bool = False``, for tests: a completion's score depends on its place in the call.
     """
 
