@@ -402,6 +402,9 @@ class RewardFunction(Protocol):
     A function that reads a column named by a parameter declares it in ``reads_columns: tuple[str, ...]``, as an
     attribute, or as a property of its class's `Config`, which `grpox validate` can read before the run.
 
+    Its `Config` may have a method ``check_files() -> list[Problem]``, called while the run file is checked. It
+    returns the input files and folders that the reward cannot use; a problem's key is the parameter's name.
+
     ``uses_order: bool = False``, for tests: a completion's score depends on its place in the call.
     """
 
@@ -516,7 +519,7 @@ class Rollout:
     """Position in its group, 0 to G-1; `group_id * G + sample` is its row in the generation batch."""
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
-    """The ending EOS included."""
+    """One or more tokens of the model's vocabulary, the ending EOS included."""
     finish_reason: str
     """``stop``, ``length`` or another of `FINISH_REASONS`."""
     policy_version: int

@@ -69,6 +69,8 @@ def train(
         )
     resolved = load_named_run(run, overrides)
     folder = Path(resolved.config.output_dir)
+    # Until this run begins, the folder may hold the checkpoints of an earlier one.
+    earlier = _checkpoints(folder) if resume is None else frozenset()
     if is_main := launch.rank_or_zero() == 0:
         logger.info("%s: checked; loading torch, transformers and DeepSpeed", run)
     try:
@@ -81,13 +83,18 @@ def train(
             started = psutil.Process().create_time()
             train_run(resolved, resume is not None, allow_changes, needs_checkpoint, started)
     except BaseException as error:
-        from grpox.checkpoint.folders import checkpoints_in
-
-        if is_main and checkpoints_in(folder):
+        if is_main and _checkpoints(folder) - earlier:
             error.add_note(f"to go on: grpox train --resume {shlex.quote(str(folder))}")
         raise
     if is_main:
         typer.echo(_places(folder))
+
+
+def _checkpoints(folder: Path) -> frozenset[int]:
+    """Return the inodes of the checkpoints in a run's folder, which they keep when they are moved."""
+    from grpox.checkpoint.folders import checkpoints_in
+
+    return frozenset(path.stat().st_ino for path in checkpoints_in(folder))
 
 
 def _places(folder: Path) -> str:

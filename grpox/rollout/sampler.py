@@ -91,6 +91,7 @@ class CompletionSampler:
         times: phase timer; a new one by default.
         sleeps: True if the generator sleeps during updates, which then have its memory; see `release`.
         episodes: gives completions several turns; None: each is one turn.
+        vocabulary: number of tokens that the model knows; None: accept any token.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class CompletionSampler:
         times: PhaseTimes | None = None,
         sleeps: bool = True,
         episodes: EpisodeLoop | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         self.engine = engine
         self.generator = generator
@@ -110,6 +112,7 @@ class CompletionSampler:
         self.times = times or PhaseTimes()
         self.sleeps = sleeps
         self.episodes = episodes
+        self.vocabulary = vocabulary
         self.synced_version: int | None = None
         self._is_awake = False
         """True from the first sampling after an update until `release`."""
@@ -290,8 +293,8 @@ class CompletionSampler:
                 raise RunFailed(f"generator '{generator}' yielded a {type(rollout).__name__}, {ROLLOUTS}")
             if (rollout.group_id, rollout.sample) in there:
                 continue
-            if not is_plain(rollout):
-                check_content(rollout, generator)
+            if not is_plain(rollout, self.vocabulary):
+                check_content(rollout, generator, self.vocabulary)
             if arrived is not None:
                 arrived(rollout)
             rollouts.append(rollout)
@@ -305,16 +308,21 @@ class CompletionSampler:
         return translate_exits(f"generator '{type(self.generator).__name__}'")
 
 
-def is_plain(rollout: Rollout) -> bool:
-    """Tell whether a rollout has nothing but tokens, which needs no closer look."""
-    logprobs = rollout.sampler_logprobs
+def is_plain(rollout: Rollout, vocabulary: int | None = None) -> bool:
+    """Tell whether a rollout has nothing but tokens, which needs no closer look.
+
+    Args:
+        vocabulary: as of `grpox.rollout.turns.rollout_problem`.
+    """
+    ids, logprobs = rollout.completion_ids, rollout.sampler_logprobs
     return (
         rollout.finish_reason in FINISH_REASONS
-        and type(rollout.completion_ids) is tuple
-        # By type, in one pass without Python code: a batch has a million tokens.
-        and set(map(type, rollout.completion_ids)) <= {int}
-        and min(rollout.completion_ids, default=0) >= 0
-        and (logprobs is None or len(logprobs) == len(rollout.completion_ids))
+        and type(ids) is tuple
+        # By type, in one pass without Python code: a batch has a million tokens. No token has no type.
+        and set(map(type, ids)) == {int}
+        and min(ids) >= 0
+        and (vocabulary is None or max(ids) < vocabulary)
+        and (logprobs is None or len(logprobs) == len(ids))
         and (logprobs is None or set(map(type, logprobs)) <= {float})
         and rollout.model_mask is None
         and not (rollout.turns or rollout.extra)

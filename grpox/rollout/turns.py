@@ -150,33 +150,42 @@ def turns_of(rollout: Rollout) -> tuple[Turn, ...]:
     return (Turn(0, len(rollout.completion_ids), rollout.finish_reason, rollout.policy_version),)
 
 
-def check_content(rollout: Rollout, generator: str) -> None:
-    """Refuse a rollout whose fields contradict each other.
+def check_content(rollout: Rollout, generator: str, vocabulary: int | None = None) -> None:
+    """Refuse a rollout whose fields contradict each other or the model.
 
     Args:
         generator: its name in messages.
+        vocabulary: as of `rollout_problem`.
 
     Raises:
-        RunFailed: finish reason, log-probabilities, mask, turns, extra or episode are not as
+        RunFailed: tokens, finish reason, log-probabilities, mask, turns, extra or episode are not as
             `grpox.contracts.Rollout` has them.
     """
-    if problem := rollout_problem(rollout):
+    if problem := rollout_problem(rollout, vocabulary):
         where = f"group {rollout.group_id}, sample {rollout.sample}"
         raise RunFailed(f"generator '{generator}' returned a rollout ({where}) whose {problem}")
 
 
-def rollout_problem(rollout: Rollout) -> str:
-    """Describe the first field of a rollout that does not fit the others; empty if all do."""
+def rollout_problem(rollout: Rollout, vocabulary: int | None = None) -> str:
+    """Describe the first field of a rollout that does not fit the others; empty if all do.
+
+    Args:
+        vocabulary: number of tokens that the model knows; None: accept any token.
+    """
     ids: Any = rollout.completion_ids  # a generator may give anything
     logprobs: Any = rollout.sampler_logprobs
     if not hasattr(ids, "__len__"):
         return f"completion_ids is a {type(ids).__name__} and no tuple of token ids"
     count, mask = len(ids), rollout.model_mask
+    if not count:
+        return "completion_ids is empty: the tokens that the model wrote are needed, an ending EOS included"
     if not _is_reason(rollout.finish_reason):
         return f"finish_reason is {rollout.finish_reason!r} and no text"
     for token in ids:
         if not hasattr(token, "__index__") or token < 0:
             return f"completion_ids has {token!r}, which is no token id"
+        if vocabulary is not None and token >= vocabulary:
+            return f"completion_ids has {token!r}, but the model's tokens are 0 to {vocabulary - 1}"
     for name in ("model_mask", "sampler_logprobs"):
         values = getattr(rollout, name)
         if values is not None and len(values) != count:
@@ -184,7 +193,7 @@ def rollout_problem(rollout: Rollout) -> str:
     for value in () if logprobs is None else logprobs:
         if not hasattr(value, "__float__"):
             return f"sampler_logprobs has {value!r}, which is no number"
-    if mask is not None and count and not any(mask):
+    if mask is not None and not any(mask):
         return "model_mask is False for every token: the model wrote none"
     return (
         (_turns_problem(rollout) if rollout.turns else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from grpox.config import RunConfig, SamplingConfig, TrainConfig
 from grpox.contracts import Capability, Reduction
@@ -137,6 +137,13 @@ def refused_sampling(context: CheckContext) -> Iterator[Problem]:
     for name, argument in (("check_sampling", context.config.sampling), ("check_run", context.config)):
         if check := getattr(config, name, None):
             yield from check(argument)
+
+
+def refused_files(context: CheckContext) -> Iterator[Problem]:
+    """Ask the rewards' configs for input files that they cannot use; see `grpox.contracts.RewardFunction`."""
+    for key, bound in context.components.items():
+        if bound.kind == "reward" and (check := getattr(bound.config, "check_files", None)):
+            yield from (replace(problem, key=join(key, problem.key)) for problem in check())
 
 
 def old_logprobs_problems(context: CheckContext) -> Iterator[Problem]:

@@ -34,7 +34,13 @@ from grpox.runfile.given import Given
 from grpox.runfile.invalid_keys import InvalidKeyRead, hide, path_of, without_invalid
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.masked import give_back_secrets, masked_problems
-from grpox.runfile.model_options import checkpointing_problems, length_problems, lora_problems, model_problems
+from grpox.runfile.model_options import (
+    checkpointing_problems,
+    length_problems,
+    lora_problems,
+    model_problems,
+    router_problems,
+)
 from grpox.runfile.overrides import Origin, apply_overrides
 from grpox.runfile.paths import (
     evaluation_data_problems,
@@ -77,7 +83,9 @@ CHECKS: tuple[Check, ...] = (
     training_data_problems,
     evaluation_data_problems,
     reward_problems,
+    checks.refused_files,
     length_problems,
+    router_problems,
     checks.streamed_data_problems,
     lora_problems,
 )

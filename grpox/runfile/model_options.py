@@ -50,6 +50,9 @@ POSITIONS = ("max_position_embeddings", "n_positions")
 CHECKPOINT_ARGUMENTS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
 """Arguments of torch.utils.checkpoint.checkpoint that a run file can write; a test compares them."""
 
+OF_EXPERTS = re.compile("expert|router|moe|mixtral")
+"""Part of a key, or of the type, in the configuration of every model with experts."""
+
 PARTS = re.compile(
     r".*(vision|visual|image|audio|video|speech).*_config|vq_config|visual|(img|image|audio)_processor"
 )
@@ -127,6 +130,26 @@ def positions_of(folder: Path, init: Mapping[str, Any]) -> int | None:
             if isinstance(number := names.get(name), int):
                 return number
     return None
+
+
+def router_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find a weight of the load-balancing loss for a dense model, whose config.json names no experts."""
+    weight = context.config.train.router_aux_loss_coef
+    if not weight or "model.path" in context.given.inputs or not context.trains:
+        return
+    config = read_mapping(Path(context.config.model.path) / "config.json")
+    if config and not any(OF_EXPERTS.search(name) for name in (*_keys(config), str(config.get("model_type")))):
+        what = f"the model ({config.get('model_type')}) has no experts: its config.json names none"
+        allowed = "0, or a model such as qwen3_moe or mixtral"
+        yield Problem(what, "train.router_aux_loss_coef", given=f"{weight:g}", allowed=allowed)
+
+
+def _keys(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of a model's configuration and of its parts."""
+    for key, value in config.items():
+        yield key
+        if isinstance(value, Mapping):
+            yield from _keys(value)
 
 
 def length_problems(context: CheckContext) -> Iterator[Problem]:

@@ -19,7 +19,6 @@ def check_rollout(rollout: Rollout, version: int) -> None:
     Raises:
         Violation: its mask, log-probabilities, versions or turns do not fit its tokens.
     """
-    require(len(rollout.completion_ids) > 0, "a rollout has no completion token", rollout)
     require(not (problem := rollout_problem(rollout)), f"a rollout's {problem}", rollout)
     mask = rollout.model_mask or (True,) * len(rollout.completion_ids)
     advice = "model_mask is True for tokens that the model wrote, the ending EOS included; None: it wrote all"

@@ -309,4 +309,5 @@ def start_sampler(
             generator.start(context)
 
     on_every_rank(world, times, start)
-    return CompletionSampler(policy, generator, world, context.seed, times, sleeps, episodes)
+    vocabulary = vocabulary_of(context.policy.config)
+    return CompletionSampler(policy, generator, world, context.seed, times, sleeps, episodes, vocabulary)

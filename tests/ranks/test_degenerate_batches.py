@@ -56,9 +56,9 @@ def abstains(completions, **columns):
     return [None] * len(completions)
 
 class Ends(HfGenerator):
-    '''EOS at once, or (Empty) not even that.'''
+    '''EOS at once.'''
     provides = ("logprobs",)
-    kept = 1
+    reason = "stop"
     def __init__(self):
         super().__init__(HfConfig())
     def start(self, context):
@@ -66,11 +66,10 @@ class Ends(HfGenerator):
         super().start(context)
     def generate(self, prompts, sampling, seed):
         for rollout in super().generate(prompts, sampling, seed):
-            ids, logprobs = self.eos[: self.kept], (-1.0,)[: self.kept]
-            yield replace(rollout, completion_ids=ids, sampler_logprobs=logprobs, finish_reason="stop")
+            yield replace(rollout, completion_ids=self.eos, sampler_logprobs=(-1.0,), finish_reason=self.reason)
 
-class Empty(Ends):
-    kept = 0
+class Cut(Ends):
+    reason = "length"
 """
 RUNS = {
     "rewards all equal, one group, EOS at once": (
@@ -91,11 +90,11 @@ RUNS = {
         {"rewards/abstains/abstained": 1, "frac_reward_zero_std": 1},
         {"reward", "reward_std", "rewards/abstains/mean"},
     ),
-    "no token at all": (
-        "generator={path: mine.py:Empty}",
-        "train.per_device_train_batch_size=16 loss=bnpo",
-        {"completions/max_length": 0, "completions/mean_terminated_length": 0, "reward": 0},
-        {"entropy", "ratio/mean", "sampling/ratio_mean"},
+    "every completion cut and masked": (
+        "generator={path: mine.py:Cut}",
+        "train.per_device_train_batch_size=16 train.mask_truncated_completions=true loss=bnpo",
+        {"completions/max_length": 1, "completions/clipped_ratio": 1, "reward": 0},
+        {"entropy", "completions/mean_terminated_length", "ratio/mean", "sampling/ratio_mean"},
     ),
 }
 """Name -> components, further overrides, metrics of each step, metrics that have no value."""

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from grpox.contracts import CachePath, ModelPath
+from grpox.errors import Problem
 
 
 class Parameters(BaseModel):
@@ -158,6 +159,15 @@ class RewardModelConfig(Parameters):
     and tokenizer."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the tokenizer's chat template, used for conversational data."""
+
+    def check_files(self) -> list[Problem]:
+        """Find a folder whose model, adapter or tokenizer cannot score."""
+        from grpox_rewards.reward_model_folder import folder_problems, tokenizer_problems
+
+        try:
+            return [*folder_problems(self.model), *tokenizer_problems(self.model, self.tokenizer)]
+        except (OSError, ValueError):
+            return []  # the check of paths, or else loading, names one that cannot be looked up
 
 
 class CodeConfig(Parameters):

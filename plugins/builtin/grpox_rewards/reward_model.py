@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,12 +17,10 @@ from transformers import (
 )
 
 from grpox.contracts import Text
-from grpox.errors import ConfigError
-from grpox.toolkit import hub_kernels, read_mapping, text_of
+from grpox.errors import ConfigError, Problem
+from grpox.toolkit import hub_kernels, text_of
 from grpox_rewards.configs import RewardModelConfig
-
-ADAPTER_CONFIG = "adapter_config.json"
-"""File of an adapter in peft's format."""
+from grpox_rewards.reward_model_folder import base_of, folder_problems, tokenizer_home, tokenizer_problems
 
 
 class RewardModel:
@@ -44,8 +42,9 @@ class RewardModel:
             model: replaces the weights under `config.model`; its tokenizer is still read from there.
         """
         self.config = config
-        home = config.tokenizer or _tokenizer_home(config.model)
-        self._tokenizer: PreTrainedTokenizerBase = _loaded(home, "tokenizer", AutoTokenizer.from_pretrained)
+        # The folder of a model from Python may be that of a language model, without the model's one output.
+        _refuse([*(folder_problems(config.model) if model is None else ())])
+        self._tokenizer = _tokenizer(config)
         self._tokenizer.truncation_side = "left"  # the score is read at the end of the completion
         cuda = torch.cuda.is_available()
         # The device of this rank, which was chosen when the process group started.
@@ -127,29 +126,25 @@ class RewardModel:
         return scores
 
 
-def _base_of(model: str) -> str | None:
-    """Return the base model of an adapter's folder; None if the folder has a whole model."""
-    folder = Path(model)
-    if (folder / "config.json").is_file() or not (folder / ADAPTER_CONFIG).is_file():
-        return None
-    adapter = read_mapping(folder / ADAPTER_CONFIG)
-    if (task := adapter.get("task_type")) not in (None, "SEQ_CLS"):
-        what = f"is an adapter with task_type {task}, not for a sequence-classification model"
-        raise ConfigError(what, given=model, allowed="an adapter with task_type SEQ_CLS, or a merged model")
-    base = adapter.get("base_model_name_or_path")
-    if not isinstance(base, str) or not base:
-        what = f"is an adapter, and its {ADAPTER_CONFIG} names no base model"
-        raise ConfigError(what, given=model, allowed="base_model_name_or_path in that file, or a merged model")
-    return base
+def _refuse(problems: list[Problem]) -> None:
+    """Refuse the reward under its own key, of which those of the problems are parameters."""
+    if problems:
+        raise ConfigError([replace(problem, key="") for problem in problems])
 
 
-def _tokenizer_home(model: str) -> str:
-    base = _base_of(model)
-    return model if base is None or (Path(model) / "tokenizer_config.json").is_file() else base
+def _tokenizer(config: RewardModelConfig) -> PreTrainedTokenizerBase:
+    _refuse([*tokenizer_problems(config.model, config.tokenizer)])
+    home = config.tokenizer or tokenizer_home(config.model)
+    tokenizer: PreTrainedTokenizerBase = _loaded(home, "tokenizer", AutoTokenizer.from_pretrained)
+    # transformers makes one without files, which reads every text as the same tokens or as none.
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        what = "its tokenizer knows no token but the special ones"
+        raise ConfigError(what, given=home, allowed="a tokenizer with the model's tokens")
+    return tokenizer
 
 
 def _model(config: RewardModelConfig) -> PreTrainedModel:
-    base = _base_of(config.model)
+    base = base_of(config.model)
     home = base or config.model
     # A base model has the language model's head; the adapter brings the one output.
     own: dict[str, Any] = {} if base is None else {"num_labels": 1}

@@ -169,7 +169,7 @@ def test_two_threads_at_once_score_as_one(saved):
 
 
 def test_a_model_with_several_outputs_is_refused(saved):
-    with pytest.raises(ConfigError, match="a reward model must have one output, but this one has 2"):
+    with pytest.raises(ConfigError, match="must have one output"):
         reward_model(model=saved(llama(num_labels=2)))
 
 
@@ -181,10 +181,24 @@ def test_a_model_whose_head_would_be_random_is_refused(saved):
         reward_model(model=saved(causal))
 
 
-def test_a_folder_without_a_tokenizer_is_told(tmp_path):
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     llama().save_pretrained(tmp_path / "judge")
-    with pytest.raises(ConfigError, match="its tokenizer cannot be loaded"):
+    with pytest.raises(ConfigError) as refused:
         reward_model(model=str(tmp_path / "judge"))
+    assert [problem.given for problem in refused.value.problems] == [str(tmp_path / "judge")]
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen2"])
+def test_a_tokenizer_without_tokens_is_refused(kind, tmp_path):
+    """Without a vocabulary, transformers makes a tokenizer that knows special tokens alone."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    config = AutoConfig.for_model(kind, **SIZES, vocab_size=64, num_labels=1, num_key_value_heads=2)
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="no token but the special ones") as refused:
+        reward_model(model=str(tmp_path))
+    assert refused.value.problems[0].given == str(tmp_path)
 
 
 def test_bfloat16_is_the_dtype_of_the_weights(saved):

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from click import Command, Context
 from support.handlers import handlers_kept
 
 from grpox.cli import errors as cli_errors
-from grpox.cli.train import _places
+from grpox.cli.train import _places, train
 from grpox.errors import RunFailed
 
 FIRST_LINE = """
@@ -55,3 +56,25 @@ def test_how_to_go_on_is_the_last_line_of_an_error(
     with handlers_kept():
         cli_errors.run_command(command, [])
     assert capsys.readouterr().err.splitlines()[-1] == "to go on: grpox train --resume runs/a"
+
+
+@pytest.mark.parametrize(
+    ("resume", "saves", "is_told"), [(None, False, False), (None, True, True), ("auto", False, True)]
+)
+def test_only_a_run_with_checkpoints_of_its_own_can_go_on(
+    resume: str | None, saves: bool, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder holds a finished run, which the new one moves away once it begins."""
+    saved = tmp_path / "checkpoints" / "step-00000002"
+    saved.mkdir(parents=True)
+
+    def fail(*arguments: object) -> None:
+        if saves:
+            saved.rename(tmp_path / "earlier")
+            saved.mkdir()
+        raise RunFailed("the disk is full")
+
+    monkeypatch.setattr("grpox.training.run.train_run", fail)
+    with pytest.raises(RunFailed) as failed, handlers_kept():
+        train(Context(Command("train")), "quickstart", [f"output_dir={tmp_path}"], resume)
+    assert getattr(failed.value, "__notes__", []) == [f"to go on: grpox train --resume {tmp_path}"] * is_told

@@ -832,16 +832,41 @@ def test_rollouts_that_are_missing_or_too_many_are_named():
         ({"completion_ids": "12"}, "completion_ids has '1'"),
         ({"completion_ids": (2.0,)}, "completion_ids has 2.0"),
         ({"completion_ids": (-1,)}, "completion_ids has -1"),
-        ({"sampler_logprobs": (None,)}, "sampler_logprobs has None"),
+        ({"completion_ids": ()}, "completion_ids is empty"),
+        ({"completion_ids": (10,)}, "completion_ids has 10, but the model's tokens are 0 to 9"),
+        ({"sampler_logprobs": (None, 0.0)}, "sampler_logprobs has None"),
     ],
 )
 def test_tokens_and_log_probabilities_that_are_none_are_named(changed, told):
-    rollout = Rollout(0, 0, (1,), (2,), "stop", 0)
+    rollout = Rollout(0, 0, (1,), (9, 0), "stop", 0)
+    assert is_plain(rollout, vocabulary=10)
+    assert not rollout_problem(rollout, vocabulary=10)
+    other = replace(rollout, **changed)
+    assert not is_plain(other, vocabulary=10)
+    assert rollout_problem(other, vocabulary=10).startswith(told)
+
+
+def test_any_token_is_accepted_of_a_model_without_a_vocabulary_size():
+    rollout = Rollout(0, 0, (1,), (10**6,), "stop", 0)
     assert is_plain(rollout)
     assert not rollout_problem(rollout)
-    other = replace(rollout, **changed)
-    assert not is_plain(other)
-    assert rollout_problem(other).startswith(told)
+
+
+@pytest.mark.parametrize("ids", [(2, 10), ()])
+def test_a_sampler_refuses_tokens_that_the_model_cannot_be_trained_on(ids):
+    class Mine:
+        def sync(self, weights, version): ...
+
+        def wake(self): ...
+
+        def generate(self, prompts, sampling, seed):
+            for sample in range(2):
+                yield Rollout(0, sample, prompts[0].token_ids, (9,) if sample == 0 else ids, "stop", 0)
+
+    sampler = CompletionSampler(engine(), Mine(), ALONE, seed=0, vocabulary=10)
+    request = SampleRequest(prompt_set(), range(1), 2, SamplingConfig(), (0,))
+    with pytest.raises(RunFailed, match=r"'Mine' .*\(group 0, sample 1\) whose completion_ids"):
+        sampler.sample(request)
 
 
 def test_a_rollout_of_another_prompt_is_refused():

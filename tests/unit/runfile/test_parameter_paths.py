@@ -84,6 +84,7 @@ def test_what_is_not_there_is_told_with_line_and_nearest_name(folder: Path) -> N
 
 
 def test_the_built_in_reward_model_is_checked_in_the_same_way(folder: Path) -> None:
+    (folder / "judge" / "tokenizer.json").touch()
     assert read(folder, "{name: reward_model, model: judge}").config.rewards[0].params == {
         "model": str(folder / "judge")
     }

@@ -20,6 +20,7 @@ ODD = [
     ({"turns": (Turn(0, 4, "stop", 3),)}, "turn 0 is tokens 0 to 4"),
     ({"turns": (Turn(0, 2, "stop", 3), Turn(1, 3, "stop", 3))}, "turn 1 is tokens 1 to 3, after token 2"),
     ({"turns": (Turn(1, 1, "stop", 3),)}, "turn 0 is tokens 1 to 1"),
+    ({"completion_ids": (), "sampler_logprobs": ()}, "completion_ids is empty"),
 ]
 """Fields that no run can use, and the messages."""
 
@@ -41,7 +42,6 @@ def test_a_sound_rollout_passes(changes: dict[str, object]) -> None:
     ("changes", "message"),
     [
         *ODD,
-        ({"completion_ids": (), "sampler_logprobs": ()}, "no completion token"),
         ({"model_mask": (False, False, False)}, "is False for every token"),
         ({"model_mask": (True, True, False)}, "leaves out the EOS"),
         ({"sampler_logprobs": (-0.1, 0.2, -0.3)}, "log-probability that is none"),
