@@ -16,10 +16,11 @@ SHORT = [
     "train.num_generations=8",
     "logging.save_completions_every=1",
     "tracking={}",
+    "alarms.steps=2",
 ]
 
 
-def run(grpox: GrpoxCommand, folder: Path, name: str) -> tuple[dict[str, float], list[dict[str, Any]]]:
+def run(grpox: GrpoxCommand, folder: Path, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train two short steps; return the summary and the episodes of the first step."""
     output = folder / "runs" / name
     done = grpox("train", name, *SHORT, f"output_dir={output}")
@@ -35,6 +36,7 @@ def test_the_calculators_base_model_forgets_to_carry_and_may_ask(grpox: GrpoxCom
     assert {"success_after", "calls_without_carry_after"} <= summary.keys()
     assert 4 <= sum("[" in row["completion"] for row in rows) <= 20  # a third of 32, give or take 3 deviations
     assert any(row["advantage"] for row in rows)
+    assert summary["alarms"] == []
 
 
 def test_the_guessing_base_model_rarely_finds_the_number(grpox: GrpoxCommand, folder: Path) -> None:
@@ -42,6 +44,7 @@ def test_the_guessing_base_model_rarely_finds_the_number(grpox: GrpoxCommand, fo
     assert summary["success_before"] <= 0.25
     assert {row["finish_reason"] for row in rows} <= {"turns", "done"}
     assert any(row["advantage"] for row in rows)
+    assert summary["alarms"] == []
 
 
 @pytest.mark.parametrize(("name", "count"), [("calculator", 500), ("guess", 32)])

@@ -23,6 +23,7 @@ SHORT = (
     "evaluation=null",
     "tracking={}",
     "logging.save_completions_every=1",
+    "alarms.steps=2",
 )
 
 
@@ -41,6 +42,12 @@ def test_episodes_end_at_the_goal_in_a_hole_or_after_ten_turns(steps: list[dict[
         assert step["episodes/success"] == pytest.approx(step["rewards/environment/mean"])
         assert 1 <= step["turns/min"] <= step["turns/max"] <= 10
         assert step["grad_norm"] > 0
+
+
+def test_both_steps_are_free_of_faults(steps: list[dict[str, Any]], folder: Path) -> None:
+    summary = json.loads((folder / "runs" / "lake" / "summary.json").read_text())
+    assert summary["steps"] == len(steps) == 2
+    assert summary["alarms"] == []
 
 
 def test_advantages_are_those_of_the_recorded_states_and_rewards(
