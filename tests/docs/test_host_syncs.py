@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.policy.models import architecture_of
-from grpox_generators import decoding, hf, sampling
+from grpox_generators import decoding, sampling
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 
@@ -113,7 +113,6 @@ def test_hf_waits_once_in_16_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Completions of 18 and of 31 tokens have two looks, of 47 three; uniform numbers come without a wait."""
     monkeypatch.setattr(decoding, "tokens_between_looks", lambda device: decoding.LOOK_EVERY)
     monkeypatch.setattr(sampling, "AT_A_TIME", 8)
-    monkeypatch.setattr(hf, "pack", lambda model: [])  # as on a GPU, where no layer is multiplied in blocks
     policy: Any = AutoModelForCausalLM.from_pretrained(os.fspath(QUICKSTART), dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(os.fspath(QUICKSTART))  # type: ignore[call-overload]
     generator = HfGenerator(HfConfig())

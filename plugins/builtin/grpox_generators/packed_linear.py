@@ -21,6 +21,8 @@ ROWS = 32
 """Rows of a product for which oneDNN chooses the blocks; they serve other numbers of rows too."""
 
 
+LARGEST_FROM = 2**18
+"""Number of weights of a model's largest linear layer from which blocks pay; the quickstart's is smaller."""
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of layers of one module that usually read the same input, in the order in which they are called."""
 
@@ -72,7 +74,8 @@ class PackedLinear(nn.Linear):
 
 def pack(model: nn.Module) -> list[PackedLinear]:
     """Let the large linear layers of a float32 model on a CPU multiply with blocks; returns them."""
-    if not any(map(_is_large, model.modules())) or not has_operators():
+    large: list[Any] = [module for module in model.modules() if _is_large(module)]
+    if max((layer.weight.numel() for layer in large), default=0) < LARGEST_FROM or not has_operators():
         return []
     packed: list[PackedLinear] = []
     for module in list(model.modules()):
@@ -80,9 +83,9 @@ def pack(model: nn.Module) -> list[PackedLinear]:
             layers = [getattr(module, name, None) for name in names]
             if all(map(_is_large, layers)) and _alike(layers):
                 packed += _share(layers)
-    for module in list(model.modules()):
-        if _is_large(module):
-            packed += _share([module])
+    for layer in large:
+        if not isinstance(layer, PackedLinear):
+            packed += _share([layer])
     return packed
 
 

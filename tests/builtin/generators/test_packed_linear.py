@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(not has_operators(), reason="torch lacks oneDNN'
 @pytest.fixture(autouse=True)
 def small_layers_pay(monkeypatch):
     monkeypatch.setattr(packed_linear, "LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(packed_linear, "LARGEST_FROM", 1)
 
 
 def model(**settings):
@@ -88,6 +89,6 @@ def test_what_cannot_be_packed_stays(lacks, monkeypatch):
     elif lacks == "operators":
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     else:
-        monkeypatch.setattr(packed_linear, "LEAST_WEIGHTS", 2**18)
+        monkeypatch.setattr(packed_linear, "LARGEST_FROM", 2**18)
     assert pack(one) == []
     assert not any(isinstance(module, PackedLinear) for module in one.modules())

@@ -76,6 +76,7 @@ def test_the_hf_generator_samples_from_the_policy_after_every_sync_with_packed_l
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_linear, "LEAST_WEIGHTS", 1)
+    monkeypatch.setattr(packed_linear, "LARGEST_FROM", 1)
     model = tiny_model(kind)
     generator = started(model)
     assert any(isinstance(module, PackedLinear) for module in generator.model.modules())
