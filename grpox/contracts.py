@@ -37,6 +37,8 @@ class Input(Enum):
     """A file or a folder."""
     MODEL = "model"
     """A model folder in Hugging Face format, or a hub id, which stays as it is."""
+    TOKENIZER = "tokenizer"
+    """A tokenizer's folder, which needs no config.json, or a hub id, which stays as it is."""
     CACHE = "cache"
     """A folder of the component's own, which it makes where it is missing."""
 
@@ -45,6 +47,8 @@ InputPath = Annotated[str, Input.PATH]
 """The type of a parameter that is the path of a file or folder, which must be there."""
 ModelPath = Annotated[str, Input.MODEL]
 """The type of a parameter that is a model: a folder with a config.json, or a hub id."""
+TokenizerPath = Annotated[str, Input.TOKENIZER]
+"""The type of a parameter that is a tokenizer: a folder, or a hub id."""
 CachePath = Annotated[str, Input.CACHE]
 """The type of a parameter that is a folder of the component's own, which need not be there."""
 

@@ -260,14 +260,15 @@ def resolve_parameters(
             if given is None or not params or name not in params:  # the component resolves its own defaults
                 continue
             place = f"{key}.{name}"
-            is_model = what is Input.MODEL
-            path = (input_path if is_model else _absolute)(given, base_of(place))
+            may_be_hub_id = what in (Input.MODEL, Input.TOKENIZER)
+            path = (input_path if may_be_hub_id else _absolute)(given, base_of(place))
             params[name] = path
             bound = replace(bound, config=bound.config.model_copy(update={field: path}))
-            if is_model:
+            if may_be_hub_id:
+                there = Path(path)
                 # Components load adapters with their base model.
-                is_adapter = (Path(path) / ADAPTER_CONFIG).is_file()
-                problems += [] if is_adapter else model_problems(place, path)
+                sufficient = there.is_dir if what is Input.TOKENIZER else (there / ADAPTER_CONFIG).is_file
+                problems += model_problems(place, path) if unreachable(there) or not sufficient() else []
             elif what is Input.CACHE:
                 problems += [*_cache_problems(place, path)]
             elif not Path(path).exists():

@@ -92,6 +92,7 @@ def is_contract(name: str, found: object) -> bool:
 
 ALIASES = (
     "CachePath",
+    "TokenizerPath",
     "InputPath",
     "Message",
     "ModelPath",

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from grpox.contracts import CachePath, ModelPath
+from grpox.contracts import CachePath, ModelPath, TokenizerPath
 from grpox.errors import Problem
 
 
@@ -148,7 +148,7 @@ class RewardModelConfig(Parameters):
     model: ModelPath
     """Folder in Hugging Face format, or hub id, of a sequence-classification model with one output and its
     tokenizer; or the folder of a LoRA adapter for such a model, which is merged into its base model."""
-    tokenizer: ModelPath | None = None
+    tokenizer: TokenizerPath | None = None
     """Folder or hub id of another tokenizer; default: the one of `model`, else of its base model."""
     batch_size: int = Field(8, ge=1)
     """Number of completions scored together."""

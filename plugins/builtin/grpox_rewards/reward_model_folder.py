@@ -69,13 +69,13 @@ def _output_problems(model: str) -> Iterator[Problem]:
     if not config or (labels is not None and not isinstance(labels, dict)):
         return  # loading reports it
     if number is not None:  # transformers takes it before id2label
-        outputs, setting = number, f"num_labels {number}"
+        outputs, written = number, f"num_labels {number}"
     elif labels is not None:
-        outputs, setting = len(labels), f"id2label of {len(labels)} labels"
+        outputs, written = len(labels), f"id2label of {len(labels)} labels"
     else:
-        outputs, setting = None, "neither num_labels nor id2label, which to transformers is more than one"
+        outputs, written = None, "neither num_labels nor id2label, which to transformers is more than one"
     if outputs != 1:
-        what = f"a reward model must have one output, but its config.json has {setting}"
+        what = f"a reward model must have one output, but its config.json has {written}"
         allowed = 'a sequence-classification model with one output, "id2label": {"0": "LABEL_0"}'
         yield Problem(what, "model", given=model, allowed=allowed)
 

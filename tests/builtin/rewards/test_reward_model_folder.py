@@ -148,3 +148,17 @@ def test_a_run_file_names_the_reward_and_its_line(tmp_path: Path) -> None:
     ] * 2
     write_folder(tmp_path / "sound", config=ONE)
     assert read(tmp_path, "sound").components["rewards[0]"].label == "reward_model"
+
+
+def test_the_folder_of_another_tokenizer_needs_no_model(tmp_path: Path) -> None:
+    write_folder(tmp_path / "policy", config={"model_type": "llama"})
+    write_folder(tmp_path / "judge", tokenizer="", config=ONE)
+    other = write_folder(tmp_path / "other")
+    bound = read(tmp_path, "judge, tokenizer: other").components["rewards[0]"]
+    assert bound.config is not None
+    assert bound.config.model_dump()["tokenizer"] == other
+    for name in ("train.jsonl", "nothing"):
+        with pytest.raises(ConfigError) as refused:
+            read(tmp_path, f"judge, tokenizer: {name}")
+        [problem] = refused.value.problems
+        assert (problem.key, problem.given) == ("rewards[0].tokenizer", str(tmp_path / name))
