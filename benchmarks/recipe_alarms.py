@@ -28,28 +28,34 @@ LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "mlflow")
 GRPOX = str(Path(sys.executable).with_name("grpox"))
 ENDS = 5
 """Steps whose mean rewards are averaged for the reward at the beginning and at the end."""
-FIGURES = ("steps", "train_seconds", "accuracy_before", "accuracy_after", "success_before", "success_after")
+RESULTS = ("accuracy_before", "accuracy_after", "success_before", "success_after")
 
 
 def train(recipe: str, keys: list[str]) -> dict[str, Any]:
-    """Run one recipe; returns its alarms, figures of its summary and the seconds of the whole command."""
+    """Run one recipe; returns its exit code, the seconds of the whole command, and figures of the run."""
     subprocess.run([GRPOX, "recipes", "copy", recipe], check=True)
     start = time.perf_counter()
-    subprocess.run([GRPOX, "train", f"{recipe}.yaml", *keys], check=True, stdout=sys.stderr)
+    done = subprocess.run([GRPOX, "train", f"{recipe}.yaml", *keys], stdout=sys.stderr)
     seconds = time.perf_counter() - start
+    keys = [key for key in keys if not key.startswith("model.path=")]
+    return {"keys": keys, "exit_code": done.returncode, "command_seconds": seconds} | figures_of(recipe)
+
+
+def figures_of(recipe: str) -> dict[str, Any]:
+    """Return alarms, rewards and seconds of a run, also of one that was interrupted."""
     output = Path("runs", recipe)
-    summary = json.loads((output / "summary.json").read_text())
+    alarms, summary = output / "alarms.json", output / "summary.json"
     records = map(json.loads, (output / "metrics.jsonl").read_text().splitlines())
     metrics = [record["metrics"] for record in records if "metrics" in record]
     rewards = [each["reward"] for each in metrics]
+    results = json.loads(summary.read_text()) if summary.exists() else {}
     return {
-        "alarms": summary["alarms"],
-        "keys": [key for key in keys if not key.startswith("model.path=")],
-        "command_seconds": seconds,
+        "alarms": json.loads(alarms.read_text())["alarms"] if alarms.exists() else [],
+        "steps": len(metrics),
         "step_seconds_median": median(each["step_time"] for each in metrics),
         "reward_first_steps": mean(rewards[:ENDS]),
         "reward_last_steps": mean(rewards[-ENDS:]),
-        **{name: summary[name] for name in FIGURES if name in summary},
+        **{name: results[name] for name in RESULTS if name in results},
     }
 
 
@@ -64,7 +70,7 @@ def main() -> None:
     if arguments.out and arguments.out.exists():
         recipes = json.loads(arguments.out.read_text())["recipes"]
     recipes |= {recipe: train(recipe, arguments.keys) for recipe in arguments.recipes}
-    table = Table("recipe", "alarms", "steps", "command_seconds", "reward_first_steps", "reward_last_steps")
+    table = Table("recipe", "exit_code", "alarms", "steps", "reward_first_steps", "reward_last_steps")
     for recipe, run in recipes.items():
         cells = (run[str(column.header)] for column in table.columns[1:])
         table.add_row(recipe, *(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in cells))
