@@ -177,7 +177,7 @@ def _largest_part(weights: Iterable[int], ranks: int, size: int) -> int:
     """
     largest = part = 0
     for weight in weights:
-        part += -(-weight // ranks)
+        part += ceil(weight / ranks)
         largest = max(largest, part)
         part = 0 if part >= size else part
     return largest

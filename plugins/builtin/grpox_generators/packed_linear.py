@@ -55,7 +55,9 @@ class _Product:
 
     def _multiply(self, input: Tensor) -> Tensor:
         if self._blocks is None:
-            weight = torch.cat([each.weight.detach() for each in self._layers])
+            weights = [each.weight.detach() for each in self._layers]
+            # A head is alone, and may be too large to copy.
+            weight = torch.cat(weights) if len(weights) > 1 else weights[0].contiguous()
             self._blocks = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
             biases = [each.bias.detach() for each in self._layers if each.bias is not None]
             self._bias = torch.cat(biases) if biases else None
