@@ -9,6 +9,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from grpox.policy.lora.layers import (
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
 from grpox.policy.weight_stream import stream_adapters, stream_parameters, stream_weights
 from grpox.runtime.foreign_code import call
+from grpox.runtime.setup import one_processor_each
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -370,7 +372,9 @@ def _try_forward_modes(engine: Any, config: RunConfig, world: World) -> ForwardM
 def _initialize(run: RunConfig, /, **arguments: Any) -> Any:
     """Call `deepspeed.initialize`; if user settings exist, raise its errors as ConfigError."""
     try:
-        return deepspeed.initialize(**arguments)
+        # On a GPU the copies are not gloo's, and a thread for each part of a model on the host is of use.
+        with nullcontext() if torch.cuda.is_available() else one_processor_each():
+            return deepspeed.initialize(**arguments)
     except Exception as error:
         if not run.deepspeed.settings:
             raise

@@ -56,6 +56,26 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
+def one_processor_each() -> Iterator[None]:
+    """Give each thread that first computes within the block one processor, for as long as it lives.
+
+    gloo gathers in threads of its own. Each would keep OpenMP threads for its copies, and once a process has
+    more OpenMP threads than processors, libgomp lets idle ones sleep instead of wait: then every parallel
+    operation of the process begins by waking them, which takes longer than most of them do.
+    """
+    import torch
+
+    number = torch.get_num_threads()
+    if number > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if number > 1:
+            torch.set_num_threads(number)
+
+
+@contextmanager
 def preserve_env(*names: str) -> Iterator[None]:
     """Restore these environment variables after the block."""
     before = {name: os.environ.get(name) for name in names}
