@@ -42,9 +42,9 @@ class Part:
         return self.device.type == "cuda"
 
     def record(self, name: str, value: Any) -> None:
-        """Add a figure, and write all so far: a part that is ended later keeps it."""
+        """Add a figure, and write all so far, failures too: a part that is ended later keeps them."""
         self.figures[name] = value
-        self.write(RUNNING)
+        self.write(RUNNING, "; ".join(self.failures))
 
     def attempt(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
         """Record the figures of `measure`; an error becomes a failure of the part, which goes on.
@@ -71,6 +71,7 @@ class Part:
 
     def fail(self, reason: str) -> None:
         self.failures.append(reason)
+        self.write(RUNNING, "; ".join(self.failures))
 
     def write(self, status: str, reason: str = "") -> None:
         """Write status, reason and figures to the part's file."""
