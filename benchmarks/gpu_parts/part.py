@@ -135,6 +135,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
     """Return ||value - reference|| / ||reference||, computed on the reference's device and in its dtype."""
+    reference = reference.detach()
     difference = value.detach().to(reference) - reference
     size = torch.linalg.vector_norm(reference, dtype=torch.float64)
     return float(torch.linalg.vector_norm(difference, dtype=torch.float64) / size.clamp_min(1e-300))
