@@ -7,8 +7,11 @@ PYTEST := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --
 TIERS := $(BIN)/python tests/support/tiers.py
 # More folders of tests for `make test`, as .ci/run gives them.
 FOLDERS ?=
-# Options of benchmarks/gpu.py, such as GPU_OPTIONS="--parts head,parity".
+# Of benchmarks/gpu.py: seconds for all parts, their names, as in PARTS=head,parity, and further options.
+BUDGET ?=
+PARTS ?=
 GPU_OPTIONS ?=
+GPU_CHECK := benchmarks/gpu.py --out build/gpu.json $(BUDGET:%=--budget %) $(PARTS:%=--parts %) $(GPU_OPTIONS)
 TORCH_IS_CPU := import importlib.metadata as m, sys; sys.exit(not m.version("torch").endswith("+cpu"))
 
 .DEFAULT_GOAL := help
@@ -43,9 +46,9 @@ test-full: .venv/installed-dev .venv/installed-vllm ## Pass all tests, also the 
 
 gpu-check: ## Check and measure grpox on this machine's GPU, into build/gpu.json
 	@if [ -d build/gpu-site ]; then \
-		PYTHONPATH="$(CURDIR)/build/gpu-site" $(PYTHON) benchmarks/gpu.py --out build/gpu.json $(GPU_OPTIONS); \
+		PYTHONPATH="$(CURDIR)/build/gpu-site" $(PYTHON) $(GPU_CHECK); \
 	else \
-		$(MAKE) .venv/installed-dev && $(BIN)/python benchmarks/gpu.py --out build/gpu.json $(GPU_OPTIONS); \
+		$(MAKE) .venv/installed-dev && $(BIN)/python $(GPU_CHECK); \
 	fi
 
 gpu-wheels: .venv/installed-dev ## Collect what a GPU machine without a network lacks, into build/gpu-wheels

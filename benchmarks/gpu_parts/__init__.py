@@ -6,19 +6,42 @@ imported in the function that needs it.
 
 from __future__ import annotations
 
-LIMITS = {
-    "ceilings": 180,
-    "head": 300,
-    "attention": 420,
-    "parity": 300,
-    "syncs": 240,
-    "quickstart": 480,
-    "generator": 300,
-    "memory": 300,
-    "shapes": 900,
-    "trl": 900,
-    "multi_gpu": 420,
-    "vllm": 600,
-    "nccl_transfer": 600,
+from importlib.util import find_spec
+from typing import NamedTuple
+
+
+class Plan(NamedTuple):
+    """Time and needs of a part."""
+
+    seconds: int
+    """Estimate for an H100; a part is ended after twice as many."""
+    gpus: int = 0
+    package: str = ""
+
+
+PARTS = {
+    "probe": Plan(20),
+    "ceilings": Plan(15),
+    "head": Plan(30),
+    "parity": Plan(40),
+    "syncs": Plan(45),
+    "quickstart": Plan(90),
+    "shapes": Plan(160),
+    "generator": Plan(50),
+    "memory": Plan(100),
+    "attention": Plan(80),
+    "trl": Plan(180, package="trl"),
+    "multi_gpu": Plan(200, gpus=2),
+    "vllm": Plan(150, gpus=1, package="vllm"),
+    "nccl_transfer": Plan(200, gpus=2, package="vllm"),
 }
-"""Parts in their order -> seconds after which a part is ended. The short ones come first."""
+"""Parts in their order: the most needed first, because a budget ends the list anywhere."""
+
+
+def lacking(plan: Plan, gpus: int) -> str:
+    """Say what a part needs that is absent here; empty if nothing is. NCCL refuses two ranks on one GPU."""
+    if gpus < plan.gpus:
+        return f"needs {plan.gpus} CUDA devices, and {gpus} are here"
+    if plan.package and find_spec(plan.package) is None:
+        return f"needs the package {plan.package}, which is not installed"
+    return ""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from started import Started, start
 
-from gpu_parts.models import QWEN_05B, described, write_model
+from gpu_parts.models import QWEN_05B, TINY, described, write_model
 from gpu_parts.part import Part
 from grpox.contracts import Prompt, Rollout
 from grpox.policy.batch import collate, samples_of
@@ -21,7 +21,7 @@ TOLERANCES = {"float32": 1e-3, "bfloat16": 5e-2}
 
 
 def measure(part: Part) -> None:
-    """Record the figures of `hf` on the quickstart's model and, on a GPU, on a larger one in bfloat16."""
+    """Record the figures of `hf` on the quickstart's model, and on a larger one in bfloat16."""
     measure_generator(part, "hf")
 
 
@@ -29,11 +29,11 @@ def measure_generator(part: Part, generator: str) -> None:
     """Record mismatch and speed of one generator."""
     prompts, samples = (2, 4) if part.small else (16, 16)
     part.attempt("quickstart", lambda: sampled(part, generator, "float32", prompts, samples, ()))
-    if not part.small:
-        folder = write_model(part.folder / "model", QWEN_05B, part.device, torch.bfloat16)
-        part.record("shape", described(QWEN_05B))
-        more = (f"model.path={folder}", "sampling.max_completion_length=256")
-        part.attempt("0.5B", lambda: sampled(part, generator, "bfloat16", 8, 8, more))
+    shape, longest, count = (TINY, 8, 2) if part.small else (QWEN_05B, 256, 8)
+    folder = write_model(part.folder / "model", shape, part.device, torch.bfloat16)
+    part.record("shape", described(shape))
+    more = (f"model.path={folder}", f"sampling.max_completion_length={longest}")
+    part.attempt("0.5B", lambda: sampled(part, generator, "bfloat16", count, count, more))
     for name in ("quickstart", "0.5B"):
         if "mean_difference" in (found := part.figures.get(name, {})):
             part.check(f"{name}: mismatch", found["mean_difference"], TOLERANCES[found["dtype"]])

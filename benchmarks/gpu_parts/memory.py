@@ -5,6 +5,7 @@ On a GPU the peaks are those of torch's allocator: without the CUDA context and 
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,7 @@ class WatchedOnGpu(Watched):
         around = self._phase
         self._note()
         if name == "load":
+            gc.collect()  # what the run before has left would count as released by this one
             torch.cuda.empty_cache()
             self.before = torch.cuda.memory_allocated()
         self._phase = NAMED.get(name, around)

@@ -32,6 +32,23 @@ class Shape:
         attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.key_heads * size
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
+    @property
+    def weights(self) -> int:
+        return self.body + self.hidden * self.vocabulary
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes of training in bfloat16: weights, float32 gradients and weights, and both moments of Adam."""
+        return (2 + 4 + 4 + 8) * self.weights
+
+    def activation_bytes(self, tokens: int) -> float:
+        """Estimate what a pass in bfloat16 keeps for its backward if nothing is recomputed.
+
+        transformers' layers keep four tensors of the MLP's width, and as much as 20 of the hidden width: the
+        norms compute in float32.
+        """
+        return tokens * self.layers * 2.0 * (4 * self.intermediate + 20 * self.hidden)
+
     def operations(self, tokens: int, scored: int, length: int) -> float:
         """Count the operations of forward and backward.
 
@@ -95,4 +112,4 @@ def peak_of_device(device: torch.device) -> float | None:
 
 def described(shape: Shape) -> dict[str, int]:
     """Return the sizes for the JSON object."""
-    return asdict(shape) | {"weights": shape.body + shape.hidden * shape.vocabulary}
+    return asdict(shape) | {"weights": shape.weights}

@@ -1,7 +1,8 @@
 """The gradient of every built-in loss in every forward mode, against float64 on the CPU.
 
 The reference passes padded sequences through all logits. Old log-probabilities lie around the current ones, so
-that some tokens are clipped. Prompts are shared, and one group teaches nothing.
+that some tokens are clipped, and so far from the bounds that no rounding moves a token over them. Prompts are
+shared, and one group teaches nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpu_parts.part import Part, flat, relative_error
 from grpox.config import TrainConfig
 from grpox.plugins.registry import bind, installed
 from grpox.policy.batch import RolloutBatch, Sample, collate
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
+from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import StepLoss
 from grpox.update.packing import StepTotals, count_masks
@@ -44,6 +45,10 @@ MODES: dict[str, tuple[str, Mapping[str, bool]]] = {
 SHAPE = Shape(256, 512, 3, 8, 2, vocabulary=2048)
 FLOAT32_TOLERANCE = 1e-4
 """Largest relative error of a float32 gradient, without TF32."""
+GROUPS, SIZE, LONGEST = 3, 4, 17
+"""Groups of a batch, completions of a group, and tokens of the longest."""
+DISTANCES = (-0.6, -0.1, 0.1, 0.6)
+"""Old log-probabilities less current ones; the losses clip near -0.2 and 0.2, or far beyond."""
 LEAST_COSINE = 0.99
 """Least cosine of a bfloat16 gradient with the float64 one."""
 
@@ -62,11 +67,15 @@ def measure(part: Part) -> None:
     host, shape = torch.device("cpu"), TINY if part.small else SHAPE
     exact = random_model(shape, host, torch.float64)
     losses = [built(spec.name) for spec in LOSSES]
-    exact_batch = batch_of(shape.vocabulary, host, torch.float64)
+    current = torch.zeros(GROUPS * SIZE, LONGEST, dtype=torch.float64)
+    exact_batch = batch_of(shape.vocabulary, host, torch.float64, current)
+    with torch.no_grad():
+        current, _ = completion_logprobs(exact, exact_batch, 1.0)
+    exact_batch = batch_of(shape.vocabulary, host, torch.float64, current)
     references = {loss.name: gradient(exact, exact_batch, loss, FULL_LOGITS) for loss in losses}
     part.record("reference", {"loss": {name: value for name, (value, _) in references.items()}})
     for dtype in (torch.float32, torch.bfloat16):
-        batch = batch_of(shape.vocabulary, part.device, torch.float32)
+        batch = batch_of(shape.vocabulary, part.device, torch.float32, current)
         for name, (attention, settings) in MODES.items():
             if attention == VARLEN and VARLEN not in ALL_ATTENTION_FUNCTIONS:
                 continue
@@ -98,17 +107,21 @@ def built(name: str) -> Loss:
     return Loss(name, StepLoss(installed().build(bound), correction, needs=frozenset(bound.needs)))
 
 
-def batch_of(vocabulary: int, device: torch.device, dtype: torch.dtype) -> RolloutBatch:
-    """Make three groups of four completions of 3 to 17 tokens; the last group has advantages of 0."""
+def batch_of(vocabulary: int, device: torch.device, dtype: torch.dtype, current: Tensor) -> RolloutBatch:
+    """Make three groups of four completions of 3 to 17 tokens; the last group has advantages of 0.
+
+    Args:
+        current: f64[12, 17], log-probabilities of the tokens.
+    """
     rng = random.Random(0)
     samples = []
-    for group in range(3):
+    for group in range(GROUPS):
         prompt = tuple(rng.randrange(2, vocabulary) for _ in range(rng.randrange(4, 12)))
-        for place in range(4):
-            length = rng.randrange(3, 18)
+        for place in range(SIZE):
+            length = rng.randrange(3, LONGEST + 1)
             completion = tuple(rng.randrange(2, vocabulary) for _ in range(length))
-            # Near log(1 / vocabulary), where a random model is.
-            old = np.array([rng.gauss(0.0, 0.4) for _ in range(length)]) - np.log(vocabulary)
+            distances = [rng.choice(DISTANCES) + rng.uniform(-0.05, 0.05) for _ in range(length)]
+            old = current[SIZE * group + place, :length].numpy() + distances
             # dppo leaves a token out where the sampler's probability is far from the policy's.
             sampler = np.where(np.arange(length) % 5 == 4, -0.3, old)
             mask = np.array([rng.random() < 0.9 for _ in range(length - 1)] + [True])
@@ -122,7 +135,7 @@ def batch_of(vocabulary: int, device: torch.device, dtype: torch.dtype) -> Rollo
                     old_logprobs=torch.tensor(old, dtype=dtype, device=device),
                     rewards=np.array([float(place % 2)], dtype=np.float32),
                     group_id=group,
-                    sequence_id=4 * group + place,
+                    sequence_id=SIZE * group + place,
                 )
             )
     return collate(samples, device)
@@ -159,4 +172,4 @@ def gradient(
     totals = StepTotals(*count_masks([[sample.token_mask for sample in batch.samples]]), 32)
     result = forward_pass(model, batch, loss.step, totals, 1.0, mode)
     result.loss.backward()
-    return float(result.loss), flat([p.grad for p in model.parameters() if p.grad is not None])
+    return float(result.loss.detach()), flat([p.grad for p in model.parameters() if p.grad is not None])

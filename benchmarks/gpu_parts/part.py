@@ -42,9 +42,9 @@ class Part:
         return self.device.type == "cuda"
 
     def record(self, name: str, value: Any) -> None:
-        """Add a figure, and write all so far: a part that is ended later keeps it."""
+        """Add a figure, and write all so far, failures too: a part that is ended later keeps them."""
         self.figures[name] = value
-        self.write(RUNNING)
+        self.write(RUNNING, "; ".join(self.failures))
 
     def attempt(self, name: str, measure: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any] | None:
         """Record the figures of `measure`; an error becomes a failure of the part, which goes on.
@@ -71,6 +71,7 @@ class Part:
 
     def fail(self, reason: str) -> None:
         self.failures.append(reason)
+        self.write(RUNNING, "; ".join(self.failures))
 
     def write(self, status: str, reason: str = "") -> None:
         """Write status, reason and figures to the part's file."""
@@ -134,6 +135,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
     """Return ||value - reference|| / ||reference||, computed on the reference's device and in its dtype."""
+    reference = reference.detach()
     difference = value.detach().to(reference) - reference
     size = torch.linalg.vector_norm(reference, dtype=torch.float64)
     return float(torch.linalg.vector_norm(difference, dtype=torch.float64) / size.clamp_min(1e-300))

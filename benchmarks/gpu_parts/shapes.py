@@ -3,14 +3,14 @@
 grpox's `PolicyUpdate`, a bare loop on DeepSpeed ZeRO-3, and one in PyTorch alone take the same steps: sequences
 of 1024 tokens, three quarters of them completions, each with its own prompt, all of which teach; so nothing can
 be left out, and no prompt is shared. In bfloat16, PyTorch alone has no float32 master weights; the other two
-have. MFU is operations a second over the data sheet's bf16 peak. Each candidate has a process of its own, which
-frees the memory of the one before.
+have. MFU is operations a second over the data sheet's bf16 peak; recomputed operations do not count. Each
+candidate has a process of its own, which frees the memory of the one before.
 """
 
 from __future__ import annotations
 
 import gc
-import json
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -32,8 +32,12 @@ SIZES: dict[str, Any] = {
     "checkpointing_from": 32_768,
     "dtype": "bfloat16",
 }
-"""Tokens of a pass, and of a sequence; passes of a step; steps that count; from which size on activations are
-recomputed."""
+"""Tokens of a pass, and of a sequence; most passes of a step; steps that count; from which size on activations
+are recomputed in any case."""
+STEP_TOKENS, LEAST_PASSES = 32_768, 2
+"""Large passes are fewer: a step of them takes seconds."""
+USABLE = 0.85
+"""Part of a GPU's memory that the estimate may fill before activations are recomputed."""
 SMALL: dict[str, Any] = SIZES | {
     "tokens": (32, 64),
     "prompt": 4,
@@ -54,16 +58,17 @@ def measure(part: Part) -> None:
         part.record(name, described(shape))
         for candidate in CANDIDATES:
             given = {"shape": asdict(shape), "candidate": candidate, "sizes": SMALL if part.small else SIZES}
-            part.attempt(f"{name}, {candidate}", lambda g=given: in_own_process(part, g))
+            given["name"] = f"{name}, {candidate}"
+            part.attempt(given["name"], lambda g=given: in_own_process(part, g))
         compare(part, name)
 
 
 def in_own_process(part: Part, given: dict[str, Any]) -> dict[str, Any]:
     """Measure a candidate in a process of its own; the small form stays in this one, which is faster."""
     if part.small:
-        return figures_of(json.loads(json.dumps(given)))
-    import os
-
+        return figures_of(part, given)
+    given |= {"part": {"folder": str(part.folder), "out": str(part.out)}}
+    given["part"] |= {"figures": part.figures, "failures": part.failures}
     try:
         return run_ranks("gpu_shape.py", given, 1, os.environ)[0]
     except SystemExit as error:
@@ -86,48 +91,63 @@ def compare(part: Part, name: str) -> None:
         part.record(f"{name}, speed of grpox to {other}", ratios)
 
 
-def figures_of(given: dict[str, Any]) -> dict[str, Any]:
-    """Measure one candidate at all numbers of tokens; a size that does not fit is named and ends the list."""
+def figures_of(part: Part, given: dict[str, Any]) -> dict[str, Any]:
+    """Measure one candidate at all numbers of tokens; a size that does not fit is named and ends the list.
+
+    The figures are recorded after each size, because a large one may exceed the part's time.
+    """
     quieten()
     world, shape, sizes = start_world(), Shape(**given["shape"]), given["sizes"]
     length = sizes["prompt"] + sizes["completion"]
     first = config_of(sizes["tokens"][0] // length, sizes["completion"], sizes["tokens"][0], sizes["dtype"])
     candidate = Candidate(given["candidate"], shape, first, world)
     found: dict[str, Any] = {"mode": candidate.mode, "by_tokens": {}}
-    recomputes = False
+    recomputes, memory = False, memory_of(world.device)
     for tokens in sizes["tokens"]:
-        if tokens >= sizes["checkpointing_from"] and not recomputes:
+        if not recomputes and needs_recomputation(shape, tokens, sizes["checkpointing_from"], memory):
             candidate.checkpoint_activations()
             recomputes = True
         try:
-            point = measure_tokens(candidate, shape, sizes, tokens)
+            point = measure_tokens(part, candidate, shape, sizes, tokens)
         except torch.OutOfMemoryError as error:
             found["by_tokens"][str(tokens)] = {"out_of_memory": str(error).splitlines()[0]}
             break
         found["by_tokens"][str(tokens)] = point | {"recomputes_activations": recomputes}
+        part.record(given["name"], found)
     if candidate.name == "grpox":
         candidate.engine.close()
     gc.collect()
     return found
 
 
-def measure_tokens(candidate: Candidate, shape: Shape, sizes: dict[str, Any], tokens: int) -> dict[str, Any]:
+def memory_of(device: torch.device) -> float:
+    """Return the bytes of a GPU; infinite on a CPU, where the small form decides by tokens alone."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else float("inf")
+
+
+def needs_recomputation(shape: Shape, tokens: int, always_from: int, memory: float) -> bool:
+    """Decide by an estimate, because a pass without it is faster, and one that does not fit gives no figure."""
+    return tokens >= always_from or shape.state_bytes + shape.activation_bytes(tokens) > USABLE * memory
+
+
+def measure_tokens(
+    part: Part, candidate: Candidate, shape: Shape, sizes: dict[str, Any], tokens: int
+) -> dict[str, Any]:
     """Time steps whose passes have so many tokens."""
     length = sizes["prompt"] + sizes["completion"]
     rows, device = tokens // length, candidate.world.device
     step = candidate.step_of(config_of(rows, sizes["completion"], tokens, sizes["dtype"]))
-    batches = micro_batches(
-        sizes["passes"], rows, sizes["prompt"], sizes["completion"], shape.vocabulary, device
-    )
-    timer = Part(device, False, None, None)  # type: ignore[arg-type] # only its clock is used
+    passes = min(sizes["passes"], max(LEAST_PASSES, STEP_TOKENS // tokens))
+    batches = micro_batches(passes, rows, sizes["prompt"], sizes["completion"], shape.vocabulary, device)
     norms: list[float] = []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seconds = timer.seconds(lambda: norms.append(step(batches)), sizes["rounds"], 1)
-    every = rows * length * sizes["passes"]
+    seconds = part.seconds(lambda: norms.append(step(batches)), sizes["rounds"], 1)
+    every = rows * length * passes
     operations = shape.operations(every, tokens_of(batches), length)
     peak = peak_of_device(device)
     return {
+        "passes": passes,
         "seconds": seconds,
         "tokens_per_second": every / seconds,
         "tflop_per_second": operations / seconds * 1e-12,

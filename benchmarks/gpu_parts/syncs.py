@@ -1,7 +1,8 @@
 """Lines at which the host waits for the device during an optimizer step.
 
 torch warns at each operation that synchronises. The stack then tells two lines: the innermost of grpox or a
-plugin, and the innermost of all.
+plugin, and the innermost of all. As in host_syncs.py, a wait is not grpox's if a line of DeepSpeed, of
+transformers or the like lies between, and the limits are the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+from host_syncs import MICRO_BATCH_LIMIT, STEP_LIMIT
+from sync_counter import OTHERS
 
 import grpox
 from gpu_parts.models import QWEN_05B, TINY
@@ -35,7 +38,7 @@ class Place(NamedTuple):
     """A line that waited."""
 
     of_project: str
-    """Innermost line of grpox or a plugin; empty without one."""
+    """Innermost line of grpox or a plugin; empty if a library's is the inner one."""
     innermost: str
 
 
@@ -66,6 +69,8 @@ def measure(part: Part) -> None:
         )
         per_pass = (many - one) / (PASSES - 1)
         part.record(name, {"per_micro_batch": per_pass, "per_step": one - per_pass})
+    part.check("waits of grpox in a micro-batch", part.figures["grpox"]["per_micro_batch"], MICRO_BATCH_LIMIT)
+    part.check("waits of grpox in a step", part.figures["grpox"]["per_step"], STEP_LIMIT)
     if not part.on_cuda:
         raise Skipped("only CUDA tells where the host waits; the steps were taken without counting")
 
@@ -94,7 +99,7 @@ def collected() -> Iterator[Counter[Place]]:
 
 def place_of(frame: FrameType | None, filename: str, line: int) -> Place:
     """Find the innermost line of the project on the stack; `filename` and `line` are where torch warned."""
-    while frame is not None:
+    while frame is not None and not any(each in frame.f_code.co_filename for each in OTHERS):
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] in PROJECT:
             own = short(frame.f_code.co_filename)

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 
-from gpu_parts.models import QWEN_05B, write_model
-from gpu_parts.part import Part, Skipped
+from gpu_parts.models import QWEN_05B, TINY, write_model
+from gpu_parts.part import Part
 
 
 def measure(part: Part) -> None:
-    """Record TRL's seconds over grpox's on the quickstart's model and, on a GPU, on a larger one."""
-    if find_spec("trl") is None:
-        raise Skipped("TRL is not installed, which `make dev` does")
-    part.attempt("quickstart", lambda: part.run_script("vs_trl.py", *options(part)))
-    if part.small:
-        return
-    folder = write_model(part.folder / "model", QWEN_05B, part.device, torch.bfloat16)
+    """Record TRL's seconds over grpox's on the quickstart's model, and on a larger one in bfloat16."""
+    if not part.small:
+        part.attempt("quickstart", lambda: part.run_script("vs_trl.py", "--steps=12", "--repeats=1"))
+    shape, longest, rows, steps = (TINY, 8, 8, 2) if part.small else (QWEN_05B, 256, 16, 4)
+    folder = write_model(part.folder / "model", shape, part.device, torch.bfloat16)
     settings = (
-        "model.dtype=bfloat16",
-        "sampling.max_completion_length=256",
-        "train.per_device_train_batch_size=16",
+        f"model.dtype={'bfloat16' if part.on_cuda else 'float32'}",
+        f"sampling.max_completion_length={longest}",
+        f"train.per_device_train_batch_size={rows}",
         "train.gradient_accumulation_steps=4",
         "train.num_generations=8",
     )
-    larger = ("--steps=4", "--repeats=1", f"--model-path={folder}", *settings)
+    larger = (f"--steps={steps}", "--repeats=1", f"--model-path={folder}", *settings)
     part.attempt("0.5B", lambda: part.run_script("vs_trl.py", *larger))
-
-
-def options(part: Part) -> tuple[str, ...]:
-    return ("--quick",) if part.small else ("--steps=12", "--repeats=1")

@@ -28,12 +28,20 @@ def prepare_determinism() -> None:
     """Give cuBLAS a workspace with which its sums are the same on every call; call before CUDA is used.
 
     Raises:
-        ConfigError: the user has set another workspace.
+        ConfigError: the user has set another workspace, or has used CUDA without one: torch reads the variable
+            once, at the first product.
     """
+    cure = " or ".join(WORKSPACES)
+    if WORKSPACE not in os.environ and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        what = (
+            "train.deterministic is true, but this process has already used CUDA without this variable, which "
+            "torch reads only once: set it before CUDA is used, or train in a new process"
+        )
+        raise ConfigError(what, WORKSPACE, given="not set", allowed=cure)
     given = os.environ.setdefault(WORKSPACE, WORKSPACES[0])
     if given not in WORKSPACES:
         what = "with this value cuBLAS gives different sums from call to call, but train.deterministic is true"
-        raise ConfigError(what, WORKSPACE, given=given, allowed=" or ".join(WORKSPACES))
+        raise ConfigError(what, WORKSPACE, given=given, allowed=cure)
 
 
 def check_determinism(generator: str, has_own_numerics: bool, device: torch.device) -> None:

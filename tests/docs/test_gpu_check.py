@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -22,20 +24,16 @@ sys.path.append(str(BENCHMARKS))
 
 import gpu  # noqa: E402
 import gpu_part  # noqa: E402
-from gpu_parts import LIMITS, nccl_transfer, parity  # noqa: E402
+from gpu_parts import PARTS, Plan, lacking, nccl_transfer, parity  # noqa: E402
 from gpu_parts.memory import WatchedOnGpu  # noqa: E402
-from gpu_parts.models import Shape  # noqa: E402
+from gpu_parts.models import QWEN_05B, QWEN_15B, Shape  # noqa: E402
 from gpu_parts.part import Part, Skipped, relative_error  # noqa: E402
+from gpu_parts.shapes import needs_recomputation  # noqa: E402
 from gpu_parts.syncs import MARK, Place, collected  # noqa: E402
 from weight_sync import only_gpu  # noqa: E402
 
-SKIPS = {
-    "syncs": "CUDA",
-    "multi_gpu": "several GPUs",
-    "vllm": "CUDA",
-    "nccl_transfer": "CUDA",
-}
-"""Parts that the CPU cannot show, and a word of the reason."""
+SKIPS = {"syncs": "CUDA"}
+"""Parts that take their steps on the CPU but measure nothing there, and a word of the reason."""
 COMPARED = {
     "attention": ("3 sequences, flex", "3 behind a prompt, flex", "3 behind a prompt, sdpa with a mask")
 }
@@ -53,7 +51,7 @@ def small(name: str, folder: Path) -> dict[str, Any]:
     return part
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", [name for name, plan in PARTS.items() if not plan.gpus])
 def test_the_small_form_of_a_part_runs_on_the_cpu(tmp_path: Path, name: str) -> None:
     part = small(name, tmp_path)
     assert part["status"] == ("skipped" if name in SKIPS else "ok"), part["reason"]
@@ -81,6 +79,12 @@ def test_the_file_has_the_environment_and_each_part_that_was_named(tmp_path: Pat
     assert not list(tmp_path.glob("*.new"))
 
 
+def test_a_part_needs_devices_and_a_package() -> None:
+    assert lacking(Plan(1, gpus=2), 2) == lacking(Plan(1, package="torch"), 0) == ""
+    assert "2 CUDA devices, and 1" in lacking(Plan(1, gpus=2, package="torch"), 1)
+    assert "package grpox_of_nobody" in lacking(Plan(1, gpus=1, package="grpox_of_nobody"), 1)
+
+
 def test_the_file_is_written_whenever_a_part_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, seen = tmp_path / "gpu.json", []
 
@@ -96,6 +100,43 @@ def test_the_file_is_written_whenever_a_part_has_ended(tmp_path: Path, monkeypat
         gpu.main()
     assert ended.value.code
     assert seen == [[], ["ceilings"], ["ceilings", "head"]]
+
+
+def test_a_budget_skips_what_does_not_fit_and_limits_what_it_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(gpu, "run_part", lambda name, _, limit, late: calls.append((limit, *late)) or {})
+    monkeypatch.setitem(PARTS, "head", Plan(100))
+    given = argparse.Namespace(budget=250.0, limit=None)
+    for left in (250.0, 120.0, 50.0):
+        gpu.part_within("head", given, 0, left)
+    assert calls == [
+        (200, "failed", "took more than 200 s"),
+        (120.0, "skipped", "took more than the 120 s left of the budget of 250 s"),
+        (50.0, "skipped", "took more than the 50 s left of the budget of 250 s"),
+    ]
+    skipped = gpu.part_within("head", given, 0, 49.0)
+    assert skipped["status"] == "skipped"
+    assert skipped["reason"] == "takes about 100 s, and 49 s are left of the budget of 250 s"
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize(("value", "status"), [(0.0, "skipped"), (2.0, "failed")])
+def test_a_part_that_the_budget_ends_keeps_its_figures_and_failures(
+    value: float, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(words: list[str], **_: Any) -> None:
+        given = json.loads(Path(words[2]).read_text())
+        part = Part(torch.device("cpu"), True, tmp_path, Path(given["out"]))
+        part.record("ms", 3)
+        part.check("the error", value, 1.0)
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(gpu, "wait_or_end", lambda *_: False)
+    given = argparse.Namespace(device="cpu", small=True)
+    part = gpu.run_part("head", given, 1.0, ("skipped", "the budget is used up"))
+    assert (part["status"], part["ms"]) == (status, 3)
+    assert "the budget is used up" in part["reason"]
+    assert ("the error is 2" in part["reason"]) is (status == "failed")
 
 
 def test_a_part_that_takes_too_long_is_ended_and_stops_no_other(tmp_path: Path) -> None:
@@ -201,8 +242,12 @@ def test_the_line_of_the_project_and_the_innermost_one_are_told_of_a_wait() -> N
     source = f"import warnings\ndef read():\n    warnings.warn('called a {MARK}')\n"
     ours: dict[str, Any] = {"__name__": "grpox.update.mine"}
     exec(compile(source, "/elsewhere/mine.py", "exec"), ours)
-    theirs: dict[str, Any] = {"__name__": "transformers.mine"}
+    theirs: dict[str, Any] = {"__name__": "elsewhere"}
     exec(compile(source, "/elsewhere/theirs.py", "exec"), theirs)
+    library: dict[str, Any] = {"__name__": "deepspeed.mine", "inner": theirs["read"]}
+    exec(compile("def step():\n    inner()\n", "/packages/deepspeed/mine.py", "exec"), library)
+    engine: dict[str, Any] = {"__name__": "grpox.policy.mine", "inner": library["step"]}
+    exec(compile("def backward():\n    inner()\n", "/elsewhere/engine.py", "exec"), engine)
     through: dict[str, Any] = {"__name__": "grpox_losses.mine", "inner": theirs["read"]}
     exec(compile("def call():\n    inner()\n", "/elsewhere/through.py", "exec"), through)
     with collected() as found:
@@ -210,11 +255,12 @@ def test_the_line_of_the_project_and_the_innermost_one_are_told_of_a_wait() -> N
         ours["read"]()
         through["call"]()
         theirs["read"]()
+        engine["backward"]()
         warnings.warn("something else", stacklevel=1)
     assert found == {
         Place("/elsewhere/mine.py:3", "/elsewhere/mine.py:3"): 2,
         Place("/elsewhere/through.py:2", "/elsewhere/theirs.py:3"): 1,
-        Place("", "/elsewhere/theirs.py:3"): 1,
+        Place("", "/elsewhere/theirs.py:3"): 2,  # one of them below a library's line
     }
 
 
@@ -235,8 +281,6 @@ def test_packing_has_to_work_where_there_is_a_kernel_for_the_precision(
 def test_trainer_and_server_have_a_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL refuses a group that has a GPU twice."""
     calls: list[tuple[str, ...]] = []
-    monkeypatch.setattr(nccl_transfer, "find_spec", lambda name: name)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(Part, "run_script", lambda part, *words: calls.append(words) or {})
     nccl_transfer.measure(Part(torch.device("cuda"), False, tmp_path, tmp_path / "out.json"))
     [(script, *options)] = calls
@@ -290,6 +334,36 @@ def test_operations_of_a_step_by_hand() -> None:
     assert shape.body == 3 * (128 + 64 + 384)
     # 6 a weight and token; attention to half of 5 tokens: 3 * (2 + 2) * 8 * 5 / 2 a token and layer.
     assert shape.operations(tokens=10, scored=6, length=5) == 6 * (1728 * 10 + 800 * 6) + 10 * 3 * 240
+
+
+def test_activations_are_recomputed_where_they_would_not_fit() -> None:
+    """The goal is a pass of 16,384 tokens at the 1.5B shape, which fills 80 GB without recomputation."""
+    decided = [
+        [needs_recomputation(shape, tokens, 32_768, gib * 2**30) for tokens in (2048, 8192, 16_384, 32_768)]
+        for shape, gib in ((QWEN_05B, 79), (QWEN_15B, 79), (QWEN_15B, 139))
+    ]
+    assert decided == [
+        [False, False, False, True],
+        [False, False, True, True],
+        [False, False, False, True],
+    ]
+
+
+def test_the_estimate_of_memory_by_hand() -> None:
+    shape = Shape(hidden=8, intermediate=16, layers=3, heads=4, key_heads=2, vocabulary=100)
+    assert shape.state_bytes == 18 * (1728 + 800)
+    assert shape.activation_bytes(10) == 10 * 3 * 2 * (4 * 16 + 20 * 8)
+
+
+def test_old_log_probabilities_are_not_near_a_bound_of_clipping() -> None:
+    """A token that rounding moves over a bound would change the gradient by a hundredth or more."""
+    current = torch.randn(parity.GROUPS * parity.SIZE, parity.LONGEST, dtype=torch.float64)
+    batch = parity.batch_of(512, torch.device("cpu"), torch.float64, current)
+    olds = [sample.old_logprobs for sample in batch.samples]
+    pairs = zip(current, olds, strict=True)
+    ratios = torch.cat([now[: len(old)] - old for now, old in pairs if old is not None])
+    assert min(float((ratios - math.log(bound)).abs().min()) for bound in (0.8, 1.2, 1.28)) > 0.03
+    assert 0.3 < float((ratios.abs() > 0.3).double().mean()) < 0.7
 
 
 def test_a_relative_error_is_of_the_whole_vector() -> None:

@@ -77,6 +77,20 @@ def test_a_workspace_that_forbids_it_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert (problem.key, problem.given, problem.allowed) == (WORKSPACE, ":0:0", ":4096:8 or :16:8")
 
 
+def test_a_workspace_that_would_come_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch reads the variable once, so setting it after CUDA has begun may change nothing."""
+    monkeypatch.setenv(WORKSPACE, "")
+    monkeypatch.delenv(WORKSPACE)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(ConfigError) as refused:
+        prepare_determinism()
+    [problem] = refused.value.problems
+    assert (problem.key, problem.given, problem.allowed) == (WORKSPACE, "not set", ":4096:8 or :16:8")
+    assert WORKSPACE not in os.environ
+    monkeypatch.setenv(WORKSPACE, ":4096:8")
+    prepare_determinism()
+
+
 @pytest.mark.parametrize(("has_own_numerics", "device"), [(True, CPU), (False, GPU), (False, CPU)])
 def test_generators_that_it_suits(has_own_numerics: bool, device: torch.device) -> None:
     check_determinism("any", has_own_numerics, device)
