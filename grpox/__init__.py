@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +24,14 @@ _LAZY = {
     "hookimpl": "grpox.plugins.hookspecs",
     "train": "grpox.training.python_run",
 }
+
+SPINS = "10000"
+"""How often an OpenMP thread of libgomp looks for work before it sleeps: for some tenths of a millisecond."""
+
+# libgomp reads the variable when torch loads it. By default it looks 300000 times: where another program needs the
+# processors, that keeps them from the very threads that are waited for.
+if "torch" not in sys.modules:
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 
 def __getattr__(name: str) -> Any:

@@ -61,18 +61,20 @@ def one_processor_each() -> Iterator[None]:
 
     gloo gathers in threads of its own. Each would keep OpenMP threads for its copies, and once a process has
     more OpenMP threads than processors, libgomp lets idle ones sleep instead of wait: then every parallel
-    operation of the process begins by waking them, which takes longer than most of them do.
+    operation of the process begins by waking them, which takes longer than most of them do. Where libgomp would
+    let them wait for milliseconds, because torch was loaded before grpox, this is left as it is.
     """
     import torch
 
     number = torch.get_num_threads()
-    if number > 1:
-        torch.set_num_threads(1)
+    if number == 1 or not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        yield
+        return
+    torch.set_num_threads(1)
     try:
         yield
     finally:
-        if number > 1:
-            torch.set_num_threads(number)
+        torch.set_num_threads(number)
 
 
 @contextmanager

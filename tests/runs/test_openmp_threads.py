@@ -1,4 +1,4 @@
-"""A run on a CPU has no more OpenMP threads than processors, so that libgomp does not put them to sleep at once."""
+"""A run on a CPU has no more OpenMP threads than it was given."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_the_threads_of_gloo_have_no_openmp_threads(folder: Path) -> None:
     done = run("count.py", cwd=folder, env={"OMP_NUM_THREADS": "2"})
     assert done.returncode == 0, done.stderr[-3000:]
     names = Counter(json.loads((folder / "names.json").read_text()))
-    # Each process group has a thread that listens and two that work. An OpenMP thread has the name of its creator.
+    # A process group has a thread that listens and two that work. An OpenMP thread has its creator's name.
     assert names["gloo_tcp_loop"] >= 1
     assert names["pt_gloo_runloop"] == 2 * names["gloo_tcp_loop"], names
