@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-
 import pytest
 import torch
+from support.peak_memory import peak_bytes
 from torch import Tensor
 
 from grpox.policy import head_chunks, logprobs
@@ -160,16 +158,6 @@ def test_no_more_is_in_memory_than_planned(
     # The rest, per row: log-probabilities, entropies, and the gradient by the hidden states.
     assert BYTES_PER_LOGIT <= forward / (rows * vocabulary) < BYTES_PER_LOGIT + 0.1
     assert backward / (rows * vocabulary) < bytes_per_logit + 0.1
-
-
-def peak_bytes(function: Callable[[], object]) -> int:
-    """Return the most memory that tensors on the host, temporary ones included, take at a time."""
-    with torch.autograd.profiler.profile(profile_memory=True) as profile:
-        function()
-    assert profile.kineto_results is not None
-    events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
-    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return max(itertools.accumulate(sizes))
 
 
 def test_no_token_has_gradients_of_zero() -> None:
