@@ -253,8 +253,11 @@ class _ChosenLogprobs(torch.autograd.Function):
             lse = torch.logsumexp(logits, dim=-1)
             logprobs[part] = logits.gather(1, wanted.targets[part].unsqueeze(1)).squeeze(1) - lse
             log_p = logits.sub_(lse.unsqueeze(1))
-            entropy[part] = -torch.linalg.vecdot(log_p.exp(), log_p.clamp_(min=torch.finfo(dtype).min))
+            p = log_p.exp()
+            entropy[part] = -p.mul_(log_p.clamp_(min=torch.finfo(dtype).min)).sum(dim=-1)
             normaliser[part] = lse
+            # Freed before the next chunk, so that no more than BYTES_PER_LOGIT are in use.
+            del logits, log_p, p
         ctx.wanted = wanted
         ctx.save_for_backward(hidden, weight, bias, low, up, normaliser, entropy)
         if not wanted.entropy_gradient:
@@ -297,6 +300,7 @@ class _ChosenLogprobs(torch.autograd.Function):
             add_product(for_up, by_output.T, chunk.low)
             if for_bias is not None:
                 for_bias += gradient.sum(dim=0)
+            del gradient, by_output
         return (
             for_hidden,
             None if for_weight is None else for_weight.to(weight.dtype),
@@ -401,7 +405,7 @@ def _logits(factors: _Factors, wanted: Wanted) -> Tensor:
 
 def entropy_by_logits(log_p: Tensor, entropy: Tensor) -> Tensor:
     """Compute the factor of -p in the derivative of the entropy by the logits: [..., V], [...] -> [..., V]."""
-    return log_p.clamp(min=LEAST_LOG_P) + entropy.unsqueeze(-1)
+    return log_p.clamp(min=LEAST_LOG_P).add_(entropy.unsqueeze(-1))
 
 
 def _by_logits(
@@ -422,10 +426,10 @@ def _by_logits(
     if transform.cap is not None:
         # d(cap * tanh(scale * z / cap)) / dz = scale * (1 - tanh^2)
         tanh = logits * (temperature / transform.cap)
-        slope = (1 - tanh.square_()).mul_(slope)
+        slope = tanh.square_().neg_().add_(1).mul_(slope)
     log_p, by_p = logits.sub_(normaliser.unsqueeze(1)), -upstream.unsqueeze(1)
     if of_entropy is not None:
-        by_p = by_p - of_entropy[0].unsqueeze(1) * entropy_by_logits(log_p, of_entropy[1])
+        by_p = entropy_by_logits(log_p, of_entropy[1]).mul_(-of_entropy[0].unsqueeze(1)).add_(by_p)
     gradient = log_p.exp_().mul_(by_p)
     gradient.scatter_add_(1, targets.unsqueeze(1), upstream.unsqueeze(1))
     return gradient if isinstance(slope, float) and math.isclose(slope, 1) else gradient.mul_(slope)

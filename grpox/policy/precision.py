@@ -1,8 +1,9 @@
-"""Precision of a run: the type of its weights, and TensorFloat-32 for products that stay float32 on CUDA."""
+"""Precision of a run, and torch's settings for CUDA: TensorFloat-32 and attention without cuDNN."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,24 +19,50 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+CUDNN_ORDER = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+"""Torch's environment variable for the place of cuDNN among the kernels of attention."""
+
 
 def dtype_here(model: ModelConfig) -> Dtype:
     """Return the precision of the weights in this process: `dtype`, where ``auto`` depends on the device."""
     return dtype_on(model.dtype, gpu=torch.cuda.is_available())
 
 
-def allow_tf32(model: nn.Module, device: torch.device) -> None:
+def prepare_cuda(model: nn.Module, device: torch.device) -> None:
+    """Set what torch leaves off, or on, for all models on CUDA; on other devices do nothing.
+
+    On Hopper and Blackwell torch's attention tries cuDNN first, which builds a new graph on the host for each
+    new shape: sampling has one for each token, and micro-batches differ too. A user who sets `CUDNN_ORDER`
+    decides instead.
+    """
+    if device.type != "cuda":
+        return
+    if CUDNN_ORDER not in os.environ:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    _allow_tf32(model)
+
+
+def _allow_tf32(model: nn.Module) -> None:
     """Let CUDA compute float32 products in TensorFloat-32, unless `model` multiplies positions in one of them.
 
     TensorFloat-32 has a mantissa of 10 bits, which would round positions above 2048, and so the angles of
     a rotary embedding. A precision that is already lower than "highest" stays.
     """
-    if device.type != "cuda" or torch.get_float32_matmul_precision() != "highest":
+    if float32_precision() != "highest":
         return
     if rounded := rotary_products(model):
         logger.warning("TensorFloat-32 stays off: %s multiplies positions in a matrix product", rounded)
         return
     torch.set_float32_matmul_precision("high")
+
+
+def float32_precision() -> str:
+    """Return the precision of float32 products on CUDA: "highest", or "high" for TensorFloat-32.
+
+    It is read from the newer of torch's two settings, because the older one refuses to answer where the newer
+    one was set.
+    """
+    return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
 def rotary_products(model: nn.Module) -> str:

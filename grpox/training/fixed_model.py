@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.policy.models import load_model
-from grpox.policy.precision import allow_tf32
+from grpox.policy.precision import prepare_cuda
 from grpox.rollout.sampler import CompletionSampler, FixedPolicy
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank, translate_lost_ranks
@@ -53,7 +53,7 @@ def sampler_of_model(
 
     with translate_lost_ranks(world, times):
         model = on_every_rank(world, times, times.phase("load")(load))
-        allow_tf32(model, world.device)
+        prepare_cuda(model, world.device)
         context = generator_context(model, tokenizer, run.config, world)
         loop = None if episodes is None else episodes.loop(world, times, context.stop_token_ids)
         policy = FixedPolicy(model)

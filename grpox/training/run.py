@@ -38,7 +38,7 @@ from grpox.policy.deepspeed_config import check_deepspeed
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.memory_plan.of_run import generator_settings
-from grpox.policy.precision import allow_tf32, dtype_here
+from grpox.policy.precision import dtype_here, prepare_cuda
 from grpox.policy.reference import BaseAsReference
 from grpox.runfile.checked import unchecked_message
 from grpox.runfile.checks import divides_steps
@@ -297,7 +297,7 @@ def _opened(
     with translate_exits(FOREIGN):
         _tell(world, "loading the model: %s", config.model.path)
         model = on_every_rank(world, times, times.phase("load")(lambda: open_model(parts.run)))
-        allow_tf32(model, world.device)
+        prepare_cuda(model, world.device)
         device, generation_config = model.device, model.generation_config
         for_generator = generator_context(model, parts.inputs.tokenizer, config, world)
         files = ShardFiles(config.checkpoint.background)

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 from support.processes import run
+from support.small_models import model_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
+from grpox.policy.attention import VARLEN
 from grpox.policy.models import architecture_of
 from grpox_generators import decoding, sampling
 from grpox_generators.configs import HfConfig
@@ -109,13 +111,29 @@ def test_what_a_read_computes_is_what_it_computes_without_the_counter() -> None:
         assert gpu.to(torch.float64).dtype == torch.float64
 
 
-def test_hf_waits_once_in_16_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+WINDOWS = {"sliding_window": 8, "head_dim": 8}
+LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}
+POLICIES: dict[str, Callable[[], Any]] = {
+    "copy": lambda: AutoModelForCausalLM.from_pretrained(os.fspath(QUICKSTART), dtype=torch.float32),
+    "policy itself, with lengths": lambda: AutoModelForCausalLM.from_pretrained(
+        os.fspath(QUICKSTART), dtype=torch.float32, attn_implementation=VARLEN
+    ),
+    "windows": lambda: model_of("mistral", torch.float32, **WINDOWS),
+    "windows and whole layers": lambda: model_of("gemma3_text", torch.float32, **WINDOWS | LAYERS),
+}
+
+
+@pytest.mark.parametrize("lengths", [(3, 3), (3, 12)], ids=["one length", "padded"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_hf_waits_once_in_16_tokens(
+    monkeypatch: pytest.MonkeyPatch, name: str, lengths: tuple[int, int]
+) -> None:
     """Completions of 18 and of 31 tokens have two looks, of 47 three; uniform numbers come without a wait."""
     monkeypatch.setattr(decoding, "tokens_between_looks", lambda device: decoding.LOOK_EVERY)
     monkeypatch.setattr(sampling, "AT_A_TIME", 8)
-    policy: Any = AutoModelForCausalLM.from_pretrained(os.fspath(QUICKSTART), dtype=torch.float32)
+    policy = POLICIES[name]()
     tokenizer = AutoTokenizer.from_pretrained(os.fspath(QUICKSTART))  # type: ignore[call-overload]
-    generator = HfGenerator(HfConfig())
+    generator = HfGenerator(HfConfig(gather_weights=not name.startswith("policy")))
     place = Path(os.fspath(QUICKSTART)), architecture_of(policy), tokenizer, ()
     generator.start(GeneratorContext(*place, GPU, 0, 1, 0, policy))
     generator.sync(((name, weight.detach()) for name, weight in policy.named_parameters()), 0)
@@ -124,7 +142,9 @@ def test_hf_waits_once_in_16_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         waits, marks = Waits(), Marks()
         for each in (*generator.model.parameters(), *generator.model.buffers()):
             marks.set(each, True)
-        prompts = [Prompt(group, (5, 6, 7), 4, seed=group) for group in range(2)]
+        prompts = [
+            Prompt(group, tuple(range(3, 3 + size)), 4, seed=group) for group, size in enumerate(lengths)
+        ]
         whole = SamplingConfig(max_completion_length=length, min_completion_length=length)
         with counting(waits, marks):
             rollouts = list(generator.generate(prompts, whole, 7))

@@ -5,10 +5,13 @@ import importlib.resources
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from support.small_models import model_of
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
@@ -74,6 +77,47 @@ def test_logprobs_are_those_of_the_model_at_the_sampling_temperature(generator, 
         expected, _ = completion_logprobs(policy, batch, temperature)
     mask = batch.token_mask
     torch.testing.assert_close(batch.sampler_logprobs[mask], expected[mask], atol=2e-5, rtol=0)
+
+
+WINDOWED = {
+    "windows": ("mistral", {"sliding_window": 4}),
+    "windows and whole layers": (
+        "gemma3_text",
+        {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_rows_with_padding_see_the_windows_of_the_model(tokenizer, monkeypatch, name):
+    kind, settings = WINDOWED[name]
+    model = model_of(kind, torch.float32, **settings)
+    masks = []
+    make = decoding.Masks.of
+    monkeypatch.setattr(decoding.Masks, "of", lambda own, seen: masks.append(make(own, seen)) or masks[-1])
+    asked = [Prompt(0, tuple(range(3, 12)), 2), Prompt(1, (5, 6), 2)]
+    sampling = SamplingConfig(max_completion_length=8, min_completion_length=8)
+    rollouts = list(started(model, tokenizer).generate(asked, sampling, seed=1))
+    batch = collate(samples_of(rollouts, [0.0] * 4), CPU)
+    with torch.no_grad():
+        logits = model(
+            batch.input_ids, batch.attention_mask, position_ids=batch.position_ids, use_cache=False
+        ).logits[:, -9:-1]
+    logits[..., tokenizer.eos_token_id] = -torch.inf
+    expected = logits.log_softmax(dim=-1).gather(-1, batch.completion_ids.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(batch.sampler_logprobs, expected, atol=2e-5, rtol=0)
+    each = [mask for one in masks for mask in (one.values() if isinstance(one, dict) else [one])]
+    assert {mask.ndim for mask in each} == {4}  # transformers looks into masks of two dimensions
+    assert len(each) == 8 * len(set(settings.get("layer_types", [kind])))
+
+
+def test_layers_in_chunks_are_left_to_transformers(policy):
+    """Their cache looks like one of windows."""
+    config = policy.config.__class__(**policy.config.to_dict() | {"attention_chunk_size": 4})
+    cache = DynamicCache(config=config)
+    model = SimpleNamespace(config=config)
+    assert type(cache.layers[0]) is DynamicSlidingWindowLayer
+    assert decoding.Masks(model, cache, True).of(torch.ones(2, 5, dtype=torch.bool)).ndim == 2
 
 
 @pytest.mark.parametrize("kept", [{"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.5}], ids=str)

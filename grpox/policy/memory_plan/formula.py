@@ -78,6 +78,8 @@ class Setting:
     """Memory of the generator; None if the generator does not report it."""
     sampled: int = 64
     """Number of completions that a rank samples together."""
+    score_bytes: int = 12
+    """Bytes of each score of a next token, and of what is computed from it at the same time."""
     zero: Mapping[str, int] = field(default_factory=DEFAULTS.copy)
     """Sizes of DeepSpeed's buffers, in elements."""
 
@@ -260,8 +262,8 @@ def _generator(s: Setting) -> Iterator[Part]:
     if _holds(s) in ("whole", "shards"):
         cache = 2 * b * shape.keys * (shape.layers + 1) * s.sampled * (s.prompt + s.completion)
         yield Part("keys and values", cache, "2 b K L for each position", (GENERATE,))
-        scores = 3 * FLOAT32 * shape.vocabulary * s.sampled
-        yield Part("scores of the next token", scores, "12 V each", (GENERATE,))
+        scores, why = s.score_bytes * shape.vocabulary * s.sampled, f"{s.score_bytes} V each"
+        yield Part("scores of the next token", scores, why, (GENERATE,))
     if s.generator is not None and s.generator.blocks_from and not s.gpu and b == FLOAT32:
         products = [each.inputs * each.outputs for each in shape.linears] + [shape.head]
         blocks = FLOAT32 * sum(size for size in products if size >= s.generator.blocks_from)

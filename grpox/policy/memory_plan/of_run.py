@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from grpox.config.inputs import AUTO, dtype_on
+from grpox.config.sampling import sampling_of
 from grpox.config.training import tokens_on
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
@@ -21,7 +22,7 @@ from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
 
 if TYPE_CHECKING:
-    from grpox.config import RunConfig
+    from grpox.config import RunConfig, SamplingConfig
     from grpox.runtime.world import World
 
 
@@ -42,7 +43,9 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
     )
     shape, memory = model_shape(config.model), _generator_memory(run, gpu)
     sampled = -(-run.plan.prompts_per_generation // ranks) * train.num_generations
+    samplings = [config.sampling]
     if config.evaluation is not None:
+        samplings.append(sampling_of(config.evaluation, config.sampling))
         sampled = max(sampled, config.evaluation.batch_size * config.evaluation.num_generations)
     if memory is not None and memory.together is not None:
         sampled = min(sampled, memory.together)
@@ -68,8 +71,22 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
         background=config.checkpoint.background,
         generator=memory,
         sampled=sampled,
+        score_bytes=max(map(score_bytes, samplings)),
         zero=_zero_settings(config, gpu),
     )
+
+
+def score_bytes(sampling: SamplingConfig) -> int:
+    """Count the bytes of a score of the next token at its peak: its logit, and the results of the filters.
+
+    `top_p` sorts: scores and indices of 64 bits, softmax, cumulated sums, and on CUDA a workspace.
+    """
+    if sampling.generation_kwargs:  # typical_p needs the most
+        return 56
+    if sampling.top_p < 1:
+        return 40
+    is_plain = not (sampling.top_k or sampling.min_p or sampling.min_completion_length)
+    return 12 if is_plain and sampling.repetition_penalty == 1 else 24
 
 
 def _positions(run: ResolvedRun, gpu: bool, longest: int) -> int | None:

@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from grpox.contracts import Prompt
 from grpox_generators.sampling import Distribution, Draw, StopTexts
@@ -248,20 +249,43 @@ def is_over(is_done: bool, in_step: bool) -> bool:
     return is_done if not in_step else not most_of_all_ranks(int(not is_done))
 
 
+KINDS = {DynamicLayer: "full_attention", DynamicSlidingWindowLayer: "sliding_attention"}
+"""Layers of a cache, and transformers' names for what their masks let a token see."""
+
+
 class Masks:
     """Attention masks for a new token of each row, which transformers need not look into.
 
     It reads a mask of two dimensions for each token, which waits for the device: one of four is taken as it is,
-    and without padding none is needed.
+    and without padding none is needed. A model with several kinds of layers takes a mask for each kind.
     """
 
     def __init__(self, model: Any, cache: Any, is_padded: bool) -> None:
-        implementation = model.config.get_text_config()._attn_implementation
+        config = model.config.get_text_config()
         self._is_padded = is_padded
-        self._is_whole = "sdpa" in implementation and all(type(layer) is DynamicLayer for layer in cache.layers)
+        self._windows: dict[str, int | None] = {}
+        """Positions that each kind of layers sees, None: all; empty: the masks are left to transformers."""
+        kinds = getattr(config, "layer_types", None)
+        layers = {(KINDS.get(type(each), ""), getattr(each, "sliding_window", None)) for each in cache.layers}
+        windows = dict(layers)
+        # One mask serves a model whose layers are alike; by `layer_types` it takes a mask for each of them.
+        is_known = set(windows) == set(kinds) if kinds else len(layers) == 1 and not _is_chunked(config)
+        takes_masks = ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation) is sdpa_mask
+        if takes_masks and is_known and len(windows) == len(layers) and set(windows) <= set(KINDS.values()):
+            self._windows = windows
 
-    def of(self, seen: Tensor) -> Tensor | None:
-        """Return the mask for keys that are `seen`, bool[N, L]; None: all are."""
+    def of(self, seen: Tensor) -> Tensor | dict[str, Tensor] | None:
+        """Return the masks for keys that are `seen`, bool[N, L]; None: all are."""
         if not self._is_padded:
             return None
-        return seen[:, None, None] if self._is_whole else seen.long()
+        if not self._windows:
+            return seen.long()
+        masks = {
+            kind: (seen if window is None else seen[:, -window:])[:, None, None]
+            for kind, window in self._windows.items()
+        }
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def _is_chunked(config: Any) -> bool:
+    return getattr(config, "attention_chunk_size", None) is not None

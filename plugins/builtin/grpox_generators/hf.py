@@ -289,8 +289,16 @@ def grouped_attention(
 
 
 def group_heads(model: Any) -> None:
-    """Let a model that only generates use `grouped_attention` in place of transformers' sdpa."""
-    if model.config.get_text_config()._attn_implementation == "sdpa":
+    """Let a model that only generates use `grouped_attention` in place of transformers' sdpa, and of flash
+    kernels.
+
+    For each token, a flash kernel would read from the device in each layer where the padding of its row ends.
+    It stays where sdpa computes something else.
+    """
+    config = model.config.get_text_config()
+    is_flash = "flash" in config._attn_implementation and type(model)._supports_sdpa
+    is_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    if config._attn_implementation == "sdpa" or (is_flash and not is_capped):
         AttentionInterface.register(GROUPED, grouped_attention)
         AttentionMaskInterface.register(GROUPED, sdpa_mask)
         model.set_attn_implementation(GROUPED)

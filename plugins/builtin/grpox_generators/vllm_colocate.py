@@ -56,6 +56,8 @@ ENVIRONMENT = {
 CHANGED = ("LOCAL_WORLD_SIZE", "LD_PRELOAD")
 """Variables that vLLM's CPU build sets at its start. LOCAL_WORLD_SIZE then counts the engine's ranks as those
 of the machine; LD_PRELOAD names libraries for its workers, which the reward processes would also load."""
+PRECISION = "VLLM_FLOAT32_MATMUL_PRECISION"
+"""Variable by which vLLM sets the precision of float32 products, in this process for the trainer too."""
 NAME, NUMBER = "policy", 1
 """The engine's name and number of its only adapter."""
 
@@ -95,10 +97,11 @@ class VllmColocateGenerator:
             self._adapter = AdapterFiles(context.policy)
         with (
             preserve_random_state(),
-            preserve_env(*CHANGED),
+            preserve_env(*CHANGED, PRECISION),
             own_segments(context),
             tempfile.TemporaryDirectory() as folder,
         ):
+            os.environ.setdefault(PRECISION, float32_precision())
             # Save the config without weights, so that a hub id, a folder and a Python object all start in the
             # same way.
             config = copy.deepcopy(context.policy.config)
@@ -247,6 +250,11 @@ class VllmColocateGenerator:
         except (TypeError, ValueError) as error:
             what = f"vLLM cannot start: {describe(error)}"
             raise ConfigError(what, "generator.engine", given=str(self.config.engine)) from error
+
+
+def float32_precision() -> str:
+    """Return the trainer's precision of float32 products on CUDA, as a value of `PRECISION`."""
+    return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 
 
 def _see_what_is_loaded(model: Any) -> None:

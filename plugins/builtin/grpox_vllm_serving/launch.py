@@ -216,7 +216,10 @@ def environment(settings: ServerSettings, weights: Path, sockets: Path, instance
     if loopback:
         # Without this, its processes communicate through the address of the host's name.
         defaults |= {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-    if not settings.cuda:
+    if settings.cuda:
+        # TensorFloat-32, as in training.
+        defaults |= {"VLLM_FLOAT32_MATMUL_PRECISION": "high"}
+    else:
         # vLLM would bind its threads to cores that another server or run also uses.
         defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
         # Packing new weights mostly touches new memory; larger pages reduce these touches.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from grpox.errors import ConfigError
 from grpox.policy.float32_head import Float32Head
 from grpox_generators import ranks, vllm_colocate
 from grpox_generators.configs import ENGINE_OWNED, VllmColocateConfig
-from grpox_generators.vllm_colocate import VllmColocateGenerator
+from grpox_generators.vllm_colocate import PRECISION, VllmColocateGenerator
 
 
 class Model(nn.Module):
@@ -92,12 +93,18 @@ class Sampling:
         device: str,
         monkeypatch: pytest.MonkeyPatch,
         head: nn.Module | None = None,
+        started: Callable[[], object] = lambda: None,
     ) -> None:
         engine, self.policy = EngineDouble(), Policy(0.0, head)
         self.engine, self.synced = engine, -1.0
         monkeypatch.setattr(vllm_colocate, "ENVIRONMENT", {})
         monkeypatch.setattr(vllm_colocate, "stream_weights", weights_of)
-        monkeypatch.setattr(VllmColocateGenerator, "_start_engine", lambda generator, folder: engine)
+
+        def start(generator: VllmColocateGenerator, folder: str) -> EngineDouble:
+            started()
+            return engine
+
+        monkeypatch.setattr(VllmColocateGenerator, "_start_engine", start)
         self.generator = VllmColocateGenerator(config)
         tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
         context: Any = SimpleNamespace(
@@ -134,6 +141,24 @@ def test_the_engines_head_is_float32_where_the_policys_is(monkeypatch: pytest.Mo
         run = Sampling(VllmColocateConfig(), "cpu", monkeypatch, head)
         assert [saved.get("head_dtype") for saved in run.policy.saved] == [expected]
         assert not hasattr(run.policy.config, "head_dtype")  # the saved model does not name it
+
+
+@pytest.mark.parametrize(("by_user", "expected"), [(None, "high"), ("highest", "highest")])
+def test_the_engine_leaves_the_trainers_precision_of_products(
+    monkeypatch: pytest.MonkeyPatch, by_user: str | None, expected: str
+) -> None:
+    """vLLM's worker, in this process, sets the precision that its variable names."""
+    monkeypatch.delenv(PRECISION, raising=False)
+    if by_user is not None:
+        monkeypatch.setenv(PRECISION, by_user)
+    before, named = torch.get_float32_matmul_precision(), list[str]()
+    torch.set_float32_matmul_precision("high")
+    try:
+        Sampling(VllmColocateConfig(), "cuda", monkeypatch, started=lambda: named.append(os.environ[PRECISION]))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert named == [expected]
+    assert os.environ.get(PRECISION) == by_user
 
 
 def test_weights_come_after_their_memory_and_before_that_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

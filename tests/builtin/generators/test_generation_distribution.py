@@ -4,12 +4,14 @@ import math
 
 import pytest
 import torch
+from support.peak_memory import peak_bytes
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpox.config import SamplingConfig
 from grpox.errors import ConfigError
+from grpox.policy.memory_plan.of_run import score_bytes
 from grpox_generators.generation_kwargs import LOGITS as LOGITS_NAMES
-from grpox_generators.sampling import Distribution, keeps_rows
+from grpox_generators.sampling import Distribution, Draw, keeps_rows
 
 PAD = 0
 EOS = 1
@@ -155,3 +157,33 @@ def test_what_remembers_rows_is_known(model, name):
 
 def test_every_key_about_tokens_is_tried():
     assert set(LOGITS_KWARGS) == set(LOGITS_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "planned"),
+    [
+        ({}, 12),
+        ({"temperature": 0.7}, 12),
+        ({"min_completion_length": 3}, 24),
+        ({"repetition_penalty": 1.1}, 24),
+        ({"temperature": 0.7, "top_k": 5}, 24),
+        ({"temperature": 0.7, "min_p": 0.1}, 24),
+        ({"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1}, 40),
+        ({"temperature": 0.7, "generation_kwargs": {"typical_p": 0.9}}, 56),
+    ],
+    ids=["plain", "temperature", "minimum", "penalty", "top-k", "min-p", "top-p", "typical"],
+)
+def test_the_scores_of_a_token_take_no_more_than_planned(model, changes, planned):
+    rows, vocabulary = 8, 20_000
+    sampling = SamplingConfig(max_completion_length=4, **changes)
+    prompts = torch.zeros(rows, 2, dtype=torch.long)
+    distribution = Distribution(model, sampling, (EOS,), prompts, torch.full((rows,), 2))
+    draw, head = Draw(rows, 4, False, prompts.device), torch.randn(4, vocabulary)
+
+    def sample():
+        logits = torch.randn(rows, 4) @ head
+        return draw.take(distribution(prompts, logits.to(torch.float32, copy=True)))
+
+    measured = peak_bytes(sample) / (rows * vocabulary)
+    assert score_bytes(sampling) == planned
+    assert planned / 2 < measured < planned + 0.5

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.small_models import model_of
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -48,3 +49,13 @@ def test_it_takes_the_place_of_sdpa_alone():
     eager = small(attn_implementation="eager")
     group_heads(eager)
     assert eager.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_replaced"), [("llama", True), ("gemma2", False)], ids=["plain", "capped scores"]
+)
+def test_it_takes_the_place_of_a_flash_kernel_that_computes_the_same(kind, is_replaced):
+    model = model_of(kind)
+    model.config._attn_implementation_internal = "flash_attention_2"
+    group_heads(model)
+    assert model.config._attn_implementation == (GROUPED if is_replaced else "flash_attention_2")

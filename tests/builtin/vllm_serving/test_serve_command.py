@@ -53,6 +53,13 @@ def test_what_a_user_set_in_the_environment_stays_but_not_what_guards_the_server
     assert given["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "0"
 
 
+def test_a_server_with_cuda_multiplies_float32_as_the_trainer_does(tmp_path, monkeypatch):
+    name = "VLLM_FLOAT32_MATMUL_PRECISION"
+    monkeypatch.delenv(name, raising=False)
+    given = [environment(settings(cuda=cuda), tmp_path, tmp_path, "s").get(name) for cuda in (True, False)]
+    assert given == ["high", None]
+
+
 def test_weights_travel_by_nccl_or_by_file():
     assert json.loads(value_of(command(settings()), "--weight-transfer-config")) == {"backend": "grpox_file"}
     assert json.loads(value_of(command(settings(nccl=True)), "--weight-transfer-config")) == {"backend": "nccl"}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.peak_memory import peak_bytes
 from torch import Tensor
 
 from grpox.policy import head_chunks, logprobs
-from grpox.policy.head_chunks import rows_per_chunk
+from grpox.policy.head_chunks import BYTES_PER_LOGIT, rows_per_chunk
 from grpox.policy.logprobs import LogitTransform, Wanted, chosen_logprobs
 
 N, H, V = 11, 6, 17
@@ -131,6 +132,32 @@ def test_no_value_is_read_off_the_host(monkeypatch: pytest.MonkeyPatch, raised: 
     assert found.dtype == entropy.dtype == torch.float32
     gradients = torch.autograd.grad(found.sum() + entropy.sum(), inputs)
     assert [(each.shape, each.dtype) for each in gradients] == [(each.shape, each.dtype) for each in inputs]
+
+
+@pytest.mark.parametrize(
+    ("transform", "entropy_gradient", "bytes_per_logit"),
+    [
+        (LogitTransform(0.25), False, BYTES_PER_LOGIT),
+        (LogitTransform(0.25), True, BYTES_PER_LOGIT),
+        (LogitTransform(cap=3.0), False, BYTES_PER_LOGIT),
+        (LogitTransform(cap=3.0), True, 12),
+    ],
+    ids=["plain", "entropy bonus", "capped", "capped, entropy bonus"],
+)
+def test_no_more_is_in_memory_than_planned(
+    monkeypatch: pytest.MonkeyPatch, transform: LogitTransform, entropy_gradient: bool, bytes_per_logit: int
+) -> None:
+    rows, vocabulary = 16, 4096
+    monkeypatch.setattr(logprobs, "chunk_rows", lambda vocabulary, device: rows)
+    hidden, weight = torch.randn(4 * rows, H, requires_grad=True), torch.randn(vocabulary, H)
+    wanted = Wanted(torch.randint(vocabulary, (4 * rows,)), TEMPERATURE, transform, entropy_gradient)
+    results: list[Tensor] = []
+    forward = peak_bytes(lambda: results.extend(chosen_logprobs(hidden, weight, None, wanted)))
+    total = results[0].sum() + (results[1].sum() if entropy_gradient else 0)
+    backward = peak_bytes(lambda: total.backward())
+    # The rest, per row: log-probabilities, entropies, and the gradient by the hidden states.
+    assert BYTES_PER_LOGIT <= forward / (rows * vocabulary) < BYTES_PER_LOGIT + 0.1
+    assert backward / (rows * vocabulary) < bytes_per_logit + 0.1
 
 
 def test_no_token_has_gradients_of_zero() -> None:

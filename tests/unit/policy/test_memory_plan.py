@@ -340,6 +340,7 @@ def test_what_generates(setting: Setting) -> None:
     found = sizes(setting)
     assert found["copy of the policy that generates"] == 4 * 1080
     assert found["keys and values"] == 2 * 4 * 6 * (2 + 1) * 8 * (3 + 5)
+    assert sizes(replace(setting, score_bytes=40))["scores of the next token"] == 40 * 100 * 8
     shards = replace(setting, generator=GeneratorMemory("shards"))
     assert "copy of the policy that generates" not in sizes(shards)
     held = GeneratorMemory("engine", engine="vLLM", engine_ranks=2, cache=77)
@@ -414,6 +415,10 @@ def test_a_run_files_own_settings_count() -> None:
     assert setting.sampled == 32
     assert setting.shape.parameters == 527_104
     assert run_setting(run, gpu=True, prompt_tokens=50).prompt == 50
+    assert setting.score_bytes == 12
+    assert run_setting(load_run("quickstart", ["sampling.top_p=0.9"]), gpu=True).score_bytes == 40
+    evaluated = load_run("quickstart", ["evaluation.sampling.top_p=0.9"])
+    assert run_setting(evaluated, gpu=True).score_bytes == 40
 
 
 def test_auto_counts_as_bfloat16_on_gpus_alone() -> None:

@@ -16,16 +16,17 @@ from grpox.config.inputs import dtype_on
 from grpox.observing.record import recorded_choices
 from grpox.policy.deepspeed_config import deepspeed_config
 from grpox.policy.models import load_model
-from grpox.policy.precision import allow_tf32, dtype_here, rotary_products
+from grpox.policy.precision import CUDNN_ORDER, dtype_here, float32_precision, prepare_cuda, rotary_products
 from grpox.runfile.load import load_run
 from grpox.runfile.lock.differences import changes
 
 
 @pytest.fixture(autouse=True)
 def matmul_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    before, takes_cudnn = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
     yield
     torch.set_float32_matmul_precision(before)
+    torch.backends.cuda.enable_cudnn_sdp(takes_cudnn)
 
 
 def test_auto_is_bfloat16_on_a_gpu_and_a_named_precision_is_itself() -> None:
@@ -124,14 +125,39 @@ def test_tensorfloat_is_for_cuda_and_for_models_whose_positions_it_leaves_alone(
     rotary: type[nn.Module], device: str, precision: str
 ) -> None:
     torch.set_float32_matmul_precision("highest")
-    allow_tf32(rotary(), torch.device(device))
+    prepare_cuda(rotary(), torch.device(device))
     assert torch.get_float32_matmul_precision() == precision
 
 
 def test_a_precision_that_the_user_lowered_stays() -> None:
     torch.set_float32_matmul_precision("medium")
-    allow_tf32(Elementwise(), torch.device("cuda"))
+    prepare_cuda(Elementwise(), torch.device("cuda"))
     assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_a_precision_set_by_the_newer_of_torchs_settings_stays() -> None:
+    """The older setting refuses to be read then."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    with pytest.raises(RuntimeError):
+        torch.get_float32_matmul_precision()
+    prepare_cuda(Elementwise(), torch.device("cuda"))
+    assert float32_precision() == "high"
+
+
+@pytest.mark.parametrize(
+    ("device", "variable", "is_left"),
+    [("cuda", None, False), ("cuda", "0", True), ("cpu", None, True)],
+    ids=["cuda", "cuda, set by the user", "cpu"],
+)
+def test_attention_on_cuda_builds_no_graph_of_cudnn_for_each_length(
+    monkeypatch: pytest.MonkeyPatch, device: str, variable: str | None, is_left: bool
+) -> None:
+    monkeypatch.delenv(CUDNN_ORDER, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(CUDNN_ORDER, variable)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    prepare_cuda(Elementwise(), torch.device(device))
+    assert torch.backends.cuda.cudnn_sdp_enabled() is is_left
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2"])
