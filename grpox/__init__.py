@@ -26,10 +26,10 @@ _LAZY = {
 }
 
 SPINS = "10000"
-"""How often an OpenMP thread of libgomp looks for work before it sleeps: for some tenths of a millisecond."""
+"""Number of times that an idle OpenMP thread of libgomp looks for work before it sleeps: a part of a millisecond."""
 
-# libgomp reads the variable when torch loads it. By default it looks 300000 times: where another program needs the
-# processors, that keeps them from the very threads that are waited for.
+# libgomp reads the variable when torch loads it. By default it looks 300000 times: where another program needs
+# the processors, that keeps them from the very threads that are waited for.
 if "torch" not in sys.modules:
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
