@@ -25,13 +25,11 @@ _LAZY = {
     "train": "grpox.training.python_run",
 }
 
-SPINS = "10000"
-"""Number of times that an idle OpenMP thread of libgomp looks for work before it sleeps: a part of a millisecond."""
-
-# libgomp reads the variable when torch loads it. By default it looks 300000 times: where another program needs
-# the processors, that keeps them from the very threads that are waited for.
+# How often an idle OpenMP thread of libgomp looks for work before it sleeps: for some tenths of a millisecond.
+# libgomp reads the variable when torch loads it. By default it looks 300000 times: where another program needs the
+# processors, that keeps them from the very threads that are waited for.
 if "torch" not in sys.modules:
-    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def __getattr__(name: str) -> Any:
