@@ -26,8 +26,8 @@ _LAZY = {
 }
 
 # How often an idle OpenMP thread of libgomp looks for work before it sleeps: for some tenths of a millisecond.
-# libgomp reads the variable when torch loads it. By default it looks 300000 times: where another program needs the
-# processors, that keeps them from the very threads that are waited for.
+# libgomp reads the variable when torch loads it. By default it looks 300000 times: where another program needs
+# the processors, that keeps them from the very threads that are waited for.
 if "torch" not in sys.modules:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
