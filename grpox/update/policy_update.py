@@ -17,7 +17,7 @@ from grpox.config import RunConfig
 from grpox.config.alarms import CHANGED, GROWTH, LIVE, NORM_BEFORE
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
-from grpox.policy.batch import RolloutBatch, Sample, collate
+from grpox.policy.batch import RolloutBatch, Sample
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs, prepare_pass
 from grpox.policy.reference import BaseAsReference, ReferenceSync
@@ -92,7 +92,7 @@ class PolicyUpdate:
         if not unknown:
             return
         for each in self.packer.pack(unknown, self.world, backward=False).micro_batches:
-            batch = self._padded(each)
+            batch = self._prepared(each)
             keep_old(batch, self._score(self.engine, batch)[0])
 
     def step(self, micro_batches: MicroBatches) -> dict[str, float]:
@@ -172,7 +172,7 @@ class PolicyUpdate:
         if self.top_entropy == 1:
             return {}
         packed = self.packer.pack(micro_batches, self.world, backward=False)
-        batches = [self._padded(each) for each in packed.micro_batches]
+        batches = [self._prepared(each) for each in packed.micro_batches]
         entropies = [self._score(self.engine, batch)[1] for batch in batches]
         places = [batch.token_places for batch in batches]
         chosen = choose(entropies, places, self.top_entropy, self.world)
@@ -241,9 +241,6 @@ class PolicyUpdate:
         if sampled:
             measured[CHANGED] = changed
         return measured
-
-    def _padded(self, packed: PackedMicroBatch) -> RolloutBatch:
-        return collate(packed.samples, self.world.device)
 
     def _prepared(self, packed: PackedMicroBatch) -> RolloutBatch:
         return prepare_pass(packed.samples, self.world.device, self.engine.mode)

@@ -251,3 +251,7 @@ def test_the_host_prepares_a_pass_before_the_backward_of_the_one_before(
     taken.step(micro_batches_of(15))
     # One upload of each pass: the batch, with its layout or its padded ids.
     assert re.fullmatch("u(fub){2,}fb", events)
+    events = ""
+    monkeypatch.setattr(policy_update, "completion_logprobs", noting("f", policy_update.completion_logprobs))
+    taken.score_old(micro_batches_of(15))
+    assert re.fullmatch("(uf){3,}", events)
