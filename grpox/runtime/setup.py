@@ -61,13 +61,16 @@ def one_processor_each() -> Iterator[None]:
 
     gloo gathers in threads of its own. Each would keep OpenMP threads for its copies, and once a process has
     more OpenMP threads than processors, libgomp lets idle ones sleep instead of wait: then every parallel
-    operation of the process begins by waking them, which takes longer than most of them do. Where libgomp would
-    let them wait for milliseconds, because torch was loaded before grpox, this is left as it is.
+    operation of the process begins by waking them, which takes longer than most of them do. This is left as it
+    is where threads that wait would be in the way: where the ranks of the machine have more of them than
+    processors, or where they would wait for milliseconds, because torch was loaded before grpox.
     """
     import torch
 
     number = torch.get_num_threads()
-    if number == 1 or not os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1)
+    wait_briefly = os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+    if number == 1 or number * ranks > (os.cpu_count() or 1) or not wait_briefly:
         yield
         return
     torch.set_num_threads(1)
