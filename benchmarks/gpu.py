@@ -5,13 +5,14 @@
     python benchmarks/gpu.py --device cpu --small              all parts in a minute: do they work
 
     probe           the calls of libraries that the other parts need, one by one; cuDNN's attention on and off
-    ceilings        bytes copied and bf16 operations a second: what the other figures are compared with
     head            log-probabilities from hidden states, by rows per chunk; value and gradient against float32
     parity          the gradient of each built-in loss in each forward mode against float64 on the CPU
+    train           a run of the 1.5B shape with default settings, 128 completions a step: memory by phase
     syncs           lines at which the host waits for the device during a step
+    shapes          the update at the shape of Qwen2.5-1.5B, beside bare DeepSpeed and bare PyTorch
     quickstart      the quickstart learns; a resumed run continues as the whole one
-    shapes          the update at the shapes of Qwen2.5-0.5B and 1.5B, beside bare DeepSpeed and bare PyTorch
     generator       the hf generator: do its log-probabilities agree with the trainer's; tokens a second
+    ceilings        bytes copied and bf16 operations a second: what the other figures are compared with
     memory          peak memory of each phase of a run, compared with `grpox plan --memory`
     attention       varlen, flex and sdpa on packed sequences and behind a common prompt: output, gradient, time
     trl             the same run through grpox and TRL

@@ -21,13 +21,14 @@ class Plan(NamedTuple):
 
 PARTS = {
     "probe": Plan(20),
-    "ceilings": Plan(15),
     "head": Plan(30),
     "parity": Plan(40),
+    "train": Plan(60),
     "syncs": Plan(45),
+    "shapes": Plan(80),
     "quickstart": Plan(90),
-    "shapes": Plan(160),
     "generator": Plan(50),
+    "ceilings": Plan(15),
     "memory": Plan(100),
     "attention": Plan(80),
     "trl": Plan(180, package="trl"),

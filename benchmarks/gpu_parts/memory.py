@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -73,23 +73,35 @@ def measure(part: Part) -> None:
         importlib.import_module(module)
     watched = watch_phases(WatchedOnGpu if part.on_cuda else Watched)
     for name, point in (SMALL if part.small else POINTS).items():
-        watched.most.clear()
-        part.attempt(name, lambda p=point, n=name: compared(part, watched, train, p, n))
+        folder = part.folder / name.replace(" ", "-").replace(",", "")
+        make_inputs(folder, asdict(point.size), PROMPT, point.sequences * 3)
+        run = run_of(point, folder)
+        part.attempt(
+            name,
+            lambda p=point, r=run: {"point": asdict(p)}
+            | compared(part, watched, lambda run: train(run, rewards=[varied]), r, PROMPT),
+        )
         off = part.figures[name].get("off")
         if off and not part.small:
             part.check(f"{name}: difference of the peak", abs(off["peak"]), GOAL)
 
 
-def compared(part: Part, watched: Watched, train: Any, point: Point, name: str) -> dict[str, Any]:
-    """Run three steps, and compare the peaks of its phases."""
-    folder = part.folder / name.replace(" ", "-").replace(",", "")
-    make_inputs(folder, asdict(point.size), PROMPT, point.sequences * 3)
-    run = run_of(point, folder)
-    setting = run_setting(resolve_config(run, folder, "python"), gpu=part.on_cuda, prompt_tokens=PROMPT)
+def compared(
+    part: Part, watched: Watched, train: Callable[[Mapping[str, Any]], Any], run: Mapping[str, Any], prompt: int
+) -> dict[str, Any]:
+    """Train, and compare the peaks of the run's phases; `prompt` is the length of the longest prompt.
+
+    The peaks are recorded before an error goes on, so that one of too little memory says in which phase it was.
+    """
+    setting = run_setting(resolve_config(run, part.folder, "python"), gpu=part.on_cuda, prompt_tokens=prompt)
     parts = parts_of(setting)
     planned = {phase: size_in(parts, phase, on_host=not part.on_cuda) / MIB for phase in PHASES}
-    train(run, rewards=[varied])
-    measured = {phase: (watched.most[phase] - watched.before) / MIB for phase in MEASURED}
+    watched.most.clear()
+    try:
+        train(run)
+    finally:
+        measured = {phase: (watched.most[phase] - watched.before) / MIB for phase in MEASURED}
+        part.record("last", {"planned_mib": planned, "measured_mib": measured, "before_mib": watched.before / MIB})
     off = {phase: measured[phase] / planned[phase] - 1 for phase in PHASES if planned[phase]}
     off["peak"] = max(measured.values()) / max(planned.values()) - 1
-    return {"point": asdict(point), "planned_mib": planned, "measured_mib": measured, "off": off}
+    return {"planned_mib": planned, "measured_mib": measured, "off": off}

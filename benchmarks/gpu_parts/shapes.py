@@ -1,4 +1,4 @@
-"""The update at the shapes of Qwen2.5-0.5B and 1.5B with random weights: tokens a second and MFU.
+"""The update at the shape of Qwen2.5-1.5B with random weights: tokens a second and MFU.
 
 grpox's `PolicyUpdate`, a bare loop on DeepSpeed ZeRO-3, and one in PyTorch alone take the same steps: sequences
 of 1024 tokens, three quarters of them completions, each with its own prompt, all of which teach; so nothing can
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from ranks import run_ranks
 
-from gpu_parts.models import QWEN_05B, QWEN_15B, TINY, Shape, described, peak_of_device
+from gpu_parts.models import QWEN_15B, TINY, Shape, described, peak_of_device
 from gpu_parts.part import GIB, Part
 from gpu_parts.steps import CANDIDATES, Candidate, config_of, micro_batches, tokens_of
 from grpox.runtime.setup import quieten
 from grpox.runtime.world import start_world
 
 SIZES: dict[str, Any] = {
-    "tokens": (2048, 8192, 16_384, 32_768),
+    "tokens": (8192, 16_384),
     "prompt": 256,
     "completion": 768,
     "passes": 4,
@@ -47,7 +47,7 @@ SMALL: dict[str, Any] = SIZES | {
     "checkpointing_from": 64,
     "dtype": "float32",
 }
-SHAPES = {"0.5B": QWEN_05B, "1.5B": QWEN_15B}
+SHAPES = {"1.5B": QWEN_15B}
 AGREEMENT = {"float32": 1e-3, "bfloat16": 3e-2}
 """Largest relative difference of the candidates' gradient norms, by dtype."""
 
