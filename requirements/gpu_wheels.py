@@ -208,8 +208,8 @@ def main() -> None:
         sys.exit(f"more than {LIMIT / 2**20:g} MiB")
     site = arguments.folder.with_name("gpu-site")
     print("\nThere, in a copy of this repository with this folder:")
-    print(f"python3 -m pip install --no-index --no-deps --target {site} {arguments.folder}/*.whl")
-    print(f'PYTHONPATH="$PWD/{site}" python3 benchmarks/gpu.py --out gpu.json')
+    print(f"python3 -m pip install --no-compile --no-index --no-deps --target {site} {arguments.folder}/*.whl")
+    print(f'PYTHONPATH="$(realpath {site})" python3 benchmarks/gpu.py --out gpu.json')
 
 
 if __name__ == "__main__":

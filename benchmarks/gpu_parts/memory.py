@@ -78,8 +78,7 @@ def measure(part: Part) -> None:
         run = run_of(point, folder)
         part.attempt(
             name,
-            lambda p=point, r=run: {"point": asdict(p)}
-            | compared(part, watched, lambda run: train(run, rewards=[varied]), r, PROMPT),
+            lambda p=point, r=run: {"point": asdict(p)} | compared(part, watched, train, r, PROMPT),
         )
         off = part.figures[name].get("off")
         if off and not part.small:
@@ -87,7 +86,7 @@ def measure(part: Part) -> None:
 
 
 def compared(
-    part: Part, watched: Watched, train: Callable[[Mapping[str, Any]], Any], run: Mapping[str, Any], prompt: int
+    part: Part, watched: Watched, train: Callable[..., Any], run: Mapping[str, Any], prompt: int
 ) -> dict[str, Any]:
     """Train, and compare the peaks of the run's phases; `prompt` is the length of the longest prompt.
 
@@ -98,10 +97,10 @@ def compared(
     planned = {phase: size_in(parts, phase, on_host=not part.on_cuda) / MIB for phase in PHASES}
     watched.most.clear()
     try:
-        train(run)
+        train(run, rewards=[varied])
     finally:
         measured = {phase: (watched.most[phase] - watched.before) / MIB for phase in MEASURED}
-        part.record("last", {"planned_mib": planned, "measured_mib": measured, "before_mib": watched.before / MIB})
+        part.record("last", {"planned_mib": planned, "measured_mib": measured})
     off = {phase: measured[phase] / planned[phase] - 1 for phase in PHASES if planned[phase]}
     off["peak"] = max(measured.values()) / max(planned.values()) - 1
     return {"planned_mib": planned, "measured_mib": measured, "off": off}

@@ -1,4 +1,4 @@
-"""A real run of the 1.5B shape with default settings and 128 completions a step: does it fit, and its phases' peaks.
+"""A real run of the 1.5B shape with default settings and 128 completions a step: the peak of each phase.
 
 The weights are random, the generator is `hf`, prompts have 512 tokens, completions 256. The peaks stand beside
 those of `grpox plan --memory`; the one that decides is the update's, which fills a pass's budget of positions.
@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 import torch
-from memory_plan_point import LATER, Watched, varied, watch_phases
+from memory_plan_point import LATER, Watched, watch_phases
 
 from gpu_parts.memory import WatchedOnGpu, compared
 from gpu_parts.models import QWEN_15B, TINY, described, write_model
@@ -46,7 +46,7 @@ def measure(part: Part) -> None:
     }
     rows = [json.dumps({"prompt": "1" * prompt, "answer": str(number)}) for number in range(64)]
     (part.folder / "prompts.jsonl").write_text("\n".join(rows) + "\n")
-    part.attempt("memory", lambda: compared(part, watched, lambda run: train(run, rewards=[varied]), run, prompt))
+    part.attempt("memory", lambda: compared(part, watched, train, run, prompt))
     part.record("steps", steps_of(part))
 
 

@@ -25,7 +25,7 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "train_batch_size": micro_batch * world_size,
         "gradient_clipping": config.train.max_grad_norm,
-        "zero_optimization": _zero_optimization(config),
+        "zero_optimization": _zero_optimization(config, world_size),
         "zero_allow_untested_optimizer": True,
         # Offloaded states are updated by the run's own optimizer: DeepSpeed's CPUAdam is compiled on first use.
         "zero_force_ds_cpu_optimizer": False,
@@ -87,9 +87,12 @@ def own_settings(config: RunConfig, gpu: bool) -> dict[str, int]:
     return settings if config.train.optimizer else settings | {"sub_group_size": AT_A_TIME_ON_CPU}
 
 
-def _zero_optimization(run: RunConfig) -> dict[str, Any]:
+def _zero_optimization(run: RunConfig, world_size: int) -> dict[str, Any]:
     config = run.deepspeed
     zero: dict[str, Any] = {"stage": config.stage, **own_settings(run, torch.cuda.is_available())}
+    if world_size == 1 and config.offload_param == "none":
+        # The only shard of a weight is the weight: to release it frees nothing, and costs time at every layer.
+        zero["stage3_param_persistence_threshold"] = sys.maxsize
     if config.stage3_param_persistence_threshold is not None:
         zero["stage3_param_persistence_threshold"] = config.stage3_param_persistence_threshold
     for key in ("offload_optimizer", "offload_param"):

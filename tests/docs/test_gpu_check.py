@@ -99,7 +99,7 @@ def test_the_file_is_written_whenever_a_part_has_ended(tmp_path: Path, monkeypat
     with pytest.raises(SystemExit) as ended:
         gpu.main()
     assert ended.value.code
-    assert seen == [[], ["ceilings"], ["ceilings", "head"]]
+    assert seen == [[], ["head"], ["head", "syncs"]]
 
 
 def test_a_budget_skips_what_does_not_fit_and_limits_what_it_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
