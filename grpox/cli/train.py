@@ -13,7 +13,7 @@ import typer
 from grpox.cli.arguments import LogFile, LogLevel, Overrides, follow_log_options, load_named_run
 from grpox.cli.errors import Traceback
 from grpox.cli.watch import watching
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, Problem, RankLost, nearest
 from grpox.runfile.paths import unreachable
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
@@ -83,7 +83,8 @@ def train(
             started = psutil.Process().create_time()
             train_run(resolved, resume is not None, allow_changes, needs_checkpoint, started)
     except BaseException as error:
-        if is_main and _checkpoints(folder) - earlier:
+        # Rank 0 speaks for all ranks, but it may be the one that died.
+        if (is_main or isinstance(error, RankLost)) and _checkpoints(folder) - earlier:
             error.add_note(f"to go on: grpox train --resume {shlex.quote(str(folder))}")
         raise
     if is_main:

@@ -156,6 +156,10 @@ class RunFailed(GrpoxError):
     """The run itself failed: a reward raised, a generator died, a loss became NaN."""
 
 
+class RankLost(RunFailed):
+    """Another rank ended, or did not answer in time."""
+
+
 class RunClosed(GrpoxError):
     """The caller ended a run before its last step: `grpox.Run.close`."""
 

@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from grpox.errors import ConfigError, GrpoxError, RunFailed, describe, text_of
+from grpox.errors import ConfigError, GrpoxError, RankLost, RunFailed, describe, text_of
 from grpox.runtime import launch
 from grpox.runtime.launch import Place
 from grpox.runtime.phases import WAITING, PhaseTimes
@@ -296,7 +296,7 @@ def describe_failure(error: BaseException) -> str:
 
 @contextmanager
 def translate_lost_ranks(world: World, times: PhaseTimes) -> Iterator[None]:
-    """Raise RunFailed if a collective within this block loses another rank."""
+    """Raise RankLost if a collective within this block loses another rank."""
     try:
         yield
     except RuntimeError as error:
@@ -304,7 +304,8 @@ def translate_lost_ranks(world: World, times: PhaseTimes) -> Iterator[None]:
         is_transport = isinstance(error, dist.DistError) or any(mark in text.lower() for mark in MARKS)
         if world.size == 1 or not is_transport:
             raise
-        raise RunFailed(
-            f"rank {world.rank} lost another rank in phase '{times.failed}': the other rank ended or was too "
+        phase = times.failed if times.failed != "none" else times.now()[0]
+        raise RankLost(
+            f"rank {world.rank} lost another rank in phase '{phase}': the other rank ended or was too "
             f"late; see its own message for the cause\n    {' '.join(text.split())[:300]}"
         ) from error

@@ -19,7 +19,7 @@ from grpox.contracts import RunContext
 from grpox.data.schedule import Schedule, StepPlan
 from grpox.observing.observers import Observers
 from grpox.runtime.determinism import deterministic_algorithms
-from grpox.runtime.phases import PhaseTimes
+from grpox.runtime.phases import WAITING, PhaseTimes
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
 from grpox.training.components import RunComponents
@@ -156,7 +156,9 @@ class Trainer:
 
     def stop_if_signalled(self, step: int) -> None:
         """End all ranks after a checkpoint, if any rank has a signal; a collective between two steps."""
-        if any(self.world.gather([signalled()])):
+        with self.times.phase(WAITING):
+            signals = self.world.gather([signalled()])
+        if any(signals):
             self.checkpoints.save(self.state, step, wait=True)
             raise_if_signalled()
             raise Terminated  # the signal came to another rank alone

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 
@@ -20,6 +21,8 @@ GENERATE = "/inference/v1/generate"
 SHORT = 16
 """Number of tokens up to which all completions of a group arrive in one answer: streaming them costs more time
 than it saves."""
+SECONDS_BETWEEN_LOOKS = 5.0
+"""Seconds after which a server with open requests is asked again if it answers."""
 LONGEST_LOOK = 60.0
 """Seconds within which a working server describes itself, also between the steps of a large model."""
 REFUSED = (400, 422)
@@ -57,6 +60,8 @@ class ServerClient:
 
     def __init__(self, url: str, token: str, config: VllmServerConfig) -> None:
         self.url = url
+        self.heard = time.monotonic()
+        """Time of the server's last answer."""
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=config.connect_timeout, sock_read=config.read_timeout
         )
@@ -75,6 +80,27 @@ class ServerClient:
                 return await self._json("GET", ABOUT_PATH)
         except TimeoutError as error:
             raise ServerLost(f"{self.url} was silent for {LONGEST_LOOK:g} s") from error
+
+    async def watch(self, version: str) -> NoReturn:
+        """Ask every few seconds if the server still describes itself; never returns.
+
+        Raises:
+            ServerLost: it does not, twice in a row, or has other weights than `version`. A request to it then
+                stays without an answer, though its connection may be open.
+        """
+        is_silent = False
+        while True:
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            try:
+                current = (await self.about())["weight_version"]
+            except ServerLost:
+                if is_silent:
+                    raise
+                is_silent = True
+                continue
+            is_silent = False
+            if current != version:
+                raise ServerUnfit(f"{self.url} has weights {current} instead of {version}")
 
     async def post(self, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the answer of one of vLLM's routes."""
@@ -129,6 +155,7 @@ class ServerClient:
         try:
             async with self._session.request(method, self.url + path, json=body) as response:
                 await self._check(path, response)
+                self.heard = time.monotonic()
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError, json.JSONDecodeError) as error:
             raise _lost(self.url, error) from error

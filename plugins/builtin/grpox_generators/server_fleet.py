@@ -8,13 +8,14 @@ import shlex
 import threading
 import time
 from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.runtime.logs import get_logger
+from grpox.runtime.signals import raise_if_signalled
 from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_client import ServerClient, ServerLost
 from grpox_vllm_serving.launch import FILE_BACKEND
@@ -24,8 +25,16 @@ Result = TypeVar("Result")
 
 logger = get_logger(__name__)
 SECONDS_BETWEEN_LOOKS = 1.0
+SILENCE = 15.0
+"""Seconds without an answer after which a signal ends the wait for it."""
 DEFAULT_PORT = 8000
 """Port on which `grpox serve` listens by default."""
+
+
+def end_if_signalled(silent_since: float = 0.0) -> None:
+    """Raise a signal that waits for the end of the step: without an answer of a server the step has no end."""
+    if time.monotonic() - silent_since > SILENCE and threading.current_thread() is threading.main_thread():
+        raise_if_signalled()
 
 
 class LoopThread:
@@ -45,8 +54,11 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Do `work`; an exception here, such as an interrupt, cancels it."""
-        future = self.start(work)
+        future, begin = self.start(work), time.monotonic()
         try:
+            while not future.done():
+                wait([future], timeout=1.0)
+                end_if_signalled(begin)
             return future.result()
         except BaseException:
             future.cancel()
@@ -111,6 +123,7 @@ class Fleet:
                     self.serve,
                 )
                 has_warned = True
+            end_if_signalled()
             time.sleep(SECONDS_BETWEEN_LOOKS)
         return True
 

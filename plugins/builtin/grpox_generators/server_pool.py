@@ -15,7 +15,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 from grpox.contracts import Prompt
 from grpox.errors import RunFailed
 from grpox_generators.server_client import Completion, ServerClient, ServerLost, ServerUnfit
-from grpox_generators.server_fleet import Fleet
+from grpox_generators.server_fleet import Fleet, end_if_signalled
 
 FIRST_BACK_OFF = 0.5
 LONGEST_BACK_OFF = 10.0
@@ -63,6 +63,11 @@ class ServerPool:
         self.lost: dict[str, str] = {}
         """Address -> reason for which the server gets no more requests."""
 
+    @property
+    def heard(self) -> float:
+        """Time of the last answer of any server, by time.monotonic."""
+        return max((member.client.heard for member in self._members), default=0.0)
+
     async def run(self, requests: Sequence[Request], deliver: Callable[[Request, Completion], None]) -> None:
         """Complete `requests`. Requests that are incomplete on return found no server.
 
@@ -74,6 +79,7 @@ class ServerPool:
         """
         waiting = deque(requests)
         running: dict[asyncio.Task[None], tuple[Member, Request]] = {}
+        watches = {asyncio.create_task(each.client.watch(self._version)): each for each in self._members}
         try:
             while waiting or running:
                 while waiting and (member := self._least_busy()) is not None:
@@ -83,22 +89,34 @@ class ServerPool:
                     running[work] = member, request
                 if not running:
                     return
-                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in ended:
+                ended, _ = await asyncio.wait([*running, *watches], return_when=asyncio.FIRST_COMPLETED)
+                for watch in ended & watches.keys():
+                    silent = watches.pop(watch)
+                    self._drop(silent, str(watch.exception()))
+                    for task, (member, _) in running.items():
+                        if member is silent:
+                            task.cancel()
+                for task in ended & running.keys():
                     member, request = running.pop(task)
                     member.outstanding -= request.prompt.num_samples
                     try:
                         task.result()
+                    except asyncio.CancelledError:  # its server is silent
+                        waiting.append(request)
                     except ServerLost as error:
                         waiting.append(request)
-                        if member in self._members:
-                            self._members.remove(member)
-                            self.lost[member.client.url] = str(error)
+                        self._drop(member, str(error))
         finally:
-            for task in running:
+            for task in (*running, *watches):
                 task.cancel()
             # Include tasks that failed meanwhile: asyncio reports errors that nobody retrieves.
-            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*running, *watches, return_exceptions=True)
+
+    def _drop(self, member: Member, why: str) -> None:
+        """Send no more requests to a server."""
+        if member in self._members:
+            self._members.remove(member)
+            self.lost[member.client.url] = why
 
     def _least_busy(self) -> Member | None:
         free = [member for member in self._members if member.outstanding < member.room]
@@ -146,7 +164,14 @@ class PendingRequests:
             RunFailed: a server sends an unusable answer.
         """
         try:
-            while (item := self._inbox.get()) is not None:
+            while True:
+                try:
+                    item = self._inbox.get(timeout=1.0)
+                except queue.Empty:
+                    end_if_signalled(self._pool.heard)
+                    continue
+                if item is None:
+                    break
                 yield item
             self._work.result()
         finally:
@@ -155,7 +180,8 @@ class PendingRequests:
 
     def wait(self) -> None:
         """Wait until no request is in progress; answers and errors can still be read."""
-        wait([self._work])
+        while wait([self._work], timeout=1.0).not_done:
+            end_if_signalled(self._pool.heard)
         self._give_up_lost()
 
     def cancel(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import json
@@ -20,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
@@ -139,12 +139,16 @@ def serving(settings: ServerSettings) -> Iterator[Server]:
         sockets = stack.enter_context(_folder("grpox-serve-", tempfile.gettempdir()))
         instance = secrets.token_hex(8)
         (weights / INSTANCE_FILE).write_text(instance, encoding="ascii")
+        lifeline, end = os.pipe()
+        stack.callback(os.close, end)
         process = subprocess.Popen(
             command(settings),
             env=os.environ | environment(settings, weights, sockets, instance),
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            pass_fds=(lifeline,),
+            preexec_fn=partial(_end_with_parent, lifeline),
         )
+        os.close(lifeline)
         stack.callback(_end, process)
         yield Server(settings, process)
 
@@ -262,11 +266,15 @@ def _own(path: Path | str, flags: int, folder: int | None = None) -> Iterator[in
         os.close(descriptor)
 
 
-def _end_with_parent() -> None:
-    """Between fork and exec: on Linux, send the server SIGTERM when this process is killed."""
+def _end_with_parent(lifeline: int) -> None:
+    """Between fork and exec: on Linux, have the kernel kill the server's process group when this process ends.
+
+    SIGTERM would not do: a server that has open requests waits for them, and answers no others.
+    """
     if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -24,7 +24,7 @@ URL = "http://127.0.0.1:8000"
 class Client:
     """Answers when its gate is open; `error` in place of the second group."""
 
-    url = URL
+    url, heard = URL, 0.0
 
     def __init__(self):
         self.version = "run/3"
@@ -32,6 +32,9 @@ class Client:
         self.gate = threading.Event()
         self.answered = threading.Semaphore(0)
         self.cancelled = threading.Event()
+
+    async def watch(self, version):
+        await asyncio.Event().wait()
 
     async def complete(self, token_ids, params):
         try:

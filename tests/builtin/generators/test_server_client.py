@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,13 @@ from safetensors import SafetensorError
 from support.patience import patient
 
 from grpox.errors import ConfigError, RunFailed
-from grpox_generators import server_client, server_weights
+from grpox.runtime import signals
+from grpox.runtime.signals import Terminated
+from grpox_generators import server_client, server_fleet, server_weights
 from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_client import ServerClient, ServerLost
 from grpox_generators.server_fleet import Fleet, serve_command
+from grpox_generators.server_pool import PendingRequests, ServerPool
 from grpox_generators.server_weights import FileSender
 from grpox_vllm_serving.protocol import PROTOCOL
 
@@ -152,6 +156,44 @@ def test_a_server_that_hangs_is_lost(monkeypatch):
     monkeypatch.setattr(server_client, "LONGEST_LOOK", 0.1)
     with pytest.raises(ServerLost, match=r"0\.1 s"):
         answered(handler, lambda client: client.about())
+
+
+def test_a_server_is_asked_again_while_requests_are_open(monkeypatch):
+    monkeypatch.setattr(server_client, "SECONDS_BETWEEN_LOOKS", 0.0)
+    versions = ["run/1", "run/1", "default"]
+
+    async def restarts(request):
+        return web.json_response({"weight_version": versions.pop(0)})
+
+    with pytest.raises(ServerLost, match="has weights default instead of run/1"):
+        answered(restarts, lambda client: client.watch("run/1"))
+    answers = [500, 200, 500, 500]
+
+    async def fails(request):
+        return web.json_response({"weight_version": "run/1"}, status=answers.pop(0))
+
+    with pytest.raises(ServerLost, match="answers 500"):
+        answered(fails, lambda client: client.watch("run/1"))
+    assert answers == []  # once is no loss
+
+
+def test_a_signal_ends_the_wait_for_a_server(fleet, monkeypatch):
+    """A signal lets the step end first, but a step without a server has no end."""
+    received = [signal.SIGTERM]
+    monkeypatch.setattr(signals, "_received", received)
+    with pytest.raises(Terminated):
+        fleet(ServerLost("u: refused"), start_timeout=600.0).find()
+    monkeypatch.setattr(server_fleet, "SILENCE", 0.0)
+    silent = fleet(ServerLost("u: refused"))
+    with pytest.raises(Terminated):
+        silent.loop.run(asyncio.sleep(600))
+    pending = PendingRequests(silent, ServerPool([], "run/1", 0), [], 1)
+    pending._work = silent.loop.start(asyncio.sleep(600))
+    pending._inbox.get()
+    for wait in (pending.wait, lambda: list(pending.arriving())):
+        with pytest.raises(Terminated):
+            wait()
+    received.clear()
 
 
 @pytest.fixture

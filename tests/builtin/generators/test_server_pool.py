@@ -17,12 +17,18 @@ VERSION = "run/3"
 class Client:
     """A server whose answers a test writes: a list per request of completions and errors, or "all"."""
 
-    def __init__(self, url, *answers, last="all", pace=None):
-        self.url = url
+    def __init__(self, url, *answers, last="all", pace=None, silence=None):
+        self.url, self.heard = url, 0.0
+        self.silence = silence
         self.answers = list(answers)
         self.last = last
         self.pace = pace
         self.asked = []
+
+    async def watch(self, version):
+        if self.silence is None:
+            await asyncio.Event().wait()
+        await self.silence()
 
     async def complete(self, token_ids, params):
         self.asked.append(token_ids[0])
@@ -106,6 +112,23 @@ def test_a_lost_servers_requests_go_to_the_others():
     taken, pool, _ = complete([dead, Client("b")], retries=0)
     assert taken == ALL
     assert pool.lost == {"dead": "dead: refused"}
+
+
+def test_a_server_that_falls_silent_leaves_its_requests_to_the_others():
+    asked = asyncio.Event()
+
+    async def say_nothing():
+        asked.set()
+        await asyncio.Event().wait()
+
+    async def fail_once_asked():
+        await asked.wait()
+        raise ServerLost("silent has weights default")
+
+    silent, other = Client("silent", pace=say_nothing, silence=fail_once_asked), Client("b")
+    taken, pool, _ = complete([silent, other])
+    assert taken == ALL
+    assert pool.lost == {"silent": "silent has weights default"}
 
 
 def test_without_servers_the_rest_stays_missing():

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import threading
 import time
 from importlib import util
@@ -368,6 +370,21 @@ def test_the_only_server_is_killed_and_started_again(servers, started, policy, t
     rest.join()
     assert_same(in_order(rollouts), wanted)
     servers[0].wait_until_ready()
+
+
+def test_no_process_of_a_server_outlives_grpox_serve(servers, started, policy, tokenizer):
+    generator = started(servers[0], retries=0)
+    synced(generator, policy, 1)
+    settings = sampling(min_completion_length=40, max_completion_length=41)
+    arriving = generator.generate(requests(tokenizer, *MORE_THAN_FIT), settings, 5)
+    next(arriving)  # its requests are open
+    everyone = servers[0].processes()
+    assert len(everyone) > 1
+    os.kill(servers[0].pid, signal.SIGKILL)
+    servers[0]._wait_for(everyone)
+    servers[0].start()
+    servers[0].wait_until_ready()
+    assert len(list(arriving)) == MORE_THAN_FIT[0] * MORE_THAN_FIT[1] - 1
 
 
 def assert_same(rollouts, wanted):

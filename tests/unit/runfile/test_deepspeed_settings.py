@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,20 @@ def test_settings_are_merged_at_every_depth() -> None:
     }
     assert given["steps_per_print"] == 5
     assert (given["train_batch_size"], given["gradient_accumulation_steps"]) == (16, 1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "config", "expected"),
+    [
+        (1, {}, sys.maxsize),
+        (2, {}, None),
+        (1, {"offload_param": "cpu"}, None),
+        (1, {"stage3_param_persistence_threshold": 7}, 7),
+    ],
+)
+def test_a_single_rank_keeps_its_weights_whole(ranks, config, expected):
+    zero = deepspeed_config(run_config(**config), ranks)["zero_optimization"]
+    assert zero.get("stage3_param_persistence_threshold") == expected
 
 
 def test_the_settings_of_the_run_are_not_changed() -> None:
