@@ -40,7 +40,6 @@ from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.policy.precision import dtype_here, prepare_cuda
 from grpox.policy.reference import BaseAsReference
-from grpox.runfile.checked import unchecked_message
 from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.differences import DTYPE, MICRO_BATCH, check_ranks
@@ -183,7 +182,6 @@ def open_run(
     ):
         _decide_automatic(run, world, resume)
         lock = lock_of(run)
-        _report_unchecked(run, world)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
         check_deepspeed(config)
         _check_determinism(run, world)
@@ -260,11 +258,6 @@ def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> None:
     if train.max_tokens_per_micro_batch == AUTO:
         on_gpu = tokens_on(AUTO, world.device.type == "cuda", divides_steps(run.components["loss"]))
         train.max_tokens_per_micro_batch = recorded.get(MICRO_BATCH, on_gpu)
-
-
-def _report_unchecked(run: ResolvedRun, world: World) -> None:
-    if world.is_main and (message := unchecked_message(run)):
-        logger.info("%s", message)
 
 
 @contextmanager

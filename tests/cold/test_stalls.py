@@ -84,6 +84,20 @@ def test_a_rank_that_vanishes_ends_the_other(tmp_path: Path) -> None:
     assert "Traceback" not in zero.stderr
 
 
+def test_each_survivor_says_how_to_go_on(tmp_path: Path) -> None:
+    """The lost rank may be rank 0, which otherwise speaks for all."""
+    score = "os._exit(7) if os.environ['RANK'] == '0' and trainer_state.global_step == 2 else 1.0"
+    (tmp_path / "mine.py").write_text(
+        "import os\n\n\ndef score(completions, trainer_state, **_):\n"
+        f"    return [{score} for _ in completions]\n"
+    )
+    mine = "rewards=[{path: mine.py:score, isolation: thread}]"
+    zero, one = run_of(tmp_path, 2, mine, "checkpoint.every=1", "train.max_steps=4")
+    assert (zero.code, one.code) == (7, 1)
+    assert "rank 1 lost another rank in phase 'gather'" in one.stderr
+    assert "to go on: grpox train --resume " in one.stderr
+
+
 def test_a_rank_that_stalls_is_named_and_ends_the_run(tmp_path: Path) -> None:
     watchdog = "watchdog={tell_after: 5, end_after: 25}"
     zero, one = run_of(tmp_path, 2, reward(tmp_path, "time.sleep(10_000)"), watchdog)
