@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from grpox.errors import RunFailed
+from grpox.errors import RankLost, RunFailed
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import Failure, World, run_and_gather
+from grpox.runtime.world import Failure, World, run_and_gather, translate_lost_ranks
 
 
 class SentParts(World):
@@ -47,3 +47,9 @@ def test_the_phase_is_named_where_there_is_one(phase: str | None, message: str) 
     with pytest.raises(RunFailed, match="KeyError"):
         run_and_gather(SentParts(1, 2, torch.device("cpu")), times, work)
     assert sent == [Failure(message)]
+
+
+def test_a_rank_that_is_lost_between_phases_is_told_so() -> None:
+    world = World(rank=0, size=2, device=torch.device("cpu"))
+    with pytest.raises(RankLost, match="in phase 'between phases'"), translate_lost_ranks(world, PhaseTimes()):
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:5")
