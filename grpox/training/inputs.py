@@ -37,7 +37,7 @@ from grpox.policy.models import (
     vocabulary_of,
 )
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards, check_rows
 from grpox.rollout.sampler import CompletionSampler, WeightSource
 from grpox.runfile.checks import declared_scope, parted_groups, stream_problems
 from grpox.runfile.model_options import media_problem
@@ -107,6 +107,7 @@ def open_prompts(
     prompts = _prompt_set(
         run, tokenizer, lambda: _training_rows(run, build or run.build), config.sampling, tools_of
     )
+    check_rows(run, OF_TRAINING, prompts)
     if config.evaluation is None:
         return prompts, {}
     return prompts, open_evaluation_prompts(run, tokenizer, config.evaluation, tools_of)
@@ -127,7 +128,9 @@ def open_evaluation_prompts(
         def rows() -> datasets.Dataset:
             return given[name] if name in given else _evaluation_rows(chosen, path_key(name))
 
-        return _prompt_set(run, tokenizer, rows, sampling, tools_of, data)
+        prompts = _prompt_set(run, tokenizer, rows, sampling, tools_of, data)
+        check_rows(run, OF_TRAINING if evaluation.rewards is None else OF_EVALUATION, prompts)
+        return prompts
 
     return {name: opened(name, chosen) for name, chosen in evaluation.named_sets.items()}
 
