@@ -196,7 +196,7 @@ def check_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], config: CodeConfig
         asking = pool.map(find_asking, asked.values(), repeat(config))
         empty = [name for name, each in zip(asked, asking, strict=False) if not any(each)]
     if empty:
-        yield f"{empty[0]} {EMPTY}; of the first {len(asked)} rows with tests {len(empty)} do"
+        yield f"{empty[0]} {EMPTY} ({len(empty)} of the first {len(asked)} rows with tests)"
 
 
 def _lines(text: str) -> list[str]:
