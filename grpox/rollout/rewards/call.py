@@ -163,15 +163,13 @@ async def _awaited(returned: Awaitable[Any], device: int | None) -> _Awaited:
 
 
 def _form_hint(error: BaseException, completions: Any) -> str:
-    """Explain the failure of a function that takes a text for messages."""
-    signs = "string ind", "'str' object"  # of completion[0]["content"] and completion[0].get("content")
+    """Explain the failure of a function that takes a text for messages, by ``[0]["content"]`` or ``.get``."""
     is_text = bool(completions) and isinstance(completions[0], str)
-    if not is_text or not isinstance(error, TypeError | AttributeError | IndexError):
-        return ""
-    hint = (
-        "; completions are strings here, because the prompts are: read completion, not completion[0]['content']"
-    )
-    return hint if any(sign in text_of(error) for sign in signs) else ""
+    if is_text and re.search(r"^string ind|^'str' object", text_of(error)):
+        return (
+            "; completions are strings here, as the prompts are: read completion, not completion[0]['content']"
+        )
+    return ""
 
 
 def _placed(at: str) -> str:

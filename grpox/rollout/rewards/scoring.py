@@ -206,15 +206,11 @@ class Unscored:
 
 
 def unscored(
-    prompts: PromptSet,
-    indices: Sequence[int],
-    rollouts: Sequence[Rollout],
-    rewards: Sequence[NamedReward] = (),
+    prompts: PromptSet, indices: Sequence[int], rollouts: Sequence[Rollout], rewards: Sequence[NamedReward] = ()
 ) -> Unscored:
     """Read the rows and decode the completions of `rollouts`; group g is that of the prompt at indices[g].
 
-    Args:
-        rewards: functions that may ask for facts about prompts.
+    Facts about prompts are read where one of `rewards` asks for them.
     """
     of_each, columns = prompts.rows([indices[rollout.group_id] for rollout in rollouts])
     completions = prompts.completions_of(rollouts)

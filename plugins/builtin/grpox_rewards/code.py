@@ -125,10 +125,10 @@ class Code:
             # By tests that ask nothing a completion gains only where it passes; the row is asked there alone.
             gains = any if self.config.partial else all
             passed = {row for row, verdict in zip(rows, judged, strict=True) if row and gains(verdict.passed)}
-            asking = dict(zip(passed, pool.map(find_asking, passed, repeat(self.config)), strict=False))
-        empty = [
-            name if not any(asking.get(row, [True])) else "" for row, name in zip(rows, names, strict=True)
-        ]
+            asking = {row: (True,) * len(row) for row in rows}
+            asking.update(zip(passed, pool.map(find_asking, passed, repeat(self.config)), strict=False))
+        scores = [self._score(verdict.passed, asking[row]) for verdict, row in zip(judged, rows, strict=True)]
+        empty = ["" if any(asking[row]) or not row else name for row, name in zip(rows, names, strict=True)]
         crashes = [verdict.crash for verdict in judged if verdict.crash]
         if log_metric is not None:
             log_metric("code/timeouts", sum(verdict.late for verdict in judged) / len(judged))
@@ -141,10 +141,7 @@ class Code:
         if crashes:
             note = "a process that judged code ended without a verdict, so the completion scored 0"
             self._warn("crash", f"{note} (code/crashes counts these): {crashes[0]}")
-        return [
-            self._score(verdict.passed, asking.get(row, (True,) * len(row)))
-            for verdict, row in zip(judged, rows, strict=True)
-        ]
+        return scores
 
     def _score(self, passed: list[bool], asking: Sequence[bool]) -> float | None:
         if not any(asking):

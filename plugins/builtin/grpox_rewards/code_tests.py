@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ FUNCTION = ("fn_name", "func_name", "function_name", "entry_point")
 """Keys with the name of the function to call; also within ``metadata`` (LiveCodeBench)."""
 TESTS = ("test_cases", "tests", "test_list", "test", "input_output")
 """Keys of the tests in a mapping with other facts."""
-ALIASES = {name: name[:-1] for name in ("inputs", "outputs")} | {"expected_output": "output"}
+INPUTS, OUTPUTS = ("inputs", "stdin"), ("outputs", "stdout", "expected_output")
+ALIASES = dict.fromkeys(INPUTS, "input") | dict.fromkeys(OUTPUTS, "output")
 WANTED = "Python statements, calls with arguments and results, or mappings with input and output, each a string"
 
 
@@ -43,7 +45,8 @@ def read_tests(row: Mapping[str, Any], column: str, name: str) -> tuple[Test, ..
     try:
         tests = list(_tests(value, _function_of(row)) if (value := row[column]) is not None else ())
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
-        raise TypeError(f"tests of {name} must be {WANTED}, not {value!r}"[:400]) from error
+        reason = f" ({error})" if type(error) is ValueError else ""
+        raise TypeError(f"tests of {name} must be {WANTED}{reason}, not {value!r}"[:400]) from error
     return tuple(sorted(tests, key=lambda test: isinstance(test, Pair)))
 
 
@@ -56,7 +59,14 @@ def _tests(value: Any, function: str) -> Iterator[Test]:
             if (inner := _literal(value)) is not value:
                 yield from _tests(inner, function)
             elif value.strip():
-                ast.parse(value)
+                imports = [
+                    each for each in ast.parse(value).body if isinstance(each, ast.Import | ast.ImportFrom)
+                ]
+                modules = {
+                    str(getattr(each, "module", n.name)).split(".")[0] for each in imports for n in each.names
+                }
+                if lacking := modules - {*sys.stdlib_module_names, "solution"}:
+                    raise ValueError(f"of Python's own modules and solution, not {min(lacking)}")
                 is_check = "def check(" in value and "\ncheck(" not in value  # HumanEval's, which nothing calls
                 yield f"{value}\ncheck({function})\n" if function and is_check else value
         case [*items]:

@@ -61,6 +61,7 @@ SHAPES: dict[str, Any] = {
     "JSON in a list": [json.dumps(each) for each in PAIRS],
     "JSON in JSON": json.dumps(json.dumps(PAIRS)),
     "a Python literal": repr(PAIRS),
+    "standard streams": [{"stdin": "1", "stdout": "2"}],
     "expected_output": [{"input": "1", "expected_output": "2"}],
     "MBPP": TESTS,
     "MBPP in JSON": '["assert f(1) == 2"]',
@@ -111,6 +112,8 @@ UNKNOWN = [
     [{"input": "1"}],
     '{"input": 1, "output": 2}',
     [["1", 2]],
+    "import numpy as np\nassert np.isclose(f(1), 2)",
+    "from candidate import f\nassert f(1) == 2",
 ]
 
 
