@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 
 FUNCTION = ("fn_name", "func_name", "function_name", "entry_point")
 """Keys with the name of the function to call; also within ``metadata`` (LiveCodeBench)."""
-TESTS = ("test_cases", "tests", "test_list", "test", "input_output")
-"""Keys of the tests in a mapping with other facts."""
+TESTS = (
+    *("test_cases", "tests", "test_list", "test", "input_output"),
+    *("public_tests", "private_tests", "generated_tests", "public_test_cases"),
+)
+"""Keys of tests in a mapping with other facts."""
 INPUTS, OUTPUTS = ("inputs", "stdin"), ("outputs", "stdout", "expected_output")
 ALIASES = dict.fromkeys(INPUTS, "input") | dict.fromkeys(OUTPUTS, "output")
 WANTED = "Python statements, calls with arguments and results, or mappings with input and output, each a string"
@@ -84,8 +87,8 @@ def _tests(value: Any, function: str) -> Iterator[Test]:
                 yield _pair_or_call(dict(zip(value, values, strict=True)), function, is_wrapped)
         case {"input": _, "output": _}:
             yield _pair_or_call(value, function)
-        case Mapping() if inner := [value[name] for name in TESTS if name in value]:
-            yield from _tests(inner[0], _function_of(value) or function)
+        case Mapping() if inner := [value[name] for name in TESTS if value.get(name)]:
+            yield from _tests(inner, _function_of(value) or function)
         case _:
             raise TypeError
 

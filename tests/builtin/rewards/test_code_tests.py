@@ -24,6 +24,7 @@ if __name__ == '__main__': print(int(sys.stdin.read()) + 1)
 WRONG = "def f(x): return 41\nclass Solution:\n    def f(self, x): return 41\nprint('nonsense')"
 PAIRS = [{"input": "1\n", "output": "2\n"}, {"input": "5\n", "output": "6\n"}]
 LISTS = {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6"]}
+COLUMNS = {"input": ["1\n", "5\n"], "output": ["2\n", "6\n"]}
 LIVE = {"input": "1", "output": "2", "testtype": "functional"}
 TESTS = ["assert f(1) == 2", "assert f(5) == 6"]
 PYTEST = (
@@ -50,7 +51,12 @@ SHAPES: dict[str, Any] = {
     "Eurus": json.dumps({"fn_name": "f", "inputs": [[1]], "outputs": [2]}),
     "SYNTHETIC-1, a call": {"type": "function_call", "fn_name": "f", "input": [1], "output": 2},
     "open-r1, wrapped": {"language": "python", "test_cases": [{"fn_name": None, **each} for each in PAIRS]},
-    "CodeContests": {"input": ["1\n", "5\n"], "output": ["2\n", "6\n"]},
+    "CodeContests": COLUMNS,
+    "CodeContests, two of its columns": {
+        "public_tests": COLUMNS,
+        "private_tests": COLUMNS,
+        "generated_tests": None,
+    },
     "columns of structs": {
         "fn_name": ["f", "f"],
         "input": [[1], [5]],
