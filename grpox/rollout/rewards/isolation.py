@@ -106,7 +106,7 @@ def reward_functions(run: ResolvedRun, key: str = OF_TRAINING) -> Iterator[list[
                 function.close()
 
 
-def check_rows(run: ResolvedRun, key: str, prompts: PromptSet) -> None:
+def check_scored_rows(run: ResolvedRun, key: str, prompts: PromptSet) -> None:
     """Check each row of the data that the functions under `key` of the run file score; of a stream the first.
 
     Raises:

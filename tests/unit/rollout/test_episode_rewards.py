@@ -26,7 +26,7 @@ from grpox.contracts import (
 from grpox.data.prompts import PromptSet
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.isolation import check_rows
+from grpox.rollout.rewards.isolation import check_scored_rows
 from grpox.rollout.rewards.lists import ListShape
 from grpox.rollout.rewards.messages import Blueprint
 from grpox.rollout.rewards.process import RewardProcess
@@ -197,7 +197,7 @@ def test_rows_are_checked_by_the_configs_of_rewards(logged: LoggedText) -> None:
         bound = {f"{key}[0]": SimpleNamespace(key=f"{key}[0]", label="f", config=Config(column=column))}
         run: Any = SimpleNamespace(components=bound)
         try:
-            check_rows(run, "rewards", data)
+            check_scored_rows(run, "rewards", data)
         except ConfigError as error:
             return [(problem.key, problem.nearest) for problem in error.problems]
         return []
