@@ -115,18 +115,17 @@ def check_scored_rows(run: ResolvedRun, key: str, prompts: PromptSet) -> None:
     problems: list[Problem] = []
     for bound in (each for each in run.components.values() if each.key.startswith(f"{key}[")):
         needs = getattr(bound.config, "reads_columns", ())
-        for name in (name for name in needs if name not in prompts.column_names):
+        nested = [name for name in needs if "." in name and name not in prompts.column_names]
+        for name in nested if prompts.stream is None else ():
             if all(row.get(name) is None for _, row in _rows(prompts, needs)):
                 first = next(_rows(prompts, ()))[1]
-                inner = [
-                    f"{n}.{part}" for n, value in first.items() if isinstance(value, dict) for part in value
-                ]
+                inner = [f"{n}.{part}" for n, v in first.items() if isinstance(v, dict) for part in v]
                 problems.append(column_problem(bound.label, name, [*first, *inner], bound.key, prompts.data))
-        for found in getattr(bound.config, "check_rows", lambda _: ())(_rows(prompts, needs)):
-            if isinstance(found, Problem):
-                problems.append(replace(found, key=join(bound.key, found.key)))
+        for finding in getattr(bound.config, "check_rows", lambda _: ())(_rows(prompts, needs)):
+            if isinstance(finding, Problem):
+                problems.append(replace(finding, key=join(bound.key, finding.key)))
             elif launch.rank() == 0:
-                get_logger(__name__).warning(f"reward '{bound.label}': {found}")
+                get_logger(__name__).warning(f"reward '{bound.label}': {finding}")
     if problems:
         raise ConfigError(problems)
 

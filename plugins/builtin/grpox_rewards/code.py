@@ -32,7 +32,7 @@ MEANINGS = {
     "network": "the network, other processes and signals",
     "files": "files that your user may read and write",
 }
-ASKED = 200
+FIRST_ROWS = 200
 """Number of rows whose tests are asked before a run."""
 EMPTY = (
     "has tests that ask nothing: any code would pass that defines their names, so the row has no score; "
@@ -115,10 +115,13 @@ class Code:
         """
         names = row_names or [f"the row of completion {place}" for place in range(len(completions))]
         known = [name for name in (self.config.column, *FUNCTION, "metadata") if name in columns]
-        rows = [
-            read_tests({each: columns[each][place] for each in known}, self.config.column, name)
-            for place, name in enumerate(names)
-        ]
+        rows: list[tuple[Test, ...]] = []
+        before = None
+        for place, name in enumerate(names):
+            row = {each: columns[each][place] for each in known}
+            # A group's completions share one row, whose tests may take megabytes.
+            rows.append(rows[-1] if row == before else read_tests(row, self.config.column, name))
+            before = row
         codes = [code_in(completion_text(completion)) for completion in completions]
         with ThreadPoolExecutor(self._processes) as pool:
             judged = list(pool.map(self._judge, codes, rows))
@@ -168,11 +171,14 @@ def code_in(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
+def _passed_by_stand_in(statements: tuple[str, ...], config: CodeConfig) -> list[bool]:
+    names = {*NAMES.findall("\n".join(statements))} - HIDDEN
+    return run_tests(STAND_IN % names, statements, config).passed if statements else []
+
+
 def find_asking(tests: tuple[Test, ...], config: CodeConfig) -> tuple[bool, ...]:
     """Return for each test False if `STAND_IN` passes it, which defines each name in it and prints nothing."""
-    statements = [test for test in tests if isinstance(test, str)]
-    names = {*NAMES.findall("\n".join(statements))} - HIDDEN
-    passed = iter(run_tests(STAND_IN % names, statements, config).passed if statements else ())
+    passed = iter(_passed_by_stand_in(tuple(test for test in tests if isinstance(test, str)), config))
     return tuple(
         not next(passed) if isinstance(test, str) else isinstance(test, Call) or bool(_lines(test.output))
         for test in tests
@@ -181,19 +187,19 @@ def find_asking(tests: tuple[Test, ...], config: CodeConfig) -> tuple[bool, ...]
 
 def check_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], config: CodeConfig) -> Iterator[Problem | str]:
     """Find the first row with tests of an unknown form, and tests that ask nothing in the first rows."""
-    asked: dict[str, tuple[Test, ...]] = {}
+    first: dict[str, tuple[Test, ...]] = {}
     for name, row in rows:
         try:
-            if (tests := read_tests(row, config.column, name)) and len(asked) < ASKED:
-                asked[name] = tests
+            if (tests := read_tests(row, config.column, name)) and len(first) < FIRST_ROWS:
+                first[name] = tests
         except TypeError as error:
             yield Problem(str(error), "column", given=config.column)
             return
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        asking = pool.map(find_asking, asked.values(), repeat(config))
-        empty = [name for name, each in zip(asked, asking, strict=False) if not any(each)]
+        asking = pool.map(find_asking, first.values(), repeat(config))
+        empty = [name for name, each in zip(first, asking, strict=False) if not any(each)]
     if empty:
-        yield f"{empty[0]} {EMPTY} ({len(empty)} of the first {len(asked)} rows with tests)"
+        yield f"{empty[0]} {EMPTY} ({len(empty)} of the first {len(first)} rows with tests)"
 
 
 def _lines(text: str) -> list[str]:

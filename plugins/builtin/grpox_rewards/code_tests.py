@@ -46,7 +46,7 @@ def read_tests(row: Mapping[str, Any], column: str, name: str) -> tuple[Test, ..
         TypeError: the tests of the row `name` have no known form.
     """
     try:
-        tests = list(_tests(value, _function_of(row)) if (value := row[column]) is not None else ())
+        tests = list(_tests(value, _function_of(row)) if (value := row.get(column)) is not None else ())
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         reason = f" ({error})" if type(error) is ValueError else ""
         raise TypeError(f"tests of {name} must be {WANTED}{reason}, not {value!r}"[:400]) from error
