@@ -395,8 +395,9 @@ class RewardFunction(Protocol):
     A function that names them also gets facts about episodes, N values each: `turns` (texts of the model's
     turns), `model_masks` (True for tokens that the model wrote), `tool_calls` (dicts with turn, name,
     arguments, content, failure and seconds), `environment_rewards` (parts by name, times the environment's
-    weight; a single number under ``""``; None: it abstained) and `environment_info`. ``**columns`` does not get
-    these.
+    weight; a single number under ``""``; None: it abstained), `environment_info`, `row_names` (names of the
+    data's rows, for messages) and `prompt_ends` (each prompt's last 32 tokens as the model reads them, as
+    text). ``**columns`` does not get these.
 
     A function or class with the attribute ``per: "token" | "turn" | "separator"`` returns a list of floats per
     completion instead (or None): one for each token, for each turn of the model, or for each part of the
@@ -408,6 +409,9 @@ class RewardFunction(Protocol):
 
     Its `Config` may have a method ``check_files() -> list[Problem]``, called while the run file is checked. It
     returns the input files and folders that the reward cannot use; a problem's key is the parameter's name.
+
+    It may also have a method ``check_rows(rows) -> Iterable[Problem | str]``, called before a run with the name
+    and the columns of each row. A problem refuses the row, and a string is a warning.
 
     ``uses_order: bool = False``, for tests: a completion's score depends on its place in the call.
     """

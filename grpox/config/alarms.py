@@ -14,6 +14,8 @@ with adapters instead the norm of the weights with their changes, relative to th
 sampled weights that a step has changed; and its number of samples with an advantage."""
 DIFFERS, SHARE = "alarms/differs/", "alarms/share/"
 """Beginnings of measures of a reward, before its label."""
+EMPTY_TESTS = "alarms/empty_tests/"
+"""Beginning of a measure of a row, before its name: the number of its completions without a score."""
 
 
 class AlarmsConfig(Section):
@@ -35,6 +37,8 @@ class AlarmsConfig(Section):
     """KL per token, `kl` or `kl_old`, above which it is a fault."""
     weights_blown_up: float | None = Field(5.0, gt=1)
     """Norm of the weights, adapters merged, relative to that before training, above which it is a fault."""
+    empty_tests: bool = True
+    """True: a row whose tests ask nothing is a fault, in the first step with one."""
     one_reward_decides: float | None = Field(0.999, gt=0.5, le=1)
     """Smallest share of one reward in the variance of the weighted rewards within groups that is a fault."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -52,7 +53,21 @@ def missing_columns(function: Callable[..., Any], columns: Iterable[str]) -> lis
 def lacking(needed: Iterable[str], columns: Iterable[str]) -> list[str]:
     """Select the names in `needed`, each once, that are neither columns nor arguments that grpox gives."""
     available = {*columns, *REWARD_ARGUMENTS, *EPISODE_ARGUMENTS}
-    return [name for name in dict.fromkeys(needed) if name not in available]
+    return [name for name in dict.fromkeys(needed) if not {name, name.partition(".")[0]} & available]
+
+
+def nested_columns(needed: Iterable[str], columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Read dotted names in `needed`, as ``reward_model.ground_truth``, within columns; None for no value."""
+    nested = {}
+    for name in needed:
+        first, *parts = name.split(".")
+        if name not in columns and first in columns:
+            nested[name] = [reduce(_part, parts, value) for value in columns[first]]
+    return nested
+
+
+def _part(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, Mapping) else None
 
 
 def column_problem(

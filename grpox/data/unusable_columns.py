@@ -9,7 +9,10 @@ from grpox.errors import Problem
 
 REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """Arguments that the core passes to a reward function; all others are columns of the data."""
-EPISODE_ARGUMENTS = ("turns", "model_masks", "tool_calls", "environment_rewards", "environment_info")
+EPISODE_ARGUMENTS = (
+    *("turns", "model_masks", "tool_calls", "environment_rewards", "environment_info"),
+    *("row_names", "prompt_ends"),
+)
 """Arguments that a reward function gets only if it names them. A column of such a name takes their place; a run
 with an environment or tools refuses it."""
 COLUMNS = ("image", "images", "audio", "audios", "video", "videos")

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpox.config.alarms import CHANGED, DIFFERS, GROWTH, LIVE, NORM_BEFORE, SHARE, AlarmsConfig
+from grpox.config.alarms import CHANGED, DIFFERS, EMPTY_TESTS, GROWTH, LIVE, NORM_BEFORE, SHARE, AlarmsConfig
 from grpox.runtime.files import as_strict_json, write_atomically
 
 FILE = "alarms.json"
@@ -64,6 +64,10 @@ ADVICE = {
         "compare rewards/<f>/std: scale the rewards to a similar size, change their weights, or use "
         "'advantage: {name: group, aggregation: normalize_then_sum}'; a reward that never differs may be wrong",
     ),
+    "empty_tests": (
+        "the tests of a row ask nothing, so the row has no score",
+        "let its tests assert results, and call what they define; grpox validate asks the first rows",
+    ),
 }
 """Name of an alarm -> its fault, and what to look at."""
 
@@ -79,7 +83,7 @@ class RaisedAlarm(BaseModel):
     value: float
     """Value of the last step that counted."""
     subject: str = ""
-    """Label of the reward that decides; empty for other alarms."""
+    """Label of the reward that decides, or name of a row; empty for other alarms."""
 
     def entry(self) -> dict[str, Any]:
         """Return the alarm as plain values for JSON; numbers that JSON lacks are strings."""
@@ -116,6 +120,8 @@ class Reading:
     value: float
     is_fault: bool
     subject: str = ""
+    steps: int | None = None
+    """Consecutive steps that raise the alarm; None: those of the config."""
 
 
 class Alarms:
@@ -136,7 +142,7 @@ class Alarms:
         for reading in [*self._of_rewards(metrics), *self._of_update(metrics)]:
             count = state.counts.get(reading.name, 0) + 1 if reading.is_fault else 0
             state.counts[reading.name] = count
-            if count >= self.config.steps and reading.name not in known:
+            if count >= (reading.steps or self.config.steps) and reading.name not in known:
                 raised.append(
                     RaisedAlarm(name=reading.name, step=step, value=reading.value, subject=reading.subject)
                 )
@@ -157,6 +163,9 @@ class Alarms:
         cut = metrics.get("completions/clipped_ratio")
         if cut is not None and config.all_truncated is not None:
             yield Reading("all_truncated", cut, cut >= config.all_truncated)
+        empty = next((name for name in metrics if name.startswith(EMPTY_TESTS)), "")
+        if empty and config.empty_tests:
+            yield Reading("empty_tests", metrics[empty], True, empty.removeprefix(EMPTY_TESTS), steps=1)
         yield from self._of_shares(metrics)
 
     def _is_solved(self, metrics: Mapping[str, float]) -> bool:

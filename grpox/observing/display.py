@@ -271,7 +271,9 @@ def _scores(scored: ScoredRollout) -> Text:
 
 def _with_extra(scored: ScoredRollout) -> Text:
     """Write a completion, and below it a line for each value that a reward function logged."""
-    extra = [f"{name}: {shortened(str(value), EXTRA_WIDTH)}" for name, value in scored.extra.items()]
+    extra = [
+        f"{name}: {shortened(str(value), EXTRA_WIDTH)}" for name, value in scored.extra.items() if value != ""
+    ]
     return Text("\n", overflow="fold").join([_completion(scored), *map(_plain, extra)])
 
 

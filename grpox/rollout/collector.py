@@ -7,6 +7,7 @@ that the order of completion changes nothing.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from grpox.config import SamplingConfig
+from grpox.config.alarms import EMPTY_TESTS
 from grpox.contracts import AdvantageScaler, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
@@ -244,6 +246,9 @@ class Collector:
         zero = batch.advantages == 0 if tokens is None else torch.tensor([not each.any() for each in tokens])
         groups = zero.reshape(-1, self.num_generations).all(dim=1)
         signals = {"alarms/no_advantage": float(groups.double().mean())}
+        extra = [item for row in (*batch.rows, *batch.dropped) for item in row.extra.items()]
+        empty = Counter(row for name, row in extra if name.endswith("/empty_tests") and row)
+        signals |= {f"{EMPTY_TESTS}{row}": float(count) for row, count in empty.items()}
         if self.signal == "functions":  # each reward is scaled by itself, so that none drowns another
             labels = []
         return signals | reward_signals(
@@ -321,7 +326,7 @@ class Scorer:
         return StreamingScorer(
             self.rewards,
             groups,
-            lambda rollouts: unscored(request.prompts, request.indices, rollouts),
+            lambda rollouts: unscored(request.prompts, request.indices, rollouts, self.rewards),
             state,
         )
 
@@ -339,7 +344,9 @@ class Scorer:
         """
         scored = None if streamed is None else streamed.result()
         if scored is None and rollouts:
-            scored = score_rows(self.rewards, unscored(request.prompts, request.indices, rollouts), state)
+            scored = score_rows(
+                self.rewards, unscored(request.prompts, request.indices, rollouts, self.rewards), state
+            )
         return self._at_tokens(scored or ScoredRows(), request.prompts)
 
     def _at_tokens(self, scored: ScoredRows, prompts: PromptSet) -> ScoredRows:

@@ -195,6 +195,7 @@ class RewardConformance(Conformance):
         ids = [tuple(1 + n % 7 for n in range(1 + min(len(str(text)), 63))) for text in completions]
         rollouts = [Rollout(0, place, (1,), each, "stop", 0) for place, each in enumerate(ids)]
         facts = episode_arguments(rollouts, [[completion_text(completion)] for completion in completions])
+        facts |= {"row_names": [f"row {place}" for place in range(count)], "prompt_ends": ["7?"] * count}
         return {
             "prompts": [copy.deepcopy(prompt) for _ in range(count)],
             "completions": list(completions),

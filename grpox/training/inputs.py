@@ -37,7 +37,7 @@ from grpox.policy.models import (
     vocabulary_of,
 )
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards, check_scored_rows
 from grpox.rollout.sampler import CompletionSampler, WeightSource
 from grpox.runfile.checks import declared_scope, parted_groups, stream_problems
 from grpox.runfile.model_options import media_problem
@@ -120,6 +120,7 @@ def open_evaluation_prompts(
 ) -> dict[str, PromptSet]:
     """Open and check the prompts of each set of the evaluation; raises ConfigError as `open_prompts`."""
     given, sampling = run.given.eval_datasets, sampling_of(evaluation, run.config.sampling)
+    rewards = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
 
     def opened(name: str, chosen: EvaluationSetConfig) -> PromptSet:
         data = f"the evaluation data of {name}" if name else "the evaluation data"
@@ -127,7 +128,7 @@ def open_evaluation_prompts(
         def rows() -> datasets.Dataset:
             return given[name] if name in given else _evaluation_rows(chosen, path_key(name))
 
-        return _prompt_set(run, tokenizer, rows, sampling, tools_of, data)
+        return _prompt_set(run, tokenizer, rows, sampling, tools_of, data, rewards)
 
     return {name: opened(name, chosen) for name, chosen in evaluation.named_sets.items()}
 
@@ -154,14 +155,17 @@ def _prompt_set(
     sampling: SamplingConfig,
     tools_of: ToolsOf | None,
     data: str = "the data",
+    rewards: str = OF_TRAINING,
 ) -> PromptSet:
     config, model = run.config, model_config(run)
     check_special_tokens(tokenizer, model, config.model.path)
     limit, vocabulary = PromptLimit.of_run(config.data, sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
-    return PromptSet(
+    prompts = PromptSet(
         rows(), column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes
     )
+    check_scored_rows(run, rewards, prompts)
+    return prompts
 
 
 def check_scope(run: ResolvedRun, loss: PolicyLoss | None = None) -> None:

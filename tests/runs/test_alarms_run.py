@@ -32,12 +32,14 @@ COMMON = ["evaluation=null", "train.max_steps=4", "train.per_device_train_batch_
 COMMON += ["train.num_generations=8", "train.warmup_steps=0", "tracking={}", "checkpoint.every=0"]
 CONSTANT, VARIED = "rewards=[{path: own.py:constant}]", "rewards=[{path: own.py:varied}]"
 TWO_STEPS = "alarms.steps=2"
+TESTS = "rewards=[{path: own.py:varied}, {name: code, column: about.tests}]"
 TWO = "rewards=[{path: own.py:varied, weight: 100}, {path: own.py:tiny}]"
 RUNS = {
     "flat": [CONSTANT, TWO_STEPS],
     "off": [CONSTANT, "alarms=off"],
     "cut": [VARIED, "sampling.max_completion_length=1", "train.mask_truncated_completions=true", TWO_STEPS],
     "static": [TWO, "train.learning_rate=1e-30", TWO_STEPS],
+    "empty": ["data.path=empty.jsonl", TESTS],
     "blown": [VARIED, "train.learning_rate=1", "train.beta=0.04", TWO_STEPS],
 }
 
@@ -51,11 +53,12 @@ for name, own in RUNS.items():
     callbacks = [Stops()] if name == "cut" else []
     train("quickstart", [*COMMON, *own, f"output_dir=runs/{name}"], callbacks=callbacks)
 """
-RUNS = ("flat", "off", "cut", "static", "blown")
+RUNS = ("flat", "off", "cut", "static", "empty", "blown")
 EXPECTED = {
     "flat": {"no_variance"},
     "cut": {"all_truncated", "no_gradient"},
     "static": {"policy_static", "one_reward_decides"},
+    "empty": {"empty_tests"},
     "blown": {"weights_blown_up", "kl_runaway", "entropy_gone"},
 }
 
@@ -65,6 +68,10 @@ def faulty(folder: Path) -> tuple[Path, str]:
     """The folder of the faulty runs, one after the other in one process, and their messages."""
     (folder / "own.py").write_text(REWARDS)
     (folder / "script.py").write_text(SCRIPT)
+    rows = [
+        {"prompt": f"{n}+12=", "about": {"tests": "2" if n == 11 else "assert False"}} for n in range(10, 14)
+    ]
+    (folder / "empty.jsonl").write_text("\n".join(map(json.dumps, rows)))
     done = run("script.py", cwd=folder)
     assert done.returncode == 0, done.stderr[-4000:]
     return folder / "runs", done.stderr + done.stdout
@@ -84,6 +91,9 @@ def test_a_run_with_a_fault_raises_its_alarms(faulty: tuple[Path, str], name: st
     assert EXPECTED[name] <= alarms.keys() <= EXPECTED[name] | beside
     if name == "cut":  # its callback ends it; the first alarm is the reason
         assert summary_of(runs / name)["stopped_early"] == {"step": 2, "reason": "all_truncated at step 2"}
+    if name == "empty":
+        assert alarms["empty_tests"]["subject"] == "row 1 (from 0) of the data"
+        assert "reward 'code': row 1 (from 0) of the data has tests that ask nothing" in told
     page = (runs / name / "report.html").read_text()
     # Two of the runs may raise one alarm at the same step.
     raised = Counter(

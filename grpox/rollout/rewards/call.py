@@ -121,7 +121,8 @@ class RewardCall:
     def fail_by(self, error: BaseException) -> None:
         """Count an exception as the function's own failure."""
         message = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
-        self._fail(f"raised {message}{_placed(raised_at(error, self.function))}", error)
+        hint = _form_hint(error, self._arguments.get("completions"))
+        self._fail(f"raised {message}{_placed(raised_at(error, self.function))}{hint}", error)
 
     def needs_main_thread(self) -> bool:
         """Tell whether a plain function failed by setting a signal handler, as math-verify's limit does."""
@@ -159,6 +160,16 @@ async def _awaited(returned: Awaitable[Any], device: int | None) -> _Awaited:
         return await returned, None
     except BaseException as error:  # noqa: BLE001 - told
         return None, error
+
+
+def _form_hint(error: BaseException, completions: Any) -> str:
+    """Explain the failure of a function that takes a text for messages, by ``[0]["content"]`` or ``.get``."""
+    is_text = bool(completions) and isinstance(completions[0], str)
+    if is_text and re.search(r"^string ind|^'str' object", text_of(error)):
+        return (
+            "; completions are strings here, as the prompts are: read completion, not completion[0]['content']"
+        )
+    return ""
 
 
 def _placed(at: str) -> str:

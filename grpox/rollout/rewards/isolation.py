@@ -6,10 +6,12 @@ import pickle
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpox.config import RewardRef, labels_of
-from grpox.errors import ConfigError, text_of
+from grpox.data.reward_signature import column_problem, nested_columns
+from grpox.errors import ConfigError, Problem, join, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
 from grpox.rollout.rewards.call import current_device
@@ -17,6 +19,8 @@ from grpox.rollout.rewards.messages import Blueprint
 from grpox.rollout.rewards.named import NamedReward
 from grpox.rollout.rewards.process import RewardProcess
 from grpox.rollout.rewards.scoring import column_problems
+from grpox.runtime import launch
+from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
     from grpox.data.prompts import PromptSet
@@ -100,6 +104,40 @@ def reward_functions(run: ResolvedRun, key: str = OF_TRAINING) -> Iterator[list[
         for function in functions:
             if isinstance(function, RewardProcess):
                 function.close()
+
+
+def check_scored_rows(run: ResolvedRun, key: str, prompts: PromptSet) -> None:
+    """Check each row of the data that the functions under `key` of the run file score; of a stream the first.
+
+    Raises:
+        ConfigError: no row has a nested column that a function reads, or a function's config refuses a row.
+    """
+    problems: list[Problem] = []
+    for bound in (each for each in run.components.values() if each.key.startswith(f"{key}[")):
+        needs = getattr(bound.config, "reads_columns", ())
+        nested = [name for name in needs if "." in name and name not in prompts.column_names]
+        for name in nested if prompts.stream is None else ():
+            if all(row.get(name) is None for _, row in _rows(prompts, needs)):
+                first = next(_rows(prompts, ()))[1]
+                inner = [f"{n}.{part}" for n, v in first.items() if isinstance(v, dict) for part in v]
+                problems.append(column_problem(bound.label, name, [*first, *inner], bound.key, prompts.data))
+        for finding in getattr(bound.config, "check_rows", lambda _: ())(_rows(prompts, needs)):
+            if isinstance(finding, Problem):
+                problems.append(replace(finding, key=join(bound.key, finding.key)))
+            elif launch.rank() == 0:
+                get_logger(__name__).warning(f"reward '{bound.label}': {finding}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _rows(prompts: PromptSet, needs: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and columns of each row, with the nested columns among `needs`."""
+    count = len(prompts) if prompts.stream is None else 1
+    for start in range(0, count, 1000):
+        indices = range(start, min(start + 1000, count))
+        for index, row in zip(indices, prompts.columns_of(indices), strict=True):
+            nested = nested_columns(needs, {name: [value] for name, value in row.items()})
+            yield prompts.place(index), row | {name: value for name, (value,) in nested.items()}
 
 
 def bind_rewards(

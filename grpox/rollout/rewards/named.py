@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from grpox.data.reward_signature import Signature
+from grpox.data.reward_signature import Signature, lacking, nested_columns
 from grpox.rollout.rewards.call import ByName, CallLog, RewardCall, own_copies
 from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.rollout.rewards.process import ProcessCall, RewardProcess
@@ -56,8 +56,9 @@ class NamedReward:
         """
         shape, known = self.lists, by_name or {}
         lengths = None if shape is None else lengths_of(shape, arguments, known.get("turns"))
-        wanted = {name: known[name] for name in self._asks if name in known and name not in arguments}
+        wanted = {name: known[name] for name in self.asks if name in known and name not in arguments}
         arguments = {**arguments, **wanted}
+        arguments |= nested_columns(self._needs, arguments)
         if isinstance(self.function, RewardProcess):
             return ProcessCall(self.function, arguments, count, lengths)
         assert self._signature is not None
@@ -66,17 +67,21 @@ class NamedReward:
         return RewardCall(self.function, copies, count, lengths, self._signature)
 
     @property
-    def _asks(self) -> frozenset[str]:
+    def asks(self) -> frozenset[str]:
+        """Facts about episodes and prompts that the function names."""
         if isinstance(self.function, RewardProcess):
             return self.function.ready.asks
         return frozenset() if self._signature is None else self._signature.facts
 
+    @property
+    def _needs(self) -> tuple[str, ...]:
+        if isinstance(self.function, RewardProcess):
+            return self.function.reads_columns
+        return () if self._signature is None else self._signature.needs
+
     def missing_columns(self, columns: Iterable[str]) -> list[str]:
         """Dataset columns that the function cannot do without and that `columns` lacks, in its own order."""
-        needs: Iterable[str] = () if self._signature is None else self._signature.needs
-        if isinstance(self.function, RewardProcess):
-            needs = self.function.reads_columns
-        return [name for name in needs if name not in {*columns}]
+        return lacking(self._needs, columns)
 
     @property
     def in_main_thread(self) -> bool:

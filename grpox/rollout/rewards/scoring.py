@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from grpox.data.prompts import PromptSet
 
+END_TOKENS = 32
+"""Number of tokens in an entry of the reward argument `prompt_ends`."""
 Logged = Mapping[str, Mapping[str, float]]
 """Metric name -> label of the reward function that logged it -> value."""
 
@@ -203,12 +205,22 @@ class Unscored:
     """Facts about episodes, N values each."""
 
 
-def unscored(prompts: PromptSet, indices: Sequence[int], rollouts: Sequence[Rollout]) -> Unscored:
-    """Read the rows and decode the completions of `rollouts`; group g is that of the prompt at indices[g]."""
+def unscored(
+    prompts: PromptSet, indices: Sequence[int], rollouts: Sequence[Rollout], rewards: Sequence[NamedReward] = ()
+) -> Unscored:
+    """Read the rows and decode the completions of `rollouts`; group g is that of the prompt at indices[g].
+
+    Facts about prompts are read where one of `rewards` asks for them.
+    """
     of_each, columns = prompts.rows([indices[rollout.group_id] for rollout in rollouts])
     completions = prompts.completions_of(rollouts)
     texts = whole_texts(prompts, rollouts, completions)
     facts = episode_arguments(rollouts, turn_texts(prompts, rollouts, texts))
+    asks = {name for reward in rewards for name in reward.asks}
+    if "row_names" in asks:
+        facts["row_names"] = [prompts.place(indices[rollout.group_id]) for rollout in rollouts]
+    if "prompt_ends" in asks:
+        facts["prompt_ends"] = prompts.prompt_texts([rollout.prompt_ids[-END_TOKENS:] for rollout in rollouts])
     return Unscored(rollouts, of_each, completions, columns, texts, facts)
 
 

@@ -3,7 +3,6 @@ process."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import itertools
 import json
@@ -12,17 +11,20 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress, repeat
 from pathlib import Path
 from typing import Any
 
 from grpox.contracts import Text, completion_text
-from grpox.errors import ConfigError
+from grpox.errors import ConfigError, Problem
 from grpox.runtime.child import Child, ChildFailed, ChildLate
 from grpox.runtime.logs import WarnOnce, get_logger
+from grpox_rewards.code_remote import HIDDEN
+from grpox_rewards.code_tests import FUNCTION, Call, Pair, Test, read_tests
 from grpox_rewards.configs import CodeConfig
 
 BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -30,6 +32,22 @@ MEANINGS = {
     "network": "the network, other processes and signals",
     "files": "files that your user may read and write",
 }
+FIRST_ROWS = 200
+"""Number of rows whose tests are asked before a run."""
+EMPTY = (
+    "has tests that ask nothing: any code would pass that defines their names, so the row has no score; "
+    "let them assert results, as in assert add(2, 3) == 5, or call what they define, as in check(add)"
+)
+NAMES = re.compile(r"\b(?!__)[^\W\d]\w*")
+STAND_IN = """
+class Nothing:
+    def __call__(self, *_, **__): return self.__class__()
+    def __getattr__(self, name):
+        if name[:2] == "__": raise AttributeError(name)
+        return self()
+globals().update((name, Nothing()) for name in %r)
+"""
+"""Program that defines names as objects which equal nothing, and whose results and attributes equal nothing."""
 JUDGE = Path(__file__).with_name("code_judge.py")
 GRACE_SECONDS = 5.0
 """Seconds added to the code's own time for the start of the interpreter, ten times what it needs."""
@@ -86,49 +104,64 @@ class Code:
         *,
         completions: Sequence[Text],
         log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list[str]], None] | None = None,
+        row_names: Sequence[str] = (),
         **columns: Any,
     ) -> list[float | None]:
-        """Return one score per completion; None for a row without tests.
+        """Return one score per completion; None for a row without tests, or whose tests ask nothing.
 
         Raises:
-            TypeError: the tests of a row have a form that the config does not support.
+            TypeError: the tests of a row have no known form.
         """
-        rows = [_checked(row) for row in columns[self.config.column]]
-        tests = [[test for test in row if not (isinstance(test, str) and _asks_nothing(test))] for row in rows]
-        if sum(map(len, tests)) < sum(map(len, rows)):
-            which = f"tests in column {self.config.column!r} that define functions but call none"
-            note = "count as no tests, because any code would pass; end each with a call, such as check(add)"
-            self._warn("nothing", f"{which} {note}")
+        names = row_names or [f"the row of completion {place}" for place in range(len(completions))]
+        known = [name for name in (self.config.column, *FUNCTION, "metadata") if name in columns]
+        rows: list[tuple[Test, ...]] = []
+        before = None
+        for place, name in enumerate(names):
+            row = {each: columns[each][place] for each in known}
+            # A group's completions share one row, whose tests may take megabytes.
+            rows.append(rows[-1] if row == before else read_tests(row, self.config.column, name))
+            before = row
         codes = [code_in(completion_text(completion)) for completion in completions]
         with ThreadPoolExecutor(self._processes) as pool:
-            judged = list(pool.map(self._judge, codes, tests))
+            judged = list(pool.map(self._judge, codes, rows))
+            # By tests that ask nothing a completion gains only where it passes; the row is asked there alone.
+            gains = any if self.config.partial else all
+            passed = {row for row, verdict in zip(rows, judged, strict=True) if row and gains(verdict.passed)}
+            asking = {row: (True,) * len(row) for row in rows}
+            asking.update(zip(passed, pool.map(find_asking, passed, repeat(self.config)), strict=False))
+        scores = [self._score(verdict.passed, asking[row]) for verdict, row in zip(judged, rows, strict=True)]
+        empty = ["" if any(asking[row]) or not row else name for row, name in zip(rows, names, strict=True)]
         crashes = [verdict.crash for verdict in judged if verdict.crash]
         if log_metric is not None:
             log_metric("code/timeouts", sum(verdict.late for verdict in judged) / len(judged))
             log_metric("code/crashes", len(crashes) / len(judged))
+            log_metric("code/empty_tests", sum(map(bool, empty)) / len(judged))
+        if any(empty):
+            self._warn("nothing", f"{max(empty)} {EMPTY}; code/empty_tests counts such rows")
+            if log_extra is not None:
+                log_extra("code/empty_tests", empty)
         if crashes:
             note = "a process that judged code ended without a verdict, so the completion scored 0"
             self._warn("crash", f"{note} (code/crashes counts these): {crashes[0]}")
-        return [self._score(verdict, len(wanted)) for verdict, wanted in zip(judged, tests, strict=True)]
+        return scores
 
-    def _score(self, verdict: Judgement, count: int) -> float | None:
-        if not count:
+    def _score(self, passed: list[bool], asking: Sequence[bool]) -> float | None:
+        if not any(asking):
             return None
-        share = sum(verdict.passed) / count
-        return share if self.config.partial else float(share == 1.0)
+        return sum(compress(passed, asking)) / sum(asking) if self.config.partial else float(all(passed))
 
-    def _judge(self, code: str, tests: Sequence[Any]) -> Judgement:
-        if tests and isinstance(tests[0], str):
-            return run_tests(code, list(tests), self.config)
-        passed: list[bool] = []
-        late, crash = False, ""
-        for pair in tests:
-            verdict = run_program(code, pair["input"], self.config)
-            passed.append(verdict.output is not None and _lines(verdict.output) == _lines(pair["output"]))
-            late, crash = late or verdict.late, crash or verdict.crash
-            if not self.config.partial and not passed[-1]:
-                break
-        return Judgement(passed, late=late, crash=crash)
+    def _judge(self, code: str, tests: Sequence[Test]) -> Judgement:
+        """Run tests until one fails; with `partial` run all."""
+        in_process = [test for test in tests if not isinstance(test, Pair)]
+        verdict = run_tests(code, in_process, self.config) if in_process else Judgement([])
+        passed, late, crash = [*verdict.passed], verdict.late, verdict.crash
+        for pair in (test for test in tests if isinstance(test, Pair)):
+            if self.config.partial or all(passed):
+                verdict = run_program(code, pair.input, self.config)
+                passed.append(verdict.output is not None and _lines(verdict.output) == _lines(pair.output))
+                late, crash = late or verdict.late, crash or verdict.crash
+        return Judgement([*passed, *[False] * (len(tests) - len(passed))], late=late, crash=crash)
 
 
 def code_in(text: str) -> str:
@@ -137,42 +170,36 @@ def code_in(text: str) -> str:
     return str(blocks[-1]) if blocks else text
 
 
-def _checked(row: Any) -> Sequence[Any]:
-    """Return the tests of a row: strings, or mappings with an input and an output."""
-    tests = [] if row is None else [row] if isinstance(row, str) else row
-    if isinstance(tests, Sequence):
-        if all(isinstance(test, str) for test in tests):
-            return [test for test in tests if test.strip()]
-        if all(isinstance(t, Mapping) and all(isinstance(t.get(k), str) for k in PAIR) for t in tests):
-            return tests
-    wanted = "a string, a list of strings, or a list of mappings with input and output, each a string"
-    raise TypeError(f"tests must be {wanted}, not {row!r}"[:300])
-
-
-PAIR = ("input", "output")
-
-
 @lru_cache(maxsize=4096)
-def _asks_nothing(test: str) -> bool:
-    """Return True for statements that any code would pass: they only define, like a file for pytest."""
-    try:
-        body = ast.parse(test).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return all(_only_defines(statement) for statement in body)
+def _passed_by_stand_in(statements: tuple[str, ...], config: CodeConfig) -> list[bool]:
+    names = {*NAMES.findall("\n".join(statements))} - HIDDEN
+    return run_tests(STAND_IN % names, statements, config).passed if statements else []
 
 
-def _only_defines(statement: ast.stmt) -> bool:
-    match statement:
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            return not statement.decorator_list
-        case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant()):
-            return True
-        case ast.If(ast.Compare(ast.Name("__name__"))):  # it is not "__main__"
-            return True
-        case ast.Assign(value=value):
-            return not any(isinstance(part, ast.Name | ast.Call | ast.Attribute) for part in ast.walk(value))
-    return False
+def find_asking(tests: tuple[Test, ...], config: CodeConfig) -> tuple[bool, ...]:
+    """Return for each test False if `STAND_IN` passes it, which defines each name in it and prints nothing."""
+    passed = iter(_passed_by_stand_in(tuple(test for test in tests if isinstance(test, str)), config))
+    return tuple(
+        not next(passed) if isinstance(test, str) else isinstance(test, Call) or bool(_lines(test.output))
+        for test in tests
+    )
+
+
+def check_rows(rows: Iterable[tuple[str, Mapping[str, Any]]], config: CodeConfig) -> Iterator[Problem | str]:
+    """Find the first row with tests of an unknown form, and tests that ask nothing in the first rows."""
+    first: dict[str, tuple[Test, ...]] = {}
+    for name, row in rows:
+        try:
+            if (tests := read_tests(row, config.column, name)) and len(first) < FIRST_ROWS:
+                first[name] = tests
+        except TypeError as error:
+            yield Problem(str(error), "column", given=config.column)
+            return
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        asking = pool.map(find_asking, first.values(), repeat(config))
+        empty = [name for name, each in zip(first, asking, strict=False) if not any(each)]
+    if empty:
+        yield f"{empty[0]} {EMPTY} ({len(empty)} of the first {len(first)} rows with tests)"
 
 
 def _lines(text: str) -> list[str]:
@@ -180,15 +207,16 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
-def run_tests(code: str, tests: list[str], config: CodeConfig) -> Judgement:
+def run_tests(code: str, tests: Sequence[str | Call], config: CodeConfig) -> Judgement:
     """Return which of `tests` pass after `code` has run, within the time and memory of `config`."""
-    verdict = _judged({"code": code, "input": None}, config, tests)
+    functions = [test.function for test in tests if isinstance(test, Call)]
+    verdict = _judged({"code": code, "input": None, "functions": functions}, config, tests)
     return Judgement(**{"passed": [False] * len(tests), **verdict})
 
 
 def run_program(code: str, text: str, config: CodeConfig) -> Judgement:
     """Return the output of the program `code` for the input `text`."""
-    return Judgement(**{"passed": [], **_judged({"code": code, "input": text}, config)})
+    return Judgement(**{"passed": [], **_judged({"code": code, "input": text, "functions": []}, config)})
 
 
 def _judged(about: dict[str, Any], config: CodeConfig, *more: Any) -> dict[str, Any]:

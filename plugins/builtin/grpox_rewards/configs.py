@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from string import Formatter
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -174,8 +175,9 @@ class CodeConfig(Parameters):
     """Parameters of code."""
 
     column: str = "tests"
-    """Dataset column with the tests: Python statements as a string or a list of strings, or a list of mappings
-    with ``input`` and ``output``. The reward abstains on rows with null or no tests."""
+    """Dataset column with the tests: Python statements, calls with their results, or input and output of a
+    program, in one of the [known forms](rewards.md#code). The reward abstains on rows with null, no tests, or
+    tests that ask nothing."""
     partial: bool = False
     """True: the score is the fraction of passed tests; false: 1 if all tests pass, else 0."""
     timeout_seconds: float = Field(5.0, gt=0)
@@ -187,6 +189,12 @@ class CodeConfig(Parameters):
     confinement: Literal["warn", "require"] = "warn"
     """Handling of a kernel that denies a part of the confinement: warn once, or refuse the run."""
 
+    def check_rows(self, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[Problem | str]:
+        """Find rows whose tests have an unknown form or ask nothing."""
+        from grpox_rewards.code import check_rows
+
+        return check_rows(rows, self)
+
 
 class MathConfig(Parameters):
     """Parameters of math."""
@@ -194,6 +202,8 @@ class MathConfig(Parameters):
     column: str = "answer"
     """Dataset column with the answer: a number, bare LaTeX, or text with an expression in $...$ or
     \\boxed{...}. The reward abstains on rows with null or without an expression."""
+    decimal_comma: bool = False
+    """True: a comma between digits is a decimal comma, and 3,14 is 3.14; dots before it part thousands."""
     timeout_seconds: float = Field(5.0, gt=0)
     """Time limit in seconds for one completion; a slower one scores 0 and counts in math/timeouts."""
 

@@ -33,11 +33,12 @@ class Cosine:
         completion_ids: Sequence[Sequence[int]],
         log_metric: Callable[[str, float], None] | None = None,
         model_masks: Sequence[Sequence[bool]] | None = None,
+        prompt_ends: Sequence[str] = (),
         **columns: Any,
     ) -> list[float | None]:
         """Return one score per completion; None if the judge of correctness abstains."""
-        answers = {self.config.column: columns[self.config.column]}
-        verdicts: list[float | None] = self._judge(completions=completions, log_metric=log_metric, **answers)
+        given = columns | {"completions": completions, "log_metric": log_metric, "prompt_ends": prompt_ends}
+        verdicts: list[float | None] = self._judge(**given)
         return [
             None if verdict is None else self._score(verdict > 0, len(ids))
             for verdict, ids in zip(verdicts, model_tokens(completion_ids, model_masks), strict=True)

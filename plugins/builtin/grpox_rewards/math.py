@@ -6,6 +6,7 @@ A long-lived process judges the completions; it is killed when one takes too lon
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -21,6 +22,8 @@ START_SECONDS = 120.0
 longer."""
 WORKER = Path(__file__).with_name("math_worker.py")
 
+DECIMAL = re.compile(r"(?<![\d.,])(\d+(?:\.\d{3})*)(?:,|\{,\})(\d+)(?![.,]?\d)")
+"""Number with a decimal comma; LaTeX writes 3{,}14."""
 SCORES = {"right": 1.0, "wrong": 0.0, "unreadable": None, "timeout": 0.0, "crash": 0.0}
 """Verdict -> score. The process replies with one of the first three; unreadable: the answer has no
 expression."""
@@ -56,6 +59,8 @@ class Math:
         *,
         completions: Sequence[Text],
         log_metric: Callable[[str, float], None] | None = None,
+        prompts: Sequence[Text] = (),
+        prompt_ends: Sequence[str] = (),
         **columns: Any,
     ) -> list[float | None]:
         """Return one score per completion; None if the answer is None or contains no expression.
@@ -65,9 +70,11 @@ class Math:
             RuntimeError: the judging process cannot be started.
         """
         answers = [answer_text(answer) for answer in columns[self.config.column]]
+        nothing = [""] * len(answers)
+        texts = map(outcome, map(completion_text, completions), prompts or nothing, prompt_ends or nothing)
         verdicts = [
-            "unreadable" if answer is None else self._judge(answer, completion_text(completion))
-            for completion, answer in zip(completions, answers, strict=True)
+            "unreadable" if answer is None else self._judge(answer, text)
+            for text, answer in zip(texts, answers, strict=True)
         ]
         if log_metric is not None:
             # Shares, because the metrics of several calls are averaged.
@@ -85,11 +92,30 @@ class Math:
         # mix.
         with child.in_use:
             try:
-                child.send(json.dumps({"answer": answer, "completion": completion}).encode())
+                texts = {"answer": answer, "completion": completion}
+                if self.config.decimal_comma:
+                    texts = {
+                        name: DECIMAL.sub(lambda number: f"{number[1].replace('.', '')}.{number[2]}", text)
+                        for name, text in texts.items()
+                    }
+                child.send(json.dumps(texts).encode())
                 return child.receive(time.monotonic() + self.config.timeout_seconds).decode()
             except ChildFailed as error:
                 self._child.stop()
                 return "timeout" if isinstance(error, ChildLate) else "crash"
+
+
+def outcome(completion: str, prompt: Text, end: str) -> str:
+    """Return what follows the last thought; nothing if a thought is not closed.
+
+    Args:
+        prompt: may end with a message that the model continues.
+        end: of the prompt as the model reads it, after the chat template.
+    """
+    _, closed, rest = completion.rpartition("</think>")
+    begun = completion_text(prompt[-1:]).rpartition("</think>")[2]  # empty where the last message is a user's
+    is_open = "<think>" in begun or end.rstrip().endswith("<think>")
+    return "" if "<think>" in rest or (is_open and not closed) else rest
 
 
 def answer_text(answer: Any) -> str | None:

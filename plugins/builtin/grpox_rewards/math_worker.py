@@ -35,6 +35,7 @@ def expressions(text: str) -> list[Any]:
 def answer_expressions(answer: str) -> list[Any]:
     """Return expressions like `expressions` does, from text that is only an answer and may be LaTeX without
     delimiters."""
+    answer = answer.replace("\\$", "")  # the sign of dollars, which marks no formula
     bare = not any(mark in answer for mark in DELIMITERS) and not PROSE.search(answer)
     parsed = expressions(f"${answer}$") if bare else []
     return parsed if _readable(parsed) else expressions(answer)

@@ -89,11 +89,6 @@ def test_a_row_without_tests_abstains_and_one_of_another_form_is_refused() -> No
 
 
 NOTHING = {
-    "a file for pytest": "import math\n\ndef test_add():\n    assert add(2, 3) == 5\n",
-    "a case of unittest": (
-        "import unittest\nclass Case(unittest.TestCase):\n    def test(self): self.assertEqual(add(2, 3), 5)\n"
-        "if __name__ == '__main__': unittest.main()\n"
-    ),
     "a check that nothing calls": (
         "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate(2, 3) == 5\n"
     ),
@@ -105,7 +100,7 @@ NOTHING = {
 def test_a_test_that_any_code_would_pass_is_none(name: str, logged: LoggedText) -> None:
     assert scores("no code", RIGHT, tests=[NOTHING[name]]) == [None, None]
     assert "any code would pass" in logged()
-    call = {"a file for pytest": "test_add()", "a check that nothing calls": "check(add)"}.get(name, TESTS[0])
+    call = {"a check that nothing calls": "check(add)"}.get(name, TESTS[0])
     assert scores("no code", RIGHT, tests=[f"{NOTHING[name]}\n{call}"]) == [0.0, 1.0]
     assert scores("no code", RIGHT, tests=[NOTHING[name], *TESTS]) == [0.0, 1.0]
 
@@ -583,7 +578,7 @@ def test_a_judge_that_dies_takes_the_code_with_it_and_the_completion_scores_0(
         [child] = judge.children()
         judge.kill()
         assert scored.result() == [0.0]
-    assert metrics == {"code/timeouts": 0.0, "code/crashes": 1.0}
+    assert metrics == {"code/timeouts": 0.0, "code/crashes": 1.0, "code/empty_tests": 0.0}
     assert "ended without a verdict" in logged()
     wait_until(lambda: not is_running(child.pid))
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ from typing import Any
 
 import datasets
 import pytest
+from support.logs import LoggedText
 
 from grpox.config import DataConfig, RunConfig
 from grpox.contracts import (
@@ -23,14 +24,15 @@ from grpox.contracts import (
     completion_text,
 )
 from grpox.data.prompts import PromptSet
-from grpox.errors import ConfigError, RunFailed
+from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.isolation import check_scored_rows
 from grpox.rollout.rewards.lists import ListShape
 from grpox.rollout.rewards.messages import Blueprint
 from grpox.rollout.rewards.process import RewardProcess
 from grpox.rollout.rewards.scoring import ScoredRows, as_one_call, score_rows, unscored
 from grpox.runfile.paths import _data_problems
-from grpox_rewards.configs import CosineConfig, EnvironmentConfig, LengthConfig, RepetitionConfig
+from grpox_rewards.configs import CosineConfig, EnvironmentConfig, ExactConfig, LengthConfig, RepetitionConfig
 from grpox_rewards.cosine import Cosine
 from grpox_rewards.environment import EnvironmentReward
 from grpox_rewards.repetition import Repetition
@@ -169,6 +171,43 @@ def test_facts_about_episodes_go_to_functions_that_name_them_and_to_no_others() 
     usual = {"prompts", "completions", "completion_ids", "answer", "trainer_state", "log_metric", "log_extra"}
     assert seen["others"] == usual
     assert set(seen["columns"]) == usual
+
+
+def test_facts_about_prompts_go_to_functions_that_name_them() -> None:
+    seen: dict[str, Any] = {}
+
+    def asks(row_names: Any, prompt_ends: Any, **_: Any) -> list[float]:
+        seen.update(row_names=row_names, prompt_ends=prompt_ends)
+        return [0.0, 0.0]
+
+    named = [NamedReward("f", asks)]
+    long = Rollout(0, 1, (1,) + (2,) * 32, (3, 4, 0), "stop", 0)
+    score_rows(named, unscored(prompts(), [0], [single(0), long], named), STATE)
+    assert seen == {"row_names": ["row 0 (from 0) of the data"] * 2, "prompt_ends": ["q", "b" * 32]}
+
+
+def test_rows_are_checked_by_the_configs_of_rewards(logged: LoggedText) -> None:
+    class Config(ExactConfig):
+        def check_rows(self, rows: Any) -> list[Problem | str]:
+            values = [(name, row[self.column]) for name, row in rows]
+            return [f"{name} is odd" if value == "odd" else Problem(name, "column") for name, value in values]
+
+    def check(column: str, key: str = "rewards") -> list[tuple[str, str]]:
+        data = prompts(about=[{"right": {"text": "odd"}, "style": None}])
+        bound = {f"{key}[0]": SimpleNamespace(key=f"{key}[0]", label="f", config=Config(column=column))}
+        run: Any = SimpleNamespace(components=bound)
+        try:
+            check_scored_rows(run, "rewards", data)
+        except ConfigError as error:
+            return [(problem.key, problem.nearest) for problem in error.problems]
+        return []
+
+    assert check("about.right.text") == []
+    assert "reward 'f': row 0 (from 0) of the data is odd" in logged()
+    assert check("answer") == [("rewards[0].column", "")]
+    assert check("about.rihgt")[0] == ("rewards[0]", "about.right")
+    assert check("about.style")[0] == ("rewards[0]", "about.style")
+    assert check("answer", "evaluation.rewards") == []
 
 
 def test_a_process_gets_the_facts_that_its_function_names(tmp_path: Path) -> None:

@@ -224,3 +224,42 @@ def test_a_coroutine_is_closed_when_another_function_raises():
         scored(makes, broken)
     with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
         kept[0].send(None)
+
+
+def test_a_dotted_name_reads_a_value_within_a_column():
+    class Reads:
+        reads_columns = ("model.truth.text", "a.b", "model.style")
+
+        def __call__(self, completions, **columns):
+            seen.update({name: columns[name] for name in self.reads_columns})
+            return [0.0] * len(completions)
+
+    seen = {}
+    rows = [{"truth": {"text": "7"}}, {"truth": {"text": None}, "style": "rule"}, {"truth": "7"}, None]
+    columns = {"model": rows, "a.b": [1, 2, 3, 4], "a": [{"b": 5}] * 4}
+    score([NamedReward("reads", Reads())], ["p"] * 4, ["c"] * 4, [[1]] * 4, columns)
+    assert seen == {
+        "model.truth.text": ["7", None, None, None],
+        "a.b": [1, 2, 3, 4],
+        "model.style": [None, "rule", None, None],
+    }
+    with pytest.raises(RunFailed, match=r"'reads' needs column 'model\.style', which the data lacks"):
+        score([NamedReward("reads", Reads())], ["p"], ["c"], [[1]], {"a": [{"b": 5}]})
+
+
+@pytest.mark.parametrize(
+    ("function", "is_chat_style"),
+    [
+        (lambda completions, **_: [len(each[0]["content"]) for each in completions], True),
+        (lambda completions, **_: [len(each[-1]["content"]) for each in completions], True),
+        (lambda completions, **_: [len(each[0].get("content")) for each in completions], True),
+        (lambda completions, **_: [len(each["content"]) for each in completions], True),
+        (lambda completions, **_: [1 / 0], False),
+        (lambda completions, **_: [{}["content"]], False),
+    ],
+)
+def test_a_function_for_messages_is_told_that_completions_are_strings(function, is_chat_style):
+    for first in ("c", "") if is_chat_style else ("c",):
+        with pytest.raises(RunFailed) as caught:
+            score([NamedReward("chat", function)], ["p"] * 2, [first, "d"], [[1]] * 2, {})
+        assert ("completions are strings here" in str(caught.value)) == is_chat_style
