@@ -79,7 +79,7 @@ class Draft:
         """List what is carried over, what differs and what is not carried, each with line, text and reason."""
         listed: dict[str, list[dict[str, Any]]] = {"carried": [], "differs": [], "not_carried": []}
         for row in self.rows:
-            text = row.given.shown if row.name == STATEMENT else f"{row.name}={row.given.shown}"
+            text = row.given.shown if row.name == STATEMENT else f"{row.name}={row.given.shown}".rstrip("=")
             key = {Verdict.DIFFERS: "differs", Verdict.UNREAD: "not_carried"}.get(row.verdict, "carried")
             entry = {"line": row.given.line, "text": text, "reason": row.message}
             listed["not_carried" if row.is_lost else key].append(entry)
@@ -195,7 +195,8 @@ def run_file_text(draft: Draft) -> str:
     lost = [row for row in draft.rows if row.is_lost]
     lines += ["# Not carried over:"] if lost else []
     for row in lost:
-        lines += _comment(f"{row.name} {plain(row.given.shown, 60)}: {row.message}", "#   ")
+        name = f"line {row.given.line}:" if row.name == STATEMENT else row.name
+        lines += _comment(f"{name} {plain(row.given.shown, 60)}: {row.message}", "#   ")
     for key in RunConfig.model_fields:
         lines += _block(draft, key)
     return "\n".join(lines) + "\n"

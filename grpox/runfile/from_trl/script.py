@@ -44,13 +44,12 @@ def read_script(text: str, path: Path, source: str) -> Setup:
     """
     try:
         tree = ast.parse(text)
-        script = _Script(tree, path, source)
+        return _Script(tree, path, source).read(text)
     except SyntaxError as error:
         where = f"{source}:{error.lineno}" if error.lineno else source
         raise ConfigError(f"not valid Python: {error.msg}", where=where) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"not valid Python: {error or 'nested too deeply'}", where=source) from error
-    return script.read(text)
 
 
 class _Script(Names):
@@ -103,10 +102,10 @@ class _Script(Names):
         """Collect the names of a class of TRL: its own, those of its variants, subclasses and aliases."""
         variant = re.compile(rf"(\w*GRPO\w*|RLOO){root.removeprefix('GRPO')}")
         used = self.imports | {n.attr: ("", "") for n in ast.walk(self.tree) if isinstance(n, ast.Attribute)}
-        found = (
+        related = (
             {name, original} for name, (_, original) in used.items() if variant.fullmatch(original or name)
         )
-        names = {root}.union(*found) - {""}
+        names = {root}.union(*related) - {""}
         for node in ast.walk(self.tree):
             match node:
                 case ast.ClassDef(name=name, bases=parts):
@@ -128,12 +127,12 @@ class _Script(Names):
             calls[call] = next(kind for pattern, kind in loaders if re.search(pattern, code(call.func)))
         of = {name: module.partition(".")[0] for name, (module, _) in self.imports.items()}
         kinds = {name: "library" for name in of if of[name] in STATEMENTS["libraries"]}
-        kinds |= dict.fromkeys(self.trainers, "class")
-        held = {given[name]: kind for name, kind in STATEMENTS["arguments"].items() if name in given}
-        held = {node: kind for node, kind in held.items() if not self.given(node).literal}
+        kinds |= dict.fromkeys(self.trainers, "class") | dict.fromkeys(self.configs, "args.")
+        arguments = {given[name]: kind for name, kind in STATEMENTS["arguments"].items() if name in given}
+        arguments = {node: kind for node, kind in arguments.items() if not self.given(node).literal}
         listed = [self.behind(given[name]) for name in STATEMENTS["carried"] if name in given]
         carried = {each.id for node in listed for each in ast.walk(node) if isinstance(each, ast.Name)}
-        return Statements(self.tree, calls, kinds, held, carried)
+        return Statements(self.tree, calls, kinds, arguments, carried)
 
     def read_variant(self, setup: Setup, calls: list[ast.Call]) -> None:
         """Report a trainer other than GRPOTrainer; RLOO's is carried over."""
