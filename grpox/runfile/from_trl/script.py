@@ -101,22 +101,17 @@ class _Script(Names):
     def descendants(self, root: str) -> set[str]:
         """Collect the names of a class of TRL: its own, those of its variants, subclasses and aliases."""
         variant = re.compile(rf"(\w*GRPO\w*|RLOO){root.removeprefix('GRPO')}")
-        used = self.imports | {n.attr: ("", "") for n in ast.walk(self.tree) if isinstance(n, ast.Attribute)}
-        related = (
-            {name, original} for name, (_, original) in used.items() if variant.fullmatch(original or name)
-        )
-        names = {root}.union(*related) - {""}
+        used = {(node.attr, node.attr) for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)}
+        used |= {(name, original or name) for name, (_, original) in self.imports.items()}
+        names = {root}.union(*(pair for pair in used if variant.fullmatch(pair[1])))
         for node in ast.walk(self.tree):
             match node:
                 case ast.ClassDef(name=name, bases=parts):
-                    pass
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.IfExp(body=one, orelse=other)):
-                    parts = [one, other]
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name() | ast.Attribute() as part):
-                    parts = [part]
-                case _:
-                    continue
-            names |= {name} if names.intersection(map(name_of, parts)) else set()
+                    names |= {name} if names.intersection(map(name_of, parts)) else set()
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+                    plain = (name_of(each) for each in parts if isinstance(each, ast.Name | ast.Attribute))
+                    names |= {name} if names.intersection(plain) else set()
         return names
 
     def statements(self, calls: dict[ast.AST, str], given: dict[str, ast.expr]) -> Statements:
