@@ -95,6 +95,12 @@ class _Script(Names):
         }
         for name, node in given.items():
             self.read_argument(setup, name, node)
+        tokenizer = self.behind(given.get("processing_class") or given.get("tokenizer") or ast.Constant(None))
+        if self.called(tokenizer) == "from_pretrained" and setup.model is not None and setup.model.literal:
+            paths = {self.given(path).shown for path in getattr(tokenizer, "args", ())[:1]}
+            if paths - {setup.model.shown}:  # the tokenizer of another folder
+                others = STATEMENTS["others"]["tokenizer"]
+                setup.statements.append((unread(tokenizer), Verdict.UNSUPPORTED, others))
         setup.statements += [(given, Verdict.UNSUPPORTED, reason) for given, reason in statements.lost(text)]
         return setup
 

@@ -40,9 +40,9 @@ class Statements:
         classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
         own = [each for each in classes if {"class", "args."} & set(map(self.kind, each.bases))]
         self.overrides = [n for each in own for n in each.body if not isinstance(n, ast.Pass | ast.Expr)]
-        # All arguments of the trainer but its model have rows of their own.
+        # The other arguments of the trainer than model and tokenizer have rows of their own.
         trainers = [node for node in nodes if isinstance(node, ast.Call) and calls.get(node) == "trainer"]
-        bodies: list[ast.AST] = [k for call in trainers for k in call.keywords if k.arg != "model"]
+        bodies: list[ast.AST] = [k for call in trainers for k in call.keywords if k.arg not in TABLE["loaded"]]
         bodies += self.overrides + [n for n in (*classes, *self.functions.values()) if n.name in carried]
         hidden = {each for body in bodies for each in ast.walk(body)}
         self.nodes = [node for node in nodes if node not in hidden]
