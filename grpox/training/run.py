@@ -51,6 +51,7 @@ from grpox.runtime.logs import get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import keep_freed_memory, quieten, seed_libraries
+from grpox.runtime.signals import first_signal_waits
 from grpox.runtime.watchdog import GRACE, Watchdog, enable_tcp_keepalive
 from grpox.runtime.world import World, on_every_rank, start_world, translate_lost_ranks
 from grpox.training.build import (
@@ -74,6 +75,7 @@ from grpox.training.trainer import Trainer
 from grpox.training.user_code import open_user_code
 
 logger = get_logger(__name__)
+FINISHING = "the steps are done: saving the model first; once more to end at once"
 
 
 def train_run(
@@ -111,7 +113,15 @@ class OpenRun:
 
     @translate_exits(FOREIGN)
     def train(self) -> dict[str, Any]:
-        """Take the remaining steps, save the model and write ``summary.json``; return its content."""
+        """Take the remaining steps, save the model and write ``summary.json``; return its content.
+
+        A signal that arrives during the last step or later is raised once the run is complete.
+        """
+        self.trainer.start()
+        with first_signal_waits(FINISHING if self.parts.world.is_main else ""):
+            return self._train()
+
+    def _train(self) -> dict[str, Any]:
         parts, trainer, summary = self.parts, self.trainer, self.summary
         config, context = parts.run.config, parts.context
         summary |= trainer.run() | trainer.checkpoints.summary()

@@ -31,7 +31,7 @@ from grpox.update.policy_update import PolicyUpdate
 
 Follow = Callable[[str, int, Mapping[str, float]], None]
 """Function of what happened (``step``, whose metrics rank 0 alone has, or ``evaluation``), step and metrics."""
-GOING_ON = "ending after this step, with a checkpoint; once more to end at once"
+GOING_ON = "ending after this step, with a checkpoint, or the model if it is the last; once more to end at once"
 
 
 @dataclass
@@ -65,7 +65,6 @@ class Trainer:
         if not self.state.evaluation:  # a run that goes on from its last step, not evaluated yet
             self.evaluate(self.policy.engine.steps)
         self.checkpoints.finish()
-        raise_if_signalled()  # before the model is saved
         assert self._train_seconds is not None
         return self.summary(self._train_seconds)
 
@@ -155,10 +154,13 @@ class Trainer:
         return stops or self.policy.engine.steps >= self.schedule.total_steps
 
     def stop_if_signalled(self, step: int) -> None:
-        """End all ranks after a checkpoint, if any rank has a signal; a collective between two steps."""
+        """End all ranks after a checkpoint, if any rank has a signal; a collective between two steps.
+
+        After the last step, the run is finished instead.
+        """
         with self.times.phase(WAITING):
             signals = self.world.gather([signalled()])
-        if any(signals):
+        if any(signals) and not self.ended:
             self.checkpoints.save(self.state, step, wait=True)
             raise_if_signalled()
             raise Terminated  # the signal came to another rank alone

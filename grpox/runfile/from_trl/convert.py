@@ -9,7 +9,7 @@ from typing import Any
 from grpox.config import RewardRef, RunConfig, Section
 from grpox.config.sampling import PREFIX
 from grpox.errors import ConfigError, nearest
-from grpox.runfile.from_trl.draft import Draft, Row, whole
+from grpox.runfile.from_trl.draft import STATEMENT, Draft, Row, whole
 from grpox.runfile.from_trl.fields import (
     FIELDS,
     GENERATION_KWARGS,
@@ -52,7 +52,8 @@ def convert(setup: Setup, folder: Path) -> Draft:
     _outputs(draft)
     if draft.problems:
         raise ConfigError(draft.problems)
-    draft.rows += [*_arguments(draft), *_fields(draft)]
+    statements = [Row(STATEMENT, *each) for each in draft.setup.statements]
+    draft.rows += [*_arguments(draft), *_fields(draft), *statements]
     return draft
 
 

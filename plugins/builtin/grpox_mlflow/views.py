@@ -19,7 +19,7 @@ from grpox.errors import ConfigError, Problem, nearest
 from grpox.toolkit import duration, pluralize
 from grpox_mlflow.followed import FollowedRun
 from grpox_mlflow.naming import CHANGED, KEY_TAG
-from grpox_mlflow.store import place_of
+from grpox_mlflow.store import page_of, place_of
 from grpox_mlflow.tracked import (
     EVALUATION,
     OF_RUN,
@@ -41,8 +41,6 @@ NINE_COLUMNS = 140
 """Width of a terminal below which the list of runs stacks its columns."""
 NARROW = 100
 """Width below which tables of metrics omit their lowest value."""
-LOCAL_UI = "http://127.0.0.1:5000"
-"""Address at which `mlflow ui` listens by default."""
 REPORT = "report.html"
 _WIDE, _SLIM = 24, 12
 """Widths of a curve in characters."""
@@ -282,10 +280,9 @@ def places(run: TrackedRun, uri: str) -> tuple[dict[str, str], str | None]:
     last = {"report": f"no {REPORT} here" if report is None else shown_path(report)}
     if not run.run_id:
         return last, None if report is None else report.as_uri()
-    page = place_of(uri, run.experiment_id, run.run_id)
-    if page.startswith("mlflow ui "):
-        served = place_of(LOCAL_UI, run.experiment_id, run.run_id)
-        return {"serve": page, "run": served, **last}, None if report is None else report.as_uri()
+    page, place = (of(uri, run.experiment_id, run.run_id) for of in (page_of, place_of))
+    if page != place:
+        return {"serve": place, "run": page, **last}, None if report is None else report.as_uri()
     return {"run": page, **last}, page if page.startswith("http") else None
 
 

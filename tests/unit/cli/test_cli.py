@@ -28,7 +28,7 @@ SURFACE = {
     "doctor": ["--help", "--json"],
     "eval": ["--completions", "--help", "--log-file", "--log-level", "--out", "config", "model", "overrides"],
     "export": ["--help", "--trust-remote-code", "checkpoint", "out_dir"],
-    "import-trl": ["--force", "--help", "--out", "setup"],
+    "import-trl": ["--force", "--help", "--json", "--out", "setup"],
     "init": [
         "--answer-column",
         "--data",
