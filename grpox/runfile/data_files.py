@@ -59,6 +59,20 @@ def look_at(path: Path, prompt_column: str = "", check: RowCheck | None = None) 
     return file
 
 
+def first_value(path: Path, column: str) -> object:
+    """Return the value of a column in the first row of a file that `look_at` can read; None without a file."""
+    if not path.is_file():
+        return None
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        return next(pyarrow.parquet.ParquetFile(path).iter_batches(1, columns=[column]))[0][0].as_py()
+    if path.suffix == ".csv":
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return next(csv.DictReader(file))[column]
+    return next(json_rows(path, LOOKED_AT))[1].get(column)
+
+
 def _json(path: Path, counted: bool, prompt_column: str, check: RowCheck | None) -> DataFile:
     columns = Columns()
     records, without, media, misfit = 0, "", "", None
