@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -70,6 +71,9 @@ class ModelConfig(Section):
     `train.chunked_logprobs`. With it, training does so in any case."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the tokenizer's chat template, used for conversational prompts."""
+    chat_date: Literal["auto"] | date = "auto"
+    """Date that the chat template writes as the present one: ``2026-11-26``. ``auto``: the day on which the run
+    begins, which a resume and an evaluation of the run keep."""
     init: dict[str, Any] = Field(default_factory=dict)
     """Arguments for transformers' `from_pretrained`: attn_implementation, revision, trust_remote_code, ..."""
     lora: LoraConfig | None = None
@@ -92,7 +96,12 @@ class DataConfig(Section):
     max_prompt_length: int | None = Field(None, ge=1)
     """Longest prompt in tokens; default: the model's context length minus max_completion_length."""
     long_prompts: Literal["refuse", "cut"] = "refuse"
-    """Handling of a longer prompt: refuse the run, naming the row, or cut tokens from the start."""
+    """Handling of a longer prompt: refuse the run, naming the row, or cut tokens behind its BOS."""
+    chat: bool = False
+    """Make each plain prompt a message of the user, for the chat template; completions are messages too."""
+    allow_special_tokens: bool = False
+    """Let the text of a special token in a message, such as ``<|im_end|>``, be that token: it can forge a turn.
+    Plain prompts may have special tokens in any case."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

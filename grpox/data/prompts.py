@@ -5,16 +5,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Rollout, Text
 from grpox.data.chat import ChatTemplate, Content, Schema, extended_prompt
+from grpox.data.encoding import CUT
 from grpox.data.row_stream import RowStream
 from grpox.data.token_texts import TokenTexts
 from grpox.data.unusable_columns import CURE, media_part, unusable_columns
 from grpox.errors import ConfigError, Problem, RunFailed, describe, nearest
 from grpox.runtime import launch
+from grpox.runtime.logs import WarnOnce, get_logger
 
 if TYPE_CHECKING:
     import datasets
@@ -29,6 +32,7 @@ CACHED_TOKENS = 2**26
 ToolsOfRow = Callable[[int], Sequence[Schema] | None]
 """Row -> schemas of the tools that the model may call there."""
 
+logger = get_logger(__name__)
 _BATCH = 1000
 _SHOW_PROGRESS_FROM = 50_000
 
@@ -49,6 +53,7 @@ class PromptSet:
         tools_of: called once with this set, returns a function: row -> schemas of the tools that the model may
             call there. They are listed in the row's prompt if prompts are messages. None: no row has tools.
         has_episodes: True for a run with an environment or tools, whose data has fewer names for columns.
+        day, chat, allow_special_tokens: `model.chat_date`, and the keys of `data`.
 
     Raises:
         ConfigError: the data has no row or no such column; a row has no prompt, or a prompt that is too long,
@@ -67,6 +72,9 @@ class PromptSet:
         vocabulary: int | None = None,
         tools_of: Callable[[PromptSet], ToolsOfRow] | None = None,
         has_episodes: bool = False,
+        day: date | str = "",
+        chat: bool = False,
+        allow_special_tokens: bool = False,
     ) -> None:
         self._rows = rows
         self.stream = rows if isinstance(rows, RowStream) else None
@@ -74,6 +82,10 @@ class PromptSet:
         self._prompt_column = prompt_column
         self._tokenizer = tokenizer
         self.chat = ChatTemplate(tokenizer, chat_template_kwargs)
+        self.chat.set_day(day)
+        self._makes_chat = chat
+        self._marked: Any = (lambda each: each) if allow_special_tokens else self.chat.encoding.marked
+        self._warn = WarnOnce(logger)
         self._limit = limit or PromptLimit(None)
         self.data = data
         """Name of the data in messages."""
@@ -82,7 +94,7 @@ class PromptSet:
         if not isinstance(rows, RowStream) and len(rows) == 0:
             raise ConfigError(f"{data} has no row", key="data")
         _check_columns(prompt_column, list(rows.column_names), data, has_episodes)
-        self.conversational = not isinstance(rows[0][prompt_column], str)
+        self.conversational = chat or not isinstance(rows[0][prompt_column], str)
         if problem := self._no_prompt(0, self.prompt(0)):
             raise ConfigError(problem)
         if self.conversational and not self.chat.exists:
@@ -104,8 +116,7 @@ class PromptSet:
 
     def prompt(self, index: int) -> Text:
         """Return the prompt as in the dataset, the form that reward functions receive."""
-        prompt: Text = self._rows[index][self._prompt_column]
-        return prompt
+        return self._prompt_of(self._rows[index])
 
     def row(self, index: int) -> dict[str, Any]:
         """Return a row with all its columns, the prompt too."""
@@ -113,22 +124,22 @@ class PromptSet:
 
     def text(self, index: int) -> str:
         """Return the prompt as one string, after the chat template."""
-        return self._rendered(index, self.prompt(index))
+        return self.texts([index])[0]
 
     def texts(self, indices: Sequence[int]) -> list[str]:
         """Return the prompts at `indices`, each as one string."""
         read = self._together(indices)
-        return [self._rendered(index, read[index][self._prompt_column]) for index in indices]
+        return [self._rendered(index, self._prompt_of(read[index])).replace(CUT, "") for index in indices]
 
     def token_ids(self, index: int) -> tuple[int, ...]:
         """Return the prompt as tokens; a chat template writes its own special tokens."""
         if index + 1 < len(self._ends):
             return tuple(self._ids[self._ends[index] : self._ends[index + 1]])
-        (ids,) = self._tokenised([self.text(index)])
-        return self._limit.shortened(ids)
+        (ids,) = self._tokenised([self._rendered(index, self.prompt(index))])
+        return self._shortened(ids)
 
     def extended_ids(self, index: int, content: Content) -> tuple[int, ...]:
-        """Return the tokens of a prompt with the answer of an environment's `reset` behind it.
+        """Return the tokens of a prompt with the answer of `reset`, marked by `Encoding`, behind it.
 
         Raises:
             RunFailed: the answer does not fit the prompt or the chat template, or together they are too long.
@@ -137,13 +148,13 @@ class PromptSet:
             return self.token_ids(index)
         reset = f"with what the environment's reset answered, the prompt of {self.place(index)}"
         try:
-            text = self._rendered(index, extended_prompt(self.prompt(index), content))
+            text = self._rendered(index, self.prompt(index), content)
         except ConfigError as error:
             raise RunFailed(f"{reset} cannot be written: {error}") from error
         (ids,) = self._tokenised([text])
         if problem := self._bad_length(index, len(ids)) or self._unknown_token(index, ids):
             raise RunFailed(f"{reset} is not valid: {problem}")
-        return self._limit.shortened(ids)
+        return self._shortened(ids)
 
     def tools(self, index: int) -> Sequence[Schema]:
         """Return the schemas of the tools that the model may call in a row."""
@@ -155,7 +166,7 @@ class PromptSet:
         An index may occur several times, once for each completion of its group; its row is read once.
         """
         read = self._together(indices)
-        prompts = [read[index][self._prompt_column] for index in indices]
+        prompts = [self._prompt_of(read[index]) for index in indices]
         return prompts, {name: [read[index].get(name) for index in indices] for name in self.column_names}
 
     def columns_of(self, indices: Sequence[int]) -> list[dict[str, Any]]:
@@ -217,9 +228,9 @@ class PromptSet:
             RunFailed: a row has no prompt, an empty one or one that is too long; the message names the row.
         """
         for index in indices:
-            problem = self._no_prompt(index, self._rows[index].get(self._prompt_column))
+            problem = self._no_prompt(index, self._prompt_of(self._rows[index]))
             if problem is None:
-                (ids,) = self._tokenised([self.text(index)])
+                (ids,) = self._tokenised([self._rendered(index, self.prompt(index))])
                 problem = self._bad_length(index, len(ids)) or self._unknown_token(index, ids)
             if problem is not None:
                 raise RunFailed(str(problem))
@@ -237,6 +248,7 @@ class PromptSet:
         """Check and tokenise all prompts, and store their tokens up to `CACHED_TOKENS`."""
         long: list[tuple[int, int]] = []
         for start, values in _batches(rows.select_columns([self._prompt_column]), self._prompt_column):
+            values = [self._prompt_of({self._prompt_column: value}) for value in values]
             for index, value in enumerate(values, start):
                 if problem := self._no_prompt(index, value):
                     raise ConfigError(problem)
@@ -246,7 +258,7 @@ class PromptSet:
                     raise ConfigError(problem)
                 if self._limit.exceeded(len(ids)) and not self._limit.cut:
                     long.append((index, len(ids)))
-                ids = self._limit.shortened(ids)
+                ids = self._shortened(ids)
                 if index + 1 == len(self._ends) and len(self._ids) + len(ids) <= CACHED_TOKENS:
                     self._ids.extend(ids)
                     self._ends.append(len(self._ids))
@@ -257,11 +269,32 @@ class PromptSet:
             raise ConfigError(self._limit.problem(self.place(index), length, further))
 
     def _tokenised(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        encoded = self._tokenizer(list(texts), add_special_tokens=not self.conversational)["input_ids"]
-        return [tuple(ids) for ids in encoded]
+        encoding = self.chat.encoding
+        encoded = encoding.ids(texts)
+        if self.conversational:
+            return encoded
+        opening, closing = encoding.added
+        twice = opening if any(ids[: len(opening)] == opening for ids in encoded) else ()
+        for added, what in ((closing, "get no {} at their end"), (twice, "have one {} at their beginning")):
+            if added and launch.rank_or_zero() == 0:
+                about = what.format(*self.prompt_texts([added]))
+                self._warn(what, f"plain prompts of {self.data} {about}, though the tokenizer adds one")
+        return [encoding.opened(ids) for ids in encoded]
 
-    def _rendered(self, index: int, prompt: Text) -> str:
-        text = self._as_text(index, prompt)
+    def _shortened(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        is_long = self._limit.cut and self._limit.exceeded(len(ids))
+        return self.chat.encoding.shortened(ids, self._limit.tokens or 0) if is_long else ids
+
+    def _prompt_of(self, row: Mapping[str, Any]) -> Text:
+        prompt: Text = row.get(self._prompt_column)  # type: ignore[assignment] # a missing one is refused
+        is_plain = self._makes_chat and isinstance(prompt, str) and prompt
+        return [{"role": "user", "content": prompt}] if is_plain else prompt
+
+    def _rendered(self, index: int, prompt: Text, content: Content = None) -> str:
+        """Return a prompt and the answer of `reset`, with the marks of `Encoding`."""
+        # A plain prompt may be rendered already: its special tokens are meant.
+        marked = prompt if isinstance(prompt, str) else self._marked(prompt)
+        text = self._as_text(index, extended_prompt(marked, content))
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -272,9 +305,8 @@ class PromptSet:
     def _as_text(self, index: int, prompt: Text) -> str:
         if isinstance(prompt, str):
             return prompt
-        tools = self.tools(index)
         try:
-            return self.chat.render(prompt, tools)
+            return self.chat.render(prompt, self._marked(self.tools(index)))
         except Exception as error:
             what = f"the chat template fails on {self.place(index)}: {describe(error)}"
             raise ConfigError(what, key="data.prompt_column", given=repr(prompt)[:200]) from error
@@ -384,10 +416,6 @@ class PromptLimit:
     def exceeded(self, length: int) -> bool:
         """Return True if a prompt of `length` tokens exceeds the limit."""
         return self.tokens is not None and length > self.tokens
-
-    def shortened(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the last `tokens` tokens of a prompt that is too long and may be cut."""
-        return ids[-self.tokens :] if self.cut and self.tokens is not None else ids
 
     def problem(self, row: str, length: int, further: str = "") -> Problem:
         """Describe the prompt of `row` (as ``row 3 (from 0) of the data``) as too long."""

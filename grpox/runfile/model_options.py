@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from grpox.config import LoraConfig, ModelConfig, TrainConfig
 from grpox.config.sampling import sampling_of
+from grpox.data.chat import PLAIN, is_unrendered
 from grpox.errors import Problem, nearest
 from grpox.runfile.checks import CheckContext
+from grpox.runfile.data_files import first_value
 from grpox.runtime.files import read_mapping
 
 INSTALL = "pip install 'grpox[lora]'"
@@ -130,6 +133,27 @@ def positions_of(folder: Path, init: Mapping[str, Any]) -> int | None:
             if isinstance(number := names.get(name), int):
                 return number
     return None
+
+
+def plain_prompts(context: CheckContext) -> Iterator[str]:
+    """Warn of plain prompts to which the template of a chat model is not applied."""
+    data, source = context.config.data, template_of(context.config.model)
+    if source and context.trains and not {"chat"} & data.model_fields_set | context.given.inputs:
+        yield from [PLAIN] * is_unrendered(first_value(Path(data.path or ""), data.prompt_column), source)
+
+
+def template_of(config: ModelConfig) -> str:
+    """Return the chat template in a model's folder, or in the hub's cache; empty if there is none."""
+    folder = Path(config.path)
+    if not folder.is_absolute():
+        from huggingface_hub import snapshot_download
+
+        with suppress(ValueError, OSError):
+            folder = Path(snapshot_download(config.path, local_files_only=True))
+    own = read_mapping(folder / "tokenizer_config.json").get("chat_template") or ""
+    with suppress(ValueError, OSError):
+        own = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    return str(config.chat_template_kwargs.get("chat_template") or own)
 
 
 def router_problems(context: CheckContext) -> Iterator[Problem]:

@@ -83,8 +83,9 @@ class RunEpisodes:
         if prompts not in self._tokens:
             every = {schema["function"]["name"]: schema for schemas in self._schemas for schema in schemas}
             has_parse = all(overrides(kind, "parse") for kind in self._classes)
-            longest = self._run.config.episodes.max_observation_tokens
-            self._tokens[prompts] = TurnTokens(prompts, list(every.values()), has_parse, longest)
+            episodes = self._run.config.episodes
+            longest, allows = episodes.max_observation_tokens, episodes.allow_special_tokens
+            self._tokens[prompts] = TurnTokens(prompts, list(every.values()), has_parse, longest, allows)
         return self._tokens[prompts]
 
     def check(self, *data: PromptSet) -> None:

@@ -322,7 +322,8 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
     seed_libraries(run.config.train.seed)
     key = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
     with reward_functions(run, key) as functions, open_episodes(run) as episodes, translate_exits(FOREIGN):
-        times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
+        times = PhaseTimes(generator=generator_settings(run))
+        tokenizer = open_tokenizer(run, world, functions)
         tools_of = None if episodes is None else episodes.tools_of
         prompts = open_evaluation_prompts(run, tokenizer, evaluation, tools_of)
         if episodes is not None:

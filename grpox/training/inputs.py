@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.config import EvaluationConfig, EvaluationSetConfig, RunConfig, SamplingConfig
+from grpox.config.inputs import AUTO
 from grpox.config.run import rewards_of
 from grpox.config.sampling import path_key, sampling_of
 from grpox.contracts import Capability, Generator, GeneratorContext, PolicyLoss
+from grpox.data.chat import PLAIN, ChatTemplate, is_unrendered
 from grpox.data.open_data import open_data, reason
 from grpox.data.prompts import PromptLimit, PromptSet, ToolsOfRow
 from grpox.data.row_stream import RowStream
@@ -42,12 +45,16 @@ from grpox.rollout.sampler import CompletionSampler, WeightSource
 from grpox.runfile.checks import declared_scope, parted_groups, stream_problems
 from grpox.runfile.model_options import media_problem
 from grpox.runtime.foreign_code import call, translate_exits
+from grpox.runtime.launch import rank_or_zero
+from grpox.runtime.logs import get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank
 
 if TYPE_CHECKING:
     from grpox.rollout.episodes.waves import EpisodeLoop
     from grpox.runfile.load import ResolvedRun
+
+logger = get_logger(__name__)
 
 ToolsOf = Callable[[PromptSet], ToolsOfRow]
 """Data -> function: row -> schemas of the tools that the model may call there."""
@@ -73,14 +80,27 @@ def open_reference(run: ResolvedRun, model: PreTrainedModel) -> PreTrainedModel:
     return load_model(run.config.model) if run.given.model is None else copy.deepcopy(model)
 
 
-def open_tokenizer(run: ResolvedRun) -> PreTrainedTokenizerBase:
-    """Return the tokenizer; EOS pads in a copy of a Python argument without padding token."""
-    tokenizer = run.given.tokenizer
+def open_tokenizer(
+    run: ResolvedRun, world: World | None = None, functions: Sequence[Any] = (), day: date | None = None
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer; EOS pads in a copy of a Python argument without padding token.
+
+    Args:
+        world: fix `model.chat_date` where a chat template of the run writes it; a collective.
+        day: the date of the run that is resumed.
+    """
+    model, tokenizer = run.config.model, run.given.tokenizer
     if tokenizer is None:
-        return load_tokenizer(run.config.model)
+        tokenizer = load_tokenizer(model)
     if tokenizer.pad_token_id is None:
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.pad_token = tokenizer.eos_token
+    templates = [ChatTemplate(tokenizer, model.chat_template_kwargs)]
+    templates += [each.chat for each in functions if isinstance(getattr(each, "chat", None), ChatTemplate)]
+    if world is not None and model.chat_date == AUTO and any(each.writes_today for each in templates):
+        [model.chat_date] = world.gather([day or date.today()] if world.is_main else [])
+    for each in templates:
+        each.set_day(model.chat_date)
     return tokenizer
 
 
@@ -107,6 +127,9 @@ def open_prompts(
     prompts = _prompt_set(
         run, tokenizer, lambda: _training_rows(run, build or run.build), config.sampling, tools_of
     )
+    is_unsaid = PLAIN not in run.warnings and "chat" not in config.data.model_fields_set
+    if is_unsaid and rank_or_zero() == 0 and is_unrendered(prompts.prompt(0), prompts.chat.source):
+        logger.warning("%s", PLAIN)
     if config.evaluation is None:
         return prompts, {}
     return prompts, open_evaluation_prompts(run, tokenizer, config.evaluation, tools_of)
@@ -161,8 +184,9 @@ def _prompt_set(
     check_special_tokens(tokenizer, model, config.model.path)
     limit, vocabulary = PromptLimit.of_run(config.data, sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
+    own = (config.model.chat_date, config.data.chat, config.data.allow_special_tokens)
     prompts = PromptSet(
-        rows(), column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes
+        rows(), column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, *own
     )
     check_scored_rows(run, rewards, prompts)
     return prompts

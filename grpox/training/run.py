@@ -31,7 +31,7 @@ from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.alarms import write_alarms
 from grpox.observing.machine_metrics import machine_metrics
 from grpox.observing.observers import Observers
-from grpox.observing.record import began, finished, git_commit, recorded_choices, versions
+from grpox.observing.record import STARTED, began, finished, git_commit, recorded_choices, versions
 from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.adapter_folder import save_adapter
 from grpox.policy.deepspeed_config import check_deepspeed
@@ -42,7 +42,7 @@ from grpox.policy.precision import dtype_here, prepare_cuda
 from grpox.policy.reference import BaseAsReference
 from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
-from grpox.runfile.lock.differences import DTYPE, MICRO_BATCH, check_ranks
+from grpox.runfile.lock.differences import CHAT_DATE, DTYPE, MICRO_BATCH, check_ranks
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runtime.determinism import check_determinism, prepare_determinism
 from grpox.runtime.files import as_strict_json, restrict_umask, write_atomically, write_error_message
@@ -68,6 +68,7 @@ from grpox.training.inputs import (
     generator_context,
     open_generator,
     open_model,
+    open_tokenizer,
     provides,
     start_sampler,
 )
@@ -190,7 +191,11 @@ def open_run(
         open_user_code(run) as code,
         translate_exits(FOREIGN),
     ):
-        _decide_automatic(run, world, resume)
+        recorded = _decide_automatic(run, world, resume)
+        day = recorded.get(
+            CHAT_DATE, recorded.get(STARTED)
+        )  # the second: recorded without a date, by an old run
+        tokenizer = open_tokenizer(run, world, (*code.rewards, *code.of_evaluation), day)
         lock = lock_of(run)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
         check_deepspeed(config)
@@ -201,7 +206,7 @@ def open_run(
         _tell(world, "reading the data: %s", config.data.path or "the dataset's rows")
         times = PhaseTimes(generator=generator_settings(run))
         components = RunComponents(run, lock, world, times)
-        inputs = TrainInputs.open(run, world, components, code)
+        inputs = TrainInputs.open(run, world, components, code, tokenizer)
         if resume and (done := finished(config, inputs.schedule.total_steps)):
             _say_complete(config, done, world)
             yield done
@@ -255,10 +260,10 @@ def _push(config: RunConfig, summary: dict[str, Any]) -> None:
         logger.info("pushed to %s", address)
 
 
-def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> None:
+def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> Mapping[str, Any]:
     """Replace ``auto`` by the precision and the size of micro-batches that the run has; a collective.
 
-    A resumed run keeps those that it began with, also on other devices.
+    A resumed run keeps those that it began with, also on other devices. They are returned.
     """
     model, train = run.config.model, run.config.train
     reads = resume and world.is_main
@@ -268,6 +273,7 @@ def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> None:
     if train.max_tokens_per_micro_batch == AUTO:
         on_gpu = tokens_on(AUTO, world.device.type == "cuda", divides_steps(run.components["loss"]))
         train.max_tokens_per_micro_batch = recorded.get(MICRO_BATCH, on_gpu)
+    return recorded
 
 
 @contextmanager

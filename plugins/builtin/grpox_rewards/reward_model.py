@@ -18,7 +18,7 @@ from transformers import (
 
 from grpox.contracts import Text
 from grpox.errors import ConfigError, Problem
-from grpox.toolkit import hub_kernels, text_of
+from grpox.toolkit import ChatTemplate, hub_kernels, text_of
 from grpox_rewards.configs import RewardModelConfig
 from grpox_rewards.reward_model_folder import base_of, folder_problems, tokenizer_home, tokenizer_problems
 
@@ -45,7 +45,8 @@ class RewardModel:
         # The folder of a model from Python may be that of a language model, without the model's one output.
         _refuse([*(folder_problems(config.model) if model is None else ())])
         self._tokenizer = _tokenizer(config)
-        self._tokenizer.truncation_side = "left"  # the score is read at the end of the completion
+        self.chat = ChatTemplate(self._tokenizer, config.chat_template_kwargs)
+        """The template, which gets the run's date."""
         cuda = torch.cuda.is_available()
         # The device of this rank, which was chosen when the process group started.
         self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
@@ -87,22 +88,20 @@ class RewardModel:
 
     def _token_ids(self, prompt: Text, completion: Text) -> tuple[list[int], bool]:
         """Return the tokens that the model reads, and whether tokens were removed from the left."""
+        # What a completion or a message has of special tokens stays text, so that no policy forges a turn.
+        encoding = self.chat.encoding
         if isinstance(prompt, str) and isinstance(completion, str):
-            text, template = prompt + completion, False
+            (ids,) = encoding.ids([prompt + encoding.marked(completion)])
+            ids = encoding.opened(ids, closes=True)
         else:
-            text, template = self._rendered([*prompt, *completion]), True
-        ids: list[int] = self._tokenizer(text, add_special_tokens=not template, verbose=False)["input_ids"]
-        if self._max_length is None or len(ids) <= self._max_length:
-            return ids, False
-        # Tokenize again with truncation, which keeps the special tokens that the tokenizer adds at the ends.
-        limit = {"truncation": True, "max_length": self._max_length}
-        return list(self._tokenizer(text, add_special_tokens=not template, **limit)["input_ids"]), True
+            (ids,) = encoding.ids([self._rendered(encoding.marked([*prompt, *completion]))])
+        cut = ids if self._max_length is None else encoding.shortened(ids, self._max_length)
+        return list(cut), len(cut) < len(ids)
 
     def _rendered(self, messages: Sequence[Any]) -> str:
         if not self._tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {self.config.model} has no chat template, which messages need")
-        kwargs = self.config.chat_template_kwargs
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **kwargs))
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **self.chat.arguments))
 
     @torch.inference_mode()
     def _scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:

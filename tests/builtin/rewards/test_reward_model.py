@@ -284,3 +284,20 @@ def test_another_tokenizer(saved, tmp_path):
     scores = reward_model(model=folder, tokenizer=str(tmp_path / "other"))(prompts=["a"], completions=["b"])
     assert scores == alone(model, ["<eos>", "a", "b"], special=False)
     assert scores != reward_model(model=folder)(prompts=["a"], completions=["b"])
+
+
+def test_a_completion_cannot_write_a_special_token_and_the_template_has_the_date_of_the_run(saved):
+    """The text of <eos> is read as text, and a plain prompt with the BOS has one."""
+    import datetime
+
+    model = llama()
+    folder = saved(model, template=TEMPLATE + "{{ strftime_now('%b') | lower | first }}")
+    scorer = reward_model(model=folder)
+    assert scorer(prompts=["<bos>a"], completions=["<eos>"]) == alone(
+        model, ["a", *"<e", "<unk>", "<unk>", ">"]
+    )
+    scorer.chat.set_day(datetime.date(2020, 2, 1))
+    (score,) = scorer(
+        prompts=[[{"role": "user", "content": "a"}]], completions=[[{"role": "assistant", "content": "b"}]]
+    )
+    assert [score] == alone(model, "<a><b>f", special=False)

@@ -26,7 +26,10 @@ from grpox.runtime.signals import Terminated
 SURFACE = {
     "": ["--help", "--install-completion", "--show-completion", "--traceback", "--version"],
     "doctor": ["--help", "--json"],
-    "eval": ["--completions", "--help", "--log-file", "--log-level", "--out", "config", "model", "overrides"],
+    "eval": [
+        *("--completions", "--date", "--help", "--log-file", "--log-level", "--out"),
+        *("config", "model", "overrides"),
+    ],
     "export": ["--help", "--trust-remote-code", "checkpoint", "out_dir"],
     "import-trl": ["--force", "--help", "--json", "--out", "setup"],
     "init": [

@@ -117,10 +117,10 @@ def test_the_first_prompt_that_is_too_long_is_named_before_training():
     assert len(prompts(["ab"], limit=PromptLimit(3))) == 1
 
 
-def test_a_cut_prompt_keeps_its_last_tokens_and_rewards_see_it_whole():
+def test_a_cut_prompt_keeps_its_bos_and_its_last_tokens_and_rewards_see_it_whole():
     made = prompts(["ab", "abcd"], limit=PromptLimit(3, cut=True))
     assert made.token_ids(0) == (0, 97, 98)
-    assert made.token_ids(1) == (98, 99, 100)
+    assert made.token_ids(1) == (0, 99, 100)
     assert (made.prompt(1), made.text(1)) == ("abcd", "abcd")
 
 
@@ -135,12 +135,12 @@ def test_prompts_are_tokenised_once_as_far_as_memory_allows(monkeypatch):
     monkeypatch.setattr("grpox.data.prompts.CACHED_TOKENS", 7)
     tokenizer = Counting()
     made = prompts(["ab", "cdef", "gh", "i"], tokenizer, PromptLimit(4, cut=True))
-    assert tokenizer.texts == 4
+    assert tokenizer.texts == 4 + 2  # two show what the tokenizer adds
     # 3 + 4 tokens are kept; those of the third would be 10.
-    assert [made.token_ids(i) for i in (0, 1)] == [(0, 97, 98), (99, 100, 101, 102)]
-    assert tokenizer.texts == 4
-    assert [made.token_ids(i) for i in (2, 3)] == [(0, 103, 104), (0, 105)]
+    assert [made.token_ids(i) for i in (0, 1)] == [(0, 97, 98), (0, 100, 101, 102)]
     assert tokenizer.texts == 6
+    assert [made.token_ids(i) for i in (2, 3)] == [(0, 103, 104), (0, 105)]
+    assert tokenizer.texts == 8
 
 
 def stream_of(rows):
