@@ -93,6 +93,9 @@ class DataConfig(Section):
     """Longest prompt in tokens; default: the model's context length minus max_completion_length."""
     long_prompts: Literal["refuse", "cut"] = "refuse"
     """Handling of a longer prompt: refuse the run, naming the row, or cut tokens from the start."""
+    continue_final_message: bool = False
+    """Prompts may end with a message of the assistant, which the model goes on with. It belongs to the prompt:
+    it is not trained on, and reward functions get the completion without it. False: such rows are refused."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grpox.contracts import Rollout, Text
-from grpox.data.chat import ChatTemplate, Content, Schema, extended_prompt
+from grpox.contracts import Message, Rollout, Text
+from grpox.data.chat import Content, Schema, extended_prompt
+from grpox.data.checked_messages import ALIASES, CheckedTemplate, LostMessage, advice, without_nulls
 from grpox.data.row_stream import RowStream
 from grpox.data.token_texts import TokenTexts
-from grpox.data.unusable_columns import CURE, media_part, unusable_columns
+from grpox.data.unusable_columns import CURE, OF_TEMPLATE, media_part, unusable_columns
 from grpox.errors import ConfigError, Problem, RunFailed, describe, nearest
 from grpox.runtime import launch
 
@@ -49,6 +52,7 @@ class PromptSet:
         tools_of: called once with this set, returns a function: row -> schemas of the tools that the model may
             call there. They are listed in the row's prompt if prompts are messages. None: no row has tools.
         has_episodes: True for a run with an environment or tools, whose data has fewer names for columns.
+        continues: `data.continue_final_message`.
 
     Raises:
         ConfigError: the data has no row or no such column; a row has no prompt, or a prompt that is too long,
@@ -67,13 +71,15 @@ class PromptSet:
         vocabulary: int | None = None,
         tools_of: Callable[[PromptSet], ToolsOfRow] | None = None,
         has_episodes: bool = False,
+        continues: bool = False,
     ) -> None:
         self._rows = rows
         self.stream = rows if isinstance(rows, RowStream) else None
         """Rows of a stream; None for a dataset."""
         self._prompt_column = prompt_column
         self._tokenizer = tokenizer
-        self.chat = ChatTemplate(tokenizer, chat_template_kwargs)
+        self.chat = CheckedTemplate(tokenizer, chat_template_kwargs)
+        self._continues = continues
         self._limit = limit or PromptLimit(None)
         self.data = data
         """Name of the data in messages."""
@@ -83,6 +89,9 @@ class PromptSet:
             raise ConfigError(f"{data} has no row", key="data")
         _check_columns(prompt_column, list(rows.column_names), data, has_episodes)
         self.conversational = not isinstance(rows[0][prompt_column], str)
+        names = {*rows.column_names} - {prompt_column} if self.conversational else set()
+        self._of_template = [name for name in OF_TEMPLATE if name in names]
+        """Columns whose values the chat template is given."""
         if problem := self._no_prompt(0, self.prompt(0)):
             raise ConfigError(problem)
         if self.conversational and not self.chat.exists:
@@ -113,12 +122,12 @@ class PromptSet:
 
     def text(self, index: int) -> str:
         """Return the prompt as one string, after the chat template."""
-        return self._rendered(index, self.prompt(index))
+        return self._rendered(index, self.prompt(index), self._rows[index])
 
     def texts(self, indices: Sequence[int]) -> list[str]:
         """Return the prompts at `indices`, each as one string."""
         read = self._together(indices)
-        return [self._rendered(index, read[index][self._prompt_column]) for index in indices]
+        return [self._rendered(index, read[index][self._prompt_column], read[index]) for index in indices]
 
     def token_ids(self, index: int) -> tuple[int, ...]:
         """Return the prompt as tokens; a chat template writes its own special tokens."""
@@ -236,11 +245,15 @@ class PromptSet:
     def _read(self, rows: datasets.Dataset) -> None:
         """Check and tokenise all prompts, and store their tokens up to `CACHED_TOKENS`."""
         long: list[tuple[int, int]] = []
-        for start, values in _batches(rows.select_columns([self._prompt_column]), self._prompt_column):
+        for start, columns in _batches(rows.select_columns([self._prompt_column, *self._of_template])):
+            values = columns[self._prompt_column]
             for index, value in enumerate(values, start):
                 if problem := self._no_prompt(index, value):
                     raise ConfigError(problem)
-            texts = [self._rendered(index, value) for index, value in enumerate(values, start)]
+            others = [
+                {name: columns[name][number] for name in self._of_template} for number in range(len(values))
+            ]
+            texts = list(map(self._rendered, range(start, start + len(values)), values, others))
             for index, ids in enumerate(self._tokenised(texts), start):
                 if problem := self._unknown_token(index, ids) if ids else self._empty(index):
                     raise ConfigError(problem)
@@ -260,8 +273,8 @@ class PromptSet:
         encoded = self._tokenizer(list(texts), add_special_tokens=not self.conversational)["input_ids"]
         return [tuple(ids) for ids in encoded]
 
-    def _rendered(self, index: int, prompt: Text) -> str:
-        text = self._as_text(index, prompt)
+    def _rendered(self, index: int, prompt: Text, row: Mapping[str, Any] | None = None) -> str:
+        text = self._as_text(index, prompt, row or {})
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -269,15 +282,32 @@ class PromptSet:
             raise ConfigError(what, key="data.prompt_column", given=ascii(prompt)[:200]) from error
         return text
 
-    def _as_text(self, index: int, prompt: Text) -> str:
+    def _as_text(self, index: int, prompt: Text, row: Mapping[str, Any]) -> str:
         if isinstance(prompt, str):
             return prompt
-        tools = self.tools(index)
+        tools, arguments = (self._of_row(index, name, kind, row) for name, kind in OF_TEMPLATE.items())
+        continues = _is_of_model(prompt[-1])
+        if continues:
+            arguments = {**(arguments or {}), "continue_final_message": True}
         try:
-            return self.chat.render(prompt, tools)
+            return self.chat.checked(prompt, tools or self.tools(index), not continues, arguments)
         except Exception as error:
             what = f"the chat template fails on {self.place(index)}: {describe(error)}"
-            raise ConfigError(what, key="data.prompt_column", given=repr(prompt)[:200]) from error
+            if isinstance(error, LostMessage):
+                what = f"{self.place(index)}: {error}"
+            given = repr(prompt)[:200]
+            raise ConfigError(what, "data.prompt_column", given=given, allowed=advice(prompt)) from error
+
+    def _of_row(self, index: int, name: str, kind: type, row: Mapping[str, Any]) -> Any:
+        """Return the value of a row for the chat template, which may be written as JSON."""
+        value = row.get(name) if name in self._of_template else None
+        with suppress(ValueError):
+            value = json.loads(value) if isinstance(value, str) else value
+        if value is None or isinstance(value, kind):
+            return without_nulls(value)
+        what = f"{self.place(index)} has a column {name} that is not for the chat template, which is given it"
+        allowed = f"a {kind.__name__}, null, or another name for the column"
+        raise ConfigError(what, "data.path", given=repr(value)[:200], allowed=allowed)
 
     def _bad_length(self, index: int, length: int) -> Problem | None:
         if length == 0:
@@ -305,13 +335,24 @@ class PromptSet:
             return Problem(what, key="data.prompt_column", given=self._prompt_column, allowed=CURE)
         messages = isinstance(value, list) and all(isinstance(part, dict) for part in value)
         if value and (messages if self.conversational else isinstance(value, str)):
-            return None
+            return self._answered(index, value[-1]) if messages else None
         given = f"{self._prompt_column}: {value!r}"
         if isinstance(self._rows, RowStream):
             given = f"{given}, in {dict(self._rows[index])!r}"
         allowed = "a string, or a list of role/content messages; not empty, and the same kind in all rows"
         what = f"{self.place(index)} has no prompt"
         return Problem(what, key="data.prompt_column", given=given[:300], allowed=allowed)
+
+    def _answered(self, index: int, last: Message) -> Problem | None:
+        """Return a problem if the model would read an answer of its own, and begin another turn behind it."""
+        if self._continues or not _is_of_model(last):
+            return None
+        what = f"{self.place(index)} ends with a message of the model, so that its prompt has the answer"
+        allowed = (
+            "messages that end with the user's; or data.continue_final_message: true, if the last one is a "
+            "beginning with which the model goes on"
+        )
+        return Problem(what, "data.prompt_column", given=repr(last)[:200], allowed=allowed)
 
     def place(self, index: int) -> str:
         """Name a row in messages."""
@@ -333,8 +374,13 @@ def _check_columns(column: str, columns: list[str], data: str, has_episodes: boo
         )
 
 
-def _batches(rows: datasets.Dataset, column: str) -> Iterator[tuple[int, list[Any]]]:
-    """Yield (index of the first, values) of each batch of a column, with a progress bar if there are many."""
+def _is_of_model(message: Message) -> bool:
+    role = str(message.get("role", message.get("from"))).lower()
+    return ALIASES.get(role, role) == "assistant"
+
+
+def _batches(rows: datasets.Dataset) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+    """Yield (index of the first, values) of each batch of rows, with a progress bar if there are many."""
     starts: Iterable[int] = range(0, len(rows), _BATCH)
     if len(rows) >= _SHOW_PROGRESS_FROM and launch.rank() == 0:
         from rich.console import Console
@@ -342,7 +388,7 @@ def _batches(rows: datasets.Dataset, column: str) -> Iterator[tuple[int, list[An
 
         starts = track(starts, "tokenising prompts", console=Console(stderr=True), transient=True)
     for start in starts:
-        yield start, rows[start : start + _BATCH][column]
+        yield start, rows[start : start + _BATCH]
 
 
 @dataclass(frozen=True)

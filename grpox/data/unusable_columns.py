@@ -12,6 +12,8 @@ REWARD_ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state",
 EPISODE_ARGUMENTS = ("turns", "model_masks", "tool_calls", "environment_rewards", "environment_info")
 """Arguments that a reward function gets only if it names them. A column of such a name takes their place; a run
 with an environment or tools refuses it."""
+OF_TEMPLATE = {"tools": list, "chat_template_kwargs": dict}
+"""Columns that the chat template of messages is given, and their types. An environment has tools of its own."""
 COLUMNS = ("image", "images", "audio", "audios", "video", "videos")
 """Common names of columns with images, sounds or videos."""
 KINDS = ("image", "audio", "video")
@@ -34,6 +36,9 @@ def unusable_columns(
     arguments = (*REWARD_ARGUMENTS, *(EPISODE_ARGUMENTS if has_episodes else ()))
     media = f"{data} has a column that is not text, which grpox cannot read"
     reserved = f"{data} has a column with a name that grpox reserves for arguments of reward functions"
+    of_template = (
+        f"{data} has a column for the chat template, which does not go with an environment or tools of the run"
+    )
     renamed = "any other name: rename the column"
     return [
         *(Problem(media, key, given=name, allowed=CURE) for name in media_columns(columns)),
@@ -41,6 +46,11 @@ def unusable_columns(
             Problem(reserved, key, given=name, allowed=renamed)
             for name in columns
             if name in arguments and name != prompt_column
+        ),
+        *(
+            Problem(of_template, key, given=name, allowed=renamed)
+            for name in columns
+            if has_episodes and name in OF_TEMPLATE and name != prompt_column
         ),
     ]
 

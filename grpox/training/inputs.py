@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from grpox.data.open_data import open_data, reason
 from grpox.data.prompts import PromptLimit, PromptSet, ToolsOfRow
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
-from grpox.errors import ConfigError
+from grpox.errors import ConfigError, join
 from grpox.policy.float32_head import cast_head
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.memory_plan.of_run import check_load, free_memory
@@ -101,15 +101,19 @@ def open_prompts(
             special tokens are not the model's; or the model is one of more than text.
         RunFailed: the first row of a stream cannot be read.
     """
-    config, model = run.config, model_config(run)
-    if problem := media_problem(model.to_dict(), "model.path", config.model.path):
-        raise ConfigError(problem)
-    prompts = _prompt_set(
-        run, tokenizer, lambda: _training_rows(run, build or run.build), config.sampling, tools_of
-    )
+    config, prompts = run.config, _training_prompts(run, tokenizer, build or run.build, tools_of)
     if config.evaluation is None:
         return prompts, {}
     return prompts, open_evaluation_prompts(run, tokenizer, config.evaluation, tools_of)
+
+
+def _training_prompts(
+    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, build: Callable[[str], Any], tools_of: ToolsOf | None
+) -> PromptSet:
+    config, model = run.config, model_config(run)
+    if problem := media_problem(model.to_dict(), "model.path", config.model.path):
+        raise ConfigError(problem)
+    return _prompt_set(run, tokenizer, lambda: _training_rows(run, build), config.sampling, tools_of)
 
 
 def open_evaluation_prompts(
@@ -120,6 +124,7 @@ def open_evaluation_prompts(
 ) -> dict[str, PromptSet]:
     """Open and check the prompts of each set of the evaluation; raises ConfigError as `open_prompts`."""
     given, sampling = run.given.eval_datasets, sampling_of(evaluation, run.config.sampling)
+    rewards = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
 
     def opened(name: str, chosen: EvaluationSetConfig) -> PromptSet:
         data = f"the evaluation data of {name}" if name else "the evaluation data"
@@ -127,9 +132,57 @@ def open_evaluation_prompts(
         def rows() -> datasets.Dataset:
             return given[name] if name in given else _evaluation_rows(chosen, path_key(name))
 
-        return _prompt_set(run, tokenizer, rows, sampling, tools_of, data)
+        return _prompt_set(run, tokenizer, rows, sampling, tools_of, data, rewards)
 
     return {name: opened(name, chosen) for name, chosen in evaluation.named_sets.items()}
+
+
+def check_rows(run: ResolvedRun) -> list[str]:
+    """Check the rows of a run and its evaluation as their start does, without a model's weights.
+
+    Of a stream the first `ResolvedRun.most_rows` are checked, or else those of the first generation batch.
+
+    Returns:
+        for each key whose hub id is not in the cache, the reason why rows are not checked.
+
+    Raises:
+        ConfigError: see `open_prompts`.
+        RunFailed: a row of a stream is not valid.
+    """
+    config, evaluation = run.config, run.config.evaluation
+    paths = {"data.path": config.data.path} | ({} if evaluation is None else evaluation.set_paths)
+    missing = {key for key, path in paths.items() if path is not None and not _is_here(path, "dataset")}
+    if not _is_here(config.model.path, "model", config.model.init.get("cache_dir")):
+        return [f"model.path: {config.model.path} is not in the hub's cache, so no row is checked"]
+    episodes = None
+    if config.has_episodes:
+        from grpox.training.episodes import RunEpisodes
+
+        episodes = RunEpisodes(run, None)
+    tokenizer, tools_of = open_tokenizer(run), None if episodes is None else episodes.tools_of
+    data: list[PromptSet] = []
+    if "data.path" not in missing:
+        prompts = _training_prompts(run, tokenizer, run.build, tools_of)
+        data.append(prompts)
+        if prompts.stream is not None:
+            positions = range(run.most_rows or run.plan.prompts_per_generation)
+            prompts.stream.hold(positions)
+            prompts.check(positions)
+    if evaluation is not None and not missing - {"data.path"}:
+        data += open_evaluation_prompts(run, tokenizer, evaluation, tools_of).values()
+    if episodes is not None:
+        episodes.check(*data)
+    return [
+        f"{key}: {paths[key]} is not in the hub's cache, so its rows are not checked" for key in sorted(missing)
+    ]
+
+
+def _is_here(path: str, kind: str, cache: str | None = None) -> bool:
+    """Tell whether a path is a local one, or a hub id of which the cache has a part."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folder = Path(cache or HF_HUB_CACHE) / f"{kind}s--{path.replace('/', '--')}"
+    return Path(path).is_absolute() or folder.is_dir()
 
 
 def _evaluation_rows(chosen: EvaluationSetConfig, key: str) -> datasets.Dataset:
@@ -154,14 +207,23 @@ def _prompt_set(
     sampling: SamplingConfig,
     tools_of: ToolsOf | None,
     data: str = "the data",
+    rewards: str = OF_TRAINING,
 ) -> PromptSet:
     config, model = run.config, model_config(run)
     check_special_tokens(tokenizer, model, config.model.path)
     limit, vocabulary = PromptLimit.of_run(config.data, sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
-    return PromptSet(
-        rows(), column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes
+    continues, opened = config.data.continue_final_message, rows()
+    if run.most_rows is not None and isinstance(opened, datasets.Dataset):
+        opened = opened.select(range(min(run.most_rows, len(opened))))
+    prompts = PromptSet(
+        opened, column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, continues
     )
+    for key, bound in run.components.items():
+        if key.startswith(f"{rewards}[") and (check := getattr(bound.config, "check_prompts", None)):
+            if problems := check(prompts.chat.examples):
+                raise ConfigError([replace(each, key=join(key, each.key)) for each in problems])
+    return prompts
 
 
 def check_scope(run: ResolvedRun, loss: PolicyLoss | None = None) -> None:
