@@ -1,7 +1,7 @@
 """Conversations as a chat template writes them, of which no word may be lost.
 
-For a role, key or type of content that it does not know, a template drops a message or prints it as Python
-does. So each shape of a conversation is tried with texts that no template writes, and then texts are looked for.
+For a role, key or type of content that it does not know, a template drops a message or prints it as Python.
+So each shape of a conversation is tried with texts that no template writes, and then texts are looked for.
 """
 
 from __future__ import annotations
@@ -65,20 +65,22 @@ class CheckedTemplate(ChatTemplate):
                     raise _lost(number, messages)
         return rendered
 
-
-def advice(messages: Sequence[Message]) -> str:
-    """Name the known aliases of keys and roles in messages that a template does not write."""
-    hints = []
-    for message in messages:
-        hints += [
-            f"{name} instead of {key}" for key, name in _KEYS.items() if key in message and name not in message
-        ]
-        role = str(message.get("role", message.get("from")))
-        known = ALIASES.get(role.lower(), role.lower())
-        if known != role and known in ("user", "assistant", "system", "tool"):
-            hints.append(f"the role {known} instead of {role}")
-    hints.append("messages with a role that the template knows and a text as content")
-    return "; ".join(dict.fromkeys([*hints, "or another model.chat_template_kwargs.chat_template"]))
+    @staticmethod
+    def cure(messages: Sequence[Message]) -> str:
+        """Name the known aliases of keys and roles in messages that a template does not write."""
+        hints = []
+        for message in messages:
+            hints += [
+                f"{name} instead of {key}"
+                for key, name in _KEYS.items()
+                if key in message and name not in message
+            ]
+            role = str(message.get("role", message.get("from")))
+            known = ALIASES.get(role.lower(), role.lower())
+            if known != role and known in ("user", "assistant", "system", "tool"):
+                hints.append(f"the role {known} instead of {role}")
+        hints.append("messages with a role that the template knows and a text as content")
+        return "; ".join(dict.fromkeys([*hints, "or another model.chat_template_kwargs.chat_template"]))
 
 
 def _form(messages: Sequence[Message], write: Callable[[Sequence[Message]], str]) -> Form:
@@ -99,14 +101,14 @@ def _form(messages: Sequence[Message], write: Callable[[Sequence[Message]], str]
                 write(written)
                 return form  # it reads what a text says, so only the texts themselves are looked for
         except Exception as error:  # noqa: BLE001
-            failure = error
+            failure = failure or error
             continue
         lost = [number for number, texts in wanted if not any(text in rendered for text in texts)]
         if "None" in rendered:
             lost += [number for number, each in enumerate(written) if each.get("content", "") is None]
         if not lost:
             return form
-        failure = _lost(lost[0], messages)
+        failure = failure or _lost(lost[0], messages)
     assert failure is not None
     raise failure
 
@@ -155,14 +157,15 @@ def _probed(messages: Sequence[Message]) -> tuple[list[Message], list[tuple[int,
             marks[name] = [name]
             texts["tool_calls"] = [_renamed(call, name) for call in calls]
         has_role = isinstance(message.get("role", message.get("from")), str)
-        wanted += [(number, each) for each in marks.values()] if marks and has_role else [(number, [])]
+        has_text = bool(marks) or isinstance(message.get("content"), str)  # an empty one
+        wanted += [(number, each) for each in marks.values()] if has_text and has_role else [(number, [])]
         probed.append({**message, **texts})
     return probed, wanted
 
 
 def _marked(value: Any, probe: str, marks: dict[str, list[str]]) -> Any:
     """Replace texts by a probe, those of each part by another, and add it to `marks`."""
-    if isinstance(value, str):
+    if isinstance(value, str) and value.strip():
         marks[probe] = [probe]
         return probe
     if isinstance(value, list):
@@ -173,8 +176,6 @@ def _marked(value: Any, probe: str, marks: dict[str, list[str]]) -> Any:
 
 
 def _renamed(call: Any, name: str) -> Any:
-    if not isinstance(call, Mapping):
-        return call
     return (
         {**call, "function": _renamed(call["function"], name)} if "function" in call else {**call, "name": name}
     )
@@ -212,10 +213,12 @@ def without_nulls(value: Any) -> Any:
     }
 
 
-def _shape(value: Any, key: str = "") -> Hashable:
-    """Return roles, keys and types of a value, without its texts."""
+def _shape(value: Any, key: str = "") -> Any:
+    """Return roles, keys and types of a value; of a text whether it is empty."""
     if isinstance(value, Mapping) and key != "arguments":
         return tuple((name, _shape(each, name)) for name, each in value.items())
     if isinstance(value, list):
         return tuple(map(_shape, value))
-    return value if key in ("role", "type") and isinstance(value, str) else type(value)
+    if isinstance(value, str):
+        return value if key in ("role", "type") else not value.strip()
+    return type(value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Message, Rollout, Text
 from grpox.data.chat import Content, Schema, extended_prompt
-from grpox.data.checked_messages import ALIASES, CheckedTemplate, LostMessage, advice, without_nulls
+from grpox.data.checked_messages import ALIASES, CheckedTemplate, LostMessage, without_nulls
 from grpox.data.row_stream import RowStream
 from grpox.data.token_texts import TokenTexts
 from grpox.data.unusable_columns import CURE, OF_TEMPLATE, media_part, unusable_columns
@@ -296,7 +296,9 @@ class PromptSet:
             if isinstance(error, LostMessage):
                 what = f"{self.place(index)}: {error}"
             given = repr(prompt)[:200]
-            raise ConfigError(what, "data.prompt_column", given=given, allowed=advice(prompt)) from error
+            raise ConfigError(
+                what, "data.prompt_column", given=given, allowed=self.chat.cure(prompt)
+            ) from error
 
     def _of_row(self, index: int, name: str, kind: type, row: Mapping[str, Any]) -> Any:
         """Return the value of a row for the chat template, which may be written as JSON."""
@@ -335,24 +337,20 @@ class PromptSet:
             return Problem(what, key="data.prompt_column", given=self._prompt_column, allowed=CURE)
         messages = isinstance(value, list) and all(isinstance(part, dict) for part in value)
         if value and (messages if self.conversational else isinstance(value, str)):
-            return self._answered(index, value[-1]) if messages else None
+            if self._continues or not messages or not _is_of_model(value[-1]):
+                return None
+            what = f"{self.place(index)} ends with a message of the model: its prompt has the answer"
+            allowed = (
+                "messages that end with the user's; or data.continue_final_message: true, if the last one is "
+                "only a beginning with which the model goes on"
+            )
+            return Problem(what, "data.prompt_column", given=repr(value[-1])[:200], allowed=allowed)
         given = f"{self._prompt_column}: {value!r}"
         if isinstance(self._rows, RowStream):
             given = f"{given}, in {dict(self._rows[index])!r}"
         allowed = "a string, or a list of role/content messages; not empty, and the same kind in all rows"
         what = f"{self.place(index)} has no prompt"
         return Problem(what, key="data.prompt_column", given=given[:300], allowed=allowed)
-
-    def _answered(self, index: int, last: Message) -> Problem | None:
-        """Return a problem if the model would read an answer of its own, and begin another turn behind it."""
-        if self._continues or not _is_of_model(last):
-            return None
-        what = f"{self.place(index)} ends with a message of the model, so that its prompt has the answer"
-        allowed = (
-            "messages that end with the user's; or data.continue_final_message: true, if the last one is a "
-            "beginning with which the model goes on"
-        )
-        return Problem(what, "data.prompt_column", given=repr(last)[:200], allowed=allowed)
 
     def place(self, index: int) -> str:
         """Name a row in messages."""

@@ -13,7 +13,8 @@ EPISODE_ARGUMENTS = ("turns", "model_masks", "tool_calls", "environment_rewards"
 """Arguments that a reward function gets only if it names them. A column of such a name takes their place; a run
 with an environment or tools refuses it."""
 OF_TEMPLATE = {"tools": list, "chat_template_kwargs": dict}
-"""Columns that the chat template of messages is given, and their types. An environment has tools of its own."""
+"""Columns that the chat template of messages is given, and their types; refused beside an environment or tools,
+whose turns a template has to write alike in all rows."""
 COLUMNS = ("image", "images", "audio", "audios", "video", "videos")
 """Common names of columns with images, sounds or videos."""
 KINDS = ("image", "audio", "video")
@@ -33,12 +34,10 @@ def unusable_columns(
         has_episodes: True for a run with an environment or tools, which has more arguments.
     """
     columns = list(columns)
-    arguments = (*REWARD_ARGUMENTS, *(EPISODE_ARGUMENTS if has_episodes else ()))
+    arguments = (*REWARD_ARGUMENTS, *((*EPISODE_ARGUMENTS, *OF_TEMPLATE) if has_episodes else ()))
     media = f"{data} has a column that is not text, which grpox cannot read"
-    reserved = f"{data} has a column with a name that grpox reserves for arguments of reward functions"
-    of_template = (
-        f"{data} has a column for the chat template, which does not go with an environment or tools of the run"
-    )
+    users = "reward functions and of the chat template" if has_episodes else "reward functions"
+    reserved = f"{data} has a column with a name that grpox reserves for arguments of {users}"
     renamed = "any other name: rename the column"
     return [
         *(Problem(media, key, given=name, allowed=CURE) for name in media_columns(columns)),
@@ -46,11 +45,6 @@ def unusable_columns(
             Problem(reserved, key, given=name, allowed=renamed)
             for name in columns
             if name in arguments and name != prompt_column
-        ),
-        *(
-            Problem(of_template, key, given=name, allowed=renamed)
-            for name in columns
-            if has_episodes and name in OF_TEMPLATE and name != prompt_column
         ),
     ]
 

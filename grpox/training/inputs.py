@@ -143,46 +143,43 @@ def check_rows(run: ResolvedRun) -> list[str]:
     Of a stream the first `ResolvedRun.most_rows` are checked, or else those of the first generation batch.
 
     Returns:
-        for each key whose hub id is not in the cache, the reason why rows are not checked.
+        a line for each hub id that is not in the cache, whose rows are not checked.
 
     Raises:
         ConfigError: see `open_prompts`.
         RunFailed: a row of a stream is not valid.
     """
-    config, evaluation = run.config, run.config.evaluation
-    paths = {"data.path": config.data.path} | ({} if evaluation is None else evaluation.set_paths)
-    missing = {key for key, path in paths.items() if path is not None and not _is_here(path, "dataset")}
-    if not _is_here(config.model.path, "model", config.model.init.get("cache_dir")):
-        return [f"model.path: {config.model.path} is not in the hub's cache, so no row is checked"]
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    config, evaluation, data = run.config, run.config.evaluation, list[PromptSet]()
+    paths = {"model.path": config.model.path, "data.path": config.data.path}
+    paths |= {} if evaluation is None else evaluation.set_paths
+    missing = {
+        key: f"{key}: {path} is not in the hub's cache, so the rows are not checked"
+        for key, path in paths.items()
+        if path
+        and not Path(path).is_absolute()
+        and not [*Path(HF_HUB_CACHE).glob(f"*--{path.replace('/', '--')}")]
+    }
+    if "model.path" in missing:
+        return [*missing.values()]
     episodes = None
     if config.has_episodes:
         from grpox.training.episodes import RunEpisodes
 
         episodes = RunEpisodes(run, None)
     tokenizer, tools_of = open_tokenizer(run), None if episodes is None else episodes.tools_of
-    data: list[PromptSet] = []
     if "data.path" not in missing:
-        prompts = _training_prompts(run, tokenizer, run.build, tools_of)
-        data.append(prompts)
+        data.append(prompts := _training_prompts(run, tokenizer, run.build, tools_of))
         if prompts.stream is not None:
             positions = range(run.most_rows or run.plan.prompts_per_generation)
             prompts.stream.hold(positions)
             prompts.check(positions)
-    if evaluation is not None and not missing - {"data.path"}:
+    if evaluation is not None and not missing.keys() & evaluation.set_paths.keys():
         data += open_evaluation_prompts(run, tokenizer, evaluation, tools_of).values()
     if episodes is not None:
         episodes.check(*data)
-    return [
-        f"{key}: {paths[key]} is not in the hub's cache, so its rows are not checked" for key in sorted(missing)
-    ]
-
-
-def _is_here(path: str, kind: str, cache: str | None = None) -> bool:
-    """Tell whether a path is a local one, or a hub id of which the cache has a part."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    folder = Path(cache or HF_HUB_CACHE) / f"{kind}s--{path.replace('/', '--')}"
-    return Path(path).is_absolute() or folder.is_dir()
+    return [*missing.values()]
 
 
 def _evaluation_rows(chosen: EvaluationSetConfig, key: str) -> datasets.Dataset:
@@ -220,9 +217,9 @@ def _prompt_set(
         opened, column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, continues
     )
     for key, bound in run.components.items():
-        if key.startswith(f"{rewards}[") and (check := getattr(bound.config, "check_prompts", None)):
-            if problems := check(prompts.chat.examples):
-                raise ConfigError([replace(each, key=join(key, each.key)) for each in problems])
+        check = getattr(bound.config, "check_prompts", None) if key.startswith(f"{rewards}[") else None
+        if check is not None and (problems := check(prompts.chat.examples)):
+            raise ConfigError([replace(each, key=join(key, each.key)) for each in problems])
     return prompts
 
 

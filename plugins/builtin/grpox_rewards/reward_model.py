@@ -19,7 +19,7 @@ from transformers import (
 
 from grpox.contracts import Message, Text
 from grpox.errors import ConfigError, Problem
-from grpox.toolkit import CheckedTemplate, advice, describe, hub_kernels, text_of
+from grpox.toolkit import CheckedTemplate, describe, hub_kernels, text_of
 from grpox_rewards.configs import RewardModelConfig
 from grpox_rewards.reward_model_folder import base_of, folder_problems, tokenizer_home, tokenizer_problems
 
@@ -127,7 +127,7 @@ class RewardModel:
         return scores
 
 
-def conversation(prompt: Sequence[Message], completion: Sequence[Message]) -> list[Message]:
+def conversation(prompt: Any, completion: Any) -> list[Message]:
     """Return prompt and completion; a completion that goes on with the prompt's last message is part of it."""
     if prompt[-1].get("role") != "assistant" or not isinstance(prompt[-1].get("content"), str):
         return [*prompt, *completion]
@@ -145,7 +145,7 @@ def prompt_problems(config: RewardModelConfig, examples: Sequence[Sequence[Messa
             chat.checked(conversation(example, [{"role": "assistant", "content": "a"}]), header=False)
         except Exception as error:  # noqa: BLE001 - templates raise whatever they like
             what = f"the reward model's chat template cannot write a prompt: {describe(error)}"
-            yield Problem(what, "model", given=repr(example)[:200], allowed=advice(example))
+            yield Problem(what, "model", given=repr(example)[:200], allowed=chat.cure(example))
             return
 
 
