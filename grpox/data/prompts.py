@@ -146,7 +146,10 @@ class PromptSet:
             return self.token_ids(index)
         reset = f"with what the environment's reset answered, the prompt of {self.place(index)}"
         try:
-            text = self._rendered(index, extended_prompt(self.prompt(index), content))
+            extended = extended_prompt(self.prompt(index), content)
+            if problem := self._no_prompt(index, extended):
+                raise ConfigError(problem)
+            text = self._rendered(index, extended)
         except ConfigError as error:
             raise RunFailed(f"{reset} cannot be written: {error}") from error
         (ids,) = self._tokenised([text])
