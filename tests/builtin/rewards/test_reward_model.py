@@ -284,3 +284,25 @@ def test_another_tokenizer(saved, tmp_path):
     scores = reward_model(model=folder, tokenizer=str(tmp_path / "other"))(prompts=["a"], completions=["b"])
     assert scores == alone(model, ["<eos>", "a", "b"], special=False)
     assert scores != reward_model(model=folder)(prompts=["a"], completions=["b"])
+
+
+def test_a_beginning_and_the_completion_are_one_turn_for_the_model(saved):
+    model = llama()
+    question, begun = {"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}
+    reward = reward_model(model=saved(model, template=TEMPLATE))
+    scores = reward(prompts=[[question, begun]], completions=[[{"role": "assistant", "content": "d"}]])
+    assert scores == pytest.approx(alone(model, "<ab><cd>", special=False), abs=1e-6)
+
+
+def test_a_message_that_the_models_own_template_drops_is_refused(saved):
+    template = TEMPLATE.replace("%}", "if m['role'] != 'system' %}", 1)
+    config = RewardModelConfig(model=saved(llama(), template=template))
+    prompt = [{"role": "system", "content": "ab"}, {"role": "user", "content": "cd"}]
+    [problem] = config.check_prompts([prompt[1:], prompt])
+    assert problem.key == "model"
+    assert "message 0" in problem.what
+    assert config.check_prompts([prompt[1:]]) == []
+    with pytest.raises(ValueError, match="message 0"):
+        reward_model(model=config.model)(
+            prompts=[prompt], completions=[[{"role": "assistant", "content": "a"}]]
+        )
