@@ -83,7 +83,7 @@ class Format:
             f".*?{re.escape(mark)}" if mark.startswith("</") else rf"\s*{re.escape(mark)}"
             for mark in self._marks
         ]
-        end, self._opened = (".*" if config.text_after else r"\s*"), int(config.opened)
+        self._opened, end = int(config.opened), ".*" if config.text_after else r"\s*"
         # By the number of marks that stand in the prompt.
         self._shapes = [
             re.compile("".join(blocks[place:]) + end, re.DOTALL) for place in range(len(self._marks) + 1)
