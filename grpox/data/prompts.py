@@ -146,10 +146,7 @@ class PromptSet:
             return self.token_ids(index)
         reset = f"with what the environment's reset answered, the prompt of {self.place(index)}"
         try:
-            extended = extended_prompt(self.prompt(index), content)
-            if problem := self._no_prompt(index, extended):
-                raise ConfigError(problem)
-            text = self._rendered(index, extended)
+            text = self._rendered(index, extended_prompt(self.prompt(index), content))
         except ConfigError as error:
             raise RunFailed(f"{reset} cannot be written: {error}") from error
         (ids,) = self._tokenised([text])
@@ -289,7 +286,7 @@ class PromptSet:
         if isinstance(prompt, str):
             return prompt
         tools, arguments = (self._of_row(index, name, kind, row) for name, kind in OF_TEMPLATE.items())
-        continues = _is_of_model(prompt[-1])
+        continues = self._continues and _is_of_model(prompt[-1])
         if continues:
             arguments = {**(arguments or {}), "continue_final_message": True}
         try:

@@ -133,9 +133,8 @@ def test_a_template_that_has_parts_or_keys_of_its_own_is_left_to_it():
 def test_what_an_environment_answers_at_reset_is_looked_for_too():
     made = prompts(QWEN2_5, [USER])
     assert made.extended_ids(0, "And 3?")
-    for answer, what in (("developer", "does not write message 1"), ("assistant", "ends with a message of")):
-        with pytest.raises(RunFailed, match=what):
-            made.extended_ids(0, [{"role": answer, "content": "Be brief."}])
+    with pytest.raises(RunFailed, match="does not write message 1"):
+        made.extended_ids(0, [{"role": "developer", "content": "Be brief."}])
 
 
 # -- The answer in the prompt ---------------------------------------------------------------------------
