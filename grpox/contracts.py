@@ -409,6 +409,8 @@ class RewardFunction(Protocol):
 
     Its `Config` may have a method ``check_files() -> list[Problem]``, called while the run file is checked. It
     returns the input files and folders that the reward cannot use; a problem's key is the parameter's name.
+    A method ``check_prompts(examples) -> list[Problem]`` gets a conversation of each shape in the rows, before
+    the model is loaded, and returns problems with those that the reward cannot read.
 
     It may also have a method ``check_rows(rows) -> Iterable[Problem | str]``, called before a run with the name
     and the columns of each row. A problem refuses the row, and a string is a warning.

@@ -5,7 +5,7 @@ nothing heavy.
 
 | for | names |
 |---|---|
-| generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `has_float32_head`, `base_parameters`, `base_buffers`, `persistent_buffers`, `is_own_memory`, `ChatTemplate`, `ADAPTER`, `upload`, `hub_kernels`, `preserve_random_state`, `world_size` |
+| generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `has_float32_head`, `base_parameters`, `base_buffers`, `persistent_buffers`, `is_own_memory`, `ADAPTER`, `CheckedTemplate`, `upload`, `hub_kernels`, `preserve_random_state`, `world_size` |
 | advantages | `weighted_sum`, `ROUNDING` |
 | trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `alarms_in`, `describe_alarm`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
 | commands | `write_comparison`, `dtype_on`, `load_run`, `recipe_names`, `input_path`, `model_problems` |
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from grpox.checkpoint.folders import checkpoints_in, step_of
     from grpox.checkpoint.rng import preserve_random_state
     from grpox.config.inputs import dtype_on
-    from grpox.data.chat import ChatTemplate
+    from grpox.data.checked_messages import CheckedTemplate
     from grpox.data.json_rows import UnreadableData
     from grpox.errors import TEXT, chain, describe, shorten, text_of
     from grpox.errors.formatting import duration, format_bytes, pluralize, some
@@ -58,10 +58,9 @@ if TYPE_CHECKING:
     from grpox.runtime.upload import upload
 
 __all__ = ["ADAPTER", "adapted_layers", "base_buffers", "base_parameters", "hub_kernels", "is_own_memory"]
-__all__ += ["ChatTemplate"]
 __all__ += ["has_float32_head", "persistent_buffers", "preserve_random_state", "world_size"]
 __all__ += ["stream_adapters", "stream_base", "stream_weights", "write_adapter"]
-__all__ += ["upload"]
+__all__ += ["CheckedTemplate", "upload"]
 __all__ += ["ROUNDING", "weighted_sum"]
 __all__ += ["Curve", "MetricsLine", "UnreadableData", "binned", "checkpoints_in"]
 __all__ += ["alarms_in", "describe_alarm", "describe_early_stop", "look_at", "read_samples", "step_of"]
@@ -76,7 +75,7 @@ _HOMES = {
     "grpox.checkpoint.folders": ("checkpoints_in", "step_of"),
     "grpox.checkpoint.rng": ("preserve_random_state",),
     "grpox.config.inputs": ("dtype_on",),
-    "grpox.data.chat": ("ChatTemplate",),
+    "grpox.data.checked_messages": ("CheckedTemplate",),
     "grpox.data.json_rows": ("UnreadableData",),
     "grpox.errors": ("TEXT", "chain", "describe", "shorten", "text_of"),
     "grpox.errors.formatting": ("format_bytes", "pluralize", "duration", "some"),

@@ -102,6 +102,9 @@ class DataConfig(Section):
     allow_special_tokens: bool = False
     """Let the text of a special token in a message, such as ``<|im_end|>``, be that token: it can forge a turn.
     Plain prompts may have special tokens in any case."""
+    continue_final_message: bool = False
+    """Prompts may end with a message of the assistant, which the model goes on with. It belongs to the prompt:
+    it is not trained on, and reward functions get the completion without it. False: such rows are refused."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

@@ -104,19 +104,25 @@ class ChatTemplate:
         return str(getattr(self.tokenizer, "name_or_path", "") or "the tokenizer's template")
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Schema] | None = None, header: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Schema] | None = None,
+        header: bool = True,
+        arguments: Mapping[str, Any] | None = None,
     ) -> str:
         """Return messages as the model reads them.
 
         Args:
             tools: schemas of tools. A template that does not list tools gets them as text of the system.
             header: write the beginning of the model's next turn.
+            arguments: further arguments for the template, which replace those of the run.
         """
         if tools and not self.lists_tools:
             messages, tools = self._with_list(messages, tools), None
         listed = {"tools": list(tools)} if tools else {}
+        given = {**self.arguments, **(arguments or {}), **listed}
         rendered = self.tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=header, tokenize=False, **{**self.arguments, **listed}
+            list(messages), add_generation_prompt=header, tokenize=False, **given
         )
         return str(rendered)
 

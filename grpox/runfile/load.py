@@ -113,6 +113,8 @@ class ResolvedRun:
     """Python objects that replace inputs of the config."""
     warnings: tuple[str, ...] = ()
     """Remarks about combinations that are allowed but unusual, one line each."""
+    most_rows: int | None = None
+    """Number of rows of each dataset that are read; None: all."""
 
     def build(self, key: str) -> Any:
         """Build the component under `key`; see `grpox.plugins.registry.Registry.build`."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -328,6 +329,12 @@ def output_problems(config: RunConfig) -> list[Problem]:
         what = "is a file, not a folder" if there == folder else f"cannot be created: {there} is a file"
     elif not os.access(there, os.W_OK | os.X_OK):
         what = f"cannot be written: no permission to write in {there}"
+    else:
+        try:  # a file system may refuse what its permissions allow, such as /proc, or a name
+            with TemporaryDirectory(prefix=".grpox-", dir=there) as trial:
+                Path(trial, folder.relative_to(there)).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = f"cannot be created in {there}: {error.strerror}"
     if what:
         return [Problem(what, key="output_dir", given=config.output_dir)]
     folder = folder.resolve()

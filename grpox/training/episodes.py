@@ -30,10 +30,10 @@ class RunEpisodes:
     """The environments and tools of a run; the environments are open on this rank.
 
     Args:
-        environments: as `open_environments` opens them.
+        environments: as `open_environments` opens them; None: only data is checked, without a `loop`.
     """
 
-    def __init__(self, run: ResolvedRun, environments: Environments) -> None:
+    def __init__(self, run: ResolvedRun, environments: Environments | None) -> None:
         self.environments = environments
         self._run = run
         self._bound = bound_environments(run)
@@ -108,6 +108,7 @@ class RunEpisodes:
             ConfigError: the model ends its turns otherwise than the chat template of data that was checked.
         """
         config = self._run.config
+        assert self.environments is not None
         own = [] if config.evaluation is None else [sampling_of(config.evaluation, config.sampling)]
         for sampling in (config.sampling, *own):
             for tokens in self._tokens.values():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from grpox.data.open_data import open_data, reason
 from grpox.data.prompts import PromptLimit, PromptSet, ToolsOfRow
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
-from grpox.errors import ConfigError
+from grpox.errors import ConfigError, join
 from grpox.policy.float32_head import cast_head
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.memory_plan.of_run import check_load, free_memory
@@ -121,18 +121,22 @@ def open_prompts(
             special tokens are not the model's; or the model is one of more than text.
         RunFailed: the first row of a stream cannot be read.
     """
-    config, model = run.config, model_config(run)
-    if problem := media_problem(model.to_dict(), "model.path", config.model.path):
-        raise ConfigError(problem)
-    prompts = _prompt_set(
-        run, tokenizer, lambda: _training_rows(run, build or run.build), config.sampling, tools_of
-    )
+    config, prompts = run.config, _training_prompts(run, tokenizer, build or run.build, tools_of)
     is_unsaid = PLAIN not in run.warnings and "chat" not in config.data.model_fields_set
     if is_unsaid and rank_or_zero() == 0 and is_unrendered(prompts.prompt(0), prompts.chat.source):
         logger.warning("%s", PLAIN)
     if config.evaluation is None:
         return prompts, {}
     return prompts, open_evaluation_prompts(run, tokenizer, config.evaluation, tools_of)
+
+
+def _training_prompts(
+    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, build: Callable[[str], Any], tools_of: ToolsOf | None
+) -> PromptSet:
+    config, model = run.config, model_config(run)
+    if problem := media_problem(model.to_dict(), "model.path", config.model.path):
+        raise ConfigError(problem)
+    return _prompt_set(run, tokenizer, lambda: _training_rows(run, build), config.sampling, tools_of)
 
 
 def open_evaluation_prompts(
@@ -154,6 +158,51 @@ def open_evaluation_prompts(
         return _prompt_set(run, tokenizer, rows, sampling, tools_of, data, rewards)
 
     return {name: opened(name, chosen) for name, chosen in evaluation.named_sets.items()}
+
+
+def check_rows(run: ResolvedRun) -> list[str]:
+    """Check the rows of a run and its evaluation as their start does, without a model's weights.
+
+    Of a stream the first `ResolvedRun.most_rows` are checked, or else those of the first generation batch.
+
+    Returns:
+        a line for each hub id that is not in the cache, whose rows are not checked.
+
+    Raises:
+        ConfigError: see `open_prompts`.
+        RunFailed: a row of a stream is not valid.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    config, evaluation, data = run.config, run.config.evaluation, list[PromptSet]()
+    paths = {"model.path": config.model.path, "data.path": config.data.path}
+    paths |= {} if evaluation is None else evaluation.set_paths
+    missing = {
+        key: f"{key}: {path} is not in the hub's cache, so the rows are not checked"
+        for key, path in paths.items()
+        if path
+        and not Path(path).is_absolute()
+        and not [*Path(HF_HUB_CACHE).glob(f"*--{path.replace('/', '--')}")]
+    }
+    if "model.path" in missing:
+        return [*missing.values()]
+    episodes = None
+    if config.has_episodes:
+        from grpox.training.episodes import RunEpisodes
+
+        episodes = RunEpisodes(run, None)
+    tokenizer, tools_of = open_tokenizer(run), None if episodes is None else episodes.tools_of
+    if "data.path" not in missing:
+        data.append(prompts := _training_prompts(run, tokenizer, run.build, tools_of))
+        if prompts.stream is not None:
+            positions = range(run.most_rows or run.plan.prompts_per_generation)
+            prompts.stream.hold(positions)
+            prompts.check(positions)
+    if evaluation is not None and not missing.keys() & evaluation.set_paths.keys():
+        data += open_evaluation_prompts(run, tokenizer, evaluation, tools_of).values()
+    if episodes is not None:
+        episodes.check(*data)
+    return [*missing.values()]
 
 
 def _evaluation_rows(chosen: EvaluationSetConfig, key: str) -> datasets.Dataset:
@@ -185,9 +234,16 @@ def _prompt_set(
     limit, vocabulary = PromptLimit.of_run(config.data, sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
     own = (config.model.chat_date, config.data.chat, config.data.allow_special_tokens)
+    opened, own = rows(), (*own, config.data.continue_final_message)
+    if run.most_rows is not None and isinstance(opened, datasets.Dataset):
+        opened = opened.select(range(min(run.most_rows, len(opened))))
     prompts = PromptSet(
-        rows(), column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, *own
+        opened, column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, *own
     )
+    for key, bound in run.components.items():
+        check = getattr(bound.config, "check_prompts", None) if key.startswith(f"{rewards}[") else None
+        if check is not None and (problems := check(prompts.chat.examples)):
+            raise ConfigError([replace(each, key=join(key, each.key)) for each in problems])
     check_scored_rows(run, rewards, prompts)
     return prompts
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from grpox.contracts import CachePath, ModelPath, TokenizerPath
+from grpox.contracts import CachePath, Message, ModelPath, TokenizerPath
 from grpox.errors import Problem
 
 
@@ -131,7 +131,8 @@ class FormatConfig(Parameters):
     tags: list[str] = Field(default=["think", "answer"], min_length=1)
     """Names of the blocks in order: <think>...</think> <answer>...</answer>."""
     opened: bool = False
-    """True: the prompt ends with the first opening tag, so the completion begins inside the block."""
+    """True: the prompt ends with the first opening tag, so the completion begins inside the block. Tags in a
+    message of the assistant that the completion goes on with are found without it."""
     text_after: bool = False
     """True: any text may follow the last block. With tags [think] this is TRL's think_format_reward."""
 
@@ -169,6 +170,12 @@ class RewardModelConfig(Parameters):
             return [*folder_problems(self.model), *tokenizer_problems(self.model, self.tokenizer)]
         except (OSError, ValueError):
             return []  # the check of paths, or else loading, names one that cannot be looked up
+
+    def check_prompts(self, examples: Sequence[Sequence[Message]]) -> list[Problem]:
+        """Find conversations that the reward model's own chat template would not write whole."""
+        from grpox_rewards.reward_model import prompt_problems
+
+        return [*prompt_problems(self, examples)]
 
 
 class CodeConfig(Parameters):

@@ -108,7 +108,7 @@ SURFACE = {
         "overrides",
         "run",
     ],
-    "validate": ["--help", "--world-size", "overrides", "run"],
+    "validate": ["--help", "--rows", "--world-size", "overrides", "run"],
     "watch": ["--help", "--no-browser", "--port", "runs"],
     "try": ["--help", "--json", "--log-file", "--log-level", "--prompts", "overrides", "run"],
 }

@@ -29,9 +29,9 @@ class Tokenizer:
         return told + ("<assistant>" if add_generation_prompt else "") + kwargs.get("end", "")
 
 
-def prompts(rows, tokenizer=None, limit=None, **template):
+def prompts(rows, tokenizer=None, limit=None, continues=False, **template):
     dataset = datasets.Dataset.from_dict({"prompt": rows, "answer": ["x"] * len(rows)})
-    return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit)
+    return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit, continues=continues)
 
 
 def rollout(*ids):
@@ -178,7 +178,7 @@ def test_files_of_every_format_read_alike(tmp_path, suffix):
 def test_the_question_is_the_last_message_of_the_user_or_the_plain_prompt():
     turns = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
     messages = [{"role": role, "content": text} for role, text in turns]
-    assert prompts([messages]).question(0) == "c"
+    assert prompts([messages], continues=True).question(0) == "c"
     assert prompts([messages[:1]]).question(0) == ""
     assert prompts(["abc"]).question(0) == "abc"
 
