@@ -233,8 +233,8 @@ def _prompt_set(
     check_special_tokens(tokenizer, model, config.model.path)
     limit, vocabulary = PromptLimit.of_run(config.data, sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
-    own = (config.model.chat_date, config.data.chat, config.data.allow_special_tokens)
-    opened, own = rows(), (*own, config.data.continue_final_message)
+    opened, of_data = rows(), config.data
+    own = config.model.chat_date, of_data.chat, of_data.allow_special_tokens, of_data.continue_final_message
     if run.most_rows is not None and isinstance(opened, datasets.Dataset):
         opened = opened.select(range(min(run.most_rows, len(opened))))
     prompts = PromptSet(
