@@ -43,11 +43,13 @@ class ForwardMode:
     """True: attention accepts lengths of sequences, so transformers needs to make no mask."""
     failures: tuple[str, ...] = field(default=(), compare=False)
     """Errors raised by the trials of other modes, for the user."""
+    dependence: str = field(default="", compare=False)
+    """Difference that other sequences of a micro-batch make to log-probabilities; empty without one."""
 
     def __str__(self) -> str:
         """Key of the run file that enables the mode."""
         way = "packing" if self.packed else "prefix_sharing" if self.shared_width else "chunked_logprobs"
-        return f"train.{way}"
+        return f"train.{way}" if self.chunked else "the model's own forward pass"
 
     @property
     def arrangement(self) -> Arrangement:

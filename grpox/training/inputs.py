@@ -36,6 +36,7 @@ from grpox.policy.models import (
     stop_token_ids,
     vocabulary_of,
 )
+from grpox.policy.rope import fix_config, fix_rope, longest_sequence, rope_choice
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards
 from grpox.rollout.sampler import CompletionSampler, WeightSource
@@ -58,9 +59,20 @@ def model_config(run: ResolvedRun) -> PreTrainedConfig:
     return load_config(run.config.model) if run.given.model is None else run.given.model.config
 
 
+def decide_longest(run: ResolvedRun) -> str:
+    """Set the length by which position factors are chosen, and describe the choice; empty if there is none."""
+    model, config = run.config.model, model_config(run)
+    given = model.longest_sequence
+    longest = given if isinstance(given, int) else longest_sequence(run.config, config)
+    choice = rope_choice(config, longest)
+    model.longest_sequence = longest if choice else None
+    return f"position factors of the model: {choice}, for sequences of up to {longest} tokens" if choice else ""
+
+
 def open_model(run: ResolvedRun) -> PreTrainedModel:
     """Return the model to train, a Python argument or loaded; with adapters if configured."""
     model = load_model(run.config.model, trains=True) if run.given.model is None else run.given.model
+    fix_rope(model, run.config.model.longest_sequence)
     if run.config.model.lora is not None:
         add_adapters(model, run.config.model.lora, run.config.train.seed)
     if run.config.model.cast_lm_head_to_fp32:
@@ -262,7 +274,9 @@ def open_generator(run: ResolvedRun, world: World) -> Generator:
     check_load(run, free_memory(world))
     generator: Generator = run.build("generator")
     if world.is_main and hasattr(generator, "preflight"):
-        generator.preflight(model_config(run))
+        config = copy.deepcopy(model_config(run))
+        fix_config(config, run.config.model.longest_sequence)
+        generator.preflight(config)
     return generator
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from grpox.checkpoint.folders import FOLDER as CHECKPOINTS
 from grpox.checkpoint.folders import MANIFEST, checkpoints_in
 from grpox.checkpoint.progress import PROGRESS, Progress
+from grpox.config.inputs import AUTO
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.runfile.given import Given
 from grpox.runfile.load import ResolvedRun, read_run, resolve
@@ -22,7 +23,7 @@ from grpox.runfile.overrides import COMMAND_LINE
 
 ARGUMENT = "MODEL"
 CONFIG = "config.yaml"
-FROM_CHECKPOINT = ("path", "dtype", "init")
+FROM_CHECKPOINT = ("path", "dtype", "init", "longest_sequence")
 """Keys of the section `model` that are read from a checkpoint."""
 
 TRUST = "model.init.trust_remote_code"
@@ -64,7 +65,7 @@ def named_model(given: str) -> NamedModel:
         return NamedModel(given, {"path": given})
     if (folder / MANIFEST).is_file() or (folder / PROGRESS).is_file():
         try:
-            section = Progress.read(folder).config["model"]
+            section = {"longest_sequence": AUTO} | Progress.read(folder).config["model"]
             keys = {key: section[key] for key in FROM_CHECKPOINT}
             return NamedModel(given, keys, folder, tuple(runs_code(keys["init"])))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

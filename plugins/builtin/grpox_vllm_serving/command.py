@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from grpox.config import ModelConfig
 from grpox.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -104,8 +105,9 @@ def serve(
 
     _refuse_unknown("--dtype", dtype, DTYPES)
     _refuse_unknown("--weights", weights, TRANSFERS)
-    path, of_run, casts_head = _model(model)
-    chosen: Any = dtype or of_run
+    of_run = _model(model)
+    longest = of_run.longest_sequence
+    chosen: Any = dtype or of_run.dtype
     _refuse_used_address(host, port)
     if weights_dir is not None and not Path(weights_dir).is_dir():
         raise ConfigError("no such folder", "--weights-dir", given=weights_dir)
@@ -120,12 +122,13 @@ def serve(
     if weights == "nccl" and not cuda:
         raise ConfigError("nccl needs CUDA, but there is none", "--weights", allowed="file")
     settings = ServerSettings(
-        model=path,
+        model=of_run.path,
         token=token,
         host=host,
         port=port,
         dtype=dtype_on(chosen, cuda),
-        max_model_len=max_model_len,
+        # By this limit vLLM chooses position factors.
+        max_model_len=max_model_len or (longest if isinstance(longest, int) else None),
         tensor_parallel_size=tensor_parallel_size,
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_gib=kv_cache_gib,
@@ -133,7 +136,7 @@ def serve(
         nccl=weights == "nccl" or (weights == "auto" and cuda),
         weights_dir=None if weights_dir is None else str(Path(weights_dir).resolve()),
         verbose=verbose,
-        extra=(*(FLOAT32_HEAD if casts_head else ()), *(vllm_args or ())),
+        extra=(*(FLOAT32_HEAD if of_run.cast_lm_head_to_fp32 else ()), *(vllm_args or ())),
     )
     _serve(settings)
 
@@ -160,21 +163,22 @@ def _serve(settings: ServerSettings) -> None:
         server.wait()
 
 
-def _model(given: str) -> tuple[str, str, bool]:
-    """Return the model for vLLM to load, the dtype that a run names for it, else auto, and if its head is cast.
+def _model(given: str) -> ModelConfig:
+    """Return the model for vLLM to load, with the settings of a run.
 
     Raises:
         ConfigError: it is not a model's folder, run file, recipe or hub id.
     """
-    from grpox.toolkit import input_path, load_run, model_problems, recipe_names
+    from grpox.toolkit import decide_longest, input_path, load_run, model_problems, recipe_names
 
     if Path(given).suffix in (".yaml", ".yml") or given in recipe_names():
-        model = load_run(given).config.model
-        return model.path, model.dtype, model.cast_lm_head_to_fp32
+        run = load_run(given)
+        decide_longest(run)
+        return run.config.model
     path = input_path(given, Path.cwd())
     if problems := list(model_problems("MODEL", path)):
         raise ConfigError(problems)
-    return path, DTYPES[0], False
+    return ModelConfig(path=path)
 
 
 def _hang_up_as_terminate() -> None:
