@@ -373,9 +373,7 @@ def _try_forward_modes(engine: Any, config: RunConfig, world: World) -> ForwardM
     if mode.dependence:
         name = type(engine.module).__name__
         what = f"log-probabilities of {name} depend on the other sequences of a micro-batch: {mode.dependence}"
-        allowed = (
-            "another model, or data.max_prompt_length for sequences shorter than what its config.json names"
-        )
+        allowed = "another model, or by data.max_prompt_length sequences below such numbers of its config.json"
         raise ConfigError(what, "model.path", given=config.model.path, allowed=allowed)
     return mode
 

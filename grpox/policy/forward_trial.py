@@ -53,7 +53,7 @@ class ForwardTrial:
         self.model, self.run, self.world = model, run, world
         self.failures: list[str] = []
         """Reasons for which modes were ruled out, for the user."""
-        self._batch = _sequences(model, world.device)
+        self._batch = collate([_sample(model, *sizes) for sizes in ((5, 4), (5, 3), (3, 5))], world.device)
         self._expected: tuple[Tensor, Tensor] | None = None
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LONGEST
         work = CPU_WORK / parameter_counts(model)[1] if world.device.type == "cpu" else LONGEST
@@ -61,7 +61,8 @@ class ForwardTrial:
         numbers = SWITCH.findall(model.config.to_json_string(use_diff=False))
         self.switches = {name: int(number) for name, number in numbers if 0 < int(number) < most}
         """Numbers in the model's configuration that the trial's long sequence exceeds."""
-        self._pair = [_sample(model, 8), _sample(model, min(most, max([24, *self.switches.values()]) + 16))]
+        long = min(most, max([24, *self.switches.values()]) + 16)
+        self._pair = [_sample(model, 4, 4), _sample(model, long - 4, 4)]
         self._apart: Tensor | None = None
         self.dependence = ""
         """Largest difference that a neighbour made to log-probabilities; empty without one."""
@@ -125,17 +126,18 @@ class ForwardTrial:
         short, long = self._pair
         try:
             if self._apart is None:
-                # The longest of a micro-batch has no padding. Beside a shorter one it is as if it were alone.
-                pairs = ([short, _sample(self.model, 5)], [long, short])
-                own = (self._score(FULL_LOGITS, collate(pair, self.world.device))[0][:4] for pair in pairs)
-                self._apart = torch.stack(list(own))
+                # The longest of a micro-batch has no padding, as if it were alone.
+                pairs = ([short, _sample(self.model, 1, 4)], [long, short])
+                own = [self._score(FULL_LOGITS, collate(pair, self.world.device))[0][:4] for pair in pairs]
+                self._apart = torch.stack(own)
             together = self._score(mode, collate(self._pair, self.world.device))[0].view(2, 4)
         except torch.OutOfMemoryError:  # the run itself may have only shorter sequences
             return ""
         far, worst = self._far(self._apart), float((together - self._apart).abs().median(dim=1).values.max())
         if worst <= far or not math.isfinite(far):
             return ""
-        self.dependence = f"{worst:.2g} apart for {len(short)} tokens beside {len(long)}, {far:.2g} allowed"
+        names = "".join(f", {name} {number}" for name, number in self.switches.items())
+        self.dependence = f"{worst:.2g} apart beside {len(long)} tokens, {far:.2g} allowed{names}"
         return f"gave other numbers alone and together: {self.dependence}"
 
     def _far(self, expected: Tensor) -> float:
@@ -152,20 +154,9 @@ class ForwardTrial:
         return "" if worst <= far else f"gave other numbers: {worst:.2g} apart, {far:.2g} allowed"
 
 
-def _sequences(model: PreTrainedModel, device: torch.device) -> RolloutBatch:
-    """Build two sequences of one prompt, and one sequence of another prompt."""
+def _sample(model: PreTrainedModel, prompt: int, completion: int) -> Sample:
+    """Build a sequence of so many tokens; prompts of one length are equal."""
     vocabulary = int(model.config.get_text_config().vocab_size)
-    tokens = [(7919 * (place + 1)) % vocabulary for place in range(20)]
-    parts = [(tokens[:5], tokens[5:9]), (tokens[:5], tokens[9:12]), (tokens[12:15], tokens[15:20])]
-    samples = [
-        Sample(tuple(prompt), tuple(completion), np.ones(len(completion), bool), np.zeros(len(completion)), 0.0)
-        for prompt, completion in parts
-    ]
-    return collate(samples, device)
-
-
-def _sample(model: PreTrainedModel, length: int) -> Sample:
-    """Build a sequence with a completion of 4 tokens at its end."""
-    vocabulary = int(model.config.get_text_config().vocab_size)
-    tokens = tuple((7919 * (place + length)) % vocabulary for place in range(length))
-    return Sample(tokens[:-4], tokens[-4:], np.ones(4, bool), np.zeros(4), 0.0)
+    places = (*range(1, prompt + 1), *(prompt + 10 * completion + place for place in range(completion)))
+    tokens = tuple((7919 * place) % vocabulary for place in places)
+    return Sample(tokens[:prompt], tokens[prompt:], np.ones(completion, bool), np.zeros(completion), 0.0)

@@ -67,12 +67,10 @@ def install_scoring_forward(
             set_attention(model, default)
         if mode := _first_that_agrees(trial, model, train):
             return mode
-    restore_forward(model)
-    failures, trial.dependence = tuple(trial.failures), ""
-    if trial.is_possible and not trial.agrees(FULL_LOGITS) and trial.dependence:
-        switches = "".join(f", {name} {number}" for name, number in trial.switches.items())
-        return replace(FULL_LOGITS, failures=failures, dependence=trial.dependence + switches)
-    return replace(FULL_LOGITS, failures=failures)
+        restore_forward(model)
+    mode = replace(FULL_LOGITS, failures=tuple(trial.failures))
+    is_right = not trial.is_possible or trial.agrees(FULL_LOGITS)
+    return mode if is_right else replace(mode, dependence=trial.dependence)
 
 
 def _first_that_agrees(trial: ForwardTrial, model: PreTrainedModel, train: TrainConfig) -> ForwardMode | None:

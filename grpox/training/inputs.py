@@ -274,8 +274,7 @@ def open_generator(run: ResolvedRun, world: World) -> Generator:
     check_load(run, free_memory(world))
     generator: Generator = run.build("generator")
     if world.is_main and hasattr(generator, "preflight"):
-        config = copy.deepcopy(model_config(run))
-        fix_config(config, run.config.model.longest_sequence)
+        fix_config(config := copy.deepcopy(model_config(run)), run.config.model.longest_sequence)
         generator.preflight(config)
     return generator
 
