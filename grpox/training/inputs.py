@@ -59,14 +59,13 @@ def model_config(run: ResolvedRun) -> PreTrainedConfig:
     return load_config(run.config.model) if run.given.model is None else run.given.model.config
 
 
-def decide_longest(run: ResolvedRun) -> str:
-    """Set the length by which position factors are chosen, and describe the choice; empty if there is none."""
+def decide_longest(run: ResolvedRun) -> int | None:
+    """Set the length by which position factors are chosen, and return it; None if the model has no choice."""
     model, config = run.config.model, model_config(run)
     given = model.longest_sequence
     longest = given if isinstance(given, int) else longest_sequence(run.config, config)
-    choice = rope_choice(config, longest)
-    model.longest_sequence = longest if choice else None
-    return f"position factors of the model: {choice}, for sequences of up to {longest} tokens" if choice else ""
+    model.longest_sequence = longest = longest if rope_choice(config, longest) else None
+    return longest
 
 
 def open_model(run: ResolvedRun) -> PreTrainedModel:

@@ -40,6 +40,7 @@ from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.policy.precision import dtype_here, prepare_cuda
 from grpox.policy.reference import BaseAsReference
+from grpox.policy.rope import rope_choice
 from grpox.runfile.checked import unchecked_message
 from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
@@ -67,6 +68,7 @@ from grpox.training.given import make_whole
 from grpox.training.inputs import (
     decide_longest,
     generator_context,
+    model_config,
     open_generator,
     open_model,
     provides,
@@ -260,8 +262,9 @@ def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> None:
         model.dtype = recorded.get(DTYPE, dtype_here(model))
     if model.longest_sequence == AUTO:
         model.longest_sequence = recorded.get(LONGEST, AUTO)
-    if positions := decide_longest(run):
-        _tell(world, "%s", positions)
+    if longest := decide_longest(run):
+        choice = rope_choice(model_config(run), longest)
+        _tell(world, "position factors of the model: %s, for up to %s tokens", choice, longest)
     if train.max_tokens_per_micro_batch == AUTO:
         on_gpu = tokens_on(AUTO, world.device.type == "cuda", divides_steps(run.components["loss"]))
         train.max_tokens_per_micro_batch = recorded.get(MICRO_BATCH, on_gpu)

@@ -48,7 +48,7 @@ def inputs(folder: Path) -> None:
 def test_factors_are_recorded_and_alike_in_sampling_training_and_reference(grpox: Any, folder: Path) -> None:
     done = grpox("train", "long.yaml")
     assert done.returncode == 0, done.stderr[-4000:]
-    assert "position factors of the model: long, for sequences of up to 38 tokens" in done.stderr
+    assert "position factors of the model: long, for up to 38 tokens" in done.stderr
     run = folder / "runs" / "long"
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["longest_sequence"] == 38
     metrics = json.loads((run / "metrics.jsonl").read_text().splitlines()[1])["metrics"]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from grpox.config import ModelConfig
 from grpox.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -105,9 +104,8 @@ def serve(
 
     _refuse_unknown("--dtype", dtype, DTYPES)
     _refuse_unknown("--weights", weights, TRANSFERS)
-    of_run = _model(model)
-    longest = of_run.longest_sequence
-    chosen: Any = dtype or of_run.dtype
+    path, of_run, casts_head, longest = _model(model)
+    chosen: Any = dtype or of_run
     _refuse_used_address(host, port)
     if weights_dir is not None and not Path(weights_dir).is_dir():
         raise ConfigError("no such folder", "--weights-dir", given=weights_dir)
@@ -122,13 +120,12 @@ def serve(
     if weights == "nccl" and not cuda:
         raise ConfigError("nccl needs CUDA, but there is none", "--weights", allowed="file")
     settings = ServerSettings(
-        model=of_run.path,
+        model=path,
         token=token,
         host=host,
         port=port,
         dtype=dtype_on(chosen, cuda),
-        # By this limit vLLM chooses position factors.
-        max_model_len=max_model_len or (longest if isinstance(longest, int) else None),
+        max_model_len=max_model_len or longest,
         tensor_parallel_size=tensor_parallel_size,
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_gib=kv_cache_gib,
@@ -136,7 +133,7 @@ def serve(
         nccl=weights == "nccl" or (weights == "auto" and cuda),
         weights_dir=None if weights_dir is None else str(Path(weights_dir).resolve()),
         verbose=verbose,
-        extra=(*(FLOAT32_HEAD if of_run.cast_lm_head_to_fp32 else ()), *(vllm_args or ())),
+        extra=(*(FLOAT32_HEAD if casts_head else ()), *(vllm_args or ())),
     )
     _serve(settings)
 
@@ -163,8 +160,9 @@ def _serve(settings: ServerSettings) -> None:
         server.wait()
 
 
-def _model(given: str) -> ModelConfig:
-    """Return the model for vLLM to load, with the settings of a run.
+def _model(given: str) -> tuple[str, str, bool, int | None]:
+    """Return the model for vLLM to load; of a run its dtype, if its head is cast, and the length that chooses its
+    position factors, if the model has a choice.
 
     Raises:
         ConfigError: it is not a model's folder, run file, recipe or hub id.
@@ -173,12 +171,12 @@ def _model(given: str) -> ModelConfig:
 
     if Path(given).suffix in (".yaml", ".yml") or given in recipe_names():
         run = load_run(given)
-        decide_longest(run)
-        return run.config.model
+        model, longest = run.config.model, decide_longest(run)
+        return model.path, model.dtype, model.cast_lm_head_to_fp32, longest
     path = input_path(given, Path.cwd())
     if problems := list(model_problems("MODEL", path)):
         raise ConfigError(problems)
-    return ModelConfig(path=path)
+    return path, DTYPES[0], False, None
 
 
 def _hang_up_as_terminate() -> None:
