@@ -161,8 +161,8 @@ def _serve(settings: ServerSettings) -> None:
 
 
 def _model(given: str) -> tuple[str, str, bool, int | None]:
-    """Return the model for vLLM to load; of a run its dtype, if its head is cast, and the length that chooses its
-    position factors, if the model has a choice.
+    """Return the model for vLLM to load; of a run its dtype, if its head is cast, and the length by which its
+    position factors are chosen, if there is a choice.
 
     Raises:
         ConfigError: it is not a model's folder, run file, recipe or hub id.
