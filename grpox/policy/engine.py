@@ -371,10 +371,10 @@ def _try_forward_modes(engine: Any, config: RunConfig, world: World) -> ForwardM
     longest = longest_sequence(config, engine.module.config)
     mode = install_scoring_forward(engine.module, config.train, run, world, names_none, longest)
     if mode.dependence:
-        name = type(engine.module).__name__
-        what = f"log-probabilities of {name} depend on the other sequences of a micro-batch: {mode.dependence}"
+        what = f"log-probabilities depend on the other sequences of a micro-batch: {mode.dependence}"
         allowed = "another model, or by data.max_prompt_length sequences below such numbers of its config.json"
-        raise ConfigError(what, "model.path", given=config.model.path, allowed=allowed)
+        given = f"{config.model.path}, {type(engine.module).__name__}"
+        raise ConfigError(what, "model.path", given=given, allowed=allowed)
     return mode
 
 

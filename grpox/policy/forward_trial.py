@@ -119,20 +119,18 @@ class ForwardTrial:
         return scored[0][mask], scored[1][mask]
 
     def _dependence(self, mode: ForwardMode) -> str:
-        """Describe how a long neighbour changes log-probabilities; empty if it does not.
-
-        Medians are compared, as rounding may send single tokens to other experts.
-        """
+        """Describe how a long neighbour changes log-probabilities; empty if it does not."""
         short, long = self._pair
         try:
             if self._apart is None:
-                # The longest of a micro-batch has no padding, as if it were alone.
+                # The longest of a micro-batch has no padding: it is as if it were alone.
                 pairs = ([short, _sample(self.model, 1, 4)], [long, short])
                 own = [self._score(FULL_LOGITS, collate(pair, self.world.device))[0][:4] for pair in pairs]
                 self._apart = torch.stack(own)
             together = self._score(mode, collate(self._pair, self.world.device))[0].view(2, 4)
         except torch.OutOfMemoryError:  # the run itself may have only shorter sequences
             return ""
+        # Medians, as rounding may send single tokens to other experts.
         far, worst = self._far(self._apart), float((together - self._apart).abs().median(dim=1).values.max())
         if worst <= far or not math.isfinite(far):
             return ""
