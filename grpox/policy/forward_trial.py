@@ -15,7 +15,7 @@ from torch import Tensor
 from grpox.errors import describe, plain
 from grpox.policy.attention import VARLEN, probe_kernel, set_attention
 from grpox.policy.batch import RolloutBatch, Sample, collate
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.logprobs import DEPENDS, FULL_LOGITS, ForwardMode, completion_logprobs
 from grpox.policy.lora.layers import parameter_counts
 from grpox.runtime.world import World
 
@@ -64,8 +64,6 @@ class ForwardTrial:
         long = min(most, max([24, *self.switches.values()]) + 16)
         self._pair = [_sample(model, 4, 4), _sample(model, long - 4, 4)]
         self._apart: Tensor | None = None
-        self.dependence = ""
-        """Largest difference that a neighbour made to log-probabilities; empty without one."""
 
         def forward() -> str:
             self._expected = self._score(FULL_LOGITS)
@@ -135,8 +133,7 @@ class ForwardTrial:
         if worst <= far or not math.isfinite(far):
             return ""
         names = "".join(f", {name} {number}" for name, number in self.switches.items())
-        self.dependence = f"{worst:.2g} apart beside {len(long)} tokens, {far:.2g} allowed{names}"
-        return f"gave other numbers alone and together: {self.dependence}"
+        return f"{DEPENDS}: {worst:.2g} apart beside {len(long)} tokens, {far:.2g} allowed{names}"
 
     def _far(self, expected: Tensor) -> float:
         return max(FAR, ROUNDINGS * torch.finfo(self.model.dtype).eps) * float(expected.std())

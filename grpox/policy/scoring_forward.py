@@ -68,9 +68,9 @@ def install_scoring_forward(
         if mode := _first_that_agrees(trial, model, train):
             return mode
         restore_forward(model)
-    mode = replace(FULL_LOGITS, failures=tuple(trial.failures))
-    is_right = not trial.is_possible or trial.agrees(FULL_LOGITS)
-    return mode if is_right else replace(mode, dependence=trial.dependence)
+    if trial.is_possible:
+        trial.agrees(FULL_LOGITS)  # a failure is among `failures`
+    return replace(FULL_LOGITS, failures=tuple(trial.failures))
 
 
 def _first_that_agrees(trial: ForwardTrial, model: PreTrainedModel, train: TrainConfig) -> ForwardMode | None:
