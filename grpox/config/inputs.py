@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -69,6 +69,10 @@ class ModelConfig(Section):
     """Compute all logits in float32 from hidden states and weights in `dtype`, as ScaleRL recommends (arXiv
     2510.13786): in sampling with hf and vLLM, in evaluations, and in training without
     `train.chunked_logprobs`. With it, training does so in any case."""
+    longest_sequence: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
+    """Number of tokens, prompt and completion together, by which position factors are chosen, if the model has
+    others for long sequences (longrope, dynamic NTK). ``auto``: `data.max_prompt_length` plus the longest
+    completion, at most the model's positions; null for models with the same factors for all lengths."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the tokenizer's chat template, used for conversational prompts."""
     chat_date: Literal["auto"] | date = "auto"

@@ -32,6 +32,7 @@ from grpox.errors.formatting import some
 from grpox.policy.attention import VARLEN
 from grpox.policy.float32_head import cast_head, has_float32_head
 from grpox.policy.precision import dtype_here
+from grpox.policy.rope import fix_rope
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
 
@@ -78,6 +79,7 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
     _check_stop_tokens(model, config.path)
     if config.cast_lm_head_to_fp32:
         cast_head(model)
+    fix_rope(model, config.longest_sequence)
     return model
 
 

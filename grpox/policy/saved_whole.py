@@ -22,6 +22,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from grpox.errors import RunFailed, describe
 from grpox.errors.formatting import some
+from grpox.policy.rope import fix_config
 
 META = torch.device("meta")
 
@@ -35,7 +36,12 @@ def save_whole(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | 
     Raises:
         RunFailed: loading the folder would lose a part of the model. The written files stay.
     """
-    model.save_pretrained(folder, state_dict=state)
+    config, model.config = model.config, copy.deepcopy(model.config)
+    fix_config(model.config, None)
+    try:
+        model.save_pretrained(folder, state_dict=state)
+    finally:
+        model.config = config
     if lost := lost_parts(model, folder):
         raise RunFailed(f"{folder} was written, but does not contain the whole model: {'; '.join(lost)}")
 

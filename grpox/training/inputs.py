@@ -39,6 +39,7 @@ from grpox.policy.models import (
     stop_token_ids,
     vocabulary_of,
 )
+from grpox.policy.rope import fix_config, fix_rope, longest_sequence, rope_choice
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards, check_scored_rows
 from grpox.rollout.sampler import CompletionSampler, WeightSource
@@ -65,9 +66,19 @@ def model_config(run: ResolvedRun) -> PreTrainedConfig:
     return load_config(run.config.model) if run.given.model is None else run.given.model.config
 
 
+def decide_longest(run: ResolvedRun) -> int | None:
+    """Set the length by which position factors are chosen, and return it; None if the model has no choice."""
+    model, config = run.config.model, model_config(run)
+    given = model.longest_sequence
+    longest = given if isinstance(given, int) else longest_sequence(run.config, config)
+    model.longest_sequence = longest = longest if rope_choice(config, longest) else None
+    return longest
+
+
 def open_model(run: ResolvedRun) -> PreTrainedModel:
     """Return the model to train, a Python argument or loaded; with adapters if configured."""
     model = load_model(run.config.model, trains=True) if run.given.model is None else run.given.model
+    fix_rope(model, run.config.model.longest_sequence)
     if run.config.model.lora is not None:
         add_adapters(model, run.config.model.lora, run.config.train.seed)
     if run.config.model.cast_lm_head_to_fp32:
@@ -346,7 +357,8 @@ def open_generator(run: ResolvedRun, world: World) -> Generator:
     check_load(run, free_memory(world))
     generator: Generator = run.build("generator")
     if world.is_main and hasattr(generator, "preflight"):
-        generator.preflight(model_config(run))
+        fix_config(config := copy.deepcopy(model_config(run)), run.config.model.longest_sequence)
+        generator.preflight(config)
     return generator
 
 

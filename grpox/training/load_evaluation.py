@@ -26,7 +26,7 @@ from grpox.runfile.overrides import COMMAND_LINE
 
 ARGUMENT = "MODEL"
 CONFIG = "config.yaml"
-FROM_CHECKPOINT = ("path", "dtype", "init")
+FROM_CHECKPOINT = ("path", "dtype", "init", "longest_sequence")
 """Keys of the section `model` that are read from a checkpoint."""
 
 TRUST = "model.init.trust_remote_code"
@@ -68,7 +68,7 @@ def named_model(given: str) -> NamedModel:
         return NamedModel(given, {"path": given})
     if (folder / MANIFEST).is_file() or (folder / PROGRESS).is_file():
         try:
-            section = Progress.read(folder).config["model"]
+            section = {"longest_sequence": AUTO} | Progress.read(folder).config["model"]
             keys = {key: section[key] for key in FROM_CHECKPOINT}
             return NamedModel(given, keys, folder, tuple(runs_code(keys["init"])))
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -40,9 +40,10 @@ from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.policy.precision import dtype_here, prepare_cuda
 from grpox.policy.reference import BaseAsReference
+from grpox.policy.rope import rope_choice
 from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
-from grpox.runfile.lock.differences import CHAT_DATE, DTYPE, MICRO_BATCH, check_ranks
+from grpox.runfile.lock.differences import CHAT_DATE, DTYPE, LONGEST, MICRO_BATCH, check_ranks
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runtime.determinism import check_determinism, prepare_determinism
 from grpox.runtime.files import as_strict_json, restrict_umask, write_atomically, write_error_message
@@ -65,7 +66,9 @@ from grpox.training.build import (
 from grpox.training.components import RunComponents
 from grpox.training.given import make_whole
 from grpox.training.inputs import (
+    decide_longest,
     generator_context,
+    model_config,
     open_generator,
     open_model,
     open_tokenizer,
@@ -261,7 +264,7 @@ def _push(config: RunConfig, summary: dict[str, Any]) -> None:
 
 
 def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> Mapping[str, Any]:
-    """Replace ``auto`` by the precision and the size of micro-batches that the run has; a collective.
+    """Replace ``auto`` by the precision, lengths and size of micro-batches that the run has; a collective.
 
     A resumed run keeps those that it began with, also on other devices. They are returned.
     """
@@ -270,6 +273,11 @@ def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> Mapping[s
     [recorded, *_] = world.gather([recorded_choices(Path(run.config.output_dir)) if reads else {}])
     if model.dtype == AUTO:
         model.dtype = recorded.get(DTYPE, dtype_here(model))
+    if model.longest_sequence == AUTO:
+        model.longest_sequence = recorded.get(LONGEST, AUTO)
+    if longest := decide_longest(run):
+        choice = rope_choice(model_config(run), longest)
+        _tell(world, "position factors of the model: %s, for up to %s tokens", choice, longest)
     if train.max_tokens_per_micro_batch == AUTO:
         on_gpu = tokens_on(AUTO, world.device.type == "cuda", divides_steps(run.components["loss"]))
         train.max_tokens_per_micro_batch = recorded.get(MICRO_BATCH, on_gpu)

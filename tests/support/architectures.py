@@ -70,9 +70,9 @@ OWN: dict[str, dict[str, Any]] = {
 WITH_BUFFERS = ("gemma4_text", "deepseek_v3", "glm4_moe")
 
 
-def tiny_model(kind: str, seed: int = 0) -> PreTrainedModel:
+def tiny_model(kind: str, seed: int = 0, **own: Any) -> PreTrainedModel:
     """Build a random model, its weights large enough that each of them matters."""
-    config = CONFIG_MAPPING[kind](**COMMON | OWN[kind])
+    config = CONFIG_MAPPING[kind](**COMMON | OWN.get(kind, {}) | own)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

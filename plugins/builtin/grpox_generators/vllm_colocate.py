@@ -91,7 +91,7 @@ class VllmColocateGenerator:
         self._sleeps = self.config.sleep and context.device.type == "cuda"
         policy = context.policy.config.get_text_config()
         self._tied = bool(getattr(policy, "tie_word_embeddings", False))
-        self._vocabulary = policy.vocab_size
+        self._vocabulary, self._longest = policy.vocab_size, getattr(policy, "longest_sequence", None)
         # In a model that is only evaluated, the adapters are merged.
         if self.config.lora_sync == "adapter" and adapted_layers(context.policy):
             self._adapter = AdapterFiles(context.policy)
@@ -234,7 +234,8 @@ class VllmColocateGenerator:
             "enable_prefix_caching": True,
             "enforce_eager": self.context.device.type == "cpu",
             "enable_sleep_mode": self._sleeps,
-            "max_model_len": self.config.max_model_len,
+            # Without it vLLM would stop where factors for long sequences begin.
+            "max_model_len": self.config.max_model_len or self._longest,
             "gpu_memory_utilization": self.config.gpu_memory_utilization,
         }
         if self._adapter is not None:
