@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from grpox.errors import describe, plain
+from grpox.errors import ConfigError, describe, plain
 from grpox.policy.attention import VARLEN, probe_kernel, set_attention
 from grpox.policy.batch import RolloutBatch, Sample, collate
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.randomness import disable_dropout, random_fields, random_states
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ForwardTrial:
     """
 
     def __init__(self, model: PreTrainedModel, run: Callable[..., Any], world: World) -> None:
-        """Run the model's own forward pass.
+        """Turn the model's dropout off, and run its own forward pass.
 
         Args:
             run: runs the forward pass of `model`, which may be sharded.
@@ -44,6 +45,7 @@ class ForwardTrial:
         self.model, self.run, self.world = model, run, world
         self.failures: list[str] = []
         """Reasons for which modes were ruled out, for the user."""
+        disable_dropout(model)
         self._batch = _sequences(model, world.device)
         self._expected: tuple[Tensor, Tensor] | None = None
 
@@ -53,6 +55,29 @@ class ForwardTrial:
 
         self.is_possible = self._accepts("the model's own forward pass", forward)
         """False if the model's own forward pass fails, which then is in `failures`."""
+
+    def check_repeats(self) -> None:
+        """Check that the model's own forward pass is the same in training mode, and draws no random numbers.
+
+        Raises:
+            ConfigError: it is not; on every rank.
+        """
+
+        def repeat() -> str:
+            disable_dropout(self.model)  # again, as some models make modules in their first forward pass
+            before = random_states(self.world.device)
+            scored = self._score(FULL_LOGITS, training=True)
+            if before != random_states(self.world.device):
+                return "drew random numbers"
+            is_finite = bool(torch.cat(scored).isfinite().all())  # the run reports a NaN more clearly
+            return self._difference(scored) if is_finite else ""
+
+        if self.is_possible and not self._accepts("training mode", repeat):
+            what = "computes something else in training mode than in sampling, also with its dropout turned off"
+            fields = ", ".join(random_fields(self.model)) or "no field that is random by its name"
+            given = f"{type(self.model).__name__}, with {fields} in its config"
+            allowed = "a model that is the same in training and in eval mode"
+            raise ConfigError(f"{what}: {self.failures[-1]}", "model.path", given=given, allowed=allowed)
 
     def agrees(self, mode: ForwardMode) -> bool:
         """Return True if `mode` gives the log-probabilities and entropies of the model's own forward pass."""
@@ -82,14 +107,14 @@ class ForwardTrial:
         return agreed
 
     @torch.no_grad()
-    def _score(self, mode: ForwardMode) -> tuple[Tensor, Tensor]:
+    def _score(self, mode: ForwardMode, training: bool = False) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities and entropies of the tokens, f32[N] each."""
-        training = self.model.training
-        self.model.eval()
+        before = self.model.training
+        self.model.train(training)
         try:
             scored = completion_logprobs(self.run, self._batch, TEMPERATURE, mode)
         finally:
-            self.model.train(training)
+            self.model.train(before)
         mask = self._batch.token_mask
         return scored[0][mask], scored[1][mask]
 

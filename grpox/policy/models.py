@@ -32,6 +32,7 @@ from grpox.errors.formatting import some
 from grpox.policy.attention import VARLEN
 from grpox.policy.float32_head import cast_head, has_float32_head
 from grpox.policy.precision import dtype_here
+from grpox.policy.randomness import disable_dropout
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
 
@@ -150,6 +151,7 @@ def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
             if own._attn_implementation == VARLEN:  # which gains nothing where sequences have a row each
                 own._attn_implementation = "sdpa"
             built = AutoModelForCausalLM.from_config(own, dtype=dtype, trust_remote_code=trusted)
+        disable_dropout(built)  # some models apply it in eval mode too
         if casts:
             cast_head(built)
         return built

@@ -54,11 +54,15 @@ def install_scoring_forward(
 
     Returns:
         the mode; in a trial on every rank it gave the log-probabilities of the model's own forward pass.
+
+    Raises:
+        ConfigError: the model is random in training mode.
     """
     world = world or World(0, 1, next(model.parameters()).device)
+    trial = ForwardTrial(model, run or model, world)
+    trial.check_repeats()
     if not train.chunked_logprobs or not _add_scoring(model):
         return FULL_LOGITS
-    trial = ForwardTrial(model, run or model, world)
     if trial.is_possible:
         default = str(model.config._attn_implementation)
         if chooses_attention and prefers_varlen(model, world.device):
