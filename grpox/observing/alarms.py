@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpox.config.alarms import CHANGED, DIFFERS, GROWTH, LIVE, NORM_BEFORE, SHARE, AlarmsConfig
+from grpox.config.alarms import ALLOWED, CHANGED, DIFFERS, FIRST, GROWTH, LIVE, NORM_BEFORE, SHARE, AlarmsConfig
 from grpox.runtime.files import as_strict_json, write_atomically
 
 FILE = "alarms.json"
@@ -63,6 +63,11 @@ ADVICE = {
         "one reward makes up the variance of the weighted rewards within groups, so the others teach nothing",
         "compare rewards/<f>/std: scale the rewards to a similar size, change their weights, or use "
         "'advantage: {name: group, aggregation: normalize_then_sum}'; a reward that never differs may be wrong",
+    ),
+    "first_step_mismatch": (
+        "sampling, training or the reference compute different log-probabilities from equal weights",
+        "look at mismatch/difference_mean and kl of the first step, and compare what the generator computes in "
+        "with model.dtype",
     ),
 }
 """Name of an alarm -> its fault, and what to look at."""
@@ -116,6 +121,8 @@ class Reading:
     value: float
     is_fault: bool
     subject: str = ""
+    is_once: bool = False
+    """True for a value of a single step, whose fault needs no others."""
 
 
 class Alarms:
@@ -136,7 +143,7 @@ class Alarms:
         for reading in [*self._of_rewards(metrics), *self._of_update(metrics)]:
             count = state.counts.get(reading.name, 0) + 1 if reading.is_fault else 0
             state.counts[reading.name] = count
-            if count >= self.config.steps and reading.name not in known:
+            if count >= (1 if reading.is_once else self.config.steps) and reading.name not in known:
                 raised.append(
                     RaisedAlarm(name=reading.name, step=step, value=reading.value, subject=reading.subject)
                 )
@@ -190,6 +197,9 @@ class Alarms:
     def _of_update(self, metrics: Mapping[str, float]) -> Iterator[Reading]:
         config, state = self.config, self.state
         norm, changed = metrics.get("grad_norm"), metrics.get(CHANGED)
+        first, factor = metrics.get(FIRST), config.first_step_mismatch
+        if first is not None and factor is not None:
+            yield Reading("first_step_mismatch", first, first > factor * metrics[ALLOWED], is_once=True)
         # A step may get the groups with equal rewards of a batch that other steps learn from.
         is_live = state.is_silent or metrics.get(LIVE, 1) > 0
         if norm is not None and config.no_gradient is not None and is_live:
