@@ -6,12 +6,13 @@ from pydantic import Field
 
 from grpox.config.component import Section
 
-NORM_BEFORE, GROWTH, CHANGED, LIVE = OF_UPDATE = tuple(
-    f"alarms/{name}" for name in ("norm_before", "growth", "changed", "live")
+NORM_BEFORE, GROWTH, CHANGED, LIVE, FIRST, ALLOWED = OF_UPDATE = tuple(
+    f"alarms/{name}" for name in ("norm_before", "growth", "changed", "live", "first", "allowed")
 )
 """Measures of an update that only the alarms read: the norm of the weights before the first step of a process;
 with adapters instead the norm of the weights with their changes, relative to that without; the number of
-sampled weights that a step has changed; and its number of samples with an advantage."""
+sampled weights that a step has changed; its number of samples with an advantage; and in the first step the
+difference of log-probabilities that equal weights give, and the allowed one."""
 DIFFERS, SHARE = "alarms/differs/", "alarms/share/"
 """Beginnings of measures of a reward, before its label."""
 EMPTY_TESTS = "alarms/empty_tests/"
@@ -41,6 +42,9 @@ class AlarmsConfig(Section):
     """True: a row whose tests ask nothing is a fault, in the first step with one."""
     one_reward_decides: float | None = Field(0.999, gt=0.5, le=1)
     """Smallest share of one reward in the variance of the weighted rewards within groups that is a fault."""
+    first_step_mismatch: float | None = Field(1.0, gt=0)
+    """Difference in nats per token of the first step's log-probabilities from the generator's, or from those of
+    the reference, relative to what the precision rounds (at least 1e-4), above which it is a fault."""
 
 
 def alarms_off(value: object) -> object:

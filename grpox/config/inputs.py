@@ -80,6 +80,9 @@ class ModelConfig(Section):
     begins, which a resume and an evaluation of the run keep."""
     init: dict[str, Any] = Field(default_factory=dict)
     """Arguments for transformers' `from_pretrained`: attn_implementation, revision, trust_remote_code, ..."""
+    dequantize: bool = False
+    """Widen a quantised checkpoint (FP8, MXFP4, compressed-tensors, ...) to `dtype` while it loads, where
+    transformers can; the trained model is saved unquantised. By default such a checkpoint is refused."""
     lora: LoraConfig | None = None
     """Train only adapters, with peft (``pip install 'grpox[lora]'``); default: train all weights."""
 

@@ -14,7 +14,18 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpox.config.alarms import CHANGED, DIFFERS, EMPTY_TESTS, GROWTH, LIVE, NORM_BEFORE, SHARE, AlarmsConfig
+from grpox.config.alarms import (
+    ALLOWED,
+    CHANGED,
+    DIFFERS,
+    EMPTY_TESTS,
+    FIRST,
+    GROWTH,
+    LIVE,
+    NORM_BEFORE,
+    SHARE,
+    AlarmsConfig,
+)
 from grpox.runtime.files import as_strict_json, write_atomically
 
 FILE = "alarms.json"
@@ -67,6 +78,11 @@ ADVICE = {
     "empty_tests": (
         "the tests of a row ask nothing, so the row has no score",
         "let its tests assert results, and call what they define; grpox validate asks the first rows",
+    ),
+    "first_step_mismatch": (
+        "sampling, training or the reference compute different log-probabilities from equal weights",
+        "look at mismatch/difference_mean and kl of the first step, and compare what the generator computes in "
+        "with model.dtype",
     ),
 }
 """Name of an alarm -> its fault, and what to look at."""
@@ -199,6 +215,9 @@ class Alarms:
     def _of_update(self, metrics: Mapping[str, float]) -> Iterator[Reading]:
         config, state = self.config, self.state
         norm, changed = metrics.get("grad_norm"), metrics.get(CHANGED)
+        first, factor = metrics.get(FIRST), config.first_step_mismatch
+        if first is not None and factor is not None:
+            yield Reading("first_step_mismatch", first, first > factor * metrics[ALLOWED], steps=1)
         # A step may get the groups with equal rewards of a batch that other steps learn from.
         is_live = state.is_silent or metrics.get(LIVE, 1) > 0
         if norm is not None and config.no_gradient is not None and is_live:

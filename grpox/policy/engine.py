@@ -32,6 +32,7 @@ from grpox.policy.lora.layers import (
     parameter_adapters,
     parameters_of,
 )
+from grpox.policy.randomness import disable_dropout, restore_training
 from grpox.policy.rope import fix_rope, longest_sequence
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
 from grpox.policy.weight_stream import stream_adapters, stream_parameters, stream_weights
@@ -272,6 +273,7 @@ class Engine:
                 delattr(module, name)
         restore_forward(self.module)
         restore_head(self.module)
+        restore_training(self.module)
         set_attention(self.module, self._attention)
         fix_rope(self.module, None)
 
@@ -330,19 +332,6 @@ class FrozenEngine:
     @torch.no_grad()
     def __call__(self, **inputs: Any) -> Any:
         return self._deepspeed(**inputs)
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """Turn dropout off also in training mode, so that sampling and training have the same distribution.
-
-    Training mode stays on, because gradient checkpointing needs it.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
 
 
 def _enable_checkpointing(model: PreTrainedModel, config: RunConfig) -> None:

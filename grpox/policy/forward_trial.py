@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from grpox.errors import describe, plain
+from grpox.errors import ConfigError, describe, plain
 from grpox.policy.attention import VARLEN, probe_kernel, set_attention
 from grpox.policy.batch import RolloutBatch, Sample, collate
 from grpox.policy.logprobs import DEPENDS, FULL_LOGITS, ForwardMode, completion_logprobs
 from grpox.policy.lora.layers import parameter_counts
+from grpox.policy.randomness import disable_dropout, random_fields, random_states
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ForwardTrial:
     def __init__(
         self, model: PreTrainedModel, run: Callable[..., Any], world: World, longest: int | None = None
     ) -> None:
-        """Run the model's own forward pass.
+        """Turn the model's dropout off, and run its own forward pass.
 
         Args:
             run: runs the forward pass of `model`, which may be sharded.
@@ -53,6 +54,7 @@ class ForwardTrial:
         self.model, self.run, self.world = model, run, world
         self.failures: list[str] = []
         """Reasons for which modes were ruled out, for the user."""
+        disable_dropout(model)
         self._batch = collate([_sample(model, *sizes) for sizes in ((5, 4), (5, 3), (3, 5))], world.device)
         self._expected: tuple[Tensor, Tensor] | None = None
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LONGEST
@@ -71,6 +73,29 @@ class ForwardTrial:
 
         self.is_possible = self._accepts("the model's own forward pass", forward)
         """False if the model's own forward pass fails, which then is in `failures`."""
+
+    def check_repeats(self) -> None:
+        """Check that the model's own forward pass is the same in training mode, and draws no random numbers.
+
+        Raises:
+            ConfigError: it is not; on every rank.
+        """
+
+        def repeat() -> str:
+            disable_dropout(self.model)  # again, as some models make modules in their first forward pass
+            before = random_states(self.world.device)
+            scored = self._score(FULL_LOGITS, training=True)
+            if before != random_states(self.world.device):
+                return "drew random numbers"
+            is_finite = bool(torch.cat(scored).isfinite().all())  # the run reports a NaN more clearly
+            return self._difference(scored) if is_finite else ""
+
+        if self.is_possible and not self._accepts("training mode", repeat):
+            what = "computes something else in training mode than in sampling, also with its dropout turned off"
+            fields = ", ".join(random_fields(self.model)) or "no field that is random by its name"
+            given = f"{type(self.model).__name__}, with {fields} in its config"
+            allowed = "a model that is the same in training and in eval mode"
+            raise ConfigError(f"{what}: {self.failures[-1]}", "model.path", given=given, allowed=allowed)
 
     def agrees(self, mode: ForwardMode) -> bool:
         """Return True if `mode` gives the numbers of the model's own forward pass, with any neighbour."""
@@ -105,14 +130,16 @@ class ForwardTrial:
         return agreed
 
     @torch.no_grad()
-    def _score(self, mode: ForwardMode, batch: RolloutBatch | None = None) -> tuple[Tensor, Tensor]:
+    def _score(
+        self, mode: ForwardMode, batch: RolloutBatch | None = None, training: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities and entropies of the tokens, f32[N] each."""
-        training, batch = self.model.training, batch or self._batch
-        self.model.eval()
+        before, batch = self.model.training, batch or self._batch
+        self.model.train(training)
         try:
             scored = completion_logprobs(self.run, batch, TEMPERATURE, mode)
         finally:
-            self.model.train(training)
+            self.model.train(before)
         mask = batch.token_mask
         return scored[0][mask], scored[1][mask]
 

@@ -56,9 +56,13 @@ def install_scoring_forward(
 
     Returns:
         the mode; in a trial on every rank it gave the log-probabilities of the model's own forward pass.
+
+    Raises:
+        ConfigError: the model is random in training mode.
     """
     world = world or World(0, 1, next(model.parameters()).device)
     trial = ForwardTrial(model, run or model, world, longest)
+    trial.check_repeats()
     if train.chunked_logprobs and trial.is_possible and _add_scoring(model):
         default = str(model.config._attn_implementation)
         if chooses_attention and prefers_varlen(model, world.device):

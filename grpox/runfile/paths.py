@@ -29,7 +29,7 @@ from grpox.runfile.data_files import look_at
 from grpox.runfile.environment_rows import missing_columns, row_check
 from grpox.runfile.given import GIVEN
 from grpox.runfile.invalid_keys import InvalidKeyRead
-from grpox.runfile.model_options import media_problem_of
+from grpox.runfile.model_options import checkpoint_problems, media_problem_of
 from grpox.runfile.slots import selected
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -99,6 +99,7 @@ def model_input_problems(context: CheckContext) -> Iterator[Problem]:
     yield from model_problems("model.path", path)
     if context.trains and (problem := media_problem_of(Path(path), "model.path")):
         yield problem
+    yield from checkpoint_problems(context.config.model)
 
 
 def training_data_problems(context: CheckContext) -> Iterator[Problem]:

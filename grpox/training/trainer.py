@@ -27,6 +27,7 @@ from grpox.training.evaluation import Evaluation, outcomes_of
 from grpox.training.generation_feed import GenerationFeed
 from grpox.training.steering import Steering
 from grpox.training.step_report import StepReport
+from grpox.update.mismatch import first_step_measures
 from grpox.update.policy_update import PolicyUpdate
 
 Follow = Callable[[str, int, Mapping[str, float]], None]
@@ -55,6 +56,8 @@ class Trainer:
     """Called on every rank after each step and evaluation."""
     _train_seconds: float | None = None
     """Seconds until the end of the last step; None before `start`."""
+    _is_first: bool = True
+    """True until this process has taken a step."""
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns the results before and after (if there is an evaluation) and the time."""
@@ -92,15 +95,20 @@ class Trainer:
 
     def train_step(self, plan: StepPlan) -> None:
         """Take one optimizer step: collect the missing samples, then update the policy."""
-        start = time.perf_counter()
+        start, config = time.perf_counter(), self.context.config
         self.components.begin_step(plan.step, self.feed.progress(plan.step - 1))
         new = self.feed.collect(plan)
         self.feed.prefetch(plan)
         micro_batches = self.feed.micro_batches(plan)
         try:
-            with self.times.phase("update"), deterministic_algorithms(self.context.config.train.deterministic):
+            with self.times.phase("update"), deterministic_algorithms(config.train.deterministic):
                 self.policy.score_old(self.feed.later_micro_batches(plan))
                 update = self.policy.step(micro_batches)
+            if self._is_first and new and (plan.step == 1 or not config.train.max_staleness):
+                # After a resume the reference has other weights.
+                equal = {name: update[name] for name in update if plan.step == 1 or name != "kl"}
+                update |= first_step_measures(equal, config, self.policy.engine.module)
+            self._is_first = False
             if {"loss", "grad_norm"} <= update.keys():  # a step that was not taken lacks one of them
                 self.state.losses = [self.state.losses[0] + update["loss"], self.state.losses[1] + 1]
         finally:  # also of a step that ends the run

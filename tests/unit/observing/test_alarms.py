@@ -17,7 +17,17 @@ from support.frozen import answers_of
 
 from grpox.checkpoint.progress import TrainingState
 from grpox.config import AlarmsConfig, RunConfig
-from grpox.config.alarms import CHANGED, DIFFERS, EMPTY_TESTS, GROWTH, LIVE, NORM_BEFORE, SHARE
+from grpox.config.alarms import (
+    ALLOWED,
+    CHANGED,
+    DIFFERS,
+    EMPTY_TESTS,
+    FIRST,
+    GROWTH,
+    LIVE,
+    NORM_BEFORE,
+    SHARE,
+)
 from grpox.observing.alarms import (
     ADVICE,
     Alarms,
@@ -66,6 +76,8 @@ FAULTS: dict[str, tuple[dict[str, float], float]] = {
     "one_reward_decides": ({SHARE + "exact": 0.9995, SHARE + "form": 0.0005}, 0.9995),
 }
 """Name of an alarm -> the changes that make a healthy step faulty, and the alarm's value."""
+AT_ONCE = {"first_step_mismatch": ({FIRST: 0.07, ALLOWED: 0.0625}, 0.07)}
+"""The same of alarms that a single step raises."""
 
 
 def alarms_after(steps: list[dict[str, float]], **config: Any) -> list[RaisedAlarm]:
@@ -89,10 +101,18 @@ def test_a_fault_raises_its_alarm_alone_after_five_steps_in_a_row_and_once(name:
     assert alarm.value == pytest.approx(value)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_a_fault_of_the_first_step_raises_its_alarm_at_once(name: str) -> None:
+    fault, value = AT_ONCE[name]
+    (alarm,) = alarms_after([fault, {}])
+    assert (alarm.name, alarm.step, alarm.value) == (name, 1, value)
+    assert alarms_after([{FIRST: 0.06, ALLOWED: 0.0625}]) == []
+
+
+@pytest.mark.parametrize("name", FAULTS | AT_ONCE)
 def test_one_alarm_is_off_with_null(name: str) -> None:
     off = False if name in ("policy_static", "empty_tests") else None
-    raised = alarms_after([FAULTS[name][0]] * 9, **{name: off})
+    raised = alarms_after([(FAULTS | AT_ONCE)[name][0]] * 9, **{name: off})
     assert name not in {alarm.name for alarm in raised}
 
 
@@ -110,7 +130,7 @@ def test_a_step_whose_own_groups_have_equal_rewards_counts_neither_way() -> None
 
 
 def test_every_alarm_has_a_threshold_an_advice_and_a_fault_here() -> None:
-    assert set(AlarmsConfig.model_fields) - {"steps"} == set(ADVICE) == set(FAULTS)
+    assert set(AlarmsConfig.model_fields) - {"steps"} == set(ADVICE) == set(FAULTS | AT_ONCE)
 
 
 def test_a_step_without_the_value_counts_neither_way() -> None:
