@@ -197,7 +197,8 @@ class LossOutput:
     """Unreduced output of a policy loss; the core masks and reduces both, over all ranks."""
 
     loss: Tensor  # f32[B, T]
-    diagnostics: Mapping[str, Tensor] = field(default_factory=dict)  # name -> f32[B, T]
+    diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> f32[B, T], averaged over tokens; or f32[B], one number a sequence, averaged over sequences."""
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Capability, LossInputs, PolicyLoss
-from grpox.update.objective import MicroBatchInputs, objective, per_token_loss
+from grpox.update.objective import MicroBatchInputs, by_token, objective, per_token_loss
 from grpox.update.packing import LossTraits, StepTotals, count_masks, token_weights
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def measured_on(loss: PolicyLoss, inputs: LossInputs) -> Measured:
     values = torch.where(inputs.token_mask, output.loss, 0.0)
     gradient, by_entropy = gradients_of(values.sum(), given)
     named = output.diagnostics.items()
-    diagnostics = {name: torch.where(inputs.token_mask, each.detach(), 0.0) for name, each in named}
+    diagnostics = {name: torch.where(inputs.token_mask, by_token(each.detach()), 0.0) for name, each in named}
     return Measured(values.detach(), gradient, by_entropy, diagnostics)
 
 

@@ -12,7 +12,7 @@ Schulman, "Approximating KL divergence" (2020), for k1, k2 and k3.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -109,6 +109,9 @@ class MicroBatchLoss:
     loss: Tensor  # scalar, to be minimised
     policy_loss: Tensor  # f32[B, T], as the plugin returned it, without gradient, 0 where masked
     diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
+    of_sequences: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # f32[B] of those with one number a sequence
     corrected: Corrected | None = None  # None: no correction
     off_policy_keep: Tensor | None = None  # bool[B, T]; None: the run leaves none out
     policy_share: Tensor | None = None  # scalar without gradient; None: the loss has no other term
@@ -195,7 +198,7 @@ def per_token_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> LossOutput:
 
     Raises:
         RunFailed: it raised, changed a tensor of `inputs` in place, or returned anything but a `LossOutput` of
-            [B, T] tensors that the gradient of the log-probabilities can flow through.
+            [B, T] tensors that the gradient of the log-probabilities can flow through; diagnostics may be [B].
     """
     name = type(policy_loss).__name__
     tensors = {name: values for name, values in vars(inputs).items() if isinstance(values, Tensor)}
@@ -217,7 +220,7 @@ def _check_tensor(name: str, what: str, values: object, inputs: LossInputs) -> N
     expected = tuple(inputs.logprobs.shape)
     if not isinstance(values, Tensor):
         raise RunFailed(f"loss '{name}': {what} is a {type(values).__name__}, not a tensor of shape {expected}")
-    if values.shape != inputs.logprobs.shape:
+    if values.shape != inputs.logprobs.shape and (what == "its loss" or values.shape != expected[:1]):
         raise RunFailed(f"loss '{name}': {what} has shape {tuple(values.shape)}; [B, T] is {expected}")
     if what == "its loss" and not torch.is_floating_point(values):
         raise RunFailed(f"loss '{name}': {what} is of {values.dtype}, not of a floating-point type")
@@ -271,8 +274,11 @@ def objective(
     if correction is not None and not folds_correction:
         per_token = per_token * correction
     now = logprobs.detach()
-    diagnostics = {name: neutral(values.detach()) for name, values in output.diagnostics.items()}
-    diagnostics |= {"kl_old": k3(old, now, old), "ratio": neutral(torch.exp(now - old))}
+    told = {name: values.detach() for name, values in output.diagnostics.items()}
+    of_sequences = {name: values for name, values in told.items() if values.ndim == 1}
+    diagnostics = {name: neutral(by_token(values)) for name, values in told.items()}
+    # The tokens are pi_old's: KL(pi_old || pi). In the other direction k3 explodes where pi has left a token.
+    diagnostics |= {"kl_old": k3(now, old, old), "ratio": neutral(torch.exp(now - old))}
     share = None
     if beta > 0 or bonus_weights is not None:
         share = (per_token.detach() * token_weights).sum()
@@ -284,7 +290,12 @@ def objective(
     loss = (per_token * token_weights).sum()
     if bonus_weights is not None and entropy is not None:
         loss = loss - (entropy * bonus_weights).sum()
-    return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics, policy_share=share)
+    return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics, of_sequences, policy_share=share)
+
+
+def by_token(values: Tensor) -> Tensor:
+    """A diagnostic as f32[B, T], or f32[B, 1] where it has one number a sequence."""
+    return values.unsqueeze(1) if values.ndim == 1 else values
 
 
 def _where(mask: Tensor, values: Tensor, other: Tensor) -> Tensor:
