@@ -39,7 +39,7 @@ from grpox_generators.configs import VllmColocateConfig
 from grpox_generators.limits import build_rollout, check_length, end_ids
 from grpox_generators.ranks import ask_together, engine_arguments, from_all_ranks, own_segments
 from grpox_generators.stored_names import as_stored
-from grpox_generators.vllm_sampling import request_params, seed_of
+from grpox_generators.vllm_sampling import BROKEN_OFF, request_params, seed_of
 from grpox_vllm_serving.launch import CPU_BLOCK_SIZE, SHARED_MEMORY
 from grpox_vllm_serving.reloaded import as_loaded, head_is_embedding, pack_again, untouched
 
@@ -142,10 +142,11 @@ class VllmColocateGenerator:
         outputs = self._outputs(seeded, sampling)[mine]
         for prompt, output in zip(prompts, outputs, strict=True):
             for completion in sorted(output.outputs, key=lambda completion: completion.index):
-                token_ids = completion.token_ids
+                token_ids, reason = completion.token_ids, completion.finish_reason
+                if reason in BROKEN_OFF:
+                    raise RunFailed(f"vLLM's engine broke off a completion of group {prompt.group_id}: {reason}")
                 chosen = [p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True)]
-                is_stopped = completion.finish_reason == "stop"
-                yield build_rollout(prompt, completion.index, token_ids, chosen, is_stopped, self.version)
+                yield build_rollout(prompt, completion.index, token_ids, chosen, reason, self.version)
 
     def sleep(self) -> None:
         """On CUDA, release the memory of weights and cache for the update."""
@@ -199,14 +200,18 @@ class VllmColocateGenerator:
         """Return vLLM's answer to each prompt with its seed."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMValidationError
-        from vllm.sampling_params import StructuredOutputsParams
+        from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
         ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
         requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in seeded]
         try:
-            # A run file has a mapping here, vLLM needs an object.
-            structured = sampling.generation_kwargs.get("structured_outputs")
-            typed = {"structured_outputs": StructuredOutputsParams(**structured)} if structured else {}
+            # A run file has mappings here, vLLM needs objects.
+            kinds = {
+                "structured_outputs": StructuredOutputsParams,
+                "repetition_detection": RepetitionDetectionParams,
+            }
+            own = sampling.generation_kwargs
+            typed = {name: kind(**own[name]) for name, kind in kinds.items() if own.get(name)}
             params = [
                 SamplingParams(**request_params(sampling, ends, prompt, seed) | typed)
                 for prompt, seed in seeded

@@ -27,6 +27,9 @@ ALLOWED = (
 )
 """Keys of `sampling.generation_kwargs` that are passed to vLLM's SamplingParams unchanged."""
 
+BROKEN_OFF = ("abort", "error")
+"""Finish reasons of completions that vLLM did not finish; the others are ``stop``, ``length``, ``repetition``."""
+
 HOTTEST = 2.0
 """Highest temperature that vLLM accepts."""
 
