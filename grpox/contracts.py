@@ -286,9 +286,9 @@ class AdvantageScaler(Protocol):
     all of its tokens; tokens that the model did not write have advantage 0.
 
     ``signal: "sum" | "functions" | "all"`` says what differs within a group that has advantages: the weighted
-    sum of the rewards, the rewards of a function whose weight is not 0, or any reward in `AdvantageInputs`,
-    also of lists and turns. Dynamic sampling replaces the other groups. Default: ``"sum"``, and ``"all"`` for a
-    scaler of the form ``scale(inputs)``.
+    sum of the rewards, the rewards of a function whose weight is not 0, or anything, also lists, turns and
+    their states. Dynamic sampling replaces the other groups; with ``"all"`` those to which a copy of the scaler
+    gives advantages of 0. Default: ``"sum"``, and ``"all"`` for a scaler of the form ``scale(inputs)``.
 
     For tests: ``monotone: bool = True``, a better reward within a group gives no smaller advantage;
     ``example_columns``, column -> values, and ``example_labels``, labels of the reward functions that return

@@ -33,6 +33,13 @@ class Advantages:
     tokens: Sequence[Tensor] | None = None
     """N of f32[T_i]; None where each completion has one advantage."""
 
+    def silent_groups(self, size: int, most: float = 0.0) -> list[bool]:
+        """Tell which groups of `size` completions have no advantage beyond `most`."""
+        tokens = list(self.values) if self.tokens is None else self.tokens
+        zero = torch.tensor([bool((each.abs() <= most).all()) for each in tokens])
+        silent: list[bool] = zero.reshape(-1, size).all(dim=1).tolist()
+        return silent
+
     def of_rows(self, rows: Sequence[int]) -> list[np.ndarray]:
         """List the advantages of the tokens of some completions, f32[T_i] each."""
         assert self.tokens is not None

@@ -274,9 +274,9 @@ def objective(
     if correction is not None and not folds_correction:
         per_token = per_token * correction
     now = logprobs.detach()
-    told = {name: values.detach() for name, values in output.diagnostics.items()}
-    of_sequences = {name: values for name, values in told.items() if values.ndim == 1}
-    diagnostics = {name: neutral(by_token(values)) for name, values in told.items()}
+    own = {name: values.detach() for name, values in output.diagnostics.items()}
+    of_sequences = {name: values for name, values in own.items() if values.ndim == 1}
+    diagnostics = {name: neutral(by_token(values)) for name, values in own.items()}
     # The tokens are pi_old's: KL(pi_old || pi). In the other direction k3 explodes where pi has left a token.
     diagnostics |= {"kl_old": k3(now, old, old), "ratio": neutral(torch.exp(now - old))}
     share = None

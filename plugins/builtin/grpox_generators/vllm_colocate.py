@@ -144,7 +144,7 @@ class VllmColocateGenerator:
             for completion in sorted(output.outputs, key=lambda completion: completion.index):
                 token_ids, reason = completion.token_ids, completion.finish_reason
                 if reason in BROKEN_OFF:
-                    raise RunFailed(f"vLLM's engine broke off a completion of group {prompt.group_id}: {reason}")
+                    raise RunFailed(f"vLLM broke off a completion of group {prompt.group_id}: {reason}")
                 chosen = [p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True)]
                 yield build_rollout(prompt, completion.index, token_ids, chosen, reason, self.version)
 

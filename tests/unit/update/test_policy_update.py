@@ -140,7 +140,7 @@ def test_slices_of_a_generation_batch_have_one_reference_that_follows() -> None:
 
 
 def test_ratios_of_sequences_count_sequences() -> None:
-    """Of sequences of 2, 5 and 9 tokens the first alone is clipped: a third, as in TRL, and not 2 of 16."""
+    """Count one clipped sequence of 2 tokens among others of 5 and 9: a third, as in TRL, and not 2 of 16."""
     loss = Grpo(ClippedConfig(level="sequence"))
     lengths = (2, 5, 9)
     samples = [
