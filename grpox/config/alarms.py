@@ -16,6 +16,15 @@ DIFFERS, SHARE = "alarms/differs/", "alarms/share/"
 """Beginnings of measures of a reward, before its label."""
 
 
+class DeadRewardConfig(Section):
+    """When a reward that has never differed, beside one that has, is reported."""
+
+    steps: int = Field(20, ge=1)
+    """Smallest number of steps, counted from the start of the run."""
+    completions: int = Field(64, ge=2)
+    """Smallest number of completions that the reward has scored."""
+
+
 class AlarmsConfig(Section):
     """Thresholds of the alarms. null switches a single alarm off."""
 
@@ -37,6 +46,8 @@ class AlarmsConfig(Section):
     """Norm of the weights, adapters merged, relative to that before training, above which it is a fault."""
     one_reward_decides: float | None = Field(0.999, gt=0.5, le=1)
     """Smallest share of one reward in the variance of the weighted rewards within groups that is a fault."""
+    dead_reward: DeadRewardConfig | None = DeadRewardConfig()
+    """A reward with one and the same score since the start of the run, beside one that differs, is a fault."""
 
 
 def alarms_off(value: object) -> object:

@@ -20,15 +20,7 @@ from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageScaler, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
-from grpox.rollout.dynamic_sampling import (
-    ZERO,
-    Draw,
-    ResampledBatch,
-    SampledGroups,
-    is_flat,
-    refill,
-    signal_of,
-)
+from grpox.rollout.dynamic_sampling import Draw, ResampledBatch, SampledGroups, is_flat, refill, signal_of
 from grpox.rollout.episode_metrics import episode_metrics, success_rate
 from grpox.rollout.metrics import error_metrics, length_metrics, mean, reward_metrics, reward_signals
 from grpox.rollout.rewards import NamedReward
@@ -232,7 +224,7 @@ class Collector:
         # A copy: a scaler may change its state, once for each generation batch.
         scaler = call("advantage", copy.deepcopy, self.scaler)
         scaled = self._scale(self._scored(rows, indices, state), scaler)
-        return scaled.silent_groups(self.num_generations, ZERO)
+        return scaled.silent_groups(self.num_generations)
 
     @property
     def _weights(self) -> torch.Tensor:
@@ -270,6 +262,16 @@ class Collector:
         return signals | reward_signals(
             labels, batch.rewards, batch.totals, self._weights, self.num_generations
         )
+
+    def ranges(self, batches: Sequence[GenerationBatch]) -> dict[str, tuple[float, float, int]]:
+        """Lowest and highest score of each reward with a weight, and the number of its scores, over batches."""
+        rows = [row for batch in batches for row in (*batch.rows, *batch.dropped)]
+        ranges = {}
+        for place, reward in enumerate(self.scorer.rewards):
+            scores = [score for row in rows if (score := row.rewards[place]) is not None]
+            if reward.weight and scores:
+                ranges[reward.label] = min(scores), max(scores), len(scores)
+        return ranges
 
     def scored(self, batch: GenerationBatch) -> list[ScoredRollout]:
         """The batch as observers see it, with texts."""

@@ -21,8 +21,6 @@ from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged
 
 SIGNALS = ("sum", "functions", "all")
 """Values of a scaler's attribute `signal`."""
-ZERO = 1e-6
-"""Largest advantage that counts as 0: a difference of equal numbers in float32 is a rounding error."""
 
 Draw = Callable[[int], Sequence[int]]
 """Function that returns the dataset indices of the next prompts, given their number."""

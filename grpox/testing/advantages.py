@@ -23,9 +23,9 @@ from torch import Tensor
 from grpox.contracts import Rollout, Turn
 from grpox.errors import RunFailed
 from grpox.plugins.component import takes_inputs
-from grpox.rollout.dynamic_sampling import ZERO, signal_of
+from grpox.rollout.dynamic_sampling import signal_of
 from grpox.rollout.rewards.scoring import ScoredRow
-from grpox.rollout.turns import BatchScaler, ScoredBatch
+from grpox.rollout.turns import ZERO, BatchScaler, ScoredBatch
 from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem

@@ -16,7 +16,6 @@ from grpox.contracts import Prompt
 from grpox.errors import RunFailed
 from grpox_generators.server_client import Completion, ServerClient, ServerLost, ServerUnfit
 from grpox_generators.server_fleet import Fleet
-from grpox_generators.vllm_sampling import BROKEN_OFF
 
 FIRST_BACK_OFF = 0.5
 LONGEST_BACK_OFF = 10.0
@@ -110,7 +109,7 @@ class ServerPool:
     ) -> None:
         url = member.client.url
         async for completion in member.client.complete(list(request.prompt.token_ids), request.params):
-            if completion.finish_reason in BROKEN_OFF:
+            if completion.finish_reason in ("abort", "error"):
                 raise ServerLost(f"{url} broke off a completion: {completion.finish_reason}")
             if set(completion.versions) != {self._version}:
                 weights = ", ".join(completion.versions) or "unknown"

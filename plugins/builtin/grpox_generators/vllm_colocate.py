@@ -39,7 +39,7 @@ from grpox_generators.configs import VllmColocateConfig
 from grpox_generators.limits import build_rollout, check_length, end_ids
 from grpox_generators.ranks import ask_together, engine_arguments, from_all_ranks, own_segments
 from grpox_generators.stored_names import as_stored
-from grpox_generators.vllm_sampling import BROKEN_OFF, request_params, seed_of
+from grpox_generators.vllm_sampling import request_params, seed_of
 from grpox_vllm_serving.launch import CPU_BLOCK_SIZE, SHARED_MEMORY
 from grpox_vllm_serving.reloaded import as_loaded, head_is_embedding, pack_again, untouched
 
@@ -143,7 +143,7 @@ class VllmColocateGenerator:
         for prompt, output in zip(prompts, outputs, strict=True):
             for completion in sorted(output.outputs, key=lambda completion: completion.index):
                 token_ids, reason = completion.token_ids, completion.finish_reason
-                if reason in BROKEN_OFF:
+                if reason in ("abort", "error"):
                     raise RunFailed(f"vLLM broke off a completion of group {prompt.group_id}: {reason}")
                 chosen = [p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True)]
                 yield build_rollout(prompt, completion.index, token_ids, chosen, reason, self.version)
@@ -206,12 +206,9 @@ class VllmColocateGenerator:
         requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in seeded]
         try:
             # A run file has mappings here, vLLM needs objects.
-            kinds = {
-                "structured_outputs": StructuredOutputsParams,
-                "repetition_detection": RepetitionDetectionParams,
-            }
-            own = sampling.generation_kwargs
-            typed = {name: kind(**own[name]) for name, kind in kinds.items() if own.get(name)}
+            own, names = sampling.generation_kwargs, ("structured_outputs", "repetition_detection")
+            kinds = zip(names, (StructuredOutputsParams, RepetitionDetectionParams), strict=True)
+            typed = {name: kind(**own[name]) for name, kind in kinds if own.get(name)}
             params = [
                 SamplingParams(**request_params(sampling, ends, prompt, seed) | typed)
                 for prompt, seed in seeded

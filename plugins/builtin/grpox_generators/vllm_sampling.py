@@ -27,9 +27,6 @@ ALLOWED = (
 )
 """Keys of `sampling.generation_kwargs` that are passed to vLLM's SamplingParams unchanged."""
 
-BROKEN_OFF = ("abort", "error")
-"""Finish reasons of completions that vLLM did not finish; there are stop, length and repetition too."""
-
 HOTTEST = 2.0
 """Highest temperature that vLLM accepts."""
 

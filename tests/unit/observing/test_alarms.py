@@ -16,8 +16,9 @@ from rich.console import Console
 from support.frozen import answers_of
 
 from grpox.checkpoint.progress import TrainingState
-from grpox.config import AlarmsConfig, RunConfig
+from grpox.config import AlarmsConfig, RewardRef, RunConfig
 from grpox.config.alarms import CHANGED, DIFFERS, GROWTH, LIVE, NORM_BEFORE, SHARE
+from grpox.contracts import Rollout
 from grpox.observing.alarms import (
     ADVICE,
     Alarms,
@@ -28,6 +29,9 @@ from grpox.observing.alarms import (
     write_alarms,
 )
 from grpox.observing.display import TerminalDisplay
+from grpox.rollout.collector import Collector
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.training.step_report import StepReport
@@ -107,7 +111,82 @@ def test_a_step_whose_own_groups_have_equal_rewards_counts_neither_way() -> None
 
 
 def test_every_alarm_has_a_threshold_an_advice_and_a_fault_here() -> None:
-    assert set(AlarmsConfig.model_fields) - {"steps"} == set(ADVICE) == set(FAULTS)
+    assert set(AlarmsConfig.model_fields) - {"steps"} == set(ADVICE) == {*FAULTS, "dead_reward"}
+
+
+def dead_after(
+    count: int, exact: Any, form: Any, first: int = 1, **config: Any
+) -> list[tuple[int, str, float]]:
+    """Return the dead rewards after steps with these (lowest, highest, number) of the scores of two rewards."""
+    alarms, found = Alarms(AlarmsConfig(dead_reward=config)), []
+    for step in range(first, first + count):
+        ranges = {name: own(step) for name, own in (("exact", exact), ("form", form)) if own(step)}
+        raised = alarms.see(step, HEALTHY, ranges)
+        alarms.state = AlarmsState.model_validate_json(alarms.state.model_dump_json())
+        found += [(each.step, each.subject, each.value) for each in raised]
+    return found
+
+
+def test_a_reward_that_is_constant_beside_a_living_one_is_dead() -> None:
+    living, zero, one = (lambda step, own=own: own for own in ((0.0, 1.0, 16), (0.0, 0.0, 16), (1.0, 1.0, 16)))
+    assert dead_after(40, living, zero) == [(20, "form", 0.0)]
+    assert dead_after(40, one, living) == [(20, "exact", 1.0)]
+    assert dead_after(19, living, zero) == dead_after(40, living, living) == dead_after(40, zero, one) == []
+    # It differs from batch to batch, or was seen to differ once.
+    assert dead_after(40, living, lambda step: (float(step == 3), float(step == 3), 16)) == []
+    # Completions that are scored count, over steps that may have no new batch.
+    assert dead_after(40, living, lambda step: (0.0, 0.0, 2)) == [(32, "form", 0.0)]
+    assert dead_after(40, living, lambda step: (0.0, 0.0, 16) if step % 8 == 1 else None) == [(25, "form", 0.0)]
+    assert dead_after(40, living, lambda step: None) == []
+    assert dead_after(9, living, zero, steps=4, completions=128) == [(8, "form", 0.0)]
+    # A run whose beginning was not seen.
+    assert dead_after(40, living, zero, first=2) == []
+    both = Alarms(AlarmsConfig(dead_reward=None))
+    assert [both.see(step, HEALTHY, {"a": (0, 0, 99), "b": (0, 1, 99)}) for step in range(1, 30)] == [[]] * 29
+
+
+def test_two_rewards_may_be_dead_and_the_report_tells_likely_causes(tmp_path: Path, logged: Any) -> None:
+    def exact(completions: Any, answer: Any, **_: Any) -> list[float]: ...
+
+    names, opened = ("format", "exact", "alive", "unweighed"), "Think. <think>\n"
+    functions = [lambda completions: [], exact, lambda completions: [], lambda completions: []]
+    rewards = [
+        NamedReward(name, function, weight=float(name != "unweighed"))
+        for name, function in zip(names, functions, strict=True)
+    ]
+    rollouts = [Rollout(0, sample, (1,), (2,), "stop", 0) for sample in range(64)]
+    rows = [
+        ScoredRow(rollout, (0.0, 1.0, float(rollout.sample % 2), 0.0), (False,) * 4, {}, completion="#### 42")
+        for rollout in rollouts
+    ]
+    batch: Any = SimpleNamespace(rows=rows, dropped=(), columns=[{"answer": "forty-two"}])
+    steps = Steps(tmp_path)
+    steps.alarms.config = AlarmsConfig(dead_reward={"steps": 1})  # type: ignore[arg-type]
+    refs = [RewardRef(name="format"), *(RewardRef(path=f"mine.py:{name}") for name in names[1:])]
+    steps.report.context.config = SimpleNamespace(rewards=refs)  # type: ignore[misc,assignment]
+    collector: Any = steps.report.collector
+    collector.scorer, collector.signals = SimpleNamespace(rewards=rewards), lambda batch: {}
+    collector.ranges = lambda batches: Collector.ranges(collector, batches)
+    collector.prompts = SimpleNamespace(prompt_texts=lambda ids: [opened])
+    steps.report._raise_alarms(1, [batch], {})
+    steps.report._raise_alarms(2, [batch], {})
+    entries = alarms_in(json.loads((tmp_path / "alarms.json").read_text()))
+    assert [(each["name"], each["step"], each["value"], each["subject"]) for each in entries] == [
+        ("dead_reward", 1, 0.0, "format"),
+        ("dead_reward", 1, 1.0, "exact"),
+    ]
+    assert (
+        "prompts end with <think>, so no completion has that opening tag (set opened: true)"
+        in entries[0]["cause"]
+    )
+    assert "column 'answer', here 'forty-two', never matches completions, here '#### 42'" in entries[1]["cause"]
+    message = logged()
+    assert message.count("alarm dead_reward at step 1, value 0 of format: ") == 1
+    assert message.count("alarm dead_reward at step 1, value 1 of exact: ") == 1
+    assert "it teaches nothing; likely prompts end with <think>" in message
+    assert len(steps.raised) == 2
+    for name in ("format", "exact"):
+        assert f"of {name}: " in str(tags_of(tmp_path)["grpox.alarm.dead_reward"])
 
 
 def test_a_step_without_the_value_counts_neither_way() -> None:
