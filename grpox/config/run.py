@@ -99,7 +99,7 @@ class RunConfig(Section):
         if self.evaluation is None:
             return "reward"
         first = f"rewards/{labels_of(rewards_of(self))[0]}/mean"
-        return PREFIX + ("accuracy" if self.evaluation.accuracy is not None else first)
+        return PREFIX + ("accuracy" if self.evaluation.says_accuracy else first)
 
 
 def rewards_of(config: RunConfig) -> list[RewardRef]:

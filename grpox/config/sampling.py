@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from grpox.config.component import RewardRef, Section
 
@@ -133,6 +133,14 @@ class EvaluationConfig(Section):
     """Lowest score, by the reward `accuracy` or else the first, that counts as right for pass_at_k."""
     early_stop: EarlyStopConfig | None = None
     """End the run when evaluations stop improving; default: never."""
+    _is_binary: bool = PrivateAttr(
+        False
+    )  # decided when a run is checked: scores of the first reward are 0 or 1
+
+    @property
+    def says_accuracy(self) -> bool:
+        """True if the mean of a reward is called accuracy."""
+        return self.accuracy is not None or self._is_binary
 
     @property
     def named_sets(self) -> dict[str, EvaluationSetConfig]:

@@ -126,11 +126,9 @@ def _owners(rewards: Sequence[RewardRef]) -> list[str]:
 
 def _decide_accuracy(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
     """Call the mean of the first reward accuracy if its scores are declared 0 or 1; finds no problem."""
-    refs = rewards_of(context.config)
     bound = context.components.get("rewards[0]" if evaluation.rewards is None else "evaluation.rewards[0]")
-    declared = refs[0].binary or (bound is not None and getattr(bound.config, "is_binary", False))
-    if evaluation.accuracy is None and declared:
-        evaluation.accuracy = labels_of(refs)[0]
+    declared = bound is not None and bool(getattr(bound.config, "is_binary", False))
+    evaluation._is_binary = rewards_of(context.config)[0].binary or declared
     yield from ()
 
 

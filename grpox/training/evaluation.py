@@ -118,7 +118,7 @@ class Evaluator:
     def metrics(self, rows: Sequence[ScoredRow], logged: Logged) -> dict[str, float]:
         """Compute the metrics of a result of `sample`."""
         metrics, renamed = with_logged(evaluation_metrics(rows, self.scorer.rewards, self.config), logged)
-        if self.config.accuracy is None:  # the scores of the first reward may be anything
+        if not self.config.says_accuracy:  # the scores of the first reward may be anything
             del metrics["accuracy"]
         if self.sampler.world.is_main:
             self.scorer.warn.all({what: what for what in renamed})

@@ -276,7 +276,7 @@ def objective(
     now = logprobs.detach()
     own = {name: values.detach() for name, values in output.diagnostics.items()}
     of_sequences = {name: values for name, values in own.items() if values.ndim == 1}
-    diagnostics = {name: neutral(by_token(values)) for name, values in own.items()}
+    diagnostics = {name: neutral(values.reshape(len(values), -1)) for name, values in own.items()}
     # The tokens are pi_old's: KL(pi_old || pi). In the other direction k3 explodes where pi has left a token.
     diagnostics |= {"kl_old": k3(now, old, old), "ratio": neutral(torch.exp(now - old))}
     share = None
@@ -291,11 +291,6 @@ def objective(
     if bonus_weights is not None and entropy is not None:
         loss = loss - (entropy * bonus_weights).sum()
     return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics, of_sequences, policy_share=share)
-
-
-def by_token(values: Tensor) -> Tensor:
-    """A diagnostic as f32[B, T], or f32[B, 1] where it has one number a sequence."""
-    return values.unsqueeze(1) if values.ndim == 1 else values
 
 
 def _where(mask: Tensor, values: Tensor, other: Tensor) -> Tensor:

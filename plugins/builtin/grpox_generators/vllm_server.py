@@ -234,6 +234,5 @@ class VllmServerGenerator:
 
     def _read(self, pending: PendingRequests) -> Iterator[Rollout]:
         for request, completion in pending.arriving():
-            index, tokens, logprobs = completion.index, completion.token_ids, completion.logprobs
-            reason = completion.finish_reason
-            yield build_rollout(request.prompt, index, tokens, logprobs, reason, pending.version)
+            tokens, logprobs, reason = completion.token_ids, completion.logprobs, completion.finish_reason
+            yield build_rollout(request.prompt, completion.index, tokens, logprobs, reason, pending.version)
