@@ -109,13 +109,11 @@ class MicroBatchLoss:
     loss: Tensor  # scalar, to be minimised
     policy_loss: Tensor  # f32[B, T], as the plugin returned it, without gradient, 0 where masked
     diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
-    of_sequences: Mapping[str, Tensor] = field(
-        default_factory=dict
-    )  # f32[B] of those with one number a sequence
     corrected: Corrected | None = None  # None: no correction
     off_policy_keep: Tensor | None = None  # bool[B, T]; None: the run leaves none out
     policy_share: Tensor | None = None  # scalar without gradient; None: the loss has no other term
     router_share: Tensor | None = None  # scalar without gradient: of the mean load-balancing loss of the step
+    of_sequences: Mapping[str, Tensor] = field(default_factory=dict)  # diagnostics of sequences, f32[B] each
 
     def with_routers(self, balance: Tensor, coefficient: float, totals: StepTotals) -> MicroBatchLoss:
         """Add the load-balancing loss of the micro-batch, weighted by its part of the step's tokens.
@@ -275,7 +273,7 @@ def objective(
         per_token = per_token * correction
     now = logprobs.detach()
     own = {name: values.detach() for name, values in output.diagnostics.items()}
-    of_sequences = {name: values for name, values in own.items() if values.ndim == 1}
+    rows = {name: values for name, values in own.items() if values.ndim == 1}
     diagnostics = {name: neutral(values.reshape(len(values), -1)) for name, values in own.items()}
     # The tokens are pi_old's: KL(pi_old || pi). In the other direction k3 explodes where pi has left a token.
     diagnostics |= {"kl_old": k3(now, old, old), "ratio": neutral(torch.exp(now - old))}
@@ -290,7 +288,7 @@ def objective(
     loss = (per_token * token_weights).sum()
     if bonus_weights is not None and entropy is not None:
         loss = loss - (entropy * bonus_weights).sum()
-    return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics, of_sequences, policy_share=share)
+    return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics, policy_share=share, of_sequences=rows)
 
 
 def _where(mask: Tensor, values: Tensor, other: Tensor) -> Tensor:
