@@ -230,8 +230,7 @@ def test_what_grpox_sets_is_no_argument_of_the_engine(name: str) -> None:
 @pytest.mark.parametrize("reason", ["stop", "length", "repetition", "abort", "error"])
 def test_the_end_of_a_completion_is_vllms_own(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     generator = Sampling(VllmColocateConfig(), "cpu", monkeypatch).generator
-    engine: Any = generator._engine
-    engine.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=999))
+    generator._engine.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=999))
     logprobs = [{5: SimpleNamespace(logprob=-0.5)}]
     completion = SimpleNamespace(index=0, token_ids=[5], logprobs=logprobs, finish_reason=reason)
     monkeypatch.setattr(vllm_colocate, "ask_together", lambda asked: (asked, slice(None)))

@@ -280,8 +280,6 @@ def test_the_kl_to_the_old_policy_is_that_of_its_own_tokens():
     exact = (old.exp() * (old - now)).sum()
     assert exact > 2
     torch.testing.assert_close((old.exp() * measured).sum(), exact)
-    # A token that pi has left adds its distance, not the ratio: of 12 nats 11, in the other direction e^12.
-    assert measured.max() <= (now - old).max().exp() + (old - now).max()
 
 
 def test_a_reference_without_beta_is_measured_by_k3_and_adds_nothing():

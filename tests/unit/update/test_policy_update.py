@@ -121,45 +121,33 @@ def test_samples_of_later_steps_are_scored_before_the_policy_moves() -> None:
 
 
 def test_slices_of_a_generation_batch_have_one_reference_that_follows() -> None:
-    """A later slice is scored before the first step; by a fixed reference, when its turn comes."""
-    for follows in (True, False):
-        micro_batches, model = micro_batches_of(12, count=2), small_model()
-        scoring = update(model, "grpo", beta=0.1, sync_ref_model=follows)
-        reference: Any = PlainEngine(small_model(), TrainConfig())
-        scoring.reference = reference
-        before = [row for samples in micro_batches for row in logprobs_of(reference.model, samples)]
-        scoring.score_old(micro_batches[1:])
-        scoring.step(micro_batches[:1])
-        for parameter in reference.model.parameters():  # as `ReferenceSync` does after the step
-            parameter.data.mul_(1.1)
-        assert all((row.reference_logprobs is None) is not follows for row in micro_batches[1])
-        scoring.step(micro_batches[1:])
-        if follows:
-            for sample, own in zip(of_step(micro_batches), before, strict=True):
-                assert_close(sample.reference_logprobs, own, sample)
+    micro_batches = micro_batches_of(12, count=2)
+    scoring = update(small_model(), "grpo", beta=0.1, sync_ref_model=True)
+    reference: Any = PlainEngine(small_model(), TrainConfig())
+    scoring.reference = reference
+    before = [row for samples in micro_batches for row in logprobs_of(reference.model, samples)]
+    scoring.score_old(micro_batches[1:])
+    scoring.step(micro_batches[:1])
+    for parameter in reference.model.parameters():  # as `ReferenceSync` does after the step
+        parameter.data.mul_(1.1)
+    scoring.step(micro_batches[1:])
+    for sample, own in zip(of_step(micro_batches), before, strict=True):
+        assert_close(sample.reference_logprobs, own, sample)
 
 
 def test_ratios_of_sequences_count_sequences() -> None:
     """Count one clipped sequence of 2 tokens among others of 5 and 9: a third, as in TRL, and not 2 of 16."""
-    loss = Grpo(ClippedConfig(level="sequence"))
-    lengths = (2, 5, 9)
-    samples = [
-        Sample((1,), (2,) * length, np.ones(length, bool), np.full(length, np.nan, np.float32), 1.0)
-        for length in lengths
-    ]
+    unknown = [np.full(length, np.nan, np.float32) for length in (2, 5, 9)]
+    samples = [Sample((1,), (2,) * len(row), np.isnan(row), row, 1.0) for row in unknown]
     samples.append(replace(samples[0], token_mask=np.zeros(2, bool)))  # not trained on
     batch = collate(samples, WORLD.device)
-    now = torch.where(torch.arange(4)[:, None] % 3 == 0, 0.5, 0.1) * batch.token_mask
-    inputs = MicroBatchInputs(
-        now,
-        batch.token_mask,
-        batch.advantages,
-        old_logprobs=torch.zeros_like(now),
-        sampler_logprobs=torch.full_like(now, torch.nan),
-        entropy=torch.zeros_like(now),
-    )
+    mask = batch.token_mask
+    now, old, sampler = (torch.full(mask.shape, value) for value in (0.1, 0.0, math.nan))
+    now[0] = 0.5
+    inputs = MicroBatchInputs(now, mask, batch.advantages, old, sampler, entropy=old)
     correction = REGISTRY.build(REGISTRY.parse("correction", ComponentRef(name="none"), "correction"))
-    result = StepLoss(loss, correction).micro_batch(inputs, StepTotals(16, 4, 1, 9))
+    step_loss = StepLoss(Grpo(ClippedConfig(level="sequence")), correction)
+    result = step_loss.micro_batch(inputs, StepTotals(16, 4, 1, 9))
     measured = measure([(batch, result.detached())], CorrectionTraits())
     named = measured.named(measured.reduce(WORLD))
     for name, value in (("high", 1 / 3), ("low", 0), ("region", 1 / 3)):
