@@ -131,12 +131,9 @@ def test_a_reward_that_is_constant_beside_a_living_one_is_dead() -> None:
     assert dead_after(40, one, living) == [(20, "exact", 1.0)]
     assert dead_after(19, living, zero) == dead_after(40, living, living) == dead_after(40, zero, one) == []
     assert dead_after(40, living, lambda step: (float(step == 3), float(step == 3), 16)) == []
-    # Completions that are scored count, over steps that may have no new batch.
     assert dead_after(40, living, lambda step: (0.0, 0.0, 2)) == [(32, "form", 0.0)]
     assert dead_after(40, living, lambda step: (0.0, 0.0, 16) if step % 8 == 1 else None) == [(25, "form", 0.0)]
-    assert dead_after(40, living, lambda step: None) == []
     assert dead_after(9, living, zero, steps=4, completions=128) == [(8, "form", 0.0)]
-    # A run whose beginning was not seen.
     assert dead_after(40, living, zero, first=2) == []
     alarms = Alarms(AlarmsConfig(dead_reward=None))
     assert not any(alarms.see(step, HEALTHY, {"a": (0, 0, 99), "b": (0, 1, 99)}) for step in range(1, 30))
