@@ -19,6 +19,15 @@ EMPTY_TESTS = "alarms/empty_tests/"
 """Beginning of a measure of a row, before its name: the number of its completions without a score."""
 
 
+class DeadRewardConfig(Section):
+    """When a reward that has never differed, beside one that has, is reported."""
+
+    steps: int = Field(20, ge=1)
+    """Smallest number of steps, counted from the start of the run."""
+    completions: int = Field(64, ge=2)
+    """Smallest number of completions that the reward has scored."""
+
+
 class AlarmsConfig(Section):
     """Thresholds of the alarms. null switches a single alarm off."""
 
@@ -45,6 +54,8 @@ class AlarmsConfig(Section):
     first_step_mismatch: float | None = Field(1.0, gt=0)
     """Difference in nats per token of the first step's log-probabilities from the generator's, or from those of
     the reference, relative to what the precision rounds (at least 1e-4), above which it is a fault."""
+    dead_reward: DeadRewardConfig | None = DeadRewardConfig()
+    """A reward with one and the same score since the start of the run, beside one that differs, is a fault."""
 
 
 def alarms_off(value: object) -> object:

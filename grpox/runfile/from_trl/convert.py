@@ -192,7 +192,7 @@ def _best(draft: Draft) -> None:
         ours, why = f"{PREFIX}{metric}", "a metric of the evaluation, which also needs to be filled in"
         draft.explain("metric_for_best_model", Verdict.SAME, f"checkpoint.best: {ours}")
     else:
-        ours, why = f"{PREFIX}accuracy", f"TRL has {metric}; docs/metrics.md lists the names"
+        ours, why = f"{PREFIX}reward", f"TRL has {metric}; docs/metrics.md lists the names"
     if "checkpoint" in draft.values:
         draft.ask("checkpoint.best", ours, why)
     else:
