@@ -54,6 +54,14 @@ def text_of(error: BaseException) -> str:
         return f"its message cannot be read: {type(failed).__name__}"
 
 
+def brief(value: object, longest: int = 60) -> str:
+    """Return a foreign value as Python shows it, cut; its type if that fails: a huge number, a deep list."""
+    try:
+        return shorten(repr(value), longest)
+    except Exception:  # noqa: BLE001 - a foreign class may raise anything here
+        return f"a {type(value).__name__} that cannot be shown"
+
+
 def describe(error: BaseException) -> str:
     """Return an exception in one line: its type, message and notes, cut to `TEXT` characters."""
     notes = vars(error).get("__notes__")  # of `add_note`; a foreign class may keep anything under that name
