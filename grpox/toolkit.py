@@ -10,7 +10,7 @@ nothing heavy.
 | trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `alarms_in`, `describe_alarm`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
 | commands | `write_comparison`, `dtype_on`, `load_run`, `recipe_names`, `input_path`, `model_problems` |
 | files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `flush_to_disk`, `hold`, `is_locked`, `preserve_env` |
-| messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `chain`, `shorten`, `TEXT`, `MASK` |
+| messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `brief`, `chain`, `shorten`, `TEXT`, `MASK` |
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from grpox.checkpoint.rng import preserve_random_state
     from grpox.config.inputs import dtype_on
     from grpox.data.json_rows import UnreadableData
-    from grpox.errors import TEXT, chain, describe, shorten, text_of
+    from grpox.errors import TEXT, brief, chain, describe, shorten, text_of
     from grpox.errors.formatting import duration, format_bytes, pluralize, some
     from grpox.errors.redaction import MASK
     from grpox.observing.alarms import alarms_in, describe_alarm
@@ -67,7 +67,7 @@ __all__ += ["LOCK_FILE", "parameter_defaults", "read_lock"]
 __all__ += ["dtype_on", "input_path", "load_run", "model_problems", "recipe_names", "write_comparison"]
 __all__ += ["atomic_path", "flush_to_disk", "hold", "is_locked", "preserve_env", "read_mapping"]
 __all__ += ["write_atomically"]
-__all__ += ["MASK", "TEXT", "chain", "describe", "shorten", "text_of"]
+__all__ += ["MASK", "TEXT", "brief", "chain", "describe", "shorten", "text_of"]
 __all__ += ["duration", "format_bytes", "pluralize", "some"]
 
 _HOMES = {
@@ -75,7 +75,7 @@ _HOMES = {
     "grpox.checkpoint.rng": ("preserve_random_state",),
     "grpox.config.inputs": ("dtype_on",),
     "grpox.data.json_rows": ("UnreadableData",),
-    "grpox.errors": ("TEXT", "chain", "describe", "shorten", "text_of"),
+    "grpox.errors": ("TEXT", "brief", "chain", "describe", "shorten", "text_of"),
     "grpox.errors.formatting": ("format_bytes", "pluralize", "duration", "some"),
     "grpox.errors.redaction": ("MASK",),
     "grpox.observing.alarms": ("alarms_in", "describe_alarm"),

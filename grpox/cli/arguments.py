@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from grpox.errors import visible
 from grpox.errors.redaction import redact
 from grpox.plugins.discovery import PluginSet, discover
 from grpox.runtime import launch
@@ -89,4 +90,4 @@ def tell_warnings(plugins: PluginSet) -> None:
 def warn(text: str) -> None:
     """Print a warning on standard error, only on rank 0."""
     if launch.rank_or_zero() == 0:
-        typer.secho(redact(f"warning: {text}"), fg=typer.colors.YELLOW, err=True)
+        typer.secho(visible(redact(f"warning: {text}")), fg=typer.colors.YELLOW, err=True)

@@ -26,11 +26,11 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import discovered
+from grpox.errors.console import Console
 from grpox.errors.formatting import pluralize
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.requirements import canonical_name, unmet

@@ -51,8 +51,7 @@ def import_trl(
       grpox import-trl grpo_config.yaml --out run.yaml
       grpox validate run.yaml
     """
-    from rich.console import Console
-
+    from grpox.errors.console import Console
     from grpox.errors.formatting import pluralize
     from grpox.runfile.from_trl.convert import convert
     from grpox.runfile.from_trl.draft import run_file_text

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from grpox.cli.arguments import NARROW, Ranks, discovered
+from grpox.errors.console import Console
 
 if TYPE_CHECKING:
     from grpox.plugins.scaffold.make import NewPlugin

@@ -83,7 +83,14 @@ UNITS = [
     *("key=", "api_key=", "token: ", "--token ", "cookie: a", "Bearer ", "machine a ", "eyJ", "-eyJ-", "sk-"),
     *("-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "SG.a", "?a=b&", "authorization: digest "),
 ]
-HEADS = ["", "<tool_call>\n<function=a>", '{"name": "a", "parameters": {"a": "', "```json", "Score: 1", "<think>"]
+HEADS = [
+    "",
+    "<tool_call>\n<function=a>",
+    '{"name": "a", "parameters": {"a": "',
+    "```json",
+    "Score: 1",
+    "<think>",
+]
 
 
 @contextmanager

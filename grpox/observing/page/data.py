@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpox.errors import ConfigError, nearest, text_of
+from grpox.errors import ConfigError, nearest, text_of, visible
 from grpox.errors.formatting import spread
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.conversation import Speech, ends, speeches
@@ -33,8 +33,6 @@ EXTRA_CHARACTERS = 200
 MESSAGE_CHARACTERS = 800
 MOST_MESSAGES = 16
 """Number of messages shown of a conversation: the first and the last ones."""
-INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and characters that change the direction of text."""
 
 
 def check_record(folder: Path, metrics: MetricsColumns) -> None:
@@ -239,7 +237,7 @@ def cut_text(text: str, most: int) -> str:
     if len(text) > most:
         left_out = len(text) - most
         text = f"{text[: most // 2]}\n[... {left_out} characters ...]\n{text[len(text) - most // 2 :]}"
-    return INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return visible(text)
 
 
 @dataclass(frozen=True)

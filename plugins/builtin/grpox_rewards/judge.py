@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grpox.contracts import FailedScore, Text, completion_text, finite_number, foreign_score
-from grpox.errors import brief
+from grpox.toolkit import brief
 from grpox_rewards.configs import JudgeConfig
 from grpox_rewards.reply_cache import ReplyCache
 from grpox_rewards.service import Service, ServiceFailed, Session
