@@ -8,6 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from grpox.environments.tools import Tool
+from grpox.errors import plain, shorten
+from grpox.errors.redaction import redact
+from grpox.observing.page.data import cut_text
+from grpox.rollout.episodes import calls
 from grpox_environments.calculator import CALL, SUM
 from grpox_environments.lake import Lake
 from grpox_rewards import math_worker, text
@@ -15,12 +21,6 @@ from grpox_rewards.code import code_in
 from grpox_rewards.configs import FormatConfig, JudgeConfig, RegexConfig, RepetitionConfig
 from grpox_rewards.judge import read_score
 from grpox_rewards.repetition import Repetition
-
-from grpox.environments.tools import Tool
-from grpox.errors import plain, shorten
-from grpox.errors.redaction import redact
-from grpox.observing.page.data import cut_text
-from grpox.rollout.episodes import calls
 
 SHORT, LONG, MOST = 50_000, 200_000, 8.0
 NOISE = 0.02

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
-from grpox.errors import ConfigError, nearest, text_of, visible
+from grpox.errors import ConfigError, brief, nearest, text_of, visible
 from grpox.errors.formatting import spread
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.conversation import Speech, ends, speeches
 from grpox.observing.page.columns import MetricsColumns
 from grpox.observing.page.rows import below, facts_of, is_recorded, items_of
+from grpox.observing.record_files import COMPLETIONS, LAST_TIME, MOST_STEPS, read_parquet
 from grpox.runfile.yaml_lines import read_yaml
+from grpox.runtime.files import parse_json, read_small
 
 METRICS, CONFIG, VERSIONS = "metrics.jsonl", "config.yaml", "versions.json"
 SUMMARY, FAILURE = "summary.json", "failure.json"
@@ -47,13 +49,15 @@ def check_record(folder: Path, metrics: MetricsColumns) -> None:
     Raises:
         ConfigError: names the file and what is wrong with it.
     """
+    if metrics.problem:
+        raise ConfigError(metrics.problem, where=str(folder / METRICS))
     if not metrics.columns:
         for line, reason in metrics.damaged.items():
             raise ConfigError(f"not a line of metrics: {reason}", where=f"{folder / METRICS}:{line}")
         raise ConfigError("has no finished step and no evaluation", where=str(folder / METRICS))
     read_config(folder)
     for name in (VERSIONS, SUMMARY, FAILURE, ALARMS):
-        _check_json(folder / name)
+        read_json(folder / name)
 
 
 def read_config(folder: Path) -> tuple[str, Mapping[str, Any]]:
@@ -88,9 +92,11 @@ def _runs_in(folder: Path) -> list[str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
+        return read_small(path) if path.exists() else ""
     except UnicodeDecodeError as error:
         raise ConfigError(f"is not UTF-8 text: {error}", where=str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def _mapping(value: Any, path: Path) -> Mapping[str, Any]:
@@ -99,12 +105,41 @@ def _mapping(value: Any, path: Path) -> Mapping[str, Any]:
     return value or {}
 
 
-def _check_json(path: Path) -> None:
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Read a JSON file of a run; empty without one. Raises ConfigError for what no run writes."""
     text = _read_text(path)
     try:
-        _mapping(json.loads(text) if text else {}, path)
+        content = _mapping(parse_json(text, str) if text else {}, path)
     except ValueError as error:
         raise ConfigError(f"is not JSON: {error}", where=str(path)) from error
+    if problems := out_of_bounds(content):
+        raise ConfigError(problems[0], where=str(path))
+    return content
+
+
+BOUNDS: Mapping[str, tuple[type | UnionType, float]] = {
+    "world_size": (int, 1 << 16),
+    "total_steps": (int, MOST_STEPS),
+    "steps": (int, MOST_STEPS),
+    "parameters": (int, 1e18),
+    "trained_parameters": (int, 1e18),
+    "train_seconds": (int | float, LAST_TIME),
+    "started": (int | float, LAST_TIME),
+}
+"""Type and largest value of the numbers in a run's JSON files; none is negative."""
+
+
+def out_of_bounds(content: Mapping[str, Any]) -> list[str]:
+    """Return a line for each value that a run does not write."""
+    problems = [
+        f"{name} is {brief(value)}, which is not from 0 to {most:g}"
+        for name, (kind, most) in BOUNDS.items()
+        if (value := content.get(name)) is not None
+        and not (isinstance(value, kind) and not isinstance(value, bool) and 0 <= value <= most)
+    ]
+    mappings = {name: content.get(name) for name in ("versions", "stopped_early")}
+    wrong = {name: value for name, value in mappings.items() if not isinstance(value, dict | None)}
+    return [*problems, *(f"{name} is {brief(value)}, no mapping" for name, value in wrong.items())]
 
 
 @dataclass(frozen=True)
@@ -173,14 +208,9 @@ def read_samples(folder: Path, recorded: int = 0) -> tuple[list[SampledBatch], i
 
 
 def _read_batch(step: int, part: int, path: Path, recorded: int) -> SampledBatch:
-    import pyarrow
-    from pyarrow import parquet
-
     try:
-        # Without threads, which cannot start after a run has run out of memory; read_table imports pandas.
-        with parquet.ParquetFile(path) as file:
-            rows: list[dict[str, Any]] = file.read(use_threads=False).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
+        rows: list[dict[str, Any]] = read_parquet(path, COMPLETIONS).to_pylist()
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot be read as parquet: {text_of(error)}", where=str(path)) from error
     ranked = sorted(enumerate(rows), key=lambda row: (math.isnan(row[1]["reward"]), -row[1]["reward"]))
     rewards = [row["reward"] for row in rows if not math.isnan(row["reward"])]
