@@ -88,7 +88,7 @@ class FileFacts:
     def of(cls, path: Path) -> FileFacts:
         """Compute them for a file."""
         with open_regular(path) as file:
-            digest = hashlib.file_digest(file, xxh3_128).hexdigest()
+            digest = hashlib.file_digest(file, xxh3_128).hexdigest()  # type: ignore[arg-type]
             return cls(file.tell(), digest)
 
 
