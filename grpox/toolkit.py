@@ -9,7 +9,7 @@ nothing heavy.
 | advantages | `weighted_sum`, `ROUNDING` |
 | trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `alarms_in`, `describe_alarm`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
 | commands | `write_comparison`, `dtype_on`, `load_run`, `recipe_names`, `input_path`, `model_problems` |
-| files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `flush_to_disk`, `hold`, `is_locked`, `preserve_env` |
+| files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `open_regular`, `read_small`, `flush_to_disk`, `hold`, `is_locked`, `preserve_env` |
 | messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `brief`, `chain`, `shorten`, `TEXT`, `MASK` |
 """  # noqa: E501 - a table
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from grpox.runfile.paths import input_path, model_problems
     from grpox.runfile.recipe_files import recipe_names
     from grpox.runfile.slots import parameter_defaults
-    from grpox.runtime.files import atomic_path, read_mapping, write_atomically
+    from grpox.runtime.files import atomic_path, open_regular, read_mapping, read_small, write_atomically
     from grpox.runtime.files import sync as flush_to_disk
     from grpox.runtime.launch import world_size
     from grpox.runtime.run_lock import hold, is_locked
@@ -65,8 +65,8 @@ __all__ += ["Curve", "MetricsLine", "UnreadableData", "binned", "checkpoints_in"
 __all__ += ["alarms_in", "describe_alarm", "describe_early_stop", "look_at", "read_samples", "step_of"]
 __all__ += ["LOCK_FILE", "parameter_defaults", "read_lock"]
 __all__ += ["dtype_on", "input_path", "load_run", "model_problems", "recipe_names", "write_comparison"]
-__all__ += ["atomic_path", "flush_to_disk", "hold", "is_locked", "preserve_env", "read_mapping"]
-__all__ += ["write_atomically"]
+__all__ += ["atomic_path", "flush_to_disk", "hold", "is_locked", "open_regular", "preserve_env"]
+__all__ += ["read_mapping", "read_small", "write_atomically"]
 __all__ += ["MASK", "TEXT", "brief", "chain", "describe", "shorten", "text_of"]
 __all__ += ["duration", "format_bytes", "pluralize", "some"]
 
@@ -104,7 +104,14 @@ _HOMES = {
     "grpox.runfile.recipe_files": ("recipe_names",),
     "grpox.runtime.setup": ("preserve_env",),
     "grpox.runtime.upload": ("upload",),
-    "grpox.runtime.files": ("flush_to_disk", "atomic_path", "read_mapping", "write_atomically"),
+    "grpox.runtime.files": (
+        "flush_to_disk",
+        "atomic_path",
+        "open_regular",
+        "read_mapping",
+        "read_small",
+        "write_atomically",
+    ),
     "grpox.runtime.launch": ("world_size",),
     "grpox.runtime.run_lock": ("hold", "is_locked"),
 }
