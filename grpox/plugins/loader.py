@@ -54,29 +54,28 @@ def _watched() -> Iterator[None]:
         faults.append(f"calls os._exit({code})")
         raise Misbehaved(faults[0])
 
-    print_to, memory = os.dup(1), os.memfd_create("printed")
+    def swap(descriptor: int) -> None:
+        for stream in filter(None, (sys.stdout, sys.__stdout__)):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os.dup2(descriptor, 1)
+        os._exit = refuse if descriptor == memory else end  # type: ignore[assignment]
+
+    # Without standard output the new file takes its number.
+    memory, before = os.memfd_create("printed"), os.dup(1)
     try:
-        _flush()
-        os.dup2(memory, 1)
-        os._exit = refuse  # type: ignore[assignment]
+        swap(memory)
         with redirect_stdout(text):
             yield
     finally:
-        _flush()
-        os.dup2(print_to, 1)
-        os._exit = end
+        swap(before)
         printed = text.getvalue() or os.pread(memory, 100, 0).decode(errors="replace")
-        os.close(print_to)
+        os.close(before)
         os.close(memory)
-        faults += [f"prints {brief(printed)}"] if printed else []
+        if printed:
+            faults.append(f"prints {brief(printed)}")
         if faults:
             raise Misbehaved(f"{faults[0]} as it is imported")
-
-
-def _flush() -> None:
-    for stream in filter(None, (sys.stdout, sys.__stdout__)):
-        with suppress(OSError, ValueError):
-            stream.flush()
 
 
 @dataclass(frozen=True)

@@ -145,12 +145,14 @@ class ResponseReader:
     def read(self, text: str, token_ids: Sequence[int], tools: Sequence[Schema]) -> ReadCalls:
         """Read a turn; see `CallReader`."""
         written = str(self._chat.tokenizer.decode(list(token_ids), skip_special_tokens=False, **EXACT))
+        request = written, self._template, self._before, list(tools)
         child = self._child.get() if self._child else None
         try:
-            request = written, self._template, self._before, list(tools)
-            message = self._ask(child, request) if child else _parsed(*request)
+            message = _asked(child, request) if child else _parsed(*request)
             calls = tuple(_calls_of_message(message))
-        except Exception:  # noqa: BLE001 - its parsers raise whatever they like on text that does not fit
+        except Exception as error:  # noqa: BLE001 - its parsers raise whatever they like on text that does not fit
+            if self._child is not None and isinstance(error, ChildFailed):  # its patterns took too long
+                self._child.stop()
             return ReadCalls("", (_broken(text),))
         fields = {
             name: value for name, value in message.items() if name not in ("role", "content", "tool_calls")
@@ -158,17 +160,11 @@ class ResponseReader:
         content = str(message.get("content") or "")
         return ReadCalls(content if self._child else content.strip(), calls, fields)
 
-    def _ask(self, child: Child, request: Sequence[Any]) -> dict[str, Any]:
-        """Have the process parse; a pattern that takes too long ends with it."""
-        assert self._child is not None
-        with child.in_use:
-            try:
-                child.send(json.dumps(request).encode())
-                message: dict[str, Any] = json.loads(child.receive(time.monotonic() + PARSE_SECONDS))
-            except ChildFailed:
-                self._child.stop()
-                raise
-        return message
+
+def _asked(child: Child, request: Sequence[Any]) -> Any:
+    with child.in_use:
+        child.send(json.dumps(request).encode())
+        return json.loads(child.receive(time.monotonic() + PARSE_SECONDS))
 
 
 def _start() -> Child:
@@ -187,8 +183,7 @@ def _parsed(text: str, template: dict[str, Any], before: str, tools: list[Schema
     parser = ResponseParser(template, before, tools=list[Any](tools))
     for start in range(0, len(text), PIECE):
         parser.feed(text[start : start + PIECE])
-    message: dict[str, Any] = parser.finalize()[0]
-    return message
+    return dict(parser.finalize()[0])
 
 
 def _calls_of_message(message: Mapping[str, Any]) -> Iterator[ToolCall]:
