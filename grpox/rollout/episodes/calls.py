@@ -148,7 +148,7 @@ class ResponseReader:
         request = written, self._template, self._before, list(tools)
         child = self._child.get() if self._child else None
         try:
-            message = _asked(child, request) if child else _parsed(*request)
+            message = _answer_of(child, request) if child else _parsed(*request)
             calls = tuple(_calls_of_message(message))
         except Exception as error:  # noqa: BLE001 - its parsers raise whatever they like on text that does not fit
             if self._child is not None and isinstance(error, ChildFailed):  # its patterns took too long
@@ -161,7 +161,7 @@ class ResponseReader:
         return ReadCalls(content if self._child else content.strip(), calls, fields)
 
 
-def _asked(child: Child, request: Sequence[Any]) -> Any:
+def _answer_of(child: Child, request: Sequence[Any]) -> Any:
     with child.in_use:
         child.send(json.dumps(request).encode())
         return json.loads(child.receive(time.monotonic() + PARSE_SECONDS))
