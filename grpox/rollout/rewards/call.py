@@ -346,4 +346,7 @@ class CallLog:
 
 
 def _described(value: Any) -> str:
-    return "None" if value is None else f"{brief(value)} ({type(value).__name__})"
+    text = brief(value, TEXT)
+    return (
+        text if value is None else f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+    )
