@@ -35,7 +35,7 @@ from grpox_rewards.repetition import Repetition
 from grpox_rewards.verifier import Http
 
 SHORT, LONG, MOST = 50_000, 200_000, 8.0
-NOISE = 0.02
+NOISE = 0.03
 """Seconds of CPU time below which a ratio says nothing."""
 
 JUDGE = {"url": "http://h/v1", "model": "m"}
@@ -136,9 +136,10 @@ def test_text_of_models_and_services_is_read_in_linear_time(name: str) -> None:
         for unit in UNITS:
             with limit(20.0):
                 long = seconds_of(READERS[name], head, unit, LONG)
-                if long > MOST * NOISE:
-                    short = min(seconds_of(READERS[name], head, unit, SHORT) for _ in range(2))
-                    if long > MOST * max(short, NOISE):
+                if long > MOST * NOISE:  # measured again: the machine may be busy
+                    long = min(long, *(seconds_of(READERS[name], head, unit, LONG) for _ in range(3)))
+                    short = max(NOISE, seconds_of(READERS[name], head, unit, SHORT))
+                    if long > MOST * short:
                         slow.append((head, unit, short, long))
     assert not slow
 
