@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.chat_templates import byte_tokenizer
+from transformers import AutoModelForCausalLM
 
 from grpox.cli.init_files import Draft
 from grpox.data.chat import PLAIN, ChatTemplate
@@ -33,7 +34,10 @@ def model(folder: Path, template: str | None) -> str:
     shutil.copytree(resources.files("grpox.runfile.recipes") / "quickstart" / "model", folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-    byte_tokenizer(template).save_pretrained(folder)
+    tokenizer, policy = byte_tokenizer(template), AutoModelForCausalLM.from_pretrained(folder)
+    policy.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return f"model.path={folder}"
 
 
