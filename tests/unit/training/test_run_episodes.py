@@ -75,7 +75,7 @@ def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(run_file: Path, *overrides: str) -> tuple[RunEpisodes, PromptSet, int]:
     run = load_run(str(run_file), list(overrides), world_size=1)
-    environments: Any = None  # nothing is sampled
+    environments: Any = ()  # nothing is sampled
     episodes, tokenizer = RunEpisodes(run, environments), open_tokenizer(run)
     prompts, _ = open_prompts(run, tokenizer, None, episodes.tools_of)
     episodes.check(prompts)
