@@ -13,13 +13,10 @@ from numbers import Number, Real
 from typing import Any, SupportsFloat
 
 from grpox.environments.tools import clean_text
+from grpox.plugins.component_state import NotPlain
 
 LONGEST_KEY = 100
 """Characters of the text of a state; a longer text is hashed."""
-
-
-class NotPlain(ValueError):
-    """Raised for a value of another kind; the text names its place and type."""
 
 
 def plain_value(value: Any, place: str) -> Any:
