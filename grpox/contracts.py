@@ -197,7 +197,8 @@ class LossOutput:
     """Unreduced output of a policy loss; the core masks and reduces both, over all ranks."""
 
     loss: Tensor  # f32[B, T]
-    diagnostics: Mapping[str, Tensor] = field(default_factory=dict)  # name -> f32[B, T]
+    diagnostics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Name -> f32[B, T], averaged over tokens; or f32[B], one number a sequence, averaged over sequences."""
 
 
 @runtime_checkable
@@ -285,9 +286,9 @@ class AdvantageScaler(Protocol):
     all of its tokens; tokens that the model did not write have advantage 0.
 
     ``signal: "sum" | "functions" | "all"`` says what differs within a group that has advantages: the weighted
-    sum of the rewards, the rewards of a function whose weight is not 0, or any reward in `AdvantageInputs`,
-    also of lists and turns. Dynamic sampling replaces the other groups. Default: ``"sum"``, and ``"all"`` for a
-    scaler of the form ``scale(inputs)``.
+    sum of the rewards, the rewards of a function whose weight is not 0, or anything, also lists, turns and
+    their states. Dynamic sampling replaces the other groups; with ``"all"`` those to which a copy of the scaler
+    gives advantages of 0. Default: ``"sum"``, and ``"all"`` for a scaler of the form ``scale(inputs)``.
 
     For tests: ``monotone: bool = True``, a better reward within a group gives no smaller advantage;
     ``example_columns``, column -> values, and ``example_labels``, labels of the reward functions that return
@@ -409,6 +410,8 @@ class RewardFunction(Protocol):
 
     Its `Config` may have a method ``check_files() -> list[Problem]``, called while the run file is checked. It
     returns the input files and folders that the reward cannot use; a problem's key is the parameter's name.
+    A method ``check_prompts(examples) -> list[Problem]`` gets a conversation of each shape in the rows, before
+    the model is loaded, and returns problems with those that the reward cannot read.
 
     It may also have a method ``check_rows(rows) -> Iterable[Problem | str]``, called before a run with the name
     and the columns of each row. A problem refuses the row, and a string is a warning.

@@ -5,10 +5,10 @@ nothing heavy.
 
 | for | names |
 |---|---|
-| generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `has_float32_head`, `base_parameters`, `base_buffers`, `persistent_buffers`, `is_own_memory`, `ADAPTER`, `upload`, `hub_kernels`, `preserve_random_state`, `world_size` |
+| generators, and rewards with models | `stream_weights`, `stream_base`, `stream_adapters`, `write_adapter`, `adapted_layers`, `has_float32_head`, `base_parameters`, `base_buffers`, `persistent_buffers`, `is_own_memory`, `ADAPTER`, `CheckedTemplate`, `upload`, `hub_kernels`, `rope_choice`, `preserve_random_state`, `world_size` |
 | advantages | `weighted_sum`, `ROUNDING` |
 | trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `alarms_in`, `describe_alarm`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
-| commands | `write_comparison`, `dtype_on`, `load_run`, `recipe_names`, `input_path`, `model_problems` |
+| commands | `write_comparison`, `dtype_on`, `load_run`, `decide_longest`, `recipe_names`, `input_path`, `model_problems` |
 | files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `flush_to_disk`, `hold`, `is_locked`, `preserve_env` |
 | messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `chain`, `shorten`, `TEXT`, `MASK` |
 """  # noqa: E501 - a table
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from grpox.checkpoint.folders import checkpoints_in, step_of
     from grpox.checkpoint.rng import preserve_random_state
     from grpox.config.inputs import dtype_on
+    from grpox.data.checked_messages import CheckedTemplate
     from grpox.data.json_rows import UnreadableData
     from grpox.errors import TEXT, chain, describe, shorten, text_of
     from grpox.errors.formatting import duration, format_bytes, pluralize, some
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from grpox.policy.float32_head import has_float32_head
     from grpox.policy.lora.layers import ADAPTER, adapted_layers, base_parameters
     from grpox.policy.models import hub_kernels
+    from grpox.policy.rope import rope_choice
     from grpox.policy.weight_stream import (
         base_buffers,
         is_own_memory,
@@ -55,11 +57,12 @@ if TYPE_CHECKING:
     from grpox.runtime.run_lock import hold, is_locked
     from grpox.runtime.setup import preserve_env
     from grpox.runtime.upload import upload
+    from grpox.training.inputs import decide_longest
 
 __all__ = ["ADAPTER", "adapted_layers", "base_buffers", "base_parameters", "hub_kernels", "is_own_memory"]
 __all__ += ["has_float32_head", "persistent_buffers", "preserve_random_state", "world_size"]
 __all__ += ["stream_adapters", "stream_base", "stream_weights", "write_adapter"]
-__all__ += ["upload"]
+__all__ += ["CheckedTemplate", "decide_longest", "rope_choice", "upload"]
 __all__ += ["ROUNDING", "weighted_sum"]
 __all__ += ["Curve", "MetricsLine", "UnreadableData", "binned", "checkpoints_in"]
 __all__ += ["alarms_in", "describe_alarm", "describe_early_stop", "look_at", "read_samples", "step_of"]
@@ -74,6 +77,7 @@ _HOMES = {
     "grpox.checkpoint.folders": ("checkpoints_in", "step_of"),
     "grpox.checkpoint.rng": ("preserve_random_state",),
     "grpox.config.inputs": ("dtype_on",),
+    "grpox.data.checked_messages": ("CheckedTemplate",),
     "grpox.data.json_rows": ("UnreadableData",),
     "grpox.errors": ("TEXT", "chain", "describe", "shorten", "text_of"),
     "grpox.errors.formatting": ("format_bytes", "pluralize", "duration", "some"),
@@ -87,6 +91,7 @@ _HOMES = {
     "grpox.policy.float32_head": ("has_float32_head",),
     "grpox.policy.lora.layers": ("ADAPTER", "adapted_layers", "base_parameters"),
     "grpox.policy.models": ("hub_kernels",),
+    "grpox.policy.rope": ("rope_choice",),
     "grpox.policy.weight_stream": (
         "base_buffers",
         "is_own_memory",
@@ -107,6 +112,7 @@ _HOMES = {
     "grpox.runtime.files": ("flush_to_disk", "atomic_path", "read_mapping", "write_atomically"),
     "grpox.runtime.launch": ("world_size",),
     "grpox.runtime.run_lock": ("hold", "is_locked"),
+    "grpox.training.inputs": ("decide_longest",),
 }
 """Module -> the names that it has."""
 _RENAMED = {"flush_to_disk": "sync"}

@@ -37,7 +37,7 @@ from grpox.errors.validation import problems_of
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.batch import RolloutBatch, Sample, collate
-from grpox.policy.engine import disable_dropout
+from grpox.policy.forward_trial import ForwardTrial
 from grpox.policy.models import load_model, load_tokenizer
 from grpox.policy.routers import RouterBalance
 from grpox.policy.saved_whole import save_whole
@@ -286,7 +286,7 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     model = load_model(config.model).to(device)
     coefficient = config.train.router_aux_loss_coef
     routers = RouterBalance(model, coefficient) if coefficient else None
-    disable_dropout(model)
+    ForwardTrial(model, model, World(0, 1, device)).check_repeats()
     model.train()
     counts = count_masks([s.token_mask for s in each] for of_rank in ranks for each in of_rank)
     totals = StepTotals(*counts, config.sampling.max_completion_length)

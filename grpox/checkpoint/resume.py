@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shlex
 import shutil
 from argparse import Namespace
 from collections.abc import Mapping
@@ -109,7 +110,10 @@ def newest_good(output_dir: Path, world: World) -> Checkpoint | None:
 def no_checkpoint(output_dir: Path) -> ConfigError:
     """Build the error of a run without a good checkpoint."""
     what = "holds no checkpoint to go on from" + (" that is whole" if checkpoints_in(output_dir) else "")
-    again = f"grpox train {output_dir / 'config.yaml'} --resume auto"
+    # The config names another folder if this one has been moved.
+    again = shlex.join(
+        ["grpox", "train", f"{output_dir}/config.yaml", f"output_dir={output_dir}", "--resume", "auto"]
+    )
     return ConfigError(what, "--resume", given=str(output_dir), allowed=f"{again}, which begins anew")
 
 
@@ -151,10 +155,10 @@ def check_changes(
         if world.is_main:
             logger.warning("going on in spite of changes:\n%s", "\n".join(f"    {each}" for each in problems))
         problems = []
-    cure = (
-        "the run as it was saved; `grpox train` with --allow-changes goes on all the same" if problems else ""
-    )
-    if saved.world_size != world.size and config.deepspeed.offload_optimizer == "nvme":
+    cure = "the run as it was saved"
+    if saved.world_size == world.size or config.deepspeed.offload_optimizer != "nvme":
+        cure += "; `grpox train` with --allow-changes goes on all the same"
+    else:
         what = f"the checkpoint is of {saved.world_size} ranks; with offload to nvme it stays so"
         problems.append(Problem(what, given=str(world.size), allowed=str(saved.world_size)))
     if problems:

@@ -143,8 +143,8 @@ def _rows(
     if config.evaluation is not None:
         sets = config.evaluation.set_paths.items()
         rows["evaluated on"] = ", ".join(_shown(path) + _digest(fingerprints.get(key)) for key, path in sets)
-    for key in ("accuracy_before", "accuracy_after", "success_before", "success_after"):
-        if key in summary:
+    for key in summary:
+        if key.startswith(("accuracy_", "success_", "rewards/")):
             rows[key.replace("_", " ")] = f"{summary[key]:.4f}"
     return rows
 

@@ -57,6 +57,14 @@ def evaluate(
         Path | None,
         typer.Option("--completions", metavar="FILE.parquet", help="Write every completion with its scores."),
     ] = None,
+    date: Annotated[
+        str | None,
+        typer.Option(
+            metavar="YYYY-MM-DD",
+            help="Date that a chat template writes, as model.chat_date=YYYY-MM-DD.",
+            show_default="that of MODEL's run, else today",
+        ),
+    ] = None,
     log_level: LogLevel = "info",
     log_file: LogFile = None,
 ) -> None:
@@ -86,6 +94,7 @@ def evaluate(
     if config is not None and "=" in config and not Path(config).exists():
         changes.insert(0, config)
         config = None
+    changes += [] if date is None else [f"model.chat_date={json.dumps(date)}"]
     if config is None:
         config, model = own_config(model), last_model(model)
     named = named_model(model)

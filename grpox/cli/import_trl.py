@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,13 +39,17 @@ def import_trl(
         typer.Option("--out", metavar="RUN", help="Run file to write.", show_default="standard output"),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite RUN if it exists.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the outcomes as JSON; only --out writes the run file then.")
+    ] = False,
 ) -> None:
     """Convert a script or YAML file for TRL's GRPOTrainer to a run file, without running it.
 
     A table gives the result for each field: the same, different, not needed,
     not supported. Where TRL's default differs from grpox's, the run file contains
     TRL's value, so the algorithm stays the same. Values that could not be read
-    become commented lines.
+    become commented lines. Statements of a script that change model, tokenizer,
+    data or trainer, and that no run file holds, are listed with their lines.
 
     \b
     Examples:
@@ -55,7 +61,7 @@ def import_trl(
 
     from grpox.errors.formatting import pluralize
     from grpox.runfile.from_trl.convert import convert
-    from grpox.runfile.from_trl.draft import run_file_text
+    from grpox.runfile.from_trl.draft import STATEMENT, run_file_text
     from grpox.runtime.files import write_atomically, write_error_message
 
     if out is not None and out.exists() and not force:
@@ -65,13 +71,20 @@ def import_trl(
     text = run_file_text(draft)
     console = Console(stderr=True)
     console.print(_table(draft, narrow=console.width < NARROW))
-    lost = sum(row.is_lost for row in draft.rows)
+    outcomes = draft.outcomes()
+    lost = Counter(STATEMENT if row.name == STATEMENT else "field" for row in draft.rows if row.is_lost)
     parts = [f"{len(draft.blanks)} to fill in, as commented lines"] if draft.blanks else []
-    parts += [f"{pluralize(lost, 'field')} not carried over"] if lost else []
-    message = "; ".join(parts) or "everything was carried over"
+    parts += [f"{pluralize(count, kind)} not carried over" for kind, count in lost.items()]
+    parts = parts or (
+        ["some to convert by hand"] if outcomes["not_carried"] else ["everything was carried over"]
+    )
+    message = "; ".join(parts)
     console.print(f"{message}. Next: grpox validate {out or 'RUN'}", highlight=False)
-    if out is None:
+    if json:
+        typer.echo(dumps(outcomes, indent=2))
+    elif out is None:
         typer.echo(text, nl=False)
+    if out is None:
         return
     try:
         write_atomically(out, text)

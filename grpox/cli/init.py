@@ -76,6 +76,10 @@ def init(
         text = f"Column with the prompts: {', '.join(columns)}"
         default = columns[0] if columns else "prompt"
         draft.prompt_column = answers.to(text, prompt_column, default, draft.check_prompt_column)
+    if draft.is_plain:
+        text = "The prompts are plain text: apply the model's chat template to them, yes or no"
+        option, wrong = "yes" if model and data and reward else None, [Problem("is not yes or no")]
+        draft.chat = answers.to(text, option, "yes", lambda given: [] if given in ("yes", "no") else wrong)
     if answer_column is not None:
         answers.to("", answer_column, "", draft.check_answer_column)
     draft.answer_column = answer_column or draft.likely_answer

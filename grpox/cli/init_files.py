@@ -15,11 +15,13 @@ from typing import Any
 
 import yaml
 
+from grpox.config import ModelConfig
+from grpox.data.chat import is_unrendered
 from grpox.data.open_data import DATA_FILES
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.runfile.data_files import look_at
+from grpox.runfile.data_files import first_value, look_at
 from grpox.runfile.load import load_run, resolve_config
-from grpox.runfile.model_options import positions_of
+from grpox.runfile.model_options import positions_of, template_of
 from grpox.runfile.paths import input_path
 from grpox.runtime.files import write_atomically, write_error_message
 
@@ -107,6 +109,8 @@ class Draft:
     answer_column: str = ""
     """Column with the right answer; empty if there is none."""
     reward: str = ""
+    chat: str = ""
+    """Answer to `is_plain`, yes or no; empty if it was not asked."""
 
     @property
     def run_file(self) -> Path:
@@ -118,6 +122,13 @@ class Draft:
         """Columns of the data; empty for those on a hub."""
         path = Path(self._input(self.data, DATA_FILES))
         return ["prompt", "answer"] if self.data == EXAMPLE else look_at(path).columns if path.is_file() else []
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the model has a chat template, which the prompts as plain text would not get."""
+        path = Path(self._input(self.data, DATA_FILES))
+        first = "a" if self.data == EXAMPLE else first_value(path, self.prompt_column)
+        return is_unrendered(first, template_of(ModelConfig(path=self._input(self.model))))
 
     @property
     def likely_answer(self) -> str:
@@ -201,6 +212,7 @@ class Draft:
 
     def _run_text(self) -> str:
         column = f"  prompt_column: {_scalar(self.prompt_column)}\n" if self.prompt_column != "prompt" else ""
+        column += f"  chat: {'true' if self.chat == 'yes' else 'false'}\n" if self.chat else ""
         data = "sums.jsonl" if self.data == EXAMPLE else self._beside(self.data, DATA_FILES)
         given = "rewards.py:reward" if self.reward == OWN else self.reward
         entry = {"path": given} if self.reward == OWN else self._entry(given, self._beside)

@@ -266,8 +266,7 @@ def prepare(
     config = children[0].config
     if metric is None and config.checkpoint.best is not None:
         metric, lowest = config.checkpoint.best, lowest or config.checkpoint.best_is in ("lowest", "min")
-    default = "reward" if config.evaluation is None else "evaluation/accuracy"
-    return Sweep(run, grid, folder, children, ranks, metric or default, lowest)
+    return Sweep(run, grid, folder, children, ranks, metric or config.main_metric, lowest)
 
 
 def train_command(run: str, child: Child, ranks: int) -> list[str]:

@@ -69,8 +69,8 @@ def train(
         )
     resolved = load_named_run(run, overrides)
     folder = Path(resolved.config.output_dir)
-    # Until this run begins, the folder may hold the checkpoints of an earlier one.
-    earlier = _checkpoints(folder) if resume is None else frozenset()
+    # Until this run begins, the folder may hold the files of an earlier one.
+    earlier = frozenset().union(*_inodes(folder))
     if is_main := launch.rank_or_zero() == 0:
         logger.info("%s: checked; loading torch, transformers and DeepSpeed", run)
     try:
@@ -83,19 +83,27 @@ def train(
             started = psutil.Process().create_time()
             train_run(resolved, resume is not None, allow_changes, needs_checkpoint, started)
     except BaseException as error:
-        # Rank 0 speaks for all ranks, but it may be the one that died.
-        if (is_main or isinstance(error, RankLost)) and _checkpoints(folder) - earlier:
-            error.add_note(f"to go on: grpox train --resume {shlex.quote(str(folder))}")
+        from grpox.runtime.run_lock import is_locked
+
+        # Rank 0 speaks for all ranks, but it may be the one that died. A locked folder is another run's.
+        if (is_main or isinstance(error, RankLost)) and not is_locked(folder):
+            checkpoints, summary = _inodes(folder)
+            if summary - earlier:
+                error.add_note(_places(folder))
+            elif checkpoints - earlier or (checkpoints and resume and not isinstance(error, ConfigError)):
+                error.add_note(f"to go on: grpox train --resume {shlex.quote(str(folder))}")
         raise
     if is_main:
         typer.echo(_places(folder))
 
 
-def _checkpoints(folder: Path) -> frozenset[int]:
-    """Return the inodes of the checkpoints in a run's folder, which they keep when they are moved."""
+def _inodes(folder: Path) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the inodes of a run's checkpoints and of its summary, which they keep when they are moved."""
     from grpox.checkpoint.folders import checkpoints_in
 
-    return frozenset(path.stat().st_ino for path in checkpoints_in(folder))
+    paths = checkpoints_in(folder), folder.glob("summary.json")
+    checkpoints, summary = (frozenset(path.stat().st_ino for path in each) for each in paths)
+    return checkpoints, summary
 
 
 def _places(folder: Path) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grpox.cli.arguments import NARROW, Overrides, Ranks, Run, discovered, load_named_run
+from grpox.cli.arguments import NARROW, Overrides, Ranks, Run, discovered, load_named_run, warn
 from grpox.errors.formatting import pluralize
 from grpox.errors.redaction import redacted
 from grpox.plugins.component import BoundComponent
@@ -19,18 +21,34 @@ from grpox.runfile.load import ResolvedRun
 from grpox.runfile.schema import run_schema
 
 
-def validate(run: Run, overrides: Overrides = None, world_size: Ranks = None) -> None:
-    """Check a run file: keys, types, plugins, files, columns, lengths, batches. Loads no model.
+def validate(
+    run: Run,
+    overrides: Overrides = None,
+    world_size: Ranks = None,
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", min=1, metavar="N", help="Rows of each dataset to check.", show_default="all"),
+    ] = None,
+) -> None:
+    """Check a run file: keys, types, plugins, files, columns, rows, lengths, batches. Loads no model.
 
     The command lists every problem with its line; the exit code is then 2.
+    The rows are checked as at the start of training, with the model's tokenizer.
 
     \b
     Examples:
       grpox validate run.yaml
       grpox validate run.yaml train.num_generations=16 --world-size 8
     """
-    console = Console()
-    console.print(validate_report(load_named_run(run, overrides, world_size), narrow=console.width < NARROW))
+    console, resolved = Console(), load_named_run(run, overrides, world_size)
+    # Imported here because it imports torch: mistakes in the run file are reported before.
+    from grpox.runtime.setup import quieten
+    from grpox.training.inputs import check_rows
+
+    quieten()
+    for unchecked in check_rows(replace(resolved, most_rows=rows)):
+        warn(unchecked)
+    console.print(validate_report(resolved, narrow=console.width < NARROW))
 
 
 def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:

@@ -6,16 +6,26 @@ from pydantic import Field
 
 from grpox.config.component import Section
 
-NORM_BEFORE, GROWTH, CHANGED, LIVE = OF_UPDATE = tuple(
-    f"alarms/{name}" for name in ("norm_before", "growth", "changed", "live")
+NORM_BEFORE, GROWTH, CHANGED, LIVE, FIRST, ALLOWED = OF_UPDATE = tuple(
+    f"alarms/{name}" for name in ("norm_before", "growth", "changed", "live", "first", "allowed")
 )
 """Measures of an update that only the alarms read: the norm of the weights before the first step of a process;
 with adapters instead the norm of the weights with their changes, relative to that without; the number of
-sampled weights that a step has changed; and its number of samples with an advantage."""
+sampled weights that a step has changed; its number of samples with an advantage; and in the first step the
+difference of log-probabilities that equal weights give, and the allowed one."""
 DIFFERS, SHARE = "alarms/differs/", "alarms/share/"
 """Beginnings of measures of a reward, before its label."""
 EMPTY_TESTS = "alarms/empty_tests/"
 """Beginning of a measure of a row, before its name: the number of its completions without a score."""
+
+
+class DeadRewardConfig(Section):
+    """When a reward that has never differed, beside one that has, is reported."""
+
+    steps: int = Field(20, ge=1)
+    """Smallest number of steps, counted from the start of the run."""
+    completions: int = Field(64, ge=2)
+    """Smallest number of completions that the reward has scored."""
 
 
 class AlarmsConfig(Section):
@@ -41,6 +51,11 @@ class AlarmsConfig(Section):
     """True: a row whose tests ask nothing is a fault, in the first step with one."""
     one_reward_decides: float | None = Field(0.999, gt=0.5, le=1)
     """Smallest share of one reward in the variance of the weighted rewards within groups that is a fault."""
+    first_step_mismatch: float | None = Field(1.0, gt=0)
+    """Difference in nats per token of the first step's log-probabilities from the generator's, or from those of
+    the reference, relative to what the precision rounds (at least 1e-4), above which it is a fault."""
+    dead_reward: DeadRewardConfig | None = DeadRewardConfig()
+    """A reward with one and the same score since the start of the run, beside one that differs, is a fault."""
 
 
 def alarms_off(value: object) -> object:

@@ -89,6 +89,8 @@ class RewardRef(ComponentRef):
     memory: float = Field(16.0, gt=0, allow_inf_nan=False)
     """Memory limit in GiB of the reward's process and its child processes; above it, the process is killed and
     `on_error` applies."""
+    binary: bool = False
+    """True: all scores are 0 or 1. Evaluations call the mean of such a reward accuracy if it is the first."""
 
 
 def labels_of(references: Sequence[ComponentRef]) -> list[str]:

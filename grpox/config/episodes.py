@@ -43,6 +43,8 @@ class EpisodesConfig(Section):
     """Longest turn of the model in tokens; default: what `sampling.max_completion_length` leaves."""
     max_observation_tokens: int | None = Field(None, ge=1)
     """Longest answer of the environment in tokens, of which the rest is cut off; default: no limit."""
+    allow_special_tokens: bool = False
+    """Let the text of a special token in what environments and tools answer be that token."""
     max_calls: int = Field(8, ge=1)
     """Most calls of tools in one turn; each further call gets an error text."""
     tool_timeout: float = Field(10.0, gt=0, allow_inf_nan=False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from datetime import date
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -68,10 +69,20 @@ class ModelConfig(Section):
     """Compute all logits in float32 from hidden states and weights in `dtype`, as ScaleRL recommends (arXiv
     2510.13786): in sampling with hf and vLLM, in evaluations, and in training without
     `train.chunked_logprobs`. With it, training does so in any case."""
+    longest_sequence: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"
+    """Number of tokens, prompt and completion together, by which position factors are chosen, if the model has
+    others for long sequences (longrope, dynamic NTK). ``auto``: `data.max_prompt_length` plus the longest
+    completion, at most the model's positions; null for models with the same factors for all lengths."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the tokenizer's chat template, used for conversational prompts."""
+    chat_date: Literal["auto"] | date = "auto"
+    """Date that the chat template writes as the present one: ``2026-11-26``. ``auto``: the day on which the run
+    begins, which a resume and an evaluation of the run keep."""
     init: dict[str, Any] = Field(default_factory=dict)
     """Arguments for transformers' `from_pretrained`: attn_implementation, revision, trust_remote_code, ..."""
+    dequantize: bool = False
+    """Widen a quantised checkpoint (FP8, MXFP4, compressed-tensors, ...) to `dtype` while it loads, where
+    transformers can; the trained model is saved unquantised. By default such a checkpoint is refused."""
     lora: LoraConfig | None = None
     """Train only adapters, with peft (``pip install 'grpox[lora]'``); default: train all weights."""
 
@@ -92,7 +103,15 @@ class DataConfig(Section):
     max_prompt_length: int | None = Field(None, ge=1)
     """Longest prompt in tokens; default: the model's context length minus max_completion_length."""
     long_prompts: Literal["refuse", "cut"] = "refuse"
-    """Handling of a longer prompt: refuse the run, naming the row, or cut tokens from the start."""
+    """Handling of a longer prompt: refuse the run, naming the row, or cut tokens behind its BOS."""
+    chat: bool = False
+    """Make each plain prompt a message of the user, for the chat template; completions are messages too."""
+    allow_special_tokens: bool = False
+    """Let the text of a special token in a message, such as ``<|im_end|>``, be that token: it can forge a turn.
+    Plain prompts may have special tokens in any case."""
+    continue_final_message: bool = False
+    """Prompts may end with a message of the assistant, which the model goes on with. It belongs to the prompt:
+    it is not trained on, and reward functions get the completion without it. False: such rows are refused."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

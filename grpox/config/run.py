@@ -18,7 +18,7 @@ from grpox.config.outputs import (
     RecordConfig,
     WatchdogConfig,
 )
-from grpox.config.sampling import EvaluationConfig, SamplingConfig
+from grpox.config.sampling import PREFIX, EvaluationConfig, SamplingConfig
 from grpox.config.training import DeepSpeedConfig, TrainConfig
 
 REWARD_OF_MODEL = "reward_model"
@@ -92,6 +92,14 @@ class RunConfig(Section):
     def reward_labels(self) -> list[str]:
         """Labels of the rewards in metrics and files: names, numbered if repeated: regex, regex-2."""
         return labels_of(self.rewards)
+
+    @property
+    def main_metric(self) -> str:
+        """Metric that tells the result of the run: of its evaluation, else the reward."""
+        if self.evaluation is None:
+            return "reward"
+        first = f"rewards/{labels_of(rewards_of(self))[0]}/mean"
+        return PREFIX + ("accuracy" if self.evaluation.says_accuracy else first)
 
 
 def rewards_of(config: RunConfig) -> list[RewardRef]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from grpox.config.component import RewardRef, Section
 
@@ -114,7 +114,8 @@ class EvaluationConfig(Section):
     every: int = Field(0, ge=0)
     """Optimizer steps between evaluations; 0: only before and after training."""
     accuracy: str | None = None
-    """Reward whose mean is reported as accuracy; default: the first reward."""
+    """Reward whose mean is reported as accuracy; default: the first reward, if it has ``binary: true`` or is of
+    itself declared to give only 0 and 1; else no metric is called accuracy."""
     temperature: float = Field(0.0, ge=0)
     """Divides the logits; 0: greedy decoding."""
     batch_size: int = Field(256, ge=1)
@@ -129,9 +130,17 @@ class EvaluationConfig(Section):
     """Values of k: for each, report the chance that at least one of k completions is right (pass@k, arXiv
     2107.03374)."""
     right_at: float = 1.0
-    """Lowest score, by the reward `accuracy`, at which a completion counts as right for pass_at_k."""
+    """Lowest score, by the reward `accuracy` or else the first, that counts as right for pass_at_k."""
     early_stop: EarlyStopConfig | None = None
     """End the run when evaluations stop improving; default: never."""
+    _is_binary: bool = PrivateAttr(
+        False
+    )  # decided when a run is checked: scores of the first reward are 0 or 1
+
+    @property
+    def says_accuracy(self) -> bool:
+        """True if the mean of a reward is called accuracy."""
+        return self.accuracy is not None or self._is_binary
 
     @property
     def named_sets(self) -> dict[str, EvaluationSetConfig]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Message, Text
+from grpox.data.encoding import Encoding
 from grpox.environments import Appended
 from grpox.errors import RunFailed
 
@@ -45,6 +49,19 @@ _TOOL: Schema = {
 }
 
 
+PLAIN = (
+    "the prompts are plain text, to which the model's chat template is not applied: data.chat: true makes each "
+    "a message of the user, false says that this is meant (docs/data.md#plain-prompts)"
+)
+
+
+def is_unrendered(prompt: object, source: str) -> bool:
+    """Return True for a plain prompt in which nothing such as ``<|im_end|>`` is of the template `source`."""
+    if not isinstance(prompt, str) or not source:
+        return False
+    return not any(mark in source for mark in re.findall(r"<\S{1,40}?>|\[\S{1,40}?\]", prompt))
+
+
 class ChatTemplate:
     """The chat template of a tokenizer, with the run's arguments for it.
 
@@ -55,11 +72,31 @@ class ChatTemplate:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | None = None) -> None:
         self.tokenizer = tokenizer
         self.arguments = dict(arguments or {})
+        own = getattr(tokenizer, "chat_template", None)
+        named = None if isinstance(own, dict) else self.arguments.get("chat_template")
+        self.source = str(named or own or "")
+        """The template itself; empty if neither the run file nor the tokenizer has one."""
+        self.encoding = Encoding(tokenizer, self._around)
+        self.writes_today = "strftime_now" in self.source
+
+    def set_day(self, day: date | str) -> None:
+        """Make a date the template's present one, or the `date_string` of Llama 3.1; not with ``auto``."""
+        if isinstance(day, date):
+            name = "strftime_now" if self.writes_today else "date_string"
+            self.arguments.setdefault(name, day.strftime if self.writes_today else f"{day:%d %b %Y}")
+
+    def _around(self) -> tuple[str, str]:
+        """Return what the template writes around a message, and before a turn of the model."""
+        message: Message = {"role": "user", "content": _PROBE}
+        with suppress(Exception):  # rows that the template cannot write are refused with their place
+            body = self.render([message], header=False)
+            return body, self.render([message])[len(body) :]
+        return "", ""
 
     @property
     def exists(self) -> bool:
         """True if the run file or the tokenizer has a template."""
-        return bool(self.arguments.get("chat_template") or getattr(self.tokenizer, "chat_template", None))
+        return bool(self.source)
 
     @property
     def name(self) -> str:
@@ -67,19 +104,25 @@ class ChatTemplate:
         return str(getattr(self.tokenizer, "name_or_path", "") or "the tokenizer's template")
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Schema] | None = None, header: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Schema] | None = None,
+        header: bool = True,
+        arguments: Mapping[str, Any] | None = None,
     ) -> str:
         """Return messages as the model reads them.
 
         Args:
             tools: schemas of tools. A template that does not list tools gets them as text of the system.
             header: write the beginning of the model's next turn.
+            arguments: further arguments for the template, which replace those of the run.
         """
         if tools and not self.lists_tools:
             messages, tools = self._with_list(messages, tools), None
         listed = {"tools": list(tools)} if tools else {}
+        given = {**self.arguments, **(arguments or {}), **listed}
         rendered = self.tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=header, tokenize=False, **{**self.arguments, **listed}
+            list(messages), add_generation_prompt=header, tokenize=False, **given
         )
         return str(rendered)
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from grpox.contracts import Rollout, Text
-from grpox.data.chat import ChatTemplate, Content, Schema, extended_prompt
+from grpox.contracts import Message, Rollout, Text
+from grpox.data.chat import Content, Schema, extended_prompt
+from grpox.data.checked_messages import ALIASES, CheckedTemplate, LostMessage, without_nulls
+from grpox.data.encoding import CUT
 from grpox.data.row_stream import RowStream
 from grpox.data.token_texts import TokenTexts
-from grpox.data.unusable_columns import CURE, media_part, unusable_columns
+from grpox.data.unusable_columns import CURE, OF_TEMPLATE, media_part, unusable_columns
 from grpox.errors import ConfigError, Problem, RunFailed, describe, nearest
 from grpox.runtime import launch
+from grpox.runtime.logs import WarnOnce, get_logger
 
 if TYPE_CHECKING:
     import datasets
@@ -29,6 +35,7 @@ CACHED_TOKENS = 2**26
 ToolsOfRow = Callable[[int], Sequence[Schema] | None]
 """Row -> schemas of the tools that the model may call there."""
 
+logger = get_logger(__name__)
 _BATCH = 1000
 _SHOW_PROGRESS_FROM = 50_000
 
@@ -49,6 +56,7 @@ class PromptSet:
         tools_of: called once with this set, returns a function: row -> schemas of the tools that the model may
             call there. They are listed in the row's prompt if prompts are messages. None: no row has tools.
         has_episodes: True for a run with an environment or tools, whose data has fewer names for columns.
+        day, chat, allow_special_tokens, continues: `model.chat_date`, and the keys of `data`.
 
     Raises:
         ConfigError: the data has no row or no such column; a row has no prompt, or a prompt that is too long,
@@ -67,13 +75,21 @@ class PromptSet:
         vocabulary: int | None = None,
         tools_of: Callable[[PromptSet], ToolsOfRow] | None = None,
         has_episodes: bool = False,
+        day: date | str = "",
+        chat: bool = False,
+        allow_special_tokens: bool = False,
+        continues: bool = False,
     ) -> None:
         self._rows = rows
         self.stream = rows if isinstance(rows, RowStream) else None
         """Rows of a stream; None for a dataset."""
         self._prompt_column = prompt_column
         self._tokenizer = tokenizer
-        self.chat = ChatTemplate(tokenizer, chat_template_kwargs)
+        self.chat = CheckedTemplate(tokenizer, chat_template_kwargs)
+        self.chat.set_day(day)
+        self._makes_chat, self._continues = chat, continues
+        self._marked: Any = (lambda each: each) if allow_special_tokens else self.chat.encoding.marked
+        self._warn = WarnOnce(logger)
         self._limit = limit or PromptLimit(None)
         self.data = data
         """Name of the data in messages."""
@@ -82,7 +98,10 @@ class PromptSet:
         if not isinstance(rows, RowStream) and len(rows) == 0:
             raise ConfigError(f"{data} has no row", key="data")
         _check_columns(prompt_column, list(rows.column_names), data, has_episodes)
-        self.conversational = not isinstance(rows[0][prompt_column], str)
+        self.conversational = chat or not isinstance(rows[0][prompt_column], str)
+        names = {*rows.column_names} - {prompt_column} if self.conversational else set()
+        self._of_template = [name for name in OF_TEMPLATE if name in names]
+        """Columns whose values the chat template is given."""
         if problem := self._no_prompt(0, self.prompt(0)):
             raise ConfigError(problem)
         if self.conversational and not self.chat.exists:
@@ -104,8 +123,7 @@ class PromptSet:
 
     def prompt(self, index: int) -> Text:
         """Return the prompt as in the dataset, the form that reward functions receive."""
-        prompt: Text = self._rows[index][self._prompt_column]
-        return prompt
+        return self._prompt_of(self._rows[index])
 
     def row(self, index: int) -> dict[str, Any]:
         """Return a row with all its columns, the prompt too."""
@@ -113,22 +131,25 @@ class PromptSet:
 
     def text(self, index: int) -> str:
         """Return the prompt as one string, after the chat template."""
-        return self._rendered(index, self.prompt(index))
+        return self.texts([index])[0]
 
     def texts(self, indices: Sequence[int]) -> list[str]:
         """Return the prompts at `indices`, each as one string."""
         read = self._together(indices)
-        return [self._rendered(index, read[index][self._prompt_column]) for index in indices]
+        return [
+            self._rendered(index, self._prompt_of(read[index]), read[index]).replace(CUT, "")
+            for index in indices
+        ]
 
     def token_ids(self, index: int) -> tuple[int, ...]:
         """Return the prompt as tokens; a chat template writes its own special tokens."""
         if index + 1 < len(self._ends):
             return tuple(self._ids[self._ends[index] : self._ends[index + 1]])
-        (ids,) = self._tokenised([self.text(index)])
-        return self._limit.shortened(ids)
+        (ids,) = self._tokenised([self._rendered(index, self.prompt(index), self._rows[index])])
+        return self._shortened(ids)
 
     def extended_ids(self, index: int, content: Content) -> tuple[int, ...]:
-        """Return the tokens of a prompt with the answer of an environment's `reset` behind it.
+        """Return the tokens of a prompt with the answer of `reset`, marked by `Encoding`, behind it.
 
         Raises:
             RunFailed: the answer does not fit the prompt or the chat template, or together they are too long.
@@ -137,13 +158,13 @@ class PromptSet:
             return self.token_ids(index)
         reset = f"with what the environment's reset answered, the prompt of {self.place(index)}"
         try:
-            text = self._rendered(index, extended_prompt(self.prompt(index), content))
+            text = self._rendered(index, self.prompt(index), self._rows[index], content)
         except ConfigError as error:
             raise RunFailed(f"{reset} cannot be written: {error}") from error
         (ids,) = self._tokenised([text])
         if problem := self._bad_length(index, len(ids)) or self._unknown_token(index, ids):
             raise RunFailed(f"{reset} is not valid: {problem}")
-        return self._limit.shortened(ids)
+        return self._shortened(ids)
 
     def tools(self, index: int) -> Sequence[Schema]:
         """Return the schemas of the tools that the model may call in a row."""
@@ -155,7 +176,7 @@ class PromptSet:
         An index may occur several times, once for each completion of its group; its row is read once.
         """
         read = self._together(indices)
-        prompts = [read[index][self._prompt_column] for index in indices]
+        prompts = [self._prompt_of(read[index]) for index in indices]
         return prompts, {name: [read[index].get(name) for index in indices] for name in self.column_names}
 
     def columns_of(self, indices: Sequence[int]) -> list[dict[str, Any]]:
@@ -217,9 +238,9 @@ class PromptSet:
             RunFailed: a row has no prompt, an empty one or one that is too long; the message names the row.
         """
         for index in indices:
-            problem = self._no_prompt(index, self._rows[index].get(self._prompt_column))
+            problem = self._no_prompt(index, self._prompt_of(self._rows[index]))
             if problem is None:
-                (ids,) = self._tokenised([self.text(index)])
+                (ids,) = self._tokenised([self._rendered(index, self.prompt(index), self._rows[index])])
                 problem = self._bad_length(index, len(ids)) or self._unknown_token(index, ids)
             if problem is not None:
                 raise RunFailed(str(problem))
@@ -236,17 +257,21 @@ class PromptSet:
     def _read(self, rows: datasets.Dataset) -> None:
         """Check and tokenise all prompts, and store their tokens up to `CACHED_TOKENS`."""
         long: list[tuple[int, int]] = []
-        for start, values in _batches(rows.select_columns([self._prompt_column]), self._prompt_column):
+        for start, columns in _batches(rows.select_columns([self._prompt_column, *self._of_template])):
+            values = [self._prompt_of({self._prompt_column: each}) for each in columns[self._prompt_column]]
             for index, value in enumerate(values, start):
                 if problem := self._no_prompt(index, value):
                     raise ConfigError(problem)
-            texts = [self._rendered(index, value) for index, value in enumerate(values, start)]
+            others = [
+                {name: columns[name][number] for name in self._of_template} for number in range(len(values))
+            ]
+            texts = list(map(self._rendered, range(start, start + len(values)), values, others))
             for index, ids in enumerate(self._tokenised(texts), start):
                 if problem := self._unknown_token(index, ids) if ids else self._empty(index):
                     raise ConfigError(problem)
                 if self._limit.exceeded(len(ids)) and not self._limit.cut:
                     long.append((index, len(ids)))
-                ids = self._limit.shortened(ids)
+                ids = self._shortened(ids)
                 if index + 1 == len(self._ends) and len(self._ids) + len(ids) <= CACHED_TOKENS:
                     self._ids.extend(ids)
                     self._ends.append(len(self._ids))
@@ -257,11 +282,32 @@ class PromptSet:
             raise ConfigError(self._limit.problem(self.place(index), length, further))
 
     def _tokenised(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
-        encoded = self._tokenizer(list(texts), add_special_tokens=not self.conversational)["input_ids"]
-        return [tuple(ids) for ids in encoded]
+        encoding = self.chat.encoding
+        encoded = encoding.ids(texts)
+        if self.conversational:
+            return encoded
+        opening, closing = encoding.added
+        twice = opening if any(ids[: len(opening)] == opening for ids in encoded) else ()
+        for added, what in ((closing, "get no {} at their end"), (twice, "have one {} at their beginning")):
+            if added and launch.rank_or_zero() == 0:
+                about = what.format(*self.prompt_texts([added]))
+                self._warn(what, f"plain prompts of {self.data} {about}, though the tokenizer adds one")
+        return [encoding.opened(ids) for ids in encoded]
 
-    def _rendered(self, index: int, prompt: Text) -> str:
-        text = self._as_text(index, prompt)
+    def _shortened(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        is_long = self._limit.cut and self._limit.exceeded(len(ids))
+        return self.chat.encoding.shortened(ids, self._limit.tokens or 0) if is_long else ids
+
+    def _prompt_of(self, row: Mapping[str, Any]) -> Text:
+        prompt: Text = row.get(self._prompt_column)  # type: ignore[assignment] # a missing one is refused
+        is_plain = self._makes_chat and isinstance(prompt, str) and prompt
+        return [{"role": "user", "content": prompt}] if is_plain else prompt
+
+    def _rendered(self, index: int, prompt: Text, row: Mapping[str, Any], content: Content = None) -> str:
+        """Return a prompt and the answer of `reset`, with the marks of `Encoding`."""
+        # A plain prompt may be rendered already: its special tokens are meant.
+        marked = prompt if isinstance(prompt, str) else self._marked(prompt)
+        text = self._as_text(index, extended_prompt(marked, content), row)
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -269,15 +315,36 @@ class PromptSet:
             raise ConfigError(what, key="data.prompt_column", given=ascii(prompt)[:200]) from error
         return text
 
-    def _as_text(self, index: int, prompt: Text) -> str:
+    def _as_text(self, index: int, prompt: Text, row: Mapping[str, Any]) -> str:
         if isinstance(prompt, str):
             return prompt
-        tools = self.tools(index)
+        of_row = (self._of_row(index, name, kind, row) for name, kind in OF_TEMPLATE.items())
+        tools, arguments = map(self._marked, of_row)
+        continues = self._continues and _is_of_model(prompt[-1])
+        if continues:
+            arguments = {**(arguments or {}), "continue_final_message": True}
         try:
-            return self.chat.render(prompt, tools)
+            tools = tools or self._marked(self.tools(index))
+            return self.chat.checked(prompt, tools, not continues, arguments)
         except Exception as error:
             what = f"the chat template fails on {self.place(index)}: {describe(error)}"
-            raise ConfigError(what, key="data.prompt_column", given=repr(prompt)[:200]) from error
+            if isinstance(error, LostMessage):
+                what = f"{self.place(index)}: {error}"
+            given = repr(prompt)[:200]
+            raise ConfigError(
+                what, "data.prompt_column", given=given, allowed=self.chat.cure(prompt)
+            ) from error
+
+    def _of_row(self, index: int, name: str, kind: type, row: Mapping[str, Any]) -> Any:
+        """Return the value of a row for the chat template, which may be written as JSON."""
+        value = row.get(name) if name in self._of_template else None
+        with suppress(ValueError):
+            value = json.loads(value) if isinstance(value, str) else value
+        if value is None or isinstance(value, kind):
+            return without_nulls(value)
+        what = f"{self.place(index)} has a column {name} that is not for the chat template, which is given it"
+        allowed = f"a {kind.__name__}, null, or another name for the column"
+        raise ConfigError(what, "data.path", given=repr(value)[:200], allowed=allowed)
 
     def _bad_length(self, index: int, length: int) -> Problem | None:
         if length == 0:
@@ -305,7 +372,14 @@ class PromptSet:
             return Problem(what, key="data.prompt_column", given=self._prompt_column, allowed=CURE)
         messages = isinstance(value, list) and all(isinstance(part, dict) for part in value)
         if value and (messages if self.conversational else isinstance(value, str)):
-            return None
+            if self._continues or not messages or not _is_of_model(value[-1]):
+                return None
+            what = f"{self.place(index)} ends with a message of the model: its prompt has the answer"
+            allowed = (
+                "messages that end with the user's; or data.continue_final_message: true, if the last one is "
+                "only a beginning with which the model goes on"
+            )
+            return Problem(what, "data.prompt_column", given=repr(value[-1])[:200], allowed=allowed)
         given = f"{self._prompt_column}: {value!r}"
         if isinstance(self._rows, RowStream):
             given = f"{given}, in {dict(self._rows[index])!r}"
@@ -333,8 +407,13 @@ def _check_columns(column: str, columns: list[str], data: str, has_episodes: boo
         )
 
 
-def _batches(rows: datasets.Dataset, column: str) -> Iterator[tuple[int, list[Any]]]:
-    """Yield (index of the first, values) of each batch of a column, with a progress bar if there are many."""
+def _is_of_model(message: Message) -> bool:
+    role = str(message.get("role", message.get("from"))).lower()
+    return ALIASES.get(role, role) == "assistant"
+
+
+def _batches(rows: datasets.Dataset) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+    """Yield (index of the first, values) of each batch of rows, with a progress bar if there are many."""
     starts: Iterable[int] = range(0, len(rows), _BATCH)
     if len(rows) >= _SHOW_PROGRESS_FROM and launch.rank() == 0:
         from rich.console import Console
@@ -342,7 +421,7 @@ def _batches(rows: datasets.Dataset, column: str) -> Iterator[tuple[int, list[An
 
         starts = track(starts, "tokenising prompts", console=Console(stderr=True), transient=True)
     for start in starts:
-        yield start, rows[start : start + _BATCH][column]
+        yield start, rows[start : start + _BATCH]
 
 
 @dataclass(frozen=True)
@@ -384,10 +463,6 @@ class PromptLimit:
     def exceeded(self, length: int) -> bool:
         """Return True if a prompt of `length` tokens exceeds the limit."""
         return self.tokens is not None and length > self.tokens
-
-    def shortened(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the last `tokens` tokens of a prompt that is too long and may be cut."""
-        return ids[-self.tokens :] if self.cut and self.tokens is not None else ids
 
     def problem(self, row: str, length: int, further: str = "") -> Problem:
         """Describe the prompt of `row` (as ``row 3 (from 0) of the data``) as too long."""

@@ -15,6 +15,9 @@ EPISODE_ARGUMENTS = (
 )
 """Arguments that a reward function gets only if it names them. A column of such a name takes their place; a run
 with an environment or tools refuses it."""
+OF_TEMPLATE = {"tools": list, "chat_template_kwargs": dict}
+"""Columns that the chat template of messages is given, and their types; refused beside an environment or tools,
+whose turns a template has to write alike in all rows."""
 COLUMNS = ("image", "images", "audio", "audios", "video", "videos")
 """Common names of columns with images, sounds or videos."""
 KINDS = ("image", "audio", "video")
@@ -34,9 +37,10 @@ def unusable_columns(
         has_episodes: True for a run with an environment or tools, which has more arguments.
     """
     columns = list(columns)
-    arguments = (*REWARD_ARGUMENTS, *(EPISODE_ARGUMENTS if has_episodes else ()))
+    arguments = (*REWARD_ARGUMENTS, *((*EPISODE_ARGUMENTS, *OF_TEMPLATE) if has_episodes else ()))
     media = f"{data} has a column that is not text, which grpox cannot read"
-    reserved = f"{data} has a column with a name that grpox reserves for arguments of reward functions"
+    users = "reward functions and of the chat template" if has_episodes else "reward functions"
+    reserved = f"{data} has a column with a name that grpox reserves for arguments of {users}"
     renamed = "any other name: rename the column"
     return [
         *(Problem(media, key, given=name, allowed=CURE) for name in media_columns(columns)),

@@ -14,7 +14,18 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpox.config.alarms import CHANGED, DIFFERS, EMPTY_TESTS, GROWTH, LIVE, NORM_BEFORE, SHARE, AlarmsConfig
+from grpox.config.alarms import (
+    ALLOWED,
+    CHANGED,
+    DIFFERS,
+    EMPTY_TESTS,
+    FIRST,
+    GROWTH,
+    LIVE,
+    NORM_BEFORE,
+    SHARE,
+    AlarmsConfig,
+)
 from grpox.runtime.files import as_strict_json, write_atomically
 
 FILE = "alarms.json"
@@ -68,14 +79,27 @@ ADVICE = {
         "the tests of a row ask nothing, so the row has no score",
         "let its tests assert results, and call what they define; grpox validate asks the first rows",
     ),
+    "first_step_mismatch": (
+        "sampling, training or the reference compute different log-probabilities from equal weights",
+        "look at mismatch/difference_mean and kl of the first step, and compare what the generator computes in "
+        "with model.dtype",
+    ),
+    "dead_reward": (
+        "this reward has had the same score since the start of the run, so it teaches nothing",
+        "score a right and a wrong completion by hand; a penalty that no completion has met is no fault",
+    ),
 }
 """Name of an alarm -> its fault, and what to look at."""
+
+
+Range = tuple[float, float, int]
+"""Lowest and highest score, and number of scored completions."""
 
 
 class RaisedAlarm(BaseModel):
     """An alarm, as `summary.json` has it."""
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, ser_json_inf_nan="strings")
+    model_config = ConfigDict(use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
     name: str
     step: int
@@ -83,7 +107,9 @@ class RaisedAlarm(BaseModel):
     value: float
     """Value of the last step that counted."""
     subject: str = ""
-    """Label of the reward that decides, or name of a row; empty for other alarms."""
+    """Label of the reward that decides, or is dead, or name of a row; empty for other alarms."""
+    cause: str = ""
+    """Likely cause, where one is known."""
 
     def entry(self) -> dict[str, Any]:
         """Return the alarm as plain values for JSON; numbers that JSON lacks are strings."""
@@ -110,6 +136,10 @@ class AlarmsState(BaseModel):
     """True if the last generation batch had no advantage other than 0."""
     differed: list[str] = Field(default_factory=list)
     """Labels of the rewards that have differed within a group."""
+    steps: int = 0
+    """Steps that were seen."""
+    ranges: dict[str, Range] = Field(default_factory=dict)
+    """Label of a reward -> what it has scored so far."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +161,16 @@ class Alarms:
         self.config = config
         self.state = AlarmsState()
 
-    def see(self, step: int, metrics: Mapping[str, float]) -> list[RaisedAlarm]:
+    def see(
+        self, step: int, metrics: Mapping[str, float], ranges: Mapping[str, Range] | None = None
+    ) -> list[RaisedAlarm]:
         """Record the metrics and signals of a step, and return the alarms that it raises.
 
         Args:
             metrics: those of the step with `Collector.signals` and `grpox.config.alarms.OF_UPDATE`.
+            ranges: of the rewards in the step's new generation batches; default: there is none.
         """
-        state, raised = self.state, []
+        state, raised = self.state, self._dead_rewards(step, ranges or {})
         known = {alarm.name for alarm in state.raised}
         for reading in [*self._of_rewards(metrics), *self._of_update(metrics)]:
             count = state.counts.get(reading.name, 0) + 1 if reading.is_fault else 0
@@ -148,6 +181,24 @@ class Alarms:
                 )
         state.raised += raised
         return raised
+
+    def _dead_rewards(self, step: int, ranges: Mapping[str, Range]) -> list[RaisedAlarm]:
+        """Find the rewards that have been constant since the first step, beside one that has not."""
+        state, config = self.state, self.config.dead_reward
+        state.steps += 1
+        for label, (low, high, count) in ranges.items():
+            lowest, highest, before = state.ranges.get(label, (low, high, 0))
+            state.ranges[label] = min(low, lowest), max(high, highest), count + before
+        dead = {label: (low, count) for label, (low, high, count) in state.ranges.items() if low == high}
+        is_beside = 0 < len(dead) < len(state.ranges) and bool(ranges)
+        if config is None or not is_beside or not config.steps <= state.steps == step:
+            return []
+        known = {alarm.subject for alarm in state.raised if alarm.name == "dead_reward"}
+        return [
+            RaisedAlarm(name="dead_reward", step=step, value=value, subject=label)
+            for label, (value, count) in dead.items()
+            if count >= config.completions and label not in known
+        ]
 
     def _of_rewards(self, metrics: Mapping[str, float]) -> Iterator[Reading]:
         """Read the generation batch of a step; none in a step without a new one."""
@@ -199,6 +250,9 @@ class Alarms:
     def _of_update(self, metrics: Mapping[str, float]) -> Iterator[Reading]:
         config, state = self.config, self.state
         norm, changed = metrics.get("grad_norm"), metrics.get(CHANGED)
+        first, factor = metrics.get(FIRST), config.first_step_mismatch
+        if first is not None and factor is not None:
+            yield Reading("first_step_mismatch", first, first > factor * metrics[ALLOWED], steps=1)
         # A step may get the groups with equal rewards of a batch that other steps learn from.
         is_live = state.is_silent or metrics.get(LIVE, 1) > 0
         if norm is not None and config.no_gradient is not None and is_live:
@@ -233,6 +287,7 @@ def describe_alarm(alarm: Mapping[str, Any], advice: bool = True) -> str:
     if name not in ADVICE:
         return text
     fault, cure = ADVICE[name]
+    fault += f"; {alarm['cause']}" if alarm.get("cause") else ""
     return f"{text}: {fault}" + (f". {cure[0].upper()}{cure[1:]}" if advice else "")
 
 

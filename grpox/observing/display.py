@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from grpox.config.sampling import bare_name
 from grpox.errors.formatting import duration, pluralize, spread
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.alarms import alarms_in, describe_alarm
@@ -63,12 +64,16 @@ class TerminalDisplay:
         self._last_step = 0
         self._skipped = 0.0
         self._results: dict[str, dict[int, float]] = {name: {} for name in RESULTS}
+        self._sets: Collection[str] = ()
 
     @hookimpl
     def grpox_run_started(self, run: RunContext) -> None:
         evaluation = run.config.evaluation
-        for name in evaluation.sets if evaluation is not None else ():
-            self._results |= {f"{name}/{result}": {} for result in RESULTS}
+        if evaluation is not None:
+            results = dict.fromkeys((bare_name(run.config.main_metric), *RESULTS))
+            names = ["", *(f"{name}/" for name in evaluation.sets)]
+            self._results = {f"{name}{result}": {} for name in names for result in results}
+            self._sets = evaluation.sets
         self._first_start: float | None = None
         self._in_steps = 0.0
         self._last_step = run.resumed_at or 0
@@ -120,9 +125,8 @@ class TerminalDisplay:
         for name, by_step in self._results.items():
             if name in metrics:
                 by_step[step] = metrics[name]
-        sets = {name.partition("/")[0] for name in self._results if "/" in name}
         # Of each of several sets, its result.
-        own = {name: value for name, value in metrics.items() if name.partition("/")[0] not in sets}
+        own = {name: value for name, value in metrics.items() if name.partition("/")[0] not in self._sets}
         shown = _main_values(own) | {name: metrics[name] for name in self._results if name in metrics}
         values = "  ".join(f"{escaped(name)} {value:.4g}" for name, value in shown.items())
         self._line(f"evaluation after step {step}: {values}")

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -26,7 +27,7 @@ from grpox.errors.redaction import redact, redacted
 from grpox.observing.record_files import CompletionFiles, MetricsFile, MetricsLine, write_completions
 from grpox.observing.token_files import step_of
 from grpox.plugins.hookspecs import hookimpl
-from grpox.runfile.lock.differences import AUTOMATIC, DTYPE, changes
+from grpox.runfile.lock.differences import AUTOMATIC, CHAT_DATE, DTYPE, changes
 from grpox.runfile.masked import VERSIONS
 from grpox.runfile.yaml_lines import Dumper, leaves
 from grpox.runtime.files import read_mapping, sync, write_atomically, write_error_message
@@ -232,7 +233,7 @@ def _recorded(config: RunConfig) -> RunConfig | None:
 def recorded_choices(output_dir: Path) -> dict[str, Any]:
     """Read what the keys of `AUTOMATIC` were in the run whose record is in the folder: dotted key -> value.
 
-    Keys that cannot be read are left out.
+    Keys that cannot be read are left out. `STARTED` is the day on which the run began.
     """
     try:
         config = dict(leaves(yaml.safe_load((output_dir / "config.yaml").read_text(encoding="utf-8"))))
@@ -240,7 +241,12 @@ def recorded_choices(output_dir: Path) -> dict[str, Any]:
         return {}
     if config.get(DTYPE) not in get_args(Dtype):
         config.pop(DTYPE, None)
-    return {key: config[key] for key in AUTOMATIC if config.get(key, AUTO) != AUTO}
+    chosen = {key: config[key] for key in AUTOMATIC if config.get(key, AUTO) != AUTO}
+    with suppress(KeyError, ValueError):
+        chosen[CHAT_DATE] = date.fromisoformat(str(chosen.pop(CHAT_DATE)))
+    with suppress(KeyError, TypeError, ValueError, OverflowError, OSError):
+        chosen[STARTED] = date.fromtimestamp(read_mapping(output_dir / VERSIONS)[STARTED])
+    return chosen
 
 
 def sync_record(folder: Path, after: int) -> int:

@@ -215,8 +215,8 @@ def grpox_evaluated(run: RunContext, step: int, metrics: Mapping[str, float], co
 def grpox_alarm_raised(run: RunContext, step: int, alarm: Mapping[str, Any], control: Control) -> None:
     """The run has raised an alarm after `step`; called once for each, before `grpox_step_finished`.
 
-    `alarm` is its entry in ``summary.json``: ``name``, ``step``, ``value``, and ``subject`` if one reward
-    decides. A value that is not finite is text. A run that goes on from a checkpoint does not repeat an alarm.
+    `alarm` is its entry in ``summary.json``: ``name``, ``step``, ``value``, and for a reward ``subject``
+    and perhaps ``cause``. A value that is not finite is text. A resumed run does not repeat an alarm.
     """
 
 

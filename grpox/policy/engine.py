@@ -32,6 +32,8 @@ from grpox.policy.lora.layers import (
     parameter_adapters,
     parameters_of,
 )
+from grpox.policy.randomness import disable_dropout, restore_training
+from grpox.policy.rope import fix_rope, longest_sequence
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
 from grpox.policy.weight_stream import stream_adapters, stream_parameters, stream_weights
 from grpox.runtime.foreign_code import call
@@ -271,7 +273,9 @@ class Engine:
                 delattr(module, name)
         restore_forward(self.module)
         restore_head(self.module)
+        restore_training(self.module)
         set_attention(self.module, self._attention)
+        fix_rope(self.module, None)
 
 
 _LEFT = (
@@ -330,19 +334,6 @@ class FrozenEngine:
         return self._deepspeed(**inputs)
 
 
-def disable_dropout(model: nn.Module) -> None:
-    """Turn dropout off also in training mode, so that sampling and training have the same distribution.
-
-    Training mode stays on, because gradient checkpointing needs it.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "dropout"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
-
-
 def _enable_checkpointing(model: PreTrainedModel, config: RunConfig) -> None:
     try:
         kwargs = {"use_reentrant": False} | config.train.gradient_checkpointing_kwargs
@@ -366,7 +357,14 @@ def _try_forward_modes(engine: Any, config: RunConfig, world: World) -> ForwardM
                 coordinator._invalidate_trace()
 
     names_none = not any("attn_implementation" in key for key in config.model.init)
-    return install_scoring_forward(engine.module, config.train, run, world, chooses_attention=names_none)
+    longest = longest_sequence(config, engine.module.config)
+    mode = install_scoring_forward(engine.module, config.train, run, world, names_none, longest)
+    if mode.dependence:
+        what = f"log-probabilities depend on the other sequences of a micro-batch: {mode.dependence}"
+        allowed = "another model, or by data.max_prompt_length sequences below such numbers of its config.json"
+        given = f"{config.model.path}, {type(engine.module).__name__}"
+        raise ConfigError(what, "model.path", given=given, allowed=allowed)
+    return mode
 
 
 def _initialize(run: RunConfig, /, **arguments: Any) -> Any:

@@ -28,6 +28,9 @@ HOST = torch.device("cpu")
 LEAST_LOG_P = -1e4
 """Log-probability below which a probability is 0 in every precision, so its factor only has to be finite."""
 
+DEPENDS = "gave other numbers alone and together"
+"""Part of the failure of a mode in which a sequence depends on the others of a micro-batch."""
+
 
 @dataclass(frozen=True)
 class ForwardMode:
@@ -47,7 +50,12 @@ class ForwardMode:
     def __str__(self) -> str:
         """Key of the run file that enables the mode."""
         way = "packing" if self.packed else "prefix_sharing" if self.shared_width else "chunked_logprobs"
-        return f"train.{way}"
+        return f"train.{way}" if self.chunked else "the model's own forward pass"
+
+    @property
+    def dependence(self) -> str:
+        """The failure of the model's own forward pass beside other sequences; empty without one."""
+        return next((each for each in self.failures if DEPENDS in each and str(FULL_LOGITS) in each), "")
 
     @property
     def arrangement(self) -> Arrangement:

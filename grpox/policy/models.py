@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.quantizers.auto import AutoQuantizationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from grpox.config import ModelConfig
@@ -32,6 +33,10 @@ from grpox.errors.formatting import some
 from grpox.policy.attention import VARLEN
 from grpox.policy.float32_head import cast_head, has_float32_head
 from grpox.policy.precision import dtype_here
+from grpox.policy.randomness import disable_dropout
+from grpox.policy.rope import fix_rope
+from grpox.policy.saved_whole import undescribed
+from grpox.runfile.model_options import quantization_of, quantization_problems, vocabulary_problems
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
 
@@ -55,7 +60,8 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
             other shapes: transformers would draw such weights at random and only warn.
     """
     path = model_location(config)
-    load_config(config)  # refuses code, which transformers would fetch for the model
+    loaded = load_config(config)  # refuses code, which transformers would fetch for the model
+    method = quantization_of(loaded.to_dict())
     try:
         if (Path(path) / GENERATION_CONFIG_NAME).is_file():
             GenerationConfig.from_pretrained(path)  # the model would do without one that cannot be read
@@ -66,8 +72,10 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
                 output_loading_info=True,
                 # Else they raise without a name; they are refused below.
                 ignore_mismatched_sizes=True,
-                **NO_CODE | config.init,
+                **NO_CODE | config.init | _widening(loaded),
             )
+            if method:
+                model = _widened(model, getattr(torch, dtype_here(config)))
     except Exception as error:
         raise _unloadable("model", config, error) from error
     if trains and getattr(model, "_hf_peft_config_loaded", False):  # by transformers, of whatever lies there
@@ -75,10 +83,38 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
         allowed = "a folder with only the model, or with the adapter merged into it"
         raise ConfigError(what, "model.path", given=config.path, allowed=allowed)
     _check_weights(info, config.path, trains)
+    if what := undescribed(model):
+        raise ConfigError(
+            what, "model.path", given=config.path, allowed="a config.json that describes its weights"
+        )
+    if method and launch.rank() == 0:
+        get_logger(__name__).info("weights of %s are widened to %s", method, dtype_here(config))
     _check_stop_tokens(model, config.path)
     if config.cast_lm_head_to_fp32:
         cast_head(model)
+    fix_rope(model, config.longest_sequence)
     return model
+
+
+def _widening(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the argument of `from_pretrained` that widens weights while they load, if there is one."""
+    given = getattr(config, "quantization_config", None)
+    parsed = AutoQuantizationConfig.from_dict(given | {"dequantize": True}) if isinstance(given, dict) else None
+    return {"quantization_config": parsed} if hasattr(parsed, "dequantize") else {}
+
+
+def _widened(model: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a plain model with the weights of one that was quantised."""
+    if getattr(model, "is_quantized", False):  # by a method whose weights are widened after they are loaded
+        model = model.dequantize(dtype)
+    vars(model).pop("_weight_conversions", None)  # a save would quantise by them
+    if undescribed(model):  # compressed-tensors leaves its scales
+        plain = architecture_of(model)()
+        if lost := plain.load_state_dict(model.state_dict(), strict=False).missing_keys:
+            raise ValueError(f"no weights for {some(lost)} after widening")
+        plain.generation_config, model = model.generation_config, plain
+    widened: PreTrainedModel = model.to(dtype)
+    return widened
 
 
 def load_config(config: ModelConfig) -> PreTrainedConfig:
@@ -92,6 +128,8 @@ def load_config(config: ModelConfig) -> PreTrainedConfig:
         loaded: PreTrainedConfig = AutoConfig.from_pretrained(path, **NO_CODE | config.init)
     except Exception as error:
         raise _unloadable("configuration", config, error) from error
+    if problems := list(quantization_problems(quantization_of(loaded.to_dict()), config)):
+        raise ConfigError(problems)
     own = str(config.init.get("attn_implementation"))
     if kernels := [name for name in hub_kernels(loaded) if name not in own]:
         what = f"its config.json asks for code from a hub: the kernel {kernels[0]}"
@@ -150,6 +188,7 @@ def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
             if own._attn_implementation == VARLEN:  # which gains nothing where sequences have a row each
                 own._attn_implementation = "sdpa"
             built = AutoModelForCausalLM.from_config(own, dtype=dtype, trust_remote_code=trusted)
+        disable_dropout(built)  # some models apply it in eval mode too
         if casts:
             cast_head(built)
         return built
@@ -172,28 +211,14 @@ def vocabulary_of(model: PreTrainedConfig) -> int | None:
 
 
 def check_special_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedConfig, path: str) -> None:
-    """Refuse a tokenizer that pads or ends with a token beyond the model's embeddings.
+    """Refuse a tokenizer with tokens beyond the model's embeddings.
 
     Raises:
         ConfigError: a token was added to the tokenizer, but the model was not resized.
     """
-    vocabulary = vocabulary_of(model)
-    if vocabulary is None:
-        return
-    problems = [
-        Problem(
-            f"the model does not know the {name} token {token!r} of its tokenizer",
-            key="model.path",
-            given=f"{path}, token {number}",
-            allowed=f"tokens below {vocabulary}, the model's vocabulary",
-        )
-        for name, token, number in (
-            ("padding", tokenizer.pad_token, tokenizer.pad_token_id),
-            ("EOS", tokenizer.eos_token, tokenizer.eos_token_id),
-        )
-        if number is not None and number >= vocabulary
-    ]
-    if problems:
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    used = f"{tokenizer.chat_template} {tokenizer.pad_token} {tokenizer.eos_token}"
+    if problems := list(vocabulary_problems(tokenizer.get_vocab(), special, used, vocabulary_of(model), path)):
         raise ConfigError(problems)
 
 

@@ -22,6 +22,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from grpox.errors import RunFailed, describe
 from grpox.errors.formatting import some
+from grpox.policy.rope import fix_config
 
 META = torch.device("meta")
 
@@ -35,7 +36,12 @@ def save_whole(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | 
     Raises:
         RunFailed: loading the folder would lose a part of the model. The written files stay.
     """
-    model.save_pretrained(folder, state_dict=state)
+    config, model.config = model.config, copy.deepcopy(model.config)
+    fix_config(model.config, None)
+    try:
+        model.save_pretrained(folder, state_dict=state)
+    finally:
+        model.config = config
     if lost := lost_parts(model, folder):
         raise RunFailed(f"{folder} was written, but does not contain the whole model: {'; '.join(lost)}")
 
@@ -73,10 +79,10 @@ def built_empty(model: PreTrainedModel) -> Any:
 def undescribed(model: PreTrainedModel) -> str:
     """Return the reason why a model could not be loaded from its saved files; empty if it could."""
     try:
-        described = {name: tensor.shape for name, tensor in built_empty(model).state_dict().items()}
+        described = _weights_of(built_empty(model))
     except Exception as error:  # noqa: BLE001 - whatever a class of the user's does
         return f"cannot be built from its configuration: {describe(error)}"
-    actual = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    actual = _weights_of(model)
     others = [name for name in actual.keys() | described.keys() if actual.get(name) != described.get(name)]
     if not others:
         return ""
@@ -84,6 +90,13 @@ def undescribed(model: PreTrainedModel) -> str:
         "it differs from the model that its configuration describes, so it could not be copied or loaded again"
     )
     return f"{what}: other weights, {len(others)} in all: {some(others)}"
+
+
+def _weights_of(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the shape of each weight and buffer, and the first name of those that are tied."""
+    first: dict[int, str] = {}
+    state = model.state_dict(keep_vars=True)
+    return {name: (each.shape, first.setdefault(id(each), name)) for name, each in state.items()}
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:

@@ -44,6 +44,7 @@ def install_scoring_forward(
     run: Callable[..., Any] | None = None,
     world: World | None = None,
     chooses_attention: bool = False,
+    longest: int | None = None,
 ) -> ForwardMode:
     """Install the fastest forward mode that the run allows and `model` supports; a collective.
 
@@ -51,15 +52,18 @@ def install_scoring_forward(
         run: runs the forward pass of `model`, which may be sharded; default: `model`.
         world: the ranks, all of which take part; default: this process alone.
         chooses_attention: True if the run file names no attention, so a faster one may replace the default.
+        longest: most tokens of a sequence that the run may have; default: the model's positions.
 
     Returns:
         the mode; in a trial on every rank it gave the log-probabilities of the model's own forward pass.
+
+    Raises:
+        ConfigError: the model is random in training mode.
     """
     world = world or World(0, 1, next(model.parameters()).device)
-    if not train.chunked_logprobs or not _add_scoring(model):
-        return FULL_LOGITS
-    trial = ForwardTrial(model, run or model, world)
-    if trial.is_possible:
+    trial = ForwardTrial(model, run or model, world, longest)
+    trial.check_repeats()
+    if train.chunked_logprobs and trial.is_possible and _add_scoring(model):
         default = str(model.config._attn_implementation)
         if chooses_attention and prefers_varlen(model, world.device):
             if trial.accepts_varlen() and (mode := _first_that_agrees(trial, model, train)):
@@ -67,7 +71,9 @@ def install_scoring_forward(
             set_attention(model, default)
         if mode := _first_that_agrees(trial, model, train):
             return mode
-    restore_forward(model)
+        restore_forward(model)
+    if trial.is_possible:
+        trial.agrees(FULL_LOGITS)  # a failure is among `failures`
     return replace(FULL_LOGITS, failures=tuple(trial.failures))
 
 

@@ -6,12 +6,13 @@ that the order of completion changes nothing.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -144,23 +145,13 @@ class Collector:
             resampled = self._resample(generation, first, state, draw)
             indices, rows, logged = resampled.batch.indices, resampled.batch.rows, resampled.batch.logged
             dropped, refills = resampled.dropped, resampled.metrics
-        rewards = reward_matrix(rows)
-        scored = ScoredBatch(
-            rows,
-            rewards,
-            self._weights,
-            torch.tensor([row.rollout.group_id for row in rows]),
-            indices,
-            lambda: self.prompts.rows([indices[row.rollout.group_id] for row in rows])[1],
-            state.global_step + 1,
-            [reward.label for reward in self.scorer.rewards],
-        )
+        scored = self._scored(rows, indices, state)
         batch = GenerationBatch(
             indices,
             rows,
-            rewards,
+            scored.rewards,
             self._totals(rows),
-            self._scale(scored),
+            self._scale(scored, self.scaler),
             self.sampler.engine.steps,
             refills,
             logged,
@@ -177,19 +168,31 @@ class Collector:
             )
         return batch
 
-    def _scale(self, batch: ScoredBatch) -> Advantages:
+    def _scored(self, rows: Sequence[ScoredRow], indices: Sequence[int], state: TrainerState) -> ScoredBatch:
+        return ScoredBatch(
+            rows,
+            reward_matrix(rows),
+            self._weights,
+            torch.tensor([row.rollout.group_id for row in rows]),
+            indices,
+            lambda: self.prompts.rows([indices[row.rollout.group_id] for row in rows])[1],
+            state.global_step + 1,
+            [reward.label for reward in self.scorer.rewards],
+        )
+
+    def _scale(self, batch: ScoredBatch, scaler: BatchScaler) -> Advantages:
         """Scale the rewards of a batch.
 
         Raises:
             RunFailed: the scaler raised, or returned anything else than finite numbers of the right shape.
         """
-        if self.scaler.takes_inputs:
-            scaled = self.scaler.scale_inputs(batch)
+        if scaler.takes_inputs:
+            scaled = scaler.scale_inputs(batch)
         else:  # with its own copies: the metrics are made of the rewards, whatever the scaler does with them
             own = batch.rewards.clone(), batch.weights.clone(), batch.group_ids.clone()
-            scaled = Advantages(call("advantage", self.scaler.method, *own))
+            scaled = Advantages(call("advantage", scaler.method, *own))
         if scaled.tokens is None:
-            check_advantages(scaled.values, self.scaler.name, len(batch.rows))
+            check_advantages(scaled.values, scaler.name, len(batch.rows))
         return scaled
 
     def _resample(
@@ -201,7 +204,7 @@ class Collector:
             request = self._request(indices, (2, generation, number))
             return SampledGroups.of(indices, *sample_and_score(self.sampler, self.scorer, request, state))
 
-        resampled = refill(first, self.rounds, draw, sample, self._is_flat)
+        resampled = refill(first, self.rounds, draw, sample, partial(self._find_flat, state))
         totals = self._totals(first.rows)
         if bool(totals.isnan().all()):
             return resampled
@@ -209,8 +212,21 @@ class Collector:
         first_reward = {"dynamic_sampling/first_reward": float(totals.nanmean())}
         return replace(resampled, metrics={**resampled.metrics, **first_reward})
 
-    def _is_flat(self, group: Sequence[ScoredRow]) -> bool:
-        return is_flat(group, reward_matrix(group), self._weights, self.signal)
+    def _find_flat(
+        self, state: TrainerState, indices: Sequence[int], groups: Sequence[Sequence[ScoredRow]]
+    ) -> list[bool]:
+        """Tell from which groups the scaler makes no advantages; one that may look at anything is asked."""
+        if self.signal != "all":
+            return [is_flat(reward_matrix(group), self._weights, self.signal) for group in groups]
+        rows = [
+            replace(row, rollout=replace(row.rollout, group_id=place))
+            for place, group in enumerate(groups)
+            for row in group
+        ]
+        # A copy: a scaler may change its state, once for each generation batch.
+        scaler = call("advantage", copy.deepcopy, self.scaler)
+        scaled = self._scale(self._scored(rows, indices, state), scaler)
+        return scaled.silent_groups(self.num_generations)
 
     @property
     def _weights(self) -> torch.Tensor:
@@ -242,10 +258,7 @@ class Collector:
     def signals(self, batch: GenerationBatch) -> dict[str, float]:
         """Measure what the alarms read and no metric has; see `grpox.rollout.metrics.reward_signals`."""
         labels = [reward.label for reward in self.scorer.rewards]
-        tokens = batch.scaled.tokens
-        zero = batch.advantages == 0 if tokens is None else torch.tensor([not each.any() for each in tokens])
-        groups = zero.reshape(-1, self.num_generations).all(dim=1)
-        signals = {"alarms/no_advantage": float(groups.double().mean())}
+        signals = {"alarms/no_advantage": mean(batch.scaled.silent_groups(self.num_generations))}
         extra = [item for row in (*batch.rows, *batch.dropped) for item in row.extra.items()]
         empty = Counter(row for name, row in extra if name.endswith("/empty_tests") and row)
         signals |= {f"{EMPTY_TESTS}{row}": float(count) for row, count in empty.items()}
@@ -254,6 +267,16 @@ class Collector:
         return signals | reward_signals(
             labels, batch.rewards, batch.totals, self._weights, self.num_generations
         )
+
+    def ranges(self, batches: Sequence[GenerationBatch]) -> dict[str, tuple[float, float, int]]:
+        """Lowest and highest score of each reward with a weight, and the number of its scores, over batches."""
+        rows = [row for batch in batches for row in (*batch.rows, *batch.dropped)]
+        ranges = {}
+        for place, reward in enumerate(self.scorer.rewards):
+            scores = [score for row in rows if (score := row.rewards[place]) is not None]
+            if reward.weight and scores:
+                ranges[reward.label] = min(scores), max(scores), len(scores)
+        return ranges
 
     def scored(self, batch: GenerationBatch) -> list[ScoredRollout]:
         """The batch as observers see it, with texts."""

@@ -1,17 +1,15 @@
 """Dynamic sampling: groups that teach nothing are replaced by groups of prompts that are drawn anew.
 
-A group whose rewards are all equal has no advantage, and leaves the batch smaller than it looks. The scaler
-says by its `signal` which rewards it reads. Each round samples as many new groups as there are such; those of
-the new ones that tell completions apart take their places, in the order in which they were drawn. What is left
-when the rounds are used up stays. Source: DAPO, arXiv 2503.14476, section 3.2.
+A group whose advantages are all 0 leaves the batch smaller than it looks. The scaler says by its `signal` what
+it reads: equal rewards tell such a group, or the scaler itself is asked. Each round samples as many new groups
+as there are such; those of the new ones that tell completions apart take their places, in the order in which
+they were drawn. What is left when the rounds are used up stays. Source: DAPO, arXiv 2503.14476, section 3.2.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from torch import Tensor
 
@@ -26,8 +24,8 @@ SIGNALS = ("sum", "functions", "all")
 
 Draw = Callable[[int], Sequence[int]]
 """Function that returns the dataset indices of the next prompts, given their number."""
-IsFlat = Callable[[Sequence[ScoredRow]], bool]
-"""Function that tells whether the rewards of a group are all equal."""
+FindFlat = Callable[[Sequence[int], Sequence[Sequence[ScoredRow]]], Sequence[bool]]
+"""Function of the dataset indices of groups and of their rows that tells which have no advantage."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ def signal_of(scaler: AdvantageScaler) -> str:
     return str(signal)
 
 
-def is_flat(group: Sequence[ScoredRow], rewards: Tensor, weights: Tensor, signal: str) -> bool:
-    """Return True for a group from which a scaler with this `signal` makes no advantages.
+def is_flat(rewards: Tensor, weights: Tensor, signal: str) -> bool:
+    """Return True for a group from which a scaler with this `signal`, sum or functions, makes no advantages.
 
     Args:
         rewards: f32[G, K], NaN where a function abstained.
@@ -73,23 +71,7 @@ def is_flat(group: Sequence[ScoredRow], rewards: Tensor, weights: Tensor, signal
     """
     if signal == "functions":
         return bool(has_uniform_rewards(rewards[:, weights != 0].T).all())
-    if not bool(has_uniform_rewards(weighted_sum(rewards, weights).float().unsqueeze(0))):
-        return False
-    if signal == "sum":
-        return True
-    return bool(has_uniform_rewards(rewards.T).all()) and len({_parts(row) for row in group}) == 1
-
-
-def _parts(row: ScoredRow) -> tuple[Any, ...]:
-    """List the rewards of tokens and turns that are not 0, with their places."""
-    tokens = [
-        None if values and math.isnan(values[0]) else _not_zero(values) for values in row.token_rewards.values()
-    ]
-    return (*tokens, _not_zero([turn.reward for turn in row.rollout.turns]))
-
-
-def _not_zero(values: Sequence[float | None]) -> tuple[tuple[int, float], ...]:
-    return tuple((place, value) for place, value in enumerate(values) if value)
+    return bool(has_uniform_rewards(weighted_sum(rewards, weights).float().unsqueeze(0)))
 
 
 SampleGroups = Callable[[int, Sequence[int]], SampledGroups]
@@ -107,7 +89,7 @@ class ResampledBatch:
 
 
 def refill(
-    first: SampledGroups, rounds: int, draw: Draw, sample: SampleGroups, is_flat: IsFlat
+    first: SampledGroups, rounds: int, draw: Draw, sample: SampleGroups, find_flat: FindFlat
 ) -> ResampledBatch:
     """Replace the flat groups of `first` in at most `rounds` rounds; a collective.
 
@@ -116,15 +98,17 @@ def refill(
     """
     indices, groups = list(first.indices), list(first.groups)
     logs = [(first.logged, len(first.rows))]
-    flat = [place for place, group in enumerate(groups) if is_flat(group)]
+    flat = [place for place, silent in enumerate(find_flat(indices, groups)) if silent]
     done, drawn, wanted = 0, len(groups), len(flat)
     dropped: list[ScoredRow] = []
     while flat and done < rounds:
         done, drawn = done + 1, drawn + len(flat)
         sampled = sample(done, draw(len(flat)))
         logs.append((sampled.logged, len(sampled.rows)))
-        for index, group in zip(sampled.indices, sampled.groups, strict=True):
-            if is_flat(group):
+        # Among the others of the batch, as a scaler may compare groups.
+        are_silent = find_flat([*indices, *sampled.indices], [*groups, *sampled.groups])[len(groups) :]
+        for index, group, silent in zip(sampled.indices, sampled.groups, are_silent, strict=True):
+            if silent:
                 dropped += group
                 continue
             place = flat.pop(0)

@@ -23,6 +23,9 @@ from grpox.plugins.component_state import odd_part
 from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.runtime.foreign_code import call, copied
 
+ZERO = 1e-6
+"""Largest advantage that counts as 0: a difference of equal numbers in float32 is a rounding error."""
+
 
 @dataclass(frozen=True)
 class Advantages:
@@ -31,6 +34,12 @@ class Advantages:
     values: Tensor  # f32[N]; the mean over the model's tokens where they have different ones
     tokens: Sequence[Tensor] | None = None
     """N of f32[T_i]; None where each completion has one advantage."""
+
+    def silent_groups(self, size: int) -> list[bool]:
+        """Tell which groups of `size` completions have no advantage other than 0."""
+        tokens = list(self.values) if self.tokens is None else self.tokens
+        zero = [bool((each.abs() <= ZERO).all()) for each in tokens]
+        return [all(zero[start : start + size]) for start in range(0, len(zero), size)]
 
     def of_rows(self, rows: Sequence[int]) -> list[np.ndarray]:
         """List the advantages of the tokens of some completions, f32[T_i] each."""

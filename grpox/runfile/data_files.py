@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,22 @@ def look_at(path: Path, prompt_column: str = "", check: RowCheck | None = None) 
     if file.records == 0:
         raise UnreadableData("has no record")
     return file
+
+
+def first_value(path: Path, column: str) -> object:
+    """Return the value of a column in the first row of a file; None if it cannot be read, which others tell."""
+    with suppress(
+        OSError, ValueError, LookupError, NotImplementedError, StopIteration, csv.Error, UnreadableData
+    ):
+        if path.suffix == ".parquet":
+            import pyarrow.parquet
+
+            return next(pyarrow.parquet.ParquetFile(path).iter_batches(1, columns=[column]))[0][0].as_py()
+        if path.suffix == ".csv":
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                return next(csv.DictReader(file))[column]
+        return next(json_rows(path, LOOKED_AT))[1].get(column)
+    return None
 
 
 def _json(path: Path, counted: bool, prompt_column: str, check: RowCheck | None) -> DataFile:

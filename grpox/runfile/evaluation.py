@@ -63,6 +63,7 @@ class MetricNames:
             components: the components.
         """
         self.known = list(known)
+        self.instead: Mapping[str, str] = {}  # names that the run does not log -> those to use
         self._beginnings = tuple(f"{owner}/" for owner in owners if owner not in ("rewards", "completions"))
         self._open_ended = any(
             bound.offer is None or canonical_name(bound.offer.distribution) != "grpox" for bound in components
@@ -72,25 +73,31 @@ class MetricNames:
         """Return True if a metric of this name may exist."""
         if name in self.known or name.startswith(self._beginnings):
             return True
-        return self._open_ended and not nearest_spelling(name, self.known) and not name.startswith("rewards/")
+        may_be = self._open_ended and name not in self.instead and not name.startswith("rewards/")
+        return may_be and not nearest_spelling(name, self.known)
 
 
 def of_evaluations(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
     """Name the metrics of the run's evaluations, without the prefix ``evaluation/``."""
     rewards = rewards_of(config)
     ks = config.evaluation.pass_at_k if config.evaluation is not None else []
-    known = ["accuracy", *(f"pass_at_{k}" for k in ks), "reward", "reward_std", *_of_rewards(rewards), *LENGTHS]
+    known = [*(f"pass_at_{k}" for k in ks), "reward", "reward_std", *_of_rewards(rewards), *LENGTHS]
+    main = bare_name(config.main_metric)
+    is_said = config.evaluation is None or main == "accuracy"
+    known = ["accuracy", *known] if is_said else known
     families: Sequence[str] = ()
     if config.has_episodes:
         known, families = [*known, "success", *OF_EPISODES], EPISODE_FAMILIES
     prefix = "rewards[" if rewards is config.rewards else "evaluation.rewards["
     parts = [bound for key, bound in components.items() if key.startswith(prefix)]
     beginnings = ["", *(f"{name}/" for name in (config.evaluation.sets if config.evaluation else ()))]
-    return MetricNames(
+    names = MetricNames(
         [f"{beginning}{name}" for beginning in beginnings for name in known],
         [f"{beginning}{owner}" for beginning in beginnings for owner in (*_owners(rewards), *families)],
         parts,
     )
+    names.instead = {} if is_said else {f"{each}accuracy": f"{each}{main}" for each in beginnings}
+    return names
 
 
 def of_steps(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
@@ -115,6 +122,14 @@ def _of_rewards(rewards: Sequence[RewardRef]) -> Iterator[str]:
 
 def _owners(rewards: Sequence[RewardRef]) -> list[str]:
     return [*labels_of(rewards), *(ref.label.rpartition(":")[2] for ref in rewards)]
+
+
+def _decide_accuracy(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
+    """Call the mean of the first reward accuracy if its scores are declared 0 or 1; finds no problem."""
+    bound = context.components.get("rewards[0]" if evaluation.rewards is None else "evaluation.rewards[0]")
+    declared = bound is not None and bool(getattr(bound.config, "is_binary", False))
+    evaluation._is_binary = rewards_of(context.config)[0].binary or declared
+    yield from ()
 
 
 def _accuracy(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
@@ -186,7 +201,8 @@ def _early_stop(context: CheckContext, evaluation: EvaluationConfig) -> Iterator
         yield Problem(what, "evaluation.early_stop", given="evaluation.every 0", allowed="evaluation.every > 0")
     names, key = of_evaluations(context.config, context.components), "evaluation.early_stop.metric"
     if not names.has(bare_name(chosen.metric)):
-        near = nearest(bare_name(chosen.metric.removeprefix("eval_")), names.known)
+        bare = bare_name(chosen.metric.removeprefix("eval_"))
+        near = names.instead.get(bare) or nearest(bare, names.known)
         what, allowed = "no such metric of the evaluation", ", ".join(names.known)
         yield Problem(what, key, given=chosen.metric, allowed=allowed, nearest=near)
 
@@ -206,7 +222,8 @@ def _best(context: CheckContext) -> Iterator[Problem]:
         yield Problem("this run has no evaluation", key, given=name, allowed=allowed)
         return
     # ``accuracy`` and TRL's ``eval_accuracy`` mean the metric of the evaluation; they are not typos.
-    ours = PREFIX + bare_name(name.removeprefix("eval_").removeprefix("eval/"))
+    bare = bare_name(name.removeprefix("eval_").removeprefix("eval/"))
+    ours = PREFIX + (bare if config.evaluation is None else evaluations.instead.get(bare, bare))
     near = ours if ours in known else nearest(name, known)
     is_of_step = not name.startswith(PREFIX) and not near.startswith(PREFIX) and steps.has(name)
     if not (is_known or is_of_step):
@@ -224,6 +241,7 @@ def _of_evaluation(check: Callable[[CheckContext, EvaluationConfig], Iterator[Pr
 
 
 EVALUATION_CHECKS: tuple[Check, ...] = (
+    _of_evaluation(_decide_accuracy),
     _best,
     *map(_of_evaluation, (_sets, _accuracy, _pass_at_k, _sampling, _early_stop)),
 )

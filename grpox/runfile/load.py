@@ -39,6 +39,7 @@ from grpox.runfile.model_options import (
     length_problems,
     lora_problems,
     model_problems,
+    plain_prompts,
     router_problems,
 )
 from grpox.runfile.overrides import Origin, apply_overrides
@@ -90,7 +91,7 @@ CHECKS: tuple[Check, ...] = (
     lora_problems,
 )
 """Checks of a run file that fits its schema, in this order."""
-WARNINGS = (checks.mixed_levels, checks.sequences_by_length)
+WARNINGS = (checks.mixed_levels, checks.sequences_by_length, plain_prompts)
 """Checks of a run that is right, but may not do what its author expects: context -> one line each."""
 
 
@@ -112,6 +113,8 @@ class ResolvedRun:
     """Python objects that replace inputs of the config."""
     warnings: tuple[str, ...] = ()
     """Remarks about combinations that are allowed but unusual, one line each."""
+    most_rows: int | None = None
+    """Number of rows of each dataset that are read; None: all."""
 
     def build(self, key: str) -> Any:
         """Build the component under `key`; see `grpox.plugins.registry.Registry.build`."""

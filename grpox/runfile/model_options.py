@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
+from operator import eq
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpox.config import LoraConfig, ModelConfig, TrainConfig
 from grpox.config.sampling import sampling_of
+from grpox.data.chat import PLAIN, is_unrendered
 from grpox.errors import Problem, nearest
+from grpox.errors.formatting import some
 from grpox.runfile.checks import CheckContext
+from grpox.runfile.data_files import first_value
 from grpox.runtime.files import read_mapping
 
 INSTALL = "pip install 'grpox[lora]'"
 LONGEST_HEADER = 2**26
 """Largest safetensors header in bytes; longer ones are left to transformers."""
+CHUNK = 2**24
+"""Bytes of tensors that are compared at a time."""
 
 REFUSED_INIT = {
     "dtype": "use model.dtype",
@@ -52,6 +60,13 @@ CHECKPOINT_ARGUMENTS = ("use_reentrant", "preserve_rng_state", "determinism_chec
 
 OF_EXPERTS = re.compile("expert|router|moe|mixtral")
 """Part of a key, or of the type, in the configuration of every model with experts."""
+
+DEQUANTIZED = ("bitsandbytes", "compressed-tensors", "fp8", "higgs", "metal", "mxfp4", "mxfp8")
+"""Values of quant_method whose weights transformers can widen; a test compares them."""
+OF_QUANTIZATION = re.compile(r"\.(qweight|weight_packed|SCB|absmax)$|_proj_blocks$")
+"""Ends of the names of weights that only quantised checkpoints have."""
+HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.weight$")
+"""Names of a head's weight in checkpoints. Loading the model checks heads of all names."""
 
 PARTS = re.compile(
     r".*(vision|visual|image|audio|video|speech).*_config|vq_config|visual|(img|image|audio)_processor"
@@ -121,6 +136,69 @@ def media_problem_of(folder: Path, key: str) -> Problem | None:
     return media_problem(read_mapping(folder / "config.json"), key, str(folder))
 
 
+def quantization_of(config: Mapping[str, Any]) -> str:
+    """Name the method by which a model's config says that its weights are quantised; empty if it names none."""
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
+    given = [part.get(key) for part in parts for key in ("quantization_config", "compression_config")]
+    named = [each.get("quant_method", "bitsandbytes") for each in given if each and isinstance(each, Mapping)]
+    return str(named[0]) if named else ""
+
+
+def quantization_problems(method: str, model: ModelConfig) -> Iterator[Problem]:
+    """Find weights quantised by `method`, unless the run file has them widened, and transformers can."""
+    if method and not (model.dequantize and method in DEQUANTIZED):
+        what = f"its weights are quantised ({method}), but training needs those of model.dtype"
+        widened = "model.dequantize: true, or " if method in DEQUANTIZED else ""
+        yield Problem(what, "model.path", given=model.path, allowed=f"{widened}the model before quantisation")
+
+
+def vocabulary_problems(
+    vocabulary: Mapping[str, int], special: Collection[str], used: str, size: object, path: str
+) -> Iterator[Problem]:
+    """Find tokens of text or of the template that lie beyond the `size` embeddings of a model.
+
+    Args:
+        special: tokens of `vocabulary` that are in no text, but may be in `used`.
+    """
+    beyond = [name for name, number in vocabulary.items() if isinstance(size, int) and number >= size]
+    if named := [f"{name} {vocabulary[name]}" for name in beyond if name not in special or name in used]:
+        what = f"its tokenizer has tokens beyond the model's embeddings, {len(named)} in all: {some(named)}"
+        yield Problem(what, "model.path", given=path, allowed=f"tokens below {size}, the model's vocabulary")
+
+
+def checkpoint_problems(model: ModelConfig) -> Iterator[Problem]:
+    """Find reasons why a local model is not what its config.json describes: headers and tokenizer."""
+    folder = Path(model.path)
+    config, tensors = read_mapping(folder / "config.json"), _stored_tensors(folder)
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    in_bin = read_mapping(folder / "pytorch_model.bin.index.json").get("weight_map", {})
+    narrow = [name for name, stored in tensors.items() if stored.dtype.startswith(("F8", "F6", "F4"))]
+    narrow += [name for name in (*tensors, *in_bin) if OF_QUANTIZATION.search(name)]
+    method = quantization_of(config) or (f"see {narrow[0]}; config.json names no method" if narrow else "")
+    yield from quantization_problems(method, model)
+    for head in filter(
+        HEAD.search,
+        tensors if config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is True else (),
+    ):
+        own = tensors[head]
+        others = [stored for name, stored in tensors.items() if name != head and not re.search(r"\d", name)]
+        same = [stored for stored in others if (stored.dtype, stored.shape) == (own.dtype, own.shape)]
+        if same and not any(all(map(eq, own.chunks(), stored.chunks())) for stored in same):
+            what = f"the checkpoint has a {head} of its own, but config.json says tie_word_embeddings: true"
+            allowed = "tie_word_embeddings: false in config.json, or a checkpoint without this weight"
+            yield Problem(what, "model.path", given=model.path, allowed=allowed)
+    settings = read_mapping(folder / "tokenizer_config.json")
+    used = " ".join(str(settings.get(key)) for key in ("chat_template", "eos_token", "pad_token"))
+    if (template := folder / "chat_template.jinja").is_file():
+        used += template.read_text(encoding="utf-8", errors="replace")
+    try:
+        tokenizer = import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception:  # noqa: BLE001 - the library has no narrower one, and loading the tokenizer reports it
+        return
+    special = [each.content for each in tokenizer.get_added_tokens_decoder().values() if each.special]
+    yield from vocabulary_problems(tokenizer.get_vocab(), special, used, text.get("vocab_size"), model.path)
+
+
 def positions_of(folder: Path, init: Mapping[str, Any]) -> int | None:
     """Read the number of positions from a model's config.json; None if it names none."""
     config = read_mapping(folder / "config.json")
@@ -130,6 +208,27 @@ def positions_of(folder: Path, init: Mapping[str, Any]) -> int | None:
             if isinstance(number := names.get(name), int):
                 return number
     return None
+
+
+def plain_prompts(context: CheckContext) -> Iterator[str]:
+    """Warn of plain prompts to which the template of a chat model is not applied."""
+    data, source = context.config.data, template_of(context.config.model)
+    if source and context.trains and not {"chat"} & data.model_fields_set | context.given.inputs:
+        yield from [PLAIN] * is_unrendered(first_value(Path(data.path or ""), data.prompt_column), source)
+
+
+def template_of(config: ModelConfig) -> str:
+    """Return the chat template in a model's folder, or in the hub's cache; empty if there is none."""
+    folder = Path(config.path)
+    if not folder.is_absolute():
+        from huggingface_hub import snapshot_download
+
+        with suppress(ValueError, OSError):
+            folder = Path(snapshot_download(config.path, local_files_only=True))
+    own = read_mapping(folder / "tokenizer_config.json").get("chat_template") or ""
+    with suppress(ValueError, OSError):
+        own = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    return str(config.chat_template_kwargs.get("chat_template") or own)
 
 
 def router_problems(context: CheckContext) -> Iterator[Problem]:
@@ -197,16 +296,41 @@ def lora_problems(context: CheckContext) -> Iterator[Problem]:
 
 def weight_names(folder: Path) -> list[str]:
     """Read the names of the weights from the headers of a model's files; empty if there are none."""
-    try:
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            return list(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        with (folder / "model.safetensors").open("rb") as weights:
-            size = int.from_bytes(weights.read(8), "little")
-            header = json.loads(weights.read(size)) if size <= LONGEST_HEADER else {}
-        return [name for name in header if name != "__metadata__"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []  # loading the model reports the error
+    return list(
+        read_mapping(folder / "model.safetensors.index.json").get("weight_map") or _stored_tensors(folder)
+    )
+
+
+class _Stored(NamedTuple):
+    """A tensor in a safetensors file."""
+
+    dtype: str
+    shape: list[int]
+    file: Path
+    start: int
+    end: int
+
+    def chunks(self) -> Iterator[bytes]:
+        with self.file.open("rb") as weights:
+            for place in range(weights.seek(self.start), self.end, CHUNK):
+                yield weights.read(min(CHUNK, self.end - place))
+
+
+def _stored_tensors(folder: Path) -> dict[str, _Stored]:
+    """Read the headers of a model's safetensors files, by the name of the tensor."""
+    index = read_mapping(folder / "model.safetensors.index.json").get("weight_map")
+    tensors = {}
+    for file in {folder / name for name in index.values()} if index else [folder / "model.safetensors"]:
+        try:
+            with file.open("rb") as weights:
+                size = int.from_bytes(weights.read(8), "little")
+                header = json.loads(weights.read(size)) if size <= LONGEST_HEADER else {}
+            for name in header.keys() - {"__metadata__"}:
+                start, end = (8 + size + offset for offset in header[name]["data_offsets"])
+                tensors[name] = _Stored(header[name]["dtype"], header[name]["shape"], file, start, end)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # loading the model reports the error
+    return tensors
 
 
 def _misspelt(lora: LoraConfig, weights: Sequence[str]) -> Iterator[Problem]:

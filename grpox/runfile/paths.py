@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -28,7 +29,7 @@ from grpox.runfile.data_files import look_at
 from grpox.runfile.environment_rows import missing_columns, row_check
 from grpox.runfile.given import GIVEN
 from grpox.runfile.invalid_keys import InvalidKeyRead
-from grpox.runfile.model_options import media_problem_of
+from grpox.runfile.model_options import checkpoint_problems, media_problem_of
 from grpox.runfile.slots import selected
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -98,6 +99,7 @@ def model_input_problems(context: CheckContext) -> Iterator[Problem]:
     yield from model_problems("model.path", path)
     if context.trains and (problem := media_problem_of(Path(path), "model.path")):
         yield problem
+    yield from checkpoint_problems(context.config.model)
 
 
 def training_data_problems(context: CheckContext) -> Iterator[Problem]:
@@ -328,6 +330,12 @@ def output_problems(config: RunConfig) -> list[Problem]:
         what = "is a file, not a folder" if there == folder else f"cannot be created: {there} is a file"
     elif not os.access(there, os.W_OK | os.X_OK):
         what = f"cannot be written: no permission to write in {there}"
+    else:
+        try:  # a file system may refuse what its permissions allow, such as /proc, or a name
+            with TemporaryDirectory(prefix=".grpox-", dir=there) as trial:
+                Path(trial, folder.relative_to(there)).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            what = f"cannot be created in {there}: {error.strerror}"
     if what:
         return [Problem(what, key="output_dir", given=config.output_dir)]
     folder = folder.resolve()

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpox.config import labels_of
 from grpox.config.run import rewards_of
-from grpox.data.reward_signature import column_problem, lacking, missing_columns, unnamed_parameter
+from grpox.data.reward_signature import Signature, column_problem, lacking, missing_columns, unnamed_parameter
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
@@ -70,6 +70,10 @@ def _called(bound: BoundComponent) -> Any:
     if unnamed:
         what = f"{name} takes '{unnamed}' by position, and grpox gives all arguments by name"
         raise ConfigError(what, bound.key, given=f"{bound.label}{inspect.signature(function)}")
+    if Signature.of(function).names == frozenset():
+        what = f"{name} takes no argument by name, so that it cannot see what it scores"
+        given, allowed = f"{bound.label}{inspect.signature(function)}", "such as (completions, **columns)"
+        raise ConfigError(what, bound.key, given=given, allowed=allowed)
     return function
 
 

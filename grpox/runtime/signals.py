@@ -15,7 +15,7 @@ from types import FrameType
 
 _received: list[int] = []
 _waiting_notes: list[str] = []
-"""One entry while the first signal is deferred: the text to print when it arrives."""
+"""One entry for each block that defers the first signal: the text to print when it arrives."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -74,17 +74,19 @@ def raise_if_signal(error: BaseException) -> None:
 def first_signal_waits(note: str = "") -> Iterator[None]:
     """Store the first signal within this block without raising it; raise a second one at once.
 
-    For work that must not stop halfway, such as reporting the end of a run to a tracker.
+    For work that must not stop halfway, such as reporting the end of a run to a tracker. Of nested blocks, the
+    innermost gives the note.
 
     Args:
         note: text printed on standard error when the signal arrives.
     """
+    before = [*_waiting_notes]
     if not _received:
         _waiting_notes.append(note)
     try:
         yield
     finally:
-        _waiting_notes.clear()
+        _waiting_notes[:] = before
 
 
 def exit_code(error: KeyboardInterrupt) -> int:
@@ -96,9 +98,9 @@ def _handle(number: int, _frame: FrameType | None) -> None:
     _received.append(number)
     if not _waiting_notes or len(_received) > 1:
         raise _exception(number)
-    if _waiting_notes[0]:
+    if _waiting_notes[-1]:
         # Not by print: the signal may have arrived during a print.
-        os.write(2, f"\n{signal.Signals(number).name}: {_waiting_notes[0]}\n".encode())
+        os.write(2, f"\n{signal.Signals(number).name}: {_waiting_notes[-1]}\n".encode())
 
 
 def _exception(number: int) -> KeyboardInterrupt:

@@ -9,6 +9,7 @@ class TestMine(AdvantageConformance):
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from grpox.errors import RunFailed
 from grpox.plugins.component import takes_inputs
 from grpox.rollout.dynamic_sampling import signal_of
 from grpox.rollout.rewards.scoring import ScoredRow
-from grpox.rollout.turns import BatchScaler, ScoredBatch
+from grpox.rollout.turns import ZERO, BatchScaler, ScoredBatch
 from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
@@ -204,13 +205,26 @@ class AdvantageConformance(Conformance):
             signal = signal_of(super().build())
         except RunFailed as error:
             raise Violation(str(error)) from error
+        scaler = self.build()
+        if signal == "all":
+            alike = batch([[0.1]] * 7, [0] * 7)
+            largest = _scale(scaler, alike).abs().max().item()
+            what = f"a group of equal rewards has advantages of {largest:.0e}, and dynamic sampling keeps it"
+            require(not ZERO < largest < 1e-3, what, alike, "set deviations that are rounding errors to 0")
+            return
         alike, sums = batch([[2.0, 0.0]] * 3, [0] * 3, [1.0, 2.0]), [[0.0, 1.0], [2.0, 0.0], [1.0, 0.5]]
+        if isinstance(scaler, _OfInputs):
+            scaled = _scale(replace(scaler, others=(TWO_TURNS,)), alike)
+            what = (
+                "equal rewards in different turns have advantages, and dynamic sampling would replace the group"
+            )
+            require(not bool((scaled.abs() > ZERO).any()), what, alike, 'declare signal = "all"')
         if signal != "sum" or bool((_scale(self.build(), alike) != 0).any()):
             return
         given = batch(sums, [0] * 3, [1.0, 2.0])
         what = "a group of equal weighted sums has advantages, and dynamic sampling would replace it"
         advice = 'declare signal = "functions", for a scaler that scales the functions one by one'
-        require(not bool((_scale(self.build(), given).abs() > 1e-6).any()), what, given, advice)
+        require(not bool((_scale(self.build(), given).abs() > ZERO).any()), what, given, advice)
 
     def test_abstentions(self) -> None:
         """A completion that no function scored gets 0, and the others finite numbers."""
@@ -315,6 +329,8 @@ class _OfInputs:
     scaler: Any
     like: Rollout
     columns: Mapping[str, Any]
+    others: tuple[Rollout, ...] = ()
+    """Completions of a batch that are unlike the first, in turn with it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.scaler, name)
@@ -327,10 +343,12 @@ class _OfInputs:
         """
         groups, named = group_ids.tolist(), tuple(getattr(self.scaler, "example_labels", ("steps",)))
         labels = [*named, *(f"reward {place}" for place in range(len(named), rewards.shape[1]))]
-        steps = map(self._steps, rewards.tolist())
+        likes = itertools.cycle((self.like, *self.others))
         rows = [
-            ScoredRow(replace(self.like, group_id=group, sample=row), (), (), {}, token_rewards=of_row)
-            for row, (group, of_row) in enumerate(zip(groups, steps, strict=True))
+            ScoredRow(
+                replace(like, group_id=group, sample=row), (), (), {}, token_rewards=self._steps(like, own)
+            )
+            for row, (group, own, like) in enumerate(zip(groups, rewards.tolist(), likes, strict=False))
         ]
         columns = self._columns(len(rows))
         indices = range(10, 11 + max(groups))  # the dataset's row of each group's prompt
@@ -339,12 +357,12 @@ class _OfInputs:
         )
         return BatchScaler(self.scaler).scale_inputs(batch).values
 
-    def _steps(self, rewards: Sequence[float]) -> dict[str, tuple[float, ...]]:
+    def _steps(self, like: Rollout, rewards: Sequence[float]) -> dict[str, tuple[float, ...]]:
         """Return the rewards of a row's tokens by label: of a named function its reward, at the last token."""
         named = getattr(self.scaler, "example_labels", None)
         if named is None:
             return {"steps": STEPS} if self.like.turns else {}
-        before = len(self.like.completion_ids) - 1
+        before = len(like.completion_ids) - 1
         steps = {}
         for label, reward in zip(named, rewards, strict=False):
             steps[label] = (NAN,) * (before + 1) if math.isnan(reward) else (*(0.0,) * before, reward)

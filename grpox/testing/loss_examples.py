@@ -170,8 +170,8 @@ def measured_on(loss: PolicyLoss, inputs: LossInputs) -> Measured:
     output = per_token_loss(loss, given)
     values = torch.where(inputs.token_mask, output.loss, 0.0)
     gradient, by_entropy = gradients_of(values.sum(), given)
-    named = output.diagnostics.items()
-    diagnostics = {name: torch.where(inputs.token_mask, each.detach(), 0.0) for name, each in named}
+    named = ((name, each.detach().reshape(len(each), -1)) for name, each in output.diagnostics.items())
+    diagnostics = {name: torch.where(inputs.token_mask, each, 0.0) for name, each in named}
     return Measured(values.detach(), gradient, by_entropy, diagnostics)
 
 

@@ -45,7 +45,6 @@ from grpox.training.inputs import (
     open_prompts,
     open_reference,
     open_schedule,
-    open_tokenizer,
     provides,
 )
 from grpox.training.steering import Steering
@@ -81,6 +80,7 @@ class TrainInputs:
         world: World,
         components: RunComponents,
         code: UserCode,
+        tokenizer: PreTrainedTokenizerBase,
     ) -> TrainInputs:
         """Open and check the inputs of a run.
 
@@ -93,7 +93,6 @@ class TrainInputs:
         """
         check_scope(run)
         check_routers(model_config(run), run.config.train.router_aux_loss_coef)
-        tokenizer = open_tokenizer(run)
         tools_of = None if code.episodes is None else code.episodes.tools_of
         prompts, evaluation_rows = open_prompts(run, tokenizer, components.build, tools_of)
         if code.episodes is not None:

@@ -30,10 +30,10 @@ class RunEpisodes:
     """The environments and tools of a run; the environments are open on this rank.
 
     Args:
-        environments: as `open_environments` opens them.
+        environments: as `open_environments` opens them; None: only data is checked, without a `loop`.
     """
 
-    def __init__(self, run: ResolvedRun, environments: Environments) -> None:
+    def __init__(self, run: ResolvedRun, environments: Environments | None) -> None:
         self.environments = environments
         self._run = run
         self._bound = bound_environments(run)
@@ -83,8 +83,9 @@ class RunEpisodes:
         if prompts not in self._tokens:
             every = {schema["function"]["name"]: schema for schemas in self._schemas for schema in schemas}
             has_parse = all(overrides(kind, "parse") for kind in self._classes)
-            longest = self._run.config.episodes.max_observation_tokens
-            self._tokens[prompts] = TurnTokens(prompts, list(every.values()), has_parse, longest)
+            episodes = self._run.config.episodes
+            longest, allows = episodes.max_observation_tokens, episodes.allow_special_tokens
+            self._tokens[prompts] = TurnTokens(prompts, list(every.values()), has_parse, longest, allows)
         return self._tokens[prompts]
 
     def check(self, *data: PromptSet) -> None:
@@ -107,6 +108,7 @@ class RunEpisodes:
             ConfigError: the model ends its turns otherwise than the chat template of data that was checked.
         """
         config = self._run.config
+        assert self.environments is not None
         own = [] if config.evaluation is None else [sampling_of(config.evaluation, config.sampling)]
         for sampling in (config.sampling, *own):
             for tokens in self._tokens.values():

@@ -118,6 +118,8 @@ class Evaluator:
     def metrics(self, rows: Sequence[ScoredRow], logged: Logged) -> dict[str, float]:
         """Compute the metrics of a result of `sample`."""
         metrics, renamed = with_logged(evaluation_metrics(rows, self.scorer.rewards, self.config), logged)
+        if not self.config.says_accuracy:  # the scores of the first reward may be anything
+            del metrics["accuracy"]
         if self.sampler.world.is_main:
             self.scorer.warn.all({what: what for what in renamed})
         return metrics
@@ -236,12 +238,15 @@ def evaluation_metrics(
 def outcomes_of(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
     """Name the results of the first and the last evaluation for the summary: ``accuracy_before`` and so on.
 
-    These are accuracy, the success of episodes, and other numbers that environments report in their info.
+    These are accuracy, or else the means of rewards, the success of episodes, and other numbers that
+    environments report in their info.
     """
     outcomes: dict[str, float] = {}
     for when, metrics in (("before", before), ("after", after)):
         named = {name.removeprefix(INFO): name for name in metrics if name.startswith(INFO)}
-        named |= {name: name for name in ("accuracy", SUCCESS) if name in metrics}
+        means = [name for name in metrics if name.startswith("rewards/") and name.endswith("/mean")]
+        main = ["accuracy"] if "accuracy" in metrics else means
+        named |= {name: name for name in (*main, SUCCESS) if name in metrics}
         outcomes |= {f"{name}_{when}": metrics[metric] for name, metric in named.items()}
     return outcomes
 
@@ -322,7 +327,8 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
     seed_libraries(run.config.train.seed)
     key = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
     with reward_functions(run, key) as functions, open_episodes(run) as episodes, translate_exits(FOREIGN):
-        times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
+        times = PhaseTimes(generator=generator_settings(run))
+        tokenizer = open_tokenizer(run, world, functions)
         tools_of = None if episodes is None else episodes.tools_of
         prompts = open_evaluation_prompts(run, tokenizer, evaluation, tools_of)
         if episodes is not None:

@@ -14,7 +14,7 @@ from grpox.policy.precision import prepare_cuda
 from grpox.rollout.sampler import CompletionSampler, FixedPolicy
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank, translate_lost_ranks
-from grpox.training.inputs import generator_context, open_generator, start_sampler
+from grpox.training.inputs import decide_longest, generator_context, open_generator, start_sampler
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -39,6 +39,7 @@ def sampler_of_model(
     Raises:
         ConfigError: the model does not fit or cannot be loaded, or the generator cannot be used here.
     """
+    decide_longest(run)
     generator = open_generator(run, world)
 
     def load() -> PreTrainedModel:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,16 @@ import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.config import EvaluationConfig, EvaluationSetConfig, RunConfig, SamplingConfig
+from grpox.config.inputs import AUTO
 from grpox.config.run import rewards_of
 from grpox.config.sampling import path_key, sampling_of
 from grpox.contracts import Capability, Generator, GeneratorContext, PolicyLoss
+from grpox.data.chat import PLAIN, ChatTemplate, is_unrendered
 from grpox.data.open_data import open_data, reason
 from grpox.data.prompts import PromptLimit, PromptSet, ToolsOfRow
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
-from grpox.errors import ConfigError
+from grpox.errors import ConfigError, join
 from grpox.policy.float32_head import cast_head
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.memory_plan.of_run import check_load, free_memory
@@ -36,18 +39,23 @@ from grpox.policy.models import (
     stop_token_ids,
     vocabulary_of,
 )
+from grpox.policy.rope import fix_config, fix_rope, longest_sequence, rope_choice
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards, check_scored_rows
 from grpox.rollout.sampler import CompletionSampler, WeightSource
 from grpox.runfile.checks import declared_scope, parted_groups, stream_problems
 from grpox.runfile.model_options import media_problem
 from grpox.runtime.foreign_code import call, translate_exits
+from grpox.runtime.launch import rank_or_zero
+from grpox.runtime.logs import get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank
 
 if TYPE_CHECKING:
     from grpox.rollout.episodes.waves import EpisodeLoop
     from grpox.runfile.load import ResolvedRun
+
+logger = get_logger(__name__)
 
 ToolsOf = Callable[[PromptSet], ToolsOfRow]
 """Data -> function: row -> schemas of the tools that the model may call there."""
@@ -58,9 +66,19 @@ def model_config(run: ResolvedRun) -> PreTrainedConfig:
     return load_config(run.config.model) if run.given.model is None else run.given.model.config
 
 
+def decide_longest(run: ResolvedRun) -> int | None:
+    """Set the length by which position factors are chosen, and return it; None if the model has no choice."""
+    model, config = run.config.model, model_config(run)
+    given = model.longest_sequence
+    longest = given if isinstance(given, int) else longest_sequence(run.config, config)
+    model.longest_sequence = longest = longest if rope_choice(config, longest) else None
+    return longest
+
+
 def open_model(run: ResolvedRun) -> PreTrainedModel:
     """Return the model to train, a Python argument or loaded; with adapters if configured."""
     model = load_model(run.config.model, trains=True) if run.given.model is None else run.given.model
+    fix_rope(model, run.config.model.longest_sequence)
     if run.config.model.lora is not None:
         add_adapters(model, run.config.model.lora, run.config.train.seed)
     if run.config.model.cast_lm_head_to_fp32:
@@ -73,14 +91,27 @@ def open_reference(run: ResolvedRun, model: PreTrainedModel) -> PreTrainedModel:
     return load_model(run.config.model) if run.given.model is None else copy.deepcopy(model)
 
 
-def open_tokenizer(run: ResolvedRun) -> PreTrainedTokenizerBase:
-    """Return the tokenizer; EOS pads in a copy of a Python argument without padding token."""
-    tokenizer = run.given.tokenizer
+def open_tokenizer(
+    run: ResolvedRun, world: World | None = None, functions: Sequence[Any] = (), day: date | None = None
+) -> PreTrainedTokenizerBase:
+    """Return the tokenizer; EOS pads in a copy of a Python argument without padding token.
+
+    Args:
+        world: fix `model.chat_date` where a chat template of the run writes it; a collective.
+        day: the date of the run that is resumed.
+    """
+    model, tokenizer = run.config.model, run.given.tokenizer
     if tokenizer is None:
-        return load_tokenizer(run.config.model)
+        tokenizer = load_tokenizer(model)
     if tokenizer.pad_token_id is None:
         tokenizer = copy.deepcopy(tokenizer)
         tokenizer.pad_token = tokenizer.eos_token
+    templates = [ChatTemplate(tokenizer, model.chat_template_kwargs)]
+    templates += [each.chat for each in functions if isinstance(getattr(each, "chat", None), ChatTemplate)]
+    if world is not None and model.chat_date == AUTO and any(each.writes_today for each in templates):
+        [model.chat_date] = world.gather([day or date.today()] if world.is_main else [])
+    for each in templates:
+        each.set_day(model.chat_date)
     return tokenizer
 
 
@@ -101,15 +132,22 @@ def open_prompts(
             special tokens are not the model's; or the model is one of more than text.
         RunFailed: the first row of a stream cannot be read.
     """
-    config, model = run.config, model_config(run)
-    if problem := media_problem(model.to_dict(), "model.path", config.model.path):
-        raise ConfigError(problem)
-    prompts = _prompt_set(
-        run, tokenizer, lambda: _training_rows(run, build or run.build), config.sampling, tools_of
-    )
+    config, prompts = run.config, _training_prompts(run, tokenizer, build or run.build, tools_of)
+    is_unsaid = PLAIN not in run.warnings and "chat" not in config.data.model_fields_set
+    if is_unsaid and rank_or_zero() == 0 and is_unrendered(prompts.prompt(0), prompts.chat.source):
+        logger.warning("%s", PLAIN)
     if config.evaluation is None:
         return prompts, {}
     return prompts, open_evaluation_prompts(run, tokenizer, config.evaluation, tools_of)
+
+
+def _training_prompts(
+    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, build: Callable[[str], Any], tools_of: ToolsOf | None
+) -> PromptSet:
+    config, model = run.config, model_config(run)
+    if problem := media_problem(model.to_dict(), "model.path", config.model.path):
+        raise ConfigError(problem)
+    return _prompt_set(run, tokenizer, lambda: _training_rows(run, build), config.sampling, tools_of)
 
 
 def open_evaluation_prompts(
@@ -131,6 +169,51 @@ def open_evaluation_prompts(
         return _prompt_set(run, tokenizer, rows, sampling, tools_of, data, rewards)
 
     return {name: opened(name, chosen) for name, chosen in evaluation.named_sets.items()}
+
+
+def check_rows(run: ResolvedRun) -> list[str]:
+    """Check the rows of a run and its evaluation as their start does, without a model's weights.
+
+    Of a stream the first `ResolvedRun.most_rows` are checked, or else those of the first generation batch.
+
+    Returns:
+        a line for each hub id that is not in the cache, whose rows are not checked.
+
+    Raises:
+        ConfigError: see `open_prompts`.
+        RunFailed: a row of a stream is not valid.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    config, evaluation, data = run.config, run.config.evaluation, list[PromptSet]()
+    paths = {"model.path": config.model.path, "data.path": config.data.path}
+    paths |= {} if evaluation is None else evaluation.set_paths
+    missing = {
+        key: f"{key}: {path} is not in the hub's cache, so the rows are not checked"
+        for key, path in paths.items()
+        if path
+        and not Path(path).is_absolute()
+        and not [*Path(HF_HUB_CACHE).glob(f"*--{path.replace('/', '--')}")]
+    }
+    if "model.path" in missing:
+        return [*missing.values()]
+    episodes = None
+    if config.has_episodes:
+        from grpox.training.episodes import RunEpisodes
+
+        episodes = RunEpisodes(run, None)
+    tokenizer, tools_of = open_tokenizer(run), None if episodes is None else episodes.tools_of
+    if "data.path" not in missing:
+        data.append(prompts := _training_prompts(run, tokenizer, run.build, tools_of))
+        if prompts.stream is not None:
+            positions = range(run.most_rows or run.plan.prompts_per_generation)
+            prompts.stream.hold(positions)
+            prompts.check(positions)
+    if evaluation is not None and not missing.keys() & evaluation.set_paths.keys():
+        data += open_evaluation_prompts(run, tokenizer, evaluation, tools_of).values()
+    if episodes is not None:
+        episodes.check(*data)
+    return [*missing.values()]
 
 
 def _evaluation_rows(chosen: EvaluationSetConfig, key: str) -> datasets.Dataset:
@@ -161,9 +244,17 @@ def _prompt_set(
     check_special_tokens(tokenizer, model, config.model.path)
     limit, vocabulary = PromptLimit.of_run(config.data, sampling, model), vocabulary_of(model)
     column, template = config.data.prompt_column, config.model.chat_template_kwargs
+    opened, of_data = rows(), config.data
+    own = config.model.chat_date, of_data.chat, of_data.allow_special_tokens, of_data.continue_final_message
+    if run.most_rows is not None and isinstance(opened, datasets.Dataset):
+        opened = opened.select(range(min(run.most_rows, len(opened))))
     prompts = PromptSet(
-        rows(), column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes
+        opened, column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, *own
     )
+    for key, bound in run.components.items():
+        check = getattr(bound.config, "check_prompts", None) if key.startswith(f"{rewards}[") else None
+        if check is not None and (problems := check(prompts.chat.examples)):
+            raise ConfigError([replace(each, key=join(key, each.key)) for each in problems])
     check_scored_rows(run, rewards, prompts)
     return prompts
 
@@ -266,7 +357,8 @@ def open_generator(run: ResolvedRun, world: World) -> Generator:
     check_load(run, free_memory(world))
     generator: Generator = run.build("generator")
     if world.is_main and hasattr(generator, "preflight"):
-        generator.preflight(model_config(run))
+        fix_config(config := copy.deepcopy(model_config(run)), run.config.model.longest_sequence)
+        generator.preflight(config)
     return generator
 
 

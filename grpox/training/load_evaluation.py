@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,18 @@ from typing import Any
 from grpox.checkpoint.folders import FOLDER as CHECKPOINTS
 from grpox.checkpoint.folders import MANIFEST, checkpoints_in
 from grpox.checkpoint.progress import PROGRESS, Progress
+from grpox.config.inputs import AUTO
 from grpox.errors import ConfigError, Problem, nearest
+from grpox.observing.record import recorded_choices
 from grpox.runfile.given import Given
 from grpox.runfile.load import ResolvedRun, read_run, resolve
+from grpox.runfile.lock.differences import CHAT_DATE
 from grpox.runfile.model_options import runs_code
 from grpox.runfile.overrides import COMMAND_LINE
 
 ARGUMENT = "MODEL"
 CONFIG = "config.yaml"
-FROM_CHECKPOINT = ("path", "dtype", "init")
+FROM_CHECKPOINT = ("path", "dtype", "init", "longest_sequence")
 """Keys of the section `model` that are read from a checkpoint."""
 
 TRUST = "model.init.trust_remote_code"
@@ -31,7 +35,7 @@ SECTIONS = (
     *("generator", "sampling", "evaluation", "plugins", "watchdog"),
 )
 """Sections that take part in an evaluation."""
-_OF_PROMPTS = ("prompt_column", "max_prompt_length", "long_prompts")
+_OF_PROMPTS = ("prompt_column", "max_prompt_length", "long_prompts", "chat", "allow_special_tokens")
 _OF_RUNS = ("every", "early_stop")
 """Keys of `evaluation` that matter only during a run."""
 
@@ -64,7 +68,7 @@ def named_model(given: str) -> NamedModel:
         return NamedModel(given, {"path": given})
     if (folder / MANIFEST).is_file() or (folder / PROGRESS).is_file():
         try:
-            section = Progress.read(folder).config["model"]
+            section = {"longest_sequence": AUTO} | Progress.read(folder).config["model"]
             keys = {key: section[key] for key in FROM_CHECKPOINT}
             return NamedModel(given, keys, folder, tuple(runs_code(keys["init"])))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -133,6 +137,9 @@ def load_evaluation(
         allowed = f"{TRUST}=true, where you trust {model.keys['path']}"
         raise ConfigError(what, TRUST, given=model.given, allowed=allowed)
     data, origin = read_run(run, [*model.overrides, *overrides])
+    if isinstance(section := data.get("model"), dict) and section.get("chat_date", AUTO) == AUTO:
+        with suppress(ConfigError, KeyError):  # of no run, or of one without a date
+            section |= {"chat_date": recorded_choices(Path(own_config(model.given)).parent)[CHAT_DATE]}
     if data.get("evaluation") is None:
         what = "the run file has no evaluation, which names the prompts"
         allowed = (

@@ -31,7 +31,7 @@ from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.alarms import write_alarms
 from grpox.observing.machine_metrics import machine_metrics
 from grpox.observing.observers import Observers
-from grpox.observing.record import began, finished, git_commit, recorded_choices, versions
+from grpox.observing.record import STARTED, began, finished, git_commit, recorded_choices, versions
 from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.adapter_folder import save_adapter
 from grpox.policy.deepspeed_config import check_deepspeed
@@ -40,9 +40,10 @@ from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.policy.precision import dtype_here, prepare_cuda
 from grpox.policy.reference import BaseAsReference
+from grpox.policy.rope import rope_choice
 from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
-from grpox.runfile.lock.differences import DTYPE, MICRO_BATCH, check_ranks
+from grpox.runfile.lock.differences import CHAT_DATE, DTYPE, LONGEST, MICRO_BATCH, check_ranks
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runtime.determinism import check_determinism, prepare_determinism
 from grpox.runtime.files import as_strict_json, restrict_umask, write_atomically, write_error_message
@@ -51,6 +52,7 @@ from grpox.runtime.logs import get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import keep_freed_memory, quieten, seed_libraries
+from grpox.runtime.signals import first_signal_waits
 from grpox.runtime.watchdog import GRACE, Watchdog, enable_tcp_keepalive
 from grpox.runtime.world import World, on_every_rank, start_world, translate_lost_ranks
 from grpox.training.build import (
@@ -64,9 +66,12 @@ from grpox.training.build import (
 from grpox.training.components import RunComponents
 from grpox.training.given import make_whole
 from grpox.training.inputs import (
+    decide_longest,
     generator_context,
+    model_config,
     open_generator,
     open_model,
+    open_tokenizer,
     provides,
     start_sampler,
 )
@@ -74,6 +79,7 @@ from grpox.training.trainer import Trainer
 from grpox.training.user_code import open_user_code
 
 logger = get_logger(__name__)
+FINISHING = "the steps are done: saving the model first; once more to end at once"
 
 
 def train_run(
@@ -111,7 +117,15 @@ class OpenRun:
 
     @translate_exits(FOREIGN)
     def train(self) -> dict[str, Any]:
-        """Take the remaining steps, save the model and write ``summary.json``; return its content."""
+        """Take the remaining steps, save the model and write ``summary.json``; return its content.
+
+        A signal that arrives during the last step or later is raised once the run is complete.
+        """
+        self.trainer.start()
+        with first_signal_waits(FINISHING if self.parts.world.is_main else ""):
+            return self._train()
+
+    def _train(self) -> dict[str, Any]:
         parts, trainer, summary = self.parts, self.trainer, self.summary
         config, context = parts.run.config, parts.context
         summary |= trainer.run() | trainer.checkpoints.summary()
@@ -180,7 +194,11 @@ def open_run(
         open_user_code(run) as code,
         translate_exits(FOREIGN),
     ):
-        _decide_automatic(run, world, resume)
+        recorded = _decide_automatic(run, world, resume)
+        day = recorded.get(
+            CHAT_DATE, recorded.get(STARTED)
+        )  # the second: recorded without a date, by an old run
+        tokenizer = open_tokenizer(run, world, (*code.rewards, *code.of_evaluation), day)
         lock = lock_of(run)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
         check_deepspeed(config)
@@ -191,7 +209,7 @@ def open_run(
         _tell(world, "reading the data: %s", config.data.path or "the dataset's rows")
         times = PhaseTimes(generator=generator_settings(run))
         components = RunComponents(run, lock, world, times)
-        inputs = TrainInputs.open(run, world, components, code)
+        inputs = TrainInputs.open(run, world, components, code, tokenizer)
         if resume and (done := finished(config, inputs.schedule.total_steps)):
             _say_complete(config, done, world)
             yield done
@@ -245,19 +263,25 @@ def _push(config: RunConfig, summary: dict[str, Any]) -> None:
         logger.info("pushed to %s", address)
 
 
-def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> None:
-    """Replace ``auto`` by the precision and the size of micro-batches that the run has; a collective.
+def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> Mapping[str, Any]:
+    """Replace ``auto`` by the precision, lengths and size of micro-batches that the run has; a collective.
 
-    A resumed run keeps those that it began with, also on other devices.
+    A resumed run keeps those that it began with, also on other devices. They are returned.
     """
     model, train = run.config.model, run.config.train
     reads = resume and world.is_main
     [recorded, *_] = world.gather([recorded_choices(Path(run.config.output_dir)) if reads else {}])
     if model.dtype == AUTO:
         model.dtype = recorded.get(DTYPE, dtype_here(model))
+    if model.longest_sequence == AUTO:
+        model.longest_sequence = recorded.get(LONGEST, AUTO)
+    if longest := decide_longest(run):
+        choice = rope_choice(model_config(run), longest)
+        _tell(world, "position factors of the model: %s, for up to %s tokens", choice, longest)
     if train.max_tokens_per_micro_batch == AUTO:
         on_gpu = tokens_on(AUTO, world.device.type == "cuda", divides_steps(run.components["loss"]))
         train.max_tokens_per_micro_batch = recorded.get(MICRO_BATCH, on_gpu)
+    return recorded
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from grpox.config import RunConfig
-from grpox.errors import ConfigError, RunFailed
+from grpox.errors import ConfigError
 from grpox.observing.control import ControlState, RunControl
 from grpox.runtime.world import World
 from grpox.update.policy_update import PolicyUpdate
@@ -60,13 +60,13 @@ class Steering:
         """Apply the changes in a checkpoint.
 
         Raises:
-            RunFailed: the run has no such hyperparameter, or it cannot have that value.
+            ConfigError: the run has no such hyperparameter, or it cannot have that value.
         """
         for name, value in self.state.changed.items():
             try:
                 self.control.set(name, value)
             except ValueError as error:
-                raise RunFailed(f"the checkpoint has a setting that cannot be changed: {error}") from error
+                raise ConfigError(f"the checkpoint has a setting that cannot be changed: {error}") from error
             self._settings[name].apply(value)
         self.control.take()
 

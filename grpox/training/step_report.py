@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 from grpox.checkpoint.progress import TrainingState
 from grpox.config.alarms import OF_UPDATE
 from grpox.contracts import RunContext
-from grpox.errors import RunFailed
-from grpox.observing.alarms import FILE, PAGE, RaisedAlarm, alarms_in, describe_alarm, write_alarms
+from grpox.errors import RunFailed, shorten
+from grpox.observing.alarms import FILE, PAGE, alarms_in, describe_alarm, write_alarms
 from grpox.observing.control import RunControl
 from grpox.observing.observers import Observers
 from grpox.observing.token_files import token_file, write_tokens
@@ -22,6 +23,9 @@ from grpox.runtime.files import read_mapping, write_error_message
 from grpox.runtime.logs import WarnOnce
 from grpox.update.mismatch import mismatch_warnings
 from grpox.update.token_facts import TokenFacts
+
+OPENED = re.compile(r"(<\w+>)\s*\Z")
+"""Opening tag at the end of a prompt."""
 
 
 @dataclass
@@ -119,20 +123,40 @@ class StepReport:
         if alarms is None:
             return
         signals = mean_metrics([self.collector.signals(batch) for batch in new])
-        raised = alarms.see(step, {**metrics, **signals})
+        raised = alarms.see(step, {**metrics, **signals}, self.collector.ranges(new) if new else None)
         if not raised:
             return
+        for alarm in raised:
+            if alarm.name == "dead_reward":
+                alarm.cause = self._likely_cause(new[0], alarm.subject)
         folder = self.context.output_dir
-        before = {alarm["name"]: alarm for alarm in alarms_in(read_mapping(folder / FILE))}
+        before = _by_name(alarms_in(read_mapping(folder / FILE)))
+        now = _by_name([alarm.entry() for alarm in alarms.state.raised])
         try:
-            write_alarms(folder, list({**before, **_by_name(alarms.state.raised)}.values()))
+            write_alarms(folder, list({**before, **now}.values()))
         except OSError as error:  # the summary will have them
             self.warn("alarms", f"alarms are not saved: {write_error_message(error, folder / FILE)}")
-        for alarm in raised:
-            if alarm.name not in before:
-                self.warn(f"alarm {alarm.name}", f"alarm {describe_alarm(alarm.entry())} ({PAGE})")
-                self.observers.alarm_raised(self.context, step, alarm.entry(), self.control)
+        for name, entry in _by_name([alarm.entry() for alarm in raised]).items():
+            if name not in before:
+                self.warn(f"alarm {name}", f"alarm {describe_alarm(entry)} ({PAGE})")
+                self.observers.alarm_raised(self.context, step, entry, self.control)
+
+    def _likely_cause(self, batch: GenerationBatch, label: str) -> str:
+        """Tell why a reward may give all completions the same score; empty where nothing hints at it."""
+        row, causes = batch.rows[0], []
+        pairs = zip(self.context.config.rewards, self.collector.scorer.rewards, strict=True)
+        ref, reward = next(pair for pair in pairs if pair[1].label == label)
+        [prompt] = self.collector.prompts.prompt_texts([row.rollout.prompt_ids])
+        if (tag := OPENED.search(prompt)) and not ref.params.get("opened"):
+            cure = " (set opened: true)" if ref.name == "format" else ""
+            causes.append(f"prompts end with {tag[1]}, so no completion has that opening tag{cure}")
+        for column in reward.missing_columns(()):
+            value, completion = batch.columns[row.rollout.group_id].get(column), row.completion[-60:]
+            texts = [shorten(repr(each), 60) for each in (value, completion)]
+            causes.append(f"column '{column}', here {texts[0]}, never matches completions, here {texts[1]}")
+        return f"likely {' or '.join(causes)}" if causes else ""
 
 
-def _by_name(alarms: Sequence[RaisedAlarm]) -> dict[str, dict[str, Any]]:
-    return {alarm.name: alarm.entry() for alarm in alarms}
+def _by_name(alarms: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Name -> alarm; that of a dead reward has the label too, as several may be dead."""
+    return {f"{a['name']} {a.get('subject')}" if a["name"] == "dead_reward" else a["name"]: a for a in alarms}

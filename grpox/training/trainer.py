@@ -27,11 +27,12 @@ from grpox.training.evaluation import Evaluation, outcomes_of
 from grpox.training.generation_feed import GenerationFeed
 from grpox.training.steering import Steering
 from grpox.training.step_report import StepReport
+from grpox.update.mismatch import first_step_measures
 from grpox.update.policy_update import PolicyUpdate
 
 Follow = Callable[[str, int, Mapping[str, float]], None]
 """Function of what happened (``step``, whose metrics rank 0 alone has, or ``evaluation``), step and metrics."""
-GOING_ON = "ending after this step, with a checkpoint; once more to end at once"
+GOING_ON = "ending after this step, with a checkpoint, or the model if it is the last; once more to end at once"
 
 
 @dataclass
@@ -55,6 +56,8 @@ class Trainer:
     """Called on every rank after each step and evaluation."""
     _train_seconds: float | None = None
     """Seconds until the end of the last step; None before `start`."""
+    _is_first: bool = True
+    """True until this process has taken a step."""
 
     def run(self) -> dict[str, Any]:
         """Train to the end; returns the results before and after (if there is an evaluation) and the time."""
@@ -65,7 +68,6 @@ class Trainer:
         if not self.state.evaluation:  # a run that goes on from its last step, not evaluated yet
             self.evaluate(self.policy.engine.steps)
         self.checkpoints.finish()
-        raise_if_signalled()  # before the model is saved
         assert self._train_seconds is not None
         return self.summary(self._train_seconds)
 
@@ -93,15 +95,20 @@ class Trainer:
 
     def train_step(self, plan: StepPlan) -> None:
         """Take one optimizer step: collect the missing samples, then update the policy."""
-        start = time.perf_counter()
+        start, config = time.perf_counter(), self.context.config
         self.components.begin_step(plan.step, self.feed.progress(plan.step - 1))
         new = self.feed.collect(plan)
         self.feed.prefetch(plan)
         micro_batches = self.feed.micro_batches(plan)
         try:
-            with self.times.phase("update"), deterministic_algorithms(self.context.config.train.deterministic):
+            with self.times.phase("update"), deterministic_algorithms(config.train.deterministic):
                 self.policy.score_old(self.feed.later_micro_batches(plan))
                 update = self.policy.step(micro_batches)
+            if self._is_first and new and (plan.step == 1 or not config.train.max_staleness):
+                # After a resume the reference has other weights.
+                equal = {name: update[name] for name in update if plan.step == 1 or name != "kl"}
+                update |= first_step_measures(equal, config, self.policy.engine.module)
+            self._is_first = False
             if {"loss", "grad_norm"} <= update.keys():  # a step that was not taken lacks one of them
                 self.state.losses = [self.state.losses[0] + update["loss"], self.state.losses[1] + 1]
         finally:  # also of a step that ends the run
@@ -155,10 +162,13 @@ class Trainer:
         return stops or self.policy.engine.steps >= self.schedule.total_steps
 
     def stop_if_signalled(self, step: int) -> None:
-        """End all ranks after a checkpoint, if any rank has a signal; a collective between two steps."""
+        """End all ranks after a checkpoint, if any rank has a signal; a collective between two steps.
+
+        After the last step, the run is finished instead.
+        """
         with self.times.phase(WAITING):
             signals = self.world.gather([signalled()])
-        if any(signals):
+        if any(signals) and not self.ended:
             self.checkpoints.save(self.state, step, wait=True)
             raise_if_signalled()
             raise Terminated  # the signal came to another rank alone

@@ -76,7 +76,8 @@ def try_run(run: ResolvedRun, prompts: int, tell: Callable[[str], None]) -> Trie
     check_scope(run)
     say("reading prompts")
     with reward_functions(run) as functions, open_episodes(run) as episodes, translate_exits(FOREIGN):
-        times, tokenizer = PhaseTimes(generator=generator_settings(run)), open_tokenizer(run)
+        times = PhaseTimes(generator=generator_settings(run))
+        tokenizer = open_tokenizer(run, world, functions)
         data, of_evaluation = open_prompts(
             run, tokenizer, tools_of=None if episodes is None else episodes.tools_of
         )

@@ -11,10 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from grpox.config import RunConfig
+from grpox.config.alarms import ALLOWED, FIRST
+from grpox.errors import RunFailed
+from grpox.policy.precision import float32_precision
+from grpox.runfile.checks import changed_distribution
+from grpox.runfile.model_options import OF_EXPERTS
 from grpox.runtime.foreign_code import call, unchanged
 from grpox.update.objective import Corrected, CorrectionTraits, MicroBatchLoss
 from grpox.update.token_metrics import places_of, select_values
@@ -22,6 +29,10 @@ from grpox.update.token_metrics import places_of, select_values
 PREFIX = "mismatch/"
 OLD_PREFIX = "sampling/"
 """Earlier prefix of the same metrics, which are written under both names until the release after the first."""
+
+
+FIRST_STEP, ROUNDINGS, TF32 = 1e-4, 8, 2.0**-10
+"""Difference that the first step may have, in nats and in roundings; the rounding of TensorFloat-32."""
 
 
 @dataclass(frozen=True)
@@ -161,3 +172,27 @@ def mismatch_warnings(metrics: Mapping[str, float], step: int, *, promised: bool
         for alarm in watched
         if (value := metrics.get(alarm.metric)) is not None and not alarm.low <= value <= alarm.high
     }
+
+
+def first_step_measures(update: Mapping[str, float], config: RunConfig, model: Any) -> dict[str, float]:
+    """Return by how much log-probabilities of equal weights differ in the first step, and how much may.
+
+    Args:
+        update: metrics of a step whose samples and whose reference, if it has `kl`, come from the same weights.
+
+    Raises:
+        RunFailed: those of a dense model in float32 differ by more, which hf sampled from too.
+    """
+    has_changed = bool(changed_distribution(config.sampling))
+    difference = 0.0 if has_changed else update.get("mismatch/difference_mean", 0.0)
+    kl, is_float32 = update.get("kl", 0.0), model.dtype == torch.float32
+    is_rounded = is_float32 and model.device.type == "cuda" and float32_precision() != "highest"
+    allowed = max(FIRST_STEP, ROUNDINGS * (TF32 if is_rounded else torch.finfo(model.dtype).eps))
+    is_dense = not any(map(OF_EXPERTS.search, model.config.get_text_config().to_dict()))
+    if is_float32 and is_dense and config.generator.name == "hf" and max(difference, kl) > allowed:
+        raise RunFailed(
+            "sampling, training or the reference compute different log-probabilities from equal weights: in "
+            f"the first step mismatch/difference_mean is {difference:.3g} and kl {kl:.3g}, but rounding makes "
+            f"at most {allowed:.2g} (docs/corrections.md)"
+        )
+    return {FIRST: max(difference, kl), ALLOWED: allowed}

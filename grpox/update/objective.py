@@ -12,7 +12,7 @@ Schulman, "Approximating KL divergence" (2020), for k1, k2 and k3.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -113,6 +113,7 @@ class MicroBatchLoss:
     off_policy_keep: Tensor | None = None  # bool[B, T]; None: the run leaves none out
     policy_share: Tensor | None = None  # scalar without gradient; None: the loss has no other term
     router_share: Tensor | None = None  # scalar without gradient: of the mean load-balancing loss of the step
+    of_sequences: Mapping[str, Tensor] = field(default_factory=dict)  # diagnostics of sequences, f32[B] each
 
     def with_routers(self, balance: Tensor, coefficient: float, totals: StepTotals) -> MicroBatchLoss:
         """Add the load-balancing loss of the micro-batch, weighted by its part of the step's tokens.
@@ -195,7 +196,7 @@ def per_token_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> LossOutput:
 
     Raises:
         RunFailed: it raised, changed a tensor of `inputs` in place, or returned anything but a `LossOutput` of
-            [B, T] tensors that the gradient of the log-probabilities can flow through.
+            [B, T] tensors that the gradient of the log-probabilities can flow through; diagnostics may be [B].
     """
     name = type(policy_loss).__name__
     tensors = {name: values for name, values in vars(inputs).items() if isinstance(values, Tensor)}
@@ -217,7 +218,7 @@ def _check_tensor(name: str, what: str, values: object, inputs: LossInputs) -> N
     expected = tuple(inputs.logprobs.shape)
     if not isinstance(values, Tensor):
         raise RunFailed(f"loss '{name}': {what} is a {type(values).__name__}, not a tensor of shape {expected}")
-    if values.shape != inputs.logprobs.shape:
+    if values.shape != inputs.logprobs.shape and (what == "its loss" or values.shape != expected[:1]):
         raise RunFailed(f"loss '{name}': {what} has shape {tuple(values.shape)}; [B, T] is {expected}")
     if what == "its loss" and not torch.is_floating_point(values):
         raise RunFailed(f"loss '{name}': {what} is of {values.dtype}, not of a floating-point type")
@@ -271,8 +272,11 @@ def objective(
     if correction is not None and not folds_correction:
         per_token = per_token * correction
     now = logprobs.detach()
-    diagnostics = {name: neutral(values.detach()) for name, values in output.diagnostics.items()}
-    diagnostics |= {"kl_old": k3(old, now, old), "ratio": neutral(torch.exp(now - old))}
+    own = {name: values.detach() for name, values in output.diagnostics.items()}
+    rows = {name: values for name, values in own.items() if values.ndim == 1}
+    diagnostics = {name: neutral(values.reshape(len(values), -1)) for name, values in own.items()}
+    # The tokens are pi_old's: KL(pi_old || pi). In the other direction k3 explodes where pi has left a token.
+    diagnostics |= {"kl_old": k3(now, old, old), "ratio": neutral(torch.exp(now - old))}
     share = None
     if beta > 0 or bonus_weights is not None:
         share = (per_token.detach() * token_weights).sum()
@@ -284,7 +288,7 @@ def objective(
     loss = (per_token * token_weights).sum()
     if bonus_weights is not None and entropy is not None:
         loss = loss - (entropy * bonus_weights).sum()
-    return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics, policy_share=share)
+    return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics, policy_share=share, of_sequences=rows)
 
 
 def _where(mask: Tensor, values: Tensor, other: Tensor) -> Tensor:

@@ -86,14 +86,17 @@ class PolicyUpdate:
     def score_old(self, micro_batches: MicroBatches) -> None:
         """Fix pi_old of samples that only later steps train on, before this step moves the policy.
 
-        The samples of this step need no forward of their own for it: `step` keeps what it computes anyway.
+        So is a reference that follows the policy: all samples of a generation batch have the same one. The
+        samples of this step need no forward of their own for it: `step` keeps what it computes anyway.
         """
-        unknown = [samples for samples in micro_batches if any(s.old_logprobs is None for s in samples)]
-        if not unknown:
-            return
-        for each in self.packer.pack(unknown, self.world, backward=False).micro_batches:
-            batch = self._prepared(each)
-            keep_old(batch, self._score(self.engine, batch)[0])
+        models: dict[str, Engine | FrozenEngine | BaseAsReference] = {"old_logprobs": self.engine}
+        if self.reference_sync is not None and self.reference is not None:
+            models["reference_logprobs"] = self.reference
+        for name, model in models.items():
+            unknown = [rows for rows in micro_batches if any(getattr(row, name) is None for row in rows)]
+            for each in self.packer.pack(unknown, self.world, backward=False).micro_batches if unknown else ():
+                batch = self._prepared(each)
+                keep_logprobs(batch, self._score(model, batch)[0], name)
 
     def step(self, micro_batches: MicroBatches) -> dict[str, float]:
         """Take one optimizer step on this rank's micro-batches; a collective.
@@ -138,7 +141,7 @@ class PolicyUpdate:
             self.statistics.record(scored, of_components)
         if math.isfinite(grad_norm):
             for batch, result in scored:
-                keep_old(batch, result.inputs.logprobs)
+                keep_logprobs(batch, result.inputs.logprobs)
             self.nonfinite.on_step_applied()
             if self.entropy_control is not None and "entropy" in metrics:  # a step without tokens has none
                 self.entropy_control.see(metrics["entropy"])
@@ -192,7 +195,7 @@ class PolicyUpdate:
             if each.needs_backward:
                 self.engine.begin_micro_batch(last=place == len(micro_batches))
             if lacks_reference and self.reference is not None:
-                self._score_reference(self.reference, batch)
+                keep_logprobs(batch, self._score(self.reference, batch)[0], "reference_logprobs")
             with torch.set_grad_enabled(each.needs_backward):
                 mode, routers = self.engine.mode, self.routers
                 result = forward_pass(
@@ -245,13 +248,6 @@ class PolicyUpdate:
     def _prepared(self, packed: PackedMicroBatch) -> RolloutBatch:
         return prepare_pass(packed.samples, self.world.device, self.engine.mode)
 
-    def _score_reference(self, reference: FrozenEngine | BaseAsReference, batch: RolloutBatch) -> None:
-        """Keep the reference's log-probabilities with the samples that have none."""
-        rows = batch.cut(self._score(reference, batch)[0])
-        for sample, row in zip(batch.samples, rows, strict=True):
-            if sample.reference_logprobs is None:
-                sample.reference_logprobs = row
-
     @torch.no_grad()
     def _score(
         self, model: Engine | FrozenEngine | BaseAsReference, batch: RolloutBatch
@@ -260,11 +256,11 @@ class PolicyUpdate:
         return completion_logprobs(model, batch, self.temperature, model.mode)
 
 
-def keep_old(batch: RolloutBatch, logprobs: Tensor) -> None:
-    """Keep `logprobs`, f32[B, T], as pi_old of the samples that have none."""
+def keep_logprobs(batch: RolloutBatch, logprobs: Tensor, name: str = "old_logprobs") -> None:
+    """Keep `logprobs`, f32[B, T], as the attribute `name` of the samples that have none."""
     for sample, row in zip(batch.samples, batch.cut(logprobs), strict=True):
-        if sample.old_logprobs is None:
-            sample.old_logprobs = row
+        if getattr(sample, name) is None:
+            setattr(sample, name, row)
 
 
 def forward_pass(
@@ -333,8 +329,10 @@ def measure(scored: Sequence[Scored], traits: CorrectionTraits) -> TokenMetrics:
     metrics = TokenMetrics()
     for batch, result in scored:
         assert result.inputs.entropy is not None
-        values = {**result.diagnostics, "entropy": result.inputs.entropy}
-        metrics.add(values, batch.token_places, of_means=True)
+        of_tokens = {n: each for n, each in result.diagnostics.items() if n not in result.of_sequences}
+        metrics.add({**of_tokens, "entropy": result.inputs.entropy}, batch.token_places, of_means=True)
+        if result.of_sequences:
+            metrics.add(result.of_sequences, batch.trained_rows, of_means=True)
         if (near := result.off_policy_keep) is not None:
             left_out = (batch.token_mask & ~near).any(dim=1)
             metrics.add({"off_policy_masked": left_out}, batch.trained_rows)

@@ -59,6 +59,8 @@ def test_what_is_right_passes(kind: str, name: str) -> None:
         ("CountsTheUnscored", "unscored_completions", "nobody scored"),
         ("OfTheCpu", "device", "mixes"),
         ("OneForAllTurns", "turns", "one number per turn"),
+        ("TurnsAsSums", "signal", "equal rewards in different turns .*"),
+        ("EnlargesRounding", "signal", "a group of equal rewards has advantages of 7e-05"),
     ],
 )
 def test_each_fault_of_an_advantage_is_found(name: str, check: str, told: str) -> None:

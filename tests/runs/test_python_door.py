@@ -80,7 +80,7 @@ assert max(float((a - b).abs().max()) for a, b in zip(again, after, strict=True)
 three = train(config | {"output_dir": "runs/third"}, model=one["model"], dataset=rows, rewards=[varied])
 saved = AutoModelForCausalLM.from_pretrained(three["model"])
 assert all(torch.equal(a, b) for a, b in zip(again, saved.parameters(), strict=True))
-print("fine", "accuracy_before" in one, "accuracy_before" in two)
+print("fine", "rewards/varied/mean_before" in one, "rewards/varied/mean_before" in two)
 """
 
 

@@ -44,7 +44,7 @@ def config(name):
     return {
         "train": {"max_steps": 4, "per_device_train_batch_size": 32, "learning_rate": 1e-3, "beta": 0.1},
         "sampling": {"max_completion_length": 4, "temperature": 1.5},
-        "evaluation": {"every": 2},
+        "evaluation": {"every": 2, "accuracy": "varied"},
         "logging": {"completions_every": 0},
         "tracking": {},
         "output_dir": f"runs/{name}",

@@ -110,6 +110,34 @@ def test_a_signal_leaves_a_checkpoint(stopped: Path) -> None:
     assert 2 <= steps < 6
 
 
+LATE = """\
+import os, signal
+from grpox import hookimpl
+
+class Signal:
+    @hookimpl
+    def grpox_rollouts_scored(self, step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_signal_during_the_last_step_leaves_a_complete_run(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    tracking = "tracking={mlflow: {}, late: {path: 'late.py:Signal'}}"
+    settings = ("train.max_steps=2", "evaluation=null", "checkpoint.every=0", tracking, "output_dir=run")
+    process = start(tmp_path, "quickstart", *settings)
+    stderr = process.communicate()[1]
+    assert process.returncode == 143, stderr
+    assert stderr.splitlines()[-1].startswith("look at: ")
+    run = tmp_path / "run"
+    assert json.loads((run / "summary.json").read_text())["steps"] == 2
+    assert (run / "model" / "config.json").exists()
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    [tracked] = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert tracked.info.status == "FINISHED"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -125,6 +153,7 @@ def test_what_cannot_be_resumed_is_told(stopped: Path, arguments: list[str], tol
     assert process.returncode == 2, stderr
     assert told in stderr
     assert "Traceback" not in stderr
+    assert "to go on" not in stderr
 
 
 def test_the_mlflow_run_is_taken_over_and_no_value_comes_twice(stopped: Path) -> None:
@@ -203,6 +232,7 @@ def test_a_folder_in_which_a_run_goes_on_is_refused_and_read(
         assert process.returncode != 0
         assert f"is in use by process {os.getpid()} on {socket.gethostname()}" in stderr
         assert "Traceback" not in stderr
+        assert "--resume" not in stderr
         assert files_in(finished) == before
         if ranks == 1:
             assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0

@@ -67,17 +67,56 @@ OWN: dict[str, dict[str, Any]] = {
     "glm4_moe": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, **SOME_EXPERTS},
 }  # fmt: skip
 """Kind of model -> what is its own of its configuration."""
+FURTHER = """
+afmoe arcee bamba bart bert big_bird biogpt bitnet blenderbot cohere cohere2 cohere2_moe cwm doge electra
+ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo gemma glm glm4 gpt_bigcode gpt_neox_japanese gptj granite
+granitemoe granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hy_v3 hyperclovax jais2 jamba jetmoe
+laguna lfm2 llama4_text mamba marian mbart mellum minimax minimax_m2 ministral mistral modernbert-decoder
+moshi mpt mvp nanochat nemotron olmo olmo2 olmo3 openai-gpt opt pegasus persimmon phi phimoe plbart qwen3
+recurrent_gemma roberta roformer rwkv seed_oss smollm3 solar_open stablelm starcoder2 trocr vaultgemma
+whisper xglm xlm
+""".split()  # noqa: SIM905
+"""Further kinds of model."""
+SIZES = {
+    **dict.fromkeys(("n_embd", "d_model", "n_inner", "ffn_dim", "word_embed_proj_dim", "decoder_ffn_dim"), 64),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), 2),
+    **dict.fromkeys(("n_head", "n_heads", "attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "num_experts_per_tok"), 2),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "mamba_n_heads"), 4),
+    **dict.fromkeys(("n_positions", "max_seq_len"), 128),
+    **dict.fromkeys(("moe_intermediate_size", "mamba_d_head"), 32),
+    "encoder_ffn_dim": 64,
+    "rotary_dim": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+}
+"""Sizes under the other names that kinds have for them."""
 WITH_BUFFERS = ("gemma4_text", "deepseek_v3", "glm4_moe")
 
 
-def tiny_model(kind: str, seed: int = 0) -> PreTrainedModel:
+def tiny_model(kind: str, seed: int = 0, **own: Any) -> PreTrainedModel:
     """Build a random model, its weights large enough that each of them matters."""
-    config = CONFIG_MAPPING[kind](**COMMON | OWN[kind])
+    config = CONFIG_MAPPING[kind](**COMMON | OWN.get(kind, {}) | own)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         perturb(model, seed)
     return model.eval()
+
+
+def further_model(kind: str, **settings: Any) -> PreTrainedModel:
+    """Build a random model of any kind, `FURTHER` ones and those of `OWN`.
+
+    Args:
+        settings: values of those of its fields that the kind has.
+    """
+    names = vars(CONFIG_MAPPING[kind]())
+    own = {name: value for name, value in {**SIZES, **settings}.items() if name in names}
+    config = CONFIG_MAPPING[kind](**{**own, **COMMON, **OWN.get(kind, {})})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model
 
 
 @torch.no_grad()

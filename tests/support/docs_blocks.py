@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
@@ -210,8 +211,14 @@ def training_left_out() -> Iterator[list[ResolvedRun]]:
     runs: list[ResolvedRun] = []
     module = ModuleType("grpox.training.run")  # which takes seconds to import
     module.train_run = _collecting(runs)  # type: ignore[attr-defined]
-    with patch.dict("sys.modules", {"grpox.training.run": module}):
+    before = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module
+    try:
         yield runs
+    finally:  # not by patch.dict, which would also drop what a command has imported, such as torch
+        del sys.modules[module.__name__]
+        if before is not None:
+            sys.modules[module.__name__] = before
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from grpox.contracts import Message, ToolCall, ToolResult
 from grpox.data.chat import NO_MESSAGES, Content, Schema, texts_only
@@ -39,6 +40,7 @@ class TurnTokens:
         tools: schemas of all tools of the run.
         has_parse: True if every environment reads calls itself, so that the template's form need not be known.
         longest: `episodes.max_observation_tokens`.
+        allow_special_tokens: `episodes.allow_special_tokens`.
 
     Raises:
         ConfigError: the chat template cannot be used for episodes, or writes calls in an unknown form.
@@ -50,11 +52,13 @@ class TurnTokens:
         tools: Sequence[Schema] = (),
         has_parse: bool = False,
         longest: int | None = None,
+        allow_special_tokens: bool = False,
     ) -> None:
         self._prompts = prompts
         self._tokenizer = prompts.chat.tokenizer
         self._tools = tools
         self._longest = longest
+        self._marked: Any = (lambda each: each) if allow_special_tokens else prompts.chat.encoding.marked
         if prompts.conversational and "tools" in prompts.chat.arguments:
             what = "lists tools, but those of the run are listed by grpox"
             raise ConfigError(what, key="model.chat_template_kwargs.tools", allowed="the run file's key tools")
@@ -100,7 +104,7 @@ class TurnTokens:
         Raises:
             RunFailed: it is too long, is not only text, or does not fit the prompt or the template.
         """
-        return self._prompts.extended_ids(row, content)
+        return self._prompts.extended_ids(row, self._marked(content))
 
     def read(self, token_ids: Sequence[int], row: int, is_whole: bool = True) -> WrittenTurn:
         """Read a turn in an episode of `row`.
@@ -148,7 +152,8 @@ class TurnTokens:
         """
         if self._longest is None or not messages:
             return list(messages), 0
-        texts = _cut([message["content"] for message in messages], self._longest, self._encode, self._decode)
+        contents = [message["content"] for message in messages]
+        texts = _cut(contents, self._longest, lambda text: self._encode(self._marked(text)), self._decode)
         pairs = list(zip(messages, texts, strict=True))
         shortened: list[Message] = [{**message, "content": text} for message, text in pairs]
         return shortened, sum(message["content"] != text for message, text in pairs)
@@ -161,9 +166,9 @@ class TurnTokens:
             RunFailed: the chat template cannot write the answer.
         """
         if self._bridge is None:
-            return tuple(self._encode("\n".join(message["content"] for message in answer)))
+            return tuple(self._encode(self._marked("\n".join(message["content"] for message in answer))))
         try:
-            text = self._bridge.text(answer)
+            text = self._bridge.text(self._marked(answer))
         except Exception as error:
             what = f"the chat template cannot write an environment's answer: {describe(error)}"
             raise RunFailed(f"{what}; the answer is {str(list(answer))[:300]}") from error
@@ -179,7 +184,7 @@ class TurnTokens:
         return tuple(bridge)
 
     def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self._prompts.chat.encoding.ids([text])[0])
 
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False, **EXACT))

@@ -282,11 +282,11 @@ class _Waves:
         actions = {}
         for key, episode in episodes.items():
             turn = episode.turns[-1]
-            is_whole = turn.finish_reason != "length"
+            is_whole = turn.finish_reason not in ("length", "repetition")
             written = self.tokens.read(episode.ids[turn.start : turn.end], episode.row, is_whole)
             episode.messages.append(written.message)
             if not is_whole:
-                episode.reason = "length"
+                episode.reason = turn.finish_reason
             else:
                 actions[key] = Action(written.text, written.calls)
         with self._times.phase("environment"):

@@ -9,7 +9,7 @@ from typing import Any
 from grpox.config import RewardRef, RunConfig, Section
 from grpox.config.sampling import PREFIX
 from grpox.errors import ConfigError, nearest
-from grpox.runfile.from_trl.draft import Draft, Row, whole
+from grpox.runfile.from_trl.draft import STATEMENT, Draft, Row, whole
 from grpox.runfile.from_trl.fields import (
     FIELDS,
     GENERATION_KWARGS,
@@ -52,7 +52,8 @@ def convert(setup: Setup, folder: Path) -> Draft:
     _outputs(draft)
     if draft.problems:
         raise ConfigError(draft.problems)
-    draft.rows += [*_arguments(draft), *_fields(draft)]
+    statements = [Row(STATEMENT, *each) for each in draft.setup.statements]
+    draft.rows += [*_arguments(draft), *_fields(draft), *statements]
     return draft
 
 
@@ -191,7 +192,7 @@ def _best(draft: Draft) -> None:
         ours, why = f"{PREFIX}{metric}", "a metric of the evaluation, which also needs to be filled in"
         draft.explain("metric_for_best_model", Verdict.SAME, f"checkpoint.best: {ours}")
     else:
-        ours, why = f"{PREFIX}accuracy", f"TRL has {metric}; docs/metrics.md lists the names"
+        ours, why = f"{PREFIX}reward", f"TRL has {metric}; docs/metrics.md lists the names"
     if "checkpoint" in draft.values:
         draft.ask("checkpoint.best", ours, why)
     else:

@@ -21,6 +21,8 @@ from grpox.runfile.from_trl.setup import DataGiven, Given, Reference, Setup
 from grpox.runfile.yaml_lines import Dumper
 
 TRL_DEFAULT = "TRL's default"
+STATEMENT = "statement"
+"""Name of the rows of statements that are neither a field nor an argument."""
 WIDTH = 110
 
 
@@ -72,6 +74,16 @@ class Draft:
             if field.needs and not self.get(field.needs):
                 why = "was not read" if self.unread(field.needs) else "is false"
                 self.unneeded((name,), f"{field.needs} {why}")
+
+    def outcomes(self) -> dict[str, list[dict[str, Any]]]:
+        """List what is carried over, what differs and what is not carried, each with line, text and reason."""
+        listed: dict[str, list[dict[str, Any]]] = {"carried": [], "differs": [], "not_carried": []}
+        for row in self.rows:
+            text = row.given.shown if row.name == STATEMENT else f"{row.name}={row.given.shown}".rstrip("=")
+            key = {Verdict.DIFFERS: "differs", Verdict.UNREAD: "not_carried"}.get(row.verdict, "carried")
+            entry = {"line": row.given.line, "text": text, "reason": row.message}
+            listed["not_carried" if row.is_lost else key].append(entry)
+        return listed
 
     def get(self, name: str) -> Any:
         """Return the value of a field, or TRL's default; a mapping may be written as JSON."""
@@ -183,7 +195,8 @@ def run_file_text(draft: Draft) -> str:
     lost = [row for row in draft.rows if row.is_lost]
     lines += ["# Not carried over:"] if lost else []
     for row in lost:
-        lines += _comment(f"{row.name} {plain(row.given.shown, 60)}: {row.message}", "#   ")
+        name = f"line {row.given.line}:" if row.name == STATEMENT else row.name
+        lines += _comment(f"{name} {plain(row.given.shown, 60)}: {row.message}", "#   ")
     for key in RunConfig.model_fields:
         lines += _block(draft, key)
     return "\n".join(lines) + "\n"

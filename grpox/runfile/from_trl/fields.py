@@ -73,6 +73,8 @@ POSITIONS = tuple(name for name in TRAINER_ARGUMENTS if name != "tokenizer")
 """Positional arguments of GRPOTrainer, in order."""
 GENERATION_KWARGS: dict[str, str] = _TABLES["generation_kwargs"]
 TRL_REWARDS: dict[str, dict[str, Any]] = _TABLES["rewards"]
+VARIANTS: dict[str, dict[str, Any]] = _TABLES["variants"]
+STATEMENTS: dict[str, Any] = _TABLES["statements"]
 
 
 def parameters_of(*components: str) -> tuple[str, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError
-from grpox.runfile.from_trl.fields import LORA, POSITIONS
+from grpox.runfile.from_trl.fields import LORA, POSITIONS, STATEMENTS, VARIANTS, Verdict
 from grpox.runfile.from_trl.literals import Function, Names, NotLiteral, is_main_guard
 from grpox.runfile.from_trl.setup import (
     REWARDS_OF_CALLS,
@@ -21,12 +22,13 @@ from grpox.runfile.from_trl.setup import (
     of_module,
     unread,
 )
+from grpox.runfile.from_trl.statements import Statements, name_of
 
 CONFIG, TRAINER, LORA_CONFIG = "GRPOConfig", "GRPOTrainer", "LoraConfig"
 _READ = {"path", "name", "split", "data_files", "streaming"}
 """Arguments of load_dataset that a run file also has."""
 _HARMLESS = {"shuffle", "token", "cache_dir", "num_proc"}
-_STARTS = {TRAINER, "load_dataset", "from_pretrained", "train"}
+_STARTS = {"load_dataset", "from_pretrained", "train"}
 """Calls that must not run when a script is imported for a reward function."""
 
 
@@ -42,13 +44,12 @@ def read_script(text: str, path: Path, source: str) -> Setup:
     """
     try:
         tree = ast.parse(text)
-        script = _Script(tree, path, source)
+        return _Script(tree, path, source).read(text)
     except SyntaxError as error:
         where = f"{source}:{error.lineno}" if error.lineno else source
         raise ConfigError(f"not valid Python: {error.msg}", where=where) from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"not valid Python: {error or 'nested too deeply'}", where=source) from error
-    return script.read()
 
 
 class _Script(Names):
@@ -61,12 +62,13 @@ class _Script(Names):
         self.source = source
         self.functions = {node.name for node in tree.body if isinstance(node, Function)}
         self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        self.trainers, self.configs = map(self.descendants, (TRAINER, CONFIG))
 
-    def read(self) -> Setup:
+    def read(self, text: str) -> Setup:
         """Read the call of GRPOConfig and the call of GRPOTrainer, one of which may be missing."""
-        trainer = self.one(self.calls_of(TRAINER), TRAINER)
+        trainer = self.one(self.calls_of(self.trainers), TRAINER)
         given = {} if trainer is None else self.trainer_arguments(trainer)
-        configs = self.calls_of(CONFIG)
+        configs = self.calls_of(self.configs)
         if len(configs) > 1 and "args" in given:
             used = self.behind(given["args"])
             configs = [call for call in configs if call is used] or configs
@@ -77,14 +79,72 @@ class _Script(Names):
             raise ConfigError(what, where=self.source, allowed=allowed)
         setup = Setup(self.source)
         setup.images = self.images()
+        calls: dict[ast.AST, str] = {} if trainer is None else {trainer: "trainer"}
+        calls |= {} if config is None else {config: "args"}
+        self.read_variant(setup, [call for call in (trainer, config) if call is not None])
+        statements = self.statements(calls, given)
         if config is not None:
-            setup.fields = self.config_fields(config) | dict(self.set_afterwards(config))
+            setup.fields |= self.config_fields(config)
             given.pop("args", None)
-        elif isinstance(args := given.get("args"), ast.Name):
-            setup.fields = dict(self.set_on(args.id))
+        # Only a run shows which value applies.
+        before = "set in the script: " if config is None else "set again: "
+        setup.fields |= {
+            field: unread(node, before)
+            for owner, field, node in self.settings()
+            if statements.kind(owner) == "args"
+        }
         for name, node in given.items():
             self.read_argument(setup, name, node)
+        tokenizer = self.behind(given.get("processing_class") or given.get("tokenizer") or ast.Constant(None))
+        if self.called(tokenizer) == "from_pretrained" and setup.model is not None and setup.model.literal:
+            paths = {self.given(path).shown for path in getattr(tokenizer, "args", ())[:1]}
+            if paths - {setup.model.shown}:  # the tokenizer of another folder
+                others = STATEMENTS["others"]["tokenizer"]
+                setup.statements.append((unread(tokenizer), Verdict.UNSUPPORTED, others))
+        setup.statements += [(given, Verdict.UNSUPPORTED, reason) for given, reason in statements.lost(text)]
         return setup
+
+    def descendants(self, root: str) -> set[str]:
+        """Collect the names of a class of TRL: its own, those of its variants, subclasses and aliases."""
+        variant = re.compile(rf"(\w*GRPO\w*|RLOO){root.removeprefix('GRPO')}")
+        used = {(node.attr, node.attr) for node in ast.walk(self.tree) if isinstance(node, ast.Attribute)}
+        used |= {(name, original or name) for name, (_, original) in self.imports.items()}
+        names = {root}.union(*(pair for pair in used if variant.fullmatch(pair[1])))
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.ClassDef(name=name, bases=parts):
+                    names |= {name} if names.intersection(map(name_of, parts)) else set()
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    parts = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+                    plain = (name_of(each) for each in parts if isinstance(each, ast.Name | ast.Attribute))
+                    names |= {name} if names.intersection(plain) else set()
+        return names
+
+    def statements(self, calls: dict[ast.AST, str], given: dict[str, ast.expr]) -> Statements:
+        """Find what the script does to model, tokenizer, config, dataset and trainer."""
+        calls |= dict.fromkeys(self.calls_of({"load_dataset"}), "dataset")
+        for call in self.calls_of({"from_pretrained"}):
+            loaders = STATEMENTS["loaders"].items()
+            calls[call] = next(kind for pattern, kind in loaders if re.search(pattern, code(call.func)))
+        of = {name: module.partition(".")[0] for name, (module, _) in self.imports.items()}
+        kinds = {name: "library" for name in of if of[name] in STATEMENTS["libraries"]}
+        kinds |= dict.fromkeys(self.trainers, "class") | dict.fromkeys(self.configs, "args.")
+        arguments = {given[name]: kind for name, kind in STATEMENTS["arguments"].items() if name in given}
+        arguments = {node: kind for node, kind in arguments.items() if not self.given(node).literal}
+        listed = [self.behind(given[name]) for name in STATEMENTS["carried"] if name in given]
+        carried = {each.id for node in listed for each in ast.walk(node) if isinstance(each, ast.Name)}
+        return Statements(self.tree, calls, kinds, arguments, carried)
+
+    def read_variant(self, setup: Setup, calls: list[ast.Call]) -> None:
+        """Report a trainer other than GRPOTrainer; RLOO's is carried over."""
+        used = {self.called(call): call for call in calls}
+        own = [each for each in self.classes.values() if each.name in used]
+        used |= {name_of(base): used[each.name] for each in own for base in each.bases}
+        for name, variant in VARIANTS.items():
+            if call := used.get(f"{name}Trainer") or used.get(f"{name}Config"):
+                given = Given(code(call.func), call.lineno, literal=False)
+                setup.statements.append((given, Verdict(variant["verdict"]), variant["note"]))
+                setup.fields = {each: Given(value) for each, value in variant.get("fields", {}).items()}
 
     def called(self, node: ast.AST) -> str:
         """Return the imported name of the function that `node` calls; empty if it calls none by name."""
@@ -106,9 +166,9 @@ class _Script(Names):
                 return ""
         return function if module == "trl" or f"{module}.".startswith("trl.rewards.") else ""
 
-    def calls_of(self, name: str) -> list[ast.Call]:
-        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
-        return [call for call in calls if self.called(call) == name]
+    def calls_of(self, names: set[str]) -> list[ast.Call]:
+        nodes = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return [node for node in nodes if self.called(node) in names]
 
     def one(self, calls: list[ast.Call], name: str) -> ast.Call | None:
         if len(calls) > 1:
@@ -136,23 +196,6 @@ class _Script(Names):
                 fields[f"**{code(keyword.value)}"] = unread(keyword.value)
         return fields
 
-    def set_afterwards(self, config: ast.Call) -> Iterator[tuple[str, Given]]:
-        """Find ``args.beta = ...`` after ``args = GRPOConfig(...)``: only a run shows which value applies."""
-        assigned = (
-            node for node in ast.walk(self.tree) if isinstance(node, ast.Assign) and node.value is config
-        )
-        # Also by name: a name that is assigned twice, as by `replace`, has nothing certain behind it.
-        names = {target.id for node in assigned for target in node.targets if isinstance(target, ast.Name)}
-        for owner, field, node in self.settings():
-            if self.behind(owner) is config or (isinstance(owner, ast.Name) and owner.id in names):
-                yield field, unread(node, "set again: ")
-
-    def set_on(self, name: str) -> Iterator[tuple[str, Given]]:
-        """Find ``args.beta = ...`` of a config that the script does not build itself, such as a parsed one."""
-        for owner, field, node in self.settings():
-            if isinstance(owner, ast.Name) and owner.id == name:
-                yield field, unread(node, "set in the script: ")
-
     def settings(self) -> Iterator[tuple[ast.expr, str, ast.expr]]:
         """Find fields that a statement sets on an object: the object, the field, and what sets it.
 
@@ -160,7 +203,7 @@ class _Script(Names):
         """
         for node in ast.walk(self.tree):
             match node:
-                case ast.Attribute(value=ast.Name() as owner, attr=field, ctx=ast.Store()):
+                case ast.Attribute(value=ast.Name() | ast.Attribute() as owner, attr=field, ctx=ast.Store()):
                     yield owner, field, node
                 case ast.Call(args=[owner, name, _]) if self.called(node) == "setattr":
                     yield owner, str(name.value) if isinstance(name, ast.Constant) else code(name), node
@@ -185,12 +228,14 @@ class _Script(Names):
     def trainer_arguments(self, call: ast.Call) -> dict[str, ast.expr]:
         arguments = dict(zip(POSITIONS, call.args, strict=False))
         for keyword in call.keywords:
+            pairs = self.behind(keyword.value)
             if keyword.arg is not None:
                 arguments[keyword.arg] = keyword.value
-            elif isinstance(pairs := self.behind(keyword.value), ast.Dict):
+            elif isinstance(pairs, ast.Dict) and not self.is_changed(keyword.value):
                 for key, value in zip(pairs.keys, pairs.values, strict=True):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        arguments[key.value] = value
+                    arguments[str(key.value) if isinstance(key, ast.Constant) else f"**{code(value)}"] = value
+            else:
+                arguments[f"**{code(keyword.value)}"] = keyword.value
         return arguments
 
     def read_argument(self, setup: Setup, name: str, node: ast.expr) -> None:
@@ -314,7 +359,7 @@ class _Script(Names):
             if is_main_guard(statement) or isinstance(statement, Function | ast.ClassDef):
                 continue
             for node in ast.walk(statement):
-                if isinstance(node, ast.Call) and self.called(node) in _STARTS:
+                if isinstance(node, ast.Call) and self.called(node) in _STARTS | self.trainers:
                     return node.lineno
             match statement:
                 case ast.Expr(value=ast.Call(func=ast.Name(id=name))) if name in self.functions:

@@ -338,7 +338,8 @@ def _explain_loss(draft: Draft, loss: str) -> None:
 def _advantage(draft: Draft) -> None:
     given = draft.get("scale_rewards")
     scale = {"true": "group", "false": "none"}.get(str(given).lower(), given)
-    if scale not in _SCALES:
+    is_rloo = scale == "rloo" and draft.setup.fields["scale_rewards"].line is None  # of RLOOTrainer
+    if scale not in _SCALES and not is_rloo:
         draft.refuse("scale_rewards", "no such scaling", ", ".join(_SCALES), nearest(str(given), _SCALES))
         return
     order = draft.chosen("multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, nearest
-from grpox.runfile.from_trl.fields import FIELDS, TRL_REWARDS
+from grpox.runfile.from_trl.fields import FIELDS, TRL_REWARDS, Verdict
 from grpox.runfile.yaml_lines import read_yaml
 
 OVERLONG = "get_soft_overlong_punishment"
@@ -102,9 +102,9 @@ def of_module(
     """
     if module in ("trl", "trl.rewards") and name in TRL_REWARDS:
         return Reference(shown=name, line=line, **TRL_REWARDS[name])
-    if module in ("trl", "trl.rewards"):
-        module, shown = "trl.rewards", name
-    elif name and all(part.isidentifier() for part in module.lstrip(".").split(".")):
+    if module in ("trl", "trl.rewards") and home == "rewards.py":
+        return Reference(None, name, line, f"not a reward of TRL: write it in {home}, and name `{home}:{name}`")
+    if name and all(part.isidentifier() for part in module.lstrip(".").split(".")):
         file = folder.joinpath(*module.lstrip(".").split(".")).with_suffix(".py")
         if os.path.isfile(file):
             return Reference({"path": f"{file}:{name}"}, shown, line)
@@ -158,6 +158,8 @@ class Setup:
     """Place where a script uses a column of images."""
     has_lora_config: bool = False
     """True if `peft_config` is a LoraConfig whose arguments are among `fields`, as `peft_config.r`."""
+    statements: list[tuple[Given, Verdict, str]] = field(default_factory=list)
+    """Further statements of a script, their outcome, and the reason or cure."""
     home: Path = field(default_factory=Path)
     """Folder against which TRL resolves relative paths: the working directory."""
 

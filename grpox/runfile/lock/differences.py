@@ -28,8 +28,10 @@ RESOLVED_CONFIG = "resolved config"
 """Name of a difference in the config's hash, which does not show the keys."""
 FREE = ("output_dir", "logging", "record", "alarms", "checkpoint", "tracking", "hub", "plugins", "watchdog")
 """Sections of the run file that do not change the computation."""
-AUTOMATIC = DTYPE, MICRO_BATCH = "model.dtype", "train.max_tokens_per_micro_batch"
-"""Keys whose value ``auto`` a run replaces by what it means on its device."""
+DTYPE, LONGEST, CHAT_DATE = "model.dtype", "model.longest_sequence", "model.chat_date"
+MICRO_BATCH = "train.max_tokens_per_micro_batch"
+AUTOMATIC = DTYPE, LONGEST, MICRO_BATCH, CHAT_DATE
+"""Keys whose value ``auto`` a run replaces by what it means on its device, or on its day."""
 FREE_KEYS = ("train.on_nonfinite", "train.max_skips_in_a_row", "evaluation.early_stop")
 """Keys that users change so that a stopped run can continue."""
 
@@ -102,6 +104,7 @@ def changes(saved: Mapping[str, Any], config: RunConfig) -> list[Difference]:
         each
         for each in config_differences(redacted(saved), redacted(config.model_dump(mode="json")))
         if not (each.what in AUTOMATIC and each.new == AUTO)
+        and not (each.what == CHAT_DATE and each.old in (AUTO, ABSENT))  # of a run from before there was a date
         and each.what.partition(".")[0].partition("[")[0] not in FREE
         and not each.what.startswith(FREE_KEYS)
     ]

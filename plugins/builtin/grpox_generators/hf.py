@@ -255,7 +255,8 @@ class HfGenerator:
         ends = [place + 1 for place, token in enumerate(token_ids) if token in end_ids][:1]
         ends += [stop] if stop is not None and stop <= len(token_ids) else []
         length = min(ends, default=len(token_ids))
-        return build_rollout(prompt, sample, token_ids[:length], logprobs[:length], bool(ends), self.version)
+        reason = "stop" if ends else "length"
+        return build_rollout(prompt, sample, token_ids[:length], logprobs[:length], reason, self.version)
 
 
 GROUPED = "grpox_grouped_sdpa"

@@ -63,14 +63,14 @@ def build_rollout(
     sample: int,
     token_ids: Sequence[int],
     logprobs: Sequence[float],
-    is_stopped: bool,
+    finish_reason: str,
     version: int,
 ) -> Rollout:
     """Build the rollout of a completion.
 
     Args:
         sample: number of the completion in the prompt's group.
-        is_stopped: True if the completion ended by itself, not only by its length limit.
+        finish_reason: ``stop`` if the completion ended by itself, ``length`` if only by its length limit.
         version: version of the policy.
     """
     return Rollout(
@@ -78,7 +78,7 @@ def build_rollout(
         sample=sample,
         prompt_ids=prompt.token_ids,
         completion_ids=tuple(token_ids),
-        finish_reason="stop" if is_stopped else "length",
+        finish_reason=finish_reason,
         policy_version=version,
         sampler_logprobs=tuple(logprobs),
     )

@@ -90,13 +90,13 @@ class ServerPool:
                 if not running:
                     return
                 ended, _ = await asyncio.wait([*running, *watches], return_when=asyncio.FIRST_COMPLETED)
-                for watch in ended & watches.keys():
+                for watch in [each for each in watches if each in ended]:
                     silent = watches.pop(watch)
                     self._drop(silent, str(watch.exception()))
                     for task, (member, _) in running.items():
                         if member is silent:
                             task.cancel()
-                for task in ended & running.keys():
+                for task in [each for each in running if each in ended]:
                     member, request = running.pop(task)
                     member.outstanding -= request.prompt.num_samples
                     try:

@@ -91,7 +91,7 @@ class VllmColocateGenerator:
         self._sleeps = self.config.sleep and context.device.type == "cuda"
         policy = context.policy.config.get_text_config()
         self._tied = bool(getattr(policy, "tie_word_embeddings", False))
-        self._vocabulary = policy.vocab_size
+        self._vocabulary, self._longest = policy.vocab_size, getattr(policy, "longest_sequence", None)
         # In a model that is only evaluated, the adapters are merged.
         if self.config.lora_sync == "adapter" and adapted_layers(context.policy):
             self._adapter = AdapterFiles(context.policy)
@@ -142,10 +142,11 @@ class VllmColocateGenerator:
         outputs = self._outputs(seeded, sampling)[mine]
         for prompt, output in zip(prompts, outputs, strict=True):
             for completion in sorted(output.outputs, key=lambda completion: completion.index):
-                token_ids = completion.token_ids
+                token_ids, reason = completion.token_ids, completion.finish_reason
+                if reason in ("abort", "error"):
+                    raise RunFailed(f"vLLM broke off a completion of group {prompt.group_id}: {reason}")
                 chosen = [p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True)]
-                is_stopped = completion.finish_reason == "stop"
-                yield build_rollout(prompt, completion.index, token_ids, chosen, is_stopped, self.version)
+                yield build_rollout(prompt, completion.index, token_ids, chosen, reason, self.version)
 
     def sleep(self) -> None:
         """On CUDA, release the memory of weights and cache for the update."""
@@ -199,14 +200,15 @@ class VllmColocateGenerator:
         """Return vLLM's answer to each prompt with its seed."""
         from vllm import SamplingParams
         from vllm.exceptions import VLLMValidationError
-        from vllm.sampling_params import StructuredOutputsParams
+        from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
         ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
         requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in seeded]
         try:
-            # A run file has a mapping here, vLLM needs an object.
-            structured = sampling.generation_kwargs.get("structured_outputs")
-            typed = {"structured_outputs": StructuredOutputsParams(**structured)} if structured else {}
+            # A run file has mappings here, vLLM needs objects.
+            own, names = sampling.generation_kwargs, ("structured_outputs", "repetition_detection")
+            kinds = zip(names, (StructuredOutputsParams, RepetitionDetectionParams), strict=True)
+            typed = {name: kind(**own[name]) for name, kind in kinds if own.get(name)}
             params = [
                 SamplingParams(**request_params(sampling, ends, prompt, seed) | typed)
                 for prompt, seed in seeded
@@ -234,7 +236,8 @@ class VllmColocateGenerator:
             "enable_prefix_caching": True,
             "enforce_eager": self.context.device.type == "cpu",
             "enable_sleep_mode": self._sleeps,
-            "max_model_len": self.config.max_model_len,
+            # Without it vLLM would stop where factors for long sequences begin.
+            "max_model_len": self.config.max_model_len or self._longest,
             "gpu_memory_utilization": self.config.gpu_memory_utilization,
         }
         if self._adapter is not None:

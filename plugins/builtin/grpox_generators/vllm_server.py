@@ -234,6 +234,5 @@ class VllmServerGenerator:
 
     def _read(self, pending: PendingRequests) -> Iterator[Rollout]:
         for request, completion in pending.arriving():
-            is_stopped = completion.finish_reason == "stop"
-            tokens, logprobs = completion.token_ids, completion.logprobs
-            yield build_rollout(request.prompt, completion.index, tokens, logprobs, is_stopped, pending.version)
+            tokens, logprobs, reason = completion.token_ids, completion.logprobs, completion.finish_reason
+            yield build_rollout(request.prompt, completion.index, tokens, logprobs, reason, pending.version)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
 from grpox_losses.configs import GspoTokenConfig
-from grpox_losses.losses import sequence_ratio
+from grpox_losses.losses import clip_ratios, sequence_ratio
 
 
 class GspoToken:
@@ -32,17 +32,13 @@ class GspoToken:
         """Compute the loss of every token.
 
         Returns:
-            loss f32[B, T], and as diagnostics, 1 where it holds and 0 elsewhere: ``clip_ratio/low`` and
-            ``clip_ratio/high``, tokens whose gradient the lower or upper clip removed; ``clip_ratio/region``,
-            either.
+            loss f32[B, T], and the diagnostics of `clip_ratios`.
         """
         own = (inputs.logprobs - inputs.logprobs.detach()).exp()  # f32[B, T]: 1, with the token's gradient
         ratio = sequence_ratio(inputs).detach() * own
         clipped = ratio.clamp(1 - self.config.clip_low, 1 + self.config.clip_high)
         loss = -torch.min(ratio * inputs.advantages, clipped * inputs.advantages)
-        low, high = self._clipped(inputs)
-        diagnostics = {"clip_ratio/low": low, "clip_ratio/high": high, "clip_ratio/region": low | high}
-        return LossOutput(loss, {name: where.to(loss.dtype) for name, where in diagnostics.items()})
+        return LossOutput(loss, clip_ratios(*self._clipped(inputs), inputs, "sequence"))
 
     def expected_gradient(self, inputs: LossInputs) -> Tensor:
         """The derivative of each token's loss by its log-probability, `-w_i A_t`, or 0: f32[B, T]."""

@@ -33,9 +33,7 @@ class Clipped:
         """Compute the clipped loss of every token.
 
         Returns:
-            loss f32[B, T], and as diagnostics, 1 where it holds and 0 elsewhere: ``clip_ratio/low`` and
-            ``clip_ratio/high``, tokens whose gradient the lower or upper clip removed; ``clip_ratio/region``,
-            either.
+            loss f32[B, T], and the diagnostics of `clip_ratios`.
         """
         config, advantages = self.config, inputs.advantages
         ratio = token_ratio(inputs) if config.level == "token" else sequence_ratio(inputs)  # f32[B, T]
@@ -45,8 +43,7 @@ class Clipped:
         loss = -torch.min(bounded * advantages, ratio.clamp(lower, upper) * advantages)
         low = (ratio < lower) & (advantages < 0)
         high = (ratio > upper) & (advantages > 0)
-        diagnostics = {"clip_ratio/low": low, "clip_ratio/high": high, "clip_ratio/region": low | high}
-        return LossOutput(loss, {name: where.to(loss.dtype) for name, where in diagnostics.items()})
+        return LossOutput(loss, clip_ratios(low, high, inputs, config.level))
 
 
 class Grpo(Clipped):
@@ -168,6 +165,19 @@ def sequence_ratio(inputs: LossInputs) -> Tensor:
     lengths = inputs.token_mask.sum(dim=-1, keepdim=True).clamp(min=1)  # i64[B, 1]
     mean = log_ratios.sum(dim=-1, keepdim=True) / lengths  # f32[B, 1]
     return _bounded_exp(mean).expand_as(inputs.logprobs)
+
+
+def clip_ratios(low: Tensor, high: Tensor, inputs: LossInputs, level: str) -> dict[str, Tensor]:
+    """Diagnostics of where the lower or the upper clip removed the gradient, bool[B, T] each; region: either.
+
+    Each is 1 or 0 for every token, f32[B, T]; of ratios of sequences, the part of each sequence, f32[B].
+    """
+    named = {"clip_ratio/low": low, "clip_ratio/high": high, "clip_ratio/region": low | high}
+    if level == "token":
+        return {name: where.to(inputs.logprobs.dtype) for name, where in named.items()}
+    tokens = inputs.token_mask.sum(dim=1).clamp(min=1)  # i64[B]
+    parts = {name: (where & inputs.token_mask).sum(dim=1) / tokens for name, where in named.items()}
+    return {name: part.to(inputs.logprobs.dtype) for name, part in parts.items()}
 
 
 def _bounded_exp(log_ratio: Tensor) -> Tensor:

@@ -153,5 +153,7 @@ def tags_of(folder: Path) -> dict[str, str]:
         ERROR: error,
     }
     alarms = alarms_in(summary or read_mapping(folder / "alarms.json"))
-    tags |= {f"{ALARM}{alarm.get('name')}": describe_alarm(alarm) for alarm in alarms}
+    for alarm in alarms:  # several rewards may be dead
+        name, text = f"{ALARM}{alarm.get('name')}", describe_alarm(alarm)
+        tags[name] = f"{tags[name]}; {text}" if name in tags else text
     return {key: str(value)[:TAG_LENGTH] for key, value in tags.items() if value is not None}

@@ -31,7 +31,7 @@ from grpox_mlflow.recorded import (
     recorded_metrics,
 )
 from grpox_mlflow.registry import Registration, Registry
-from grpox_mlflow.store import is_passing, open_store, place_of
+from grpox_mlflow.store import is_passing, open_store, page_of, place_of
 from grpox_mlflow.traces import recorded_traces, write_traces
 
 if TYPE_CHECKING:
@@ -152,8 +152,10 @@ class Shipment:
 
     @property
     def place(self) -> str:
-        """The run's page on a server, or the command that shows the store."""
-        return place_of(self._uri, self.followed.experiment_id or "", self.followed.run_id or "")
+        """Address of the run's page; of a store without a server, also the command that serves it."""
+        ids = self.followed.experiment_id or "", self.followed.run_id or ""
+        page, place = page_of(self._uri, *ids), place_of(self._uri, *ids)
+        return page if page == place else f"{page} after {place}"
 
     def _note(self, **changes: Any) -> None:
         """Record facts about the MLflow run in the run's folder."""

@@ -20,6 +20,10 @@ from grpox.toolkit import chain, preserve_env, text_of
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+LOCAL_UI = "http://127.0.0.1:5000"
+"""Address at which `mlflow ui` listens by default."""
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Tag of an experiment of model training. MLflow 3.17 ignores it: the browser chooses between its two views."""
 PROBE_SECONDS = 5
 """Seconds that the start of a run waits for an answer."""
 OPEN_SECONDS = 120
@@ -125,6 +129,12 @@ def place_of(uri: str, experiment_id: str, run_id: str) -> str:
     return shown if shown.startswith("databricks") else f"mlflow ui --backend-store-uri {shlex.quote(shown)}"
 
 
+def page_of(uri: str, experiment_id: str, run_id: str) -> str:
+    """Return the address of the run's page; of a store without a server, where `mlflow ui` will show it."""
+    place = place_of(uri, experiment_id, run_id)
+    return place_of(LOCAL_UI, experiment_id, run_id) if place.startswith("mlflow ui ") else place
+
+
 def probe(uri: str) -> None:
     """Raise if MLflow would retry for minutes: the database is missing, or the file is not a database."""
     path = sqlite_path(uri)
@@ -147,7 +157,7 @@ def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
         try:
-            return str(client.create_experiment(name, artifact_location=location))
+            return str(client.create_experiment(name, location, KIND))
         except MlflowException:
             # Another run that started at the same time may have created it.
             experiment = client.get_experiment_by_name(name)

@@ -181,11 +181,10 @@ class MlflowTracker:
         if self._config.register_as is None:
             return None
         checkpoint = run.config.checkpoint
-        default = "reward" if run.config.evaluation is None else "evaluation/accuracy"
         registration = Registration(
             name=self._config.register_as,
             upload_gib=self._config.upload_gib,
-            metric=checkpoint.best or default,
+            metric=checkpoint.best or run.config.main_metric,
             lowest=checkpoint.best is not None and checkpoint.best_is in ("lowest", "min"),
             versions=dict(run.versions),
         )

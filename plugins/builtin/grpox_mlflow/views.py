@@ -30,15 +30,13 @@ from grpox_mlflow.folders import (
     strict,
 )
 from grpox_mlflow.naming import CHANGED, flattened
-from grpox_mlflow.store import place_of
+from grpox_mlflow.store import page_of, place_of
 
 STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
 NINE_COLUMNS = 140
 """Width of a terminal below which the list of runs stacks its columns."""
 NARROW = 100
 """Width below which tables of metrics omit their lowest value."""
-LOCAL_UI = "http://127.0.0.1:5000"
-"""Address at which `mlflow ui` listens by default."""
 REPORT = "report.html"
 BLOCKS, PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 """Eight heights of a curve, and their replacements if the terminal's encoding has no blocks."""
@@ -278,10 +276,9 @@ def places(run: RunFolder) -> tuple[dict[str, str], str | None]:
     if run.followed is None or not run.run_id:
         return last, None if report is None else report.as_uri()
     uri, experiment_id = run.followed.tracking_uri, run.followed.experiment_id or ""
-    page = place_of(uri, experiment_id, run.run_id)
-    if page.startswith("mlflow ui "):
-        served = place_of(LOCAL_UI, experiment_id, run.run_id)
-        return {"serve": page, "run": served, **last}, None if report is None else report.as_uri()
+    page, place = (of(uri, experiment_id, run.run_id) for of in (page_of, place_of))
+    if page != place:
+        return {"serve": place, "run": page, **last}, None if report is None else report.as_uri()
     return {"run": page, **last}, page if page.startswith("http") else None
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from string import Formatter
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from grpox.contracts import CachePath, ModelPath, TokenizerPath
+from grpox.contracts import CachePath, Message, ModelPath, TokenizerPath
 from grpox.errors import Problem
 
 
@@ -18,6 +18,8 @@ class Parameters(BaseModel):
     """Parameters that refuse unknown names, and numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    is_binary: ClassVar[Any] = False
+    """True: every score is 0 or 1."""
 
     @property
     def reads_columns(self) -> tuple[str, ...]:
@@ -29,6 +31,7 @@ class Parameters(BaseModel):
 class ExactConfig(Parameters):
     """Parameters of exact."""
 
+    is_binary = True
     column: str = "answer"
     """Dataset column with the answer; the reward abstains on rows with null."""
     strip: bool = True
@@ -67,6 +70,7 @@ class RegexConfig(Parameters):
     abstains on rows with null. Default: no comparison."""
     group: int | str = 1
     """Number or name of the group to compare with `column`."""
+    is_binary = property(lambda self: {self.match, self.no_match} <= {0, 1})
 
     @property
     def flags(self) -> re.RegexFlag:
@@ -128,10 +132,12 @@ class SoftOverlongConfig(Parameters):
 class FormatConfig(Parameters):
     """Parameters of format."""
 
+    is_binary = True
     tags: list[str] = Field(default=["think", "answer"], min_length=1)
     """Names of the blocks in order: <think>...</think> <answer>...</answer>."""
     opened: bool = False
-    """True: the prompt ends with the first opening tag, so the completion begins inside the block."""
+    """True: the prompt ends with the first opening tag, so the completion begins inside the block. Tags in a
+    message of the assistant that the completion goes on with are found without it."""
     text_after: bool = False
     """True: any text may follow the last block. With tags [think] this is TRL's think_format_reward."""
 
@@ -170,6 +176,12 @@ class RewardModelConfig(Parameters):
         except (OSError, ValueError):
             return []  # the check of paths, or else loading, names one that cannot be looked up
 
+    def check_prompts(self, examples: Sequence[Sequence[Message]]) -> list[Problem]:
+        """Find conversations that the reward model's own chat template would not write whole."""
+        from grpox_rewards.reward_model import prompt_problems
+
+        return [*prompt_problems(self, examples)]
+
 
 class CodeConfig(Parameters):
     """Parameters of code."""
@@ -188,6 +200,7 @@ class CodeConfig(Parameters):
     """Number of completions judged at a time on each rank; default: the rank's share of the CPU cores."""
     confinement: Literal["warn", "require"] = "warn"
     """Handling of a kernel that denies a part of the confinement: warn once, or refuse the run."""
+    is_binary = property(lambda self: not self.partial)
 
     def check_rows(self, rows: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[Problem | str]:
         """Find rows whose tests have an unknown form or ask nothing."""
@@ -199,6 +212,7 @@ class CodeConfig(Parameters):
 class MathConfig(Parameters):
     """Parameters of math."""
 
+    is_binary = True
     column: str = "answer"
     """Dataset column with the answer: a number, bare LaTeX, or text with an expression in $...$ or
     \\boxed{...}. The reward abstains on rows with null or without an expression."""

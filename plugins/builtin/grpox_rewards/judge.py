@@ -128,8 +128,15 @@ def plain(prompt: Text) -> str:
     """Return a prompt as text: the string itself, or one paragraph per message."""
     if isinstance(prompt, str):
         return prompt
+    if lost := [each for each in prompt if "content" not in each and not each.get("tool_calls")]:
+        raise ValueError(
+            f"a message of the prompt has no content, so that the judge would not read it: {lost[0]}"
+        )
     of_any_role = [{**message, "role": "assistant"} for message in prompt]
-    texts = [completion_text([message]) for message in of_any_role]
+    texts = [
+        "\n".join(filter(None, [completion_text([each]), *map(json.dumps, each.get("tool_calls") or ())]))
+        for each in of_any_role
+    ]
     return "\n\n".join(f"{each.get('role', '')}: {text}" for each, text in zip(prompt, texts, strict=True))
 
 

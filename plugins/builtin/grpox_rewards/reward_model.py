@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +17,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from grpox.contracts import Text
+from grpox.contracts import Message, Text
 from grpox.errors import ConfigError, Problem
-from grpox.toolkit import hub_kernels, text_of
+from grpox.toolkit import CheckedTemplate, describe, hub_kernels, text_of
 from grpox_rewards.configs import RewardModelConfig
 from grpox_rewards.reward_model_folder import base_of, folder_problems, tokenizer_home, tokenizer_problems
 
@@ -45,7 +46,8 @@ class RewardModel:
         # The folder of a model from Python may be that of a language model, without the model's one output.
         _refuse([*(folder_problems(config.model) if model is None else ())])
         self._tokenizer = _tokenizer(config)
-        self._tokenizer.truncation_side = "left"  # the score is read at the end of the completion
+        self.chat = CheckedTemplate(self._tokenizer, config.chat_template_kwargs)
+        """The template, which gets the run's date."""
         cuda = torch.cuda.is_available()
         # The device of this rank, which was chosen when the process group started.
         self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
@@ -87,22 +89,21 @@ class RewardModel:
 
     def _token_ids(self, prompt: Text, completion: Text) -> tuple[list[int], bool]:
         """Return the tokens that the model reads, and whether tokens were removed from the left."""
+        # What a completion or a message has of special tokens stays text, so that no policy forges a turn.
+        encoding = self.chat.encoding
         if isinstance(prompt, str) and isinstance(completion, str):
-            text, template = prompt + completion, False
+            (ids,) = encoding.ids([prompt + encoding.marked(completion)])
+            ids = encoding.opened(ids, closes=True)
         else:
-            text, template = self._rendered([*prompt, *completion]), True
-        ids: list[int] = self._tokenizer(text, add_special_tokens=not template, verbose=False)["input_ids"]
-        if self._max_length is None or len(ids) <= self._max_length:
-            return ids, False
-        # Tokenize again with truncation, which keeps the special tokens that the tokenizer adds at the ends.
-        limit = {"truncation": True, "max_length": self._max_length}
-        return list(self._tokenizer(text, add_special_tokens=not template, **limit)["input_ids"]), True
+            messages = encoding.marked(conversation(prompt, completion))
+            (ids,) = encoding.ids([self._rendered(messages)])
+        cut = ids if self._max_length is None else encoding.shortened(ids, self._max_length)
+        return list(cut), len(cut) < len(ids)
 
     def _rendered(self, messages: Sequence[Any]) -> str:
         if not self._tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {self.config.model} has no chat template, which messages need")
-        kwargs = self.config.chat_template_kwargs
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **kwargs))
+        return self.chat.checked(messages, header=False)
 
     @torch.inference_mode()
     def _scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
@@ -124,6 +125,28 @@ class RewardModel:
             text_config.pad_token_id = declared
         scores: list[float] = output.logits[:, 0].float().tolist()
         return scores
+
+
+def conversation(prompt: Any, completion: Any) -> list[Message]:
+    """Return prompt and completion; a completion that goes on with the prompt's last message is part of it."""
+    if prompt[-1].get("role") != "assistant" or not isinstance(prompt[-1].get("content"), str):
+        return [*prompt, *completion]
+    whole = {**completion[0], "content": prompt[-1]["content"] + (completion[0].get("content") or "")}
+    return [*prompt[:-1], whole, *completion[1:]]
+
+
+def prompt_problems(config: RewardModelConfig, examples: Sequence[Sequence[Message]]) -> Iterator[Problem]:
+    """Find conversations that the tokenizer of a local reward model cannot write; a hub id is not looked up."""
+    if not examples or not Path(config.tokenizer or tokenizer_home(config.model)).is_dir():
+        return
+    chat = CheckedTemplate(_tokenizer(config), config.chat_template_kwargs)
+    for example in examples:
+        try:
+            chat.checked(conversation(example, [{"role": "assistant", "content": "a"}]), header=False)
+        except Exception as error:  # noqa: BLE001 - templates raise whatever they like
+            what = f"the reward model's chat template cannot write a prompt: {describe(error)}"
+            yield Problem(what, "model", given=repr(example)[:200], allowed=chat.cure(example))
+            return
 
 
 def _refuse(problems: list[Problem]) -> None:

@@ -78,25 +78,36 @@ class Format:
     """
 
     def __init__(self, config: FormatConfig) -> None:
-        marks = [mark for tag in config.tags for mark in (f"<{tag}>", f"</{tag}>")]
-        if config.opened:
-            marks = marks[1:]
-        blocks = "".join(
-            f".*?{re.escape(mark)}" if mark.startswith("</") else rf"\s*{re.escape(mark)}" for mark in marks
-        )
-        self._marks = marks
-        self._forbidden = f"<{config.tags[0]}>" if config.opened else None
-        self._shape = re.compile(blocks + (".*" if config.text_after else r"\s*"), re.DOTALL)
+        self._marks = [mark for tag in config.tags for mark in (f"<{tag}>", f"</{tag}>")]
+        blocks = [
+            f".*?{re.escape(mark)}" if mark.startswith("</") else rf"\s*{re.escape(mark)}"
+            for mark in self._marks
+        ]
+        self._opened, end = int(config.opened), ".*" if config.text_after else r"\s*"
+        # By the number of marks that stand in the prompt.
+        self._shapes = [
+            re.compile("".join(blocks[place:]) + end, re.DOTALL) for place in range(len(self._marks) + 1)
+        ]
 
-    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float]:
+    def __call__(
+        self, *, completions: Sequence[Text], prompts: Sequence[Text] | None = None, **columns: Any
+    ) -> list[float]:
         """Return one score per completion."""
-        return [float(self._fits(completion_text(completion))) for completion in completions]
+        begun = map(self._begun, prompts) if prompts is not None else [self._opened] * len(completions)
+        return [float(self._fits(completion_text(each), n)) for each, n in zip(completions, begun, strict=True)]
 
-    def _fits(self, text: str) -> bool:
+    def _begun(self, prompt: Text) -> int:
+        """Count the marks in the beginning of the turn, if the prompt ends with one."""
+        is_begun = not isinstance(prompt, str) and prompt and prompt[-1].get("role") == "assistant"
+        text, number = completion_text(prompt[-1:]) if is_begun else "", self._opened
+        while number < len(self._marks) and (place := text.find(self._marks[number])) >= 0:
+            text, number = text[place + len(self._marks[number]) :], number + 1
+        return number
+
+    def _fits(self, text: str, begun: int) -> bool:
         # Each tag exactly once, so that no block contains another and at most one match is possible.
-        once = all(text.count(mark) == 1 for mark in self._marks)
-        reopened = self._forbidden is not None and self._forbidden in text
-        return once and not reopened and self._shape.fullmatch(text) is not None
+        once = all(text.count(mark) == (place >= begun) for place, mark in enumerate(self._marks))
+        return once and self._shapes[begun].fullmatch(text) is not None
 
 
 class Length:

@@ -104,7 +104,7 @@ def serve(
 
     _refuse_unknown("--dtype", dtype, DTYPES)
     _refuse_unknown("--weights", weights, TRANSFERS)
-    path, of_run, casts_head = _model(model)
+    path, of_run, casts_head, longest = _model(model)
     chosen: Any = dtype or of_run
     _refuse_used_address(host, port)
     if weights_dir is not None and not Path(weights_dir).is_dir():
@@ -125,7 +125,7 @@ def serve(
         host=host,
         port=port,
         dtype=dtype_on(chosen, cuda),
-        max_model_len=max_model_len,
+        max_model_len=max_model_len or longest,
         tensor_parallel_size=tensor_parallel_size,
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_gib=kv_cache_gib,
@@ -160,21 +160,23 @@ def _serve(settings: ServerSettings) -> None:
         server.wait()
 
 
-def _model(given: str) -> tuple[str, str, bool]:
-    """Return the model for vLLM to load, the dtype that a run names for it, else auto, and if its head is cast.
+def _model(given: str) -> tuple[str, str, bool, int | None]:
+    """Return the model for vLLM to load; of a run its dtype, if its head is cast, and the length by which its
+    position factors are chosen, if there is a choice.
 
     Raises:
         ConfigError: it is not a model's folder, run file, recipe or hub id.
     """
-    from grpox.toolkit import input_path, load_run, model_problems, recipe_names
+    from grpox.toolkit import decide_longest, input_path, load_run, model_problems, recipe_names
 
     if Path(given).suffix in (".yaml", ".yml") or given in recipe_names():
-        model = load_run(given).config.model
-        return model.path, model.dtype, model.cast_lm_head_to_fp32
+        run = load_run(given)
+        model, longest = run.config.model, decide_longest(run)
+        return model.path, model.dtype, model.cast_lm_head_to_fp32, longest
     path = input_path(given, Path.cwd())
     if problems := list(model_problems("MODEL", path)):
         raise ConfigError(problems)
-    return path, DTYPES[0], False
+    return path, DTYPES[0], False, None
 
 
 def _hang_up_as_terminate() -> None:

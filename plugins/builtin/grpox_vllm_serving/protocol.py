@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError
+from grpox.toolkit import rope_choice
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -57,9 +58,10 @@ SHAPE = (
     "num_key_value_heads",
     "head_dim",
     "tie_word_embeddings",
+    "rope_factors",
 )
-"""Keys of a transformers configuration that must agree. A checkpoint may differ, because the weights are
-sent."""
+"""Keys of a transformers configuration that must agree, and the name of its position factors. A checkpoint may
+differ, because the weights are sent."""
 
 FLOAT32_HEAD = ("--hf-overrides", '{"head_dtype": "float32"}')
 """Arguments of vLLM's server for `model.cast_lm_head_to_fp32`; later ones of the user replace them."""
@@ -183,7 +185,7 @@ async def describe(engine_client: Any) -> dict[str, Any]:
         "grpox": metadata.version("grpox"),
         "instance": os.environ[INSTANCE],
         "model": config.model_config.model,
-        "signature": signature(config.model_config.hf_config),
+        "signature": signature(config.model_config.hf_config, config.model_config.max_model_len),
         "dtype": str(config.model_config.dtype).removeprefix("torch."),
         "head_dtype": str(config.model_config.head_dtype).removeprefix("torch."),
         "max_model_len": config.model_config.max_model_len,
@@ -195,9 +197,9 @@ async def describe(engine_client: Any) -> dict[str, Any]:
     }
 
 
-def signature(config: Any) -> dict[str, Any]:
-    """Return the values of `SHAPE` that a transformers configuration has."""
-    values = config.get_text_config().to_dict()
+def signature(config: Any, longest: int | None = None) -> dict[str, Any]:
+    """Return the values of `SHAPE` that a transformers configuration has, in an engine for `longest` tokens."""
+    values = config.get_text_config().to_dict() | {"rope_factors": rope_choice(config, longest) or None}
     return {name: values[name] for name in SHAPE if values.get(name) is not None}
 
 

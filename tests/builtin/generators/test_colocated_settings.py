@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from grpox.errors import ConfigError
+from grpox.config import SamplingConfig
+from grpox.contracts import Prompt
+from grpox.errors import ConfigError, RunFailed
 from grpox.policy.float32_head import Float32Head
 from grpox_generators import ranks, vllm_colocate
 from grpox_generators.configs import ENGINE_OWNED, VllmColocateConfig
@@ -223,3 +225,19 @@ def test_a_group_asks_together_and_each_rank_keeps_its_own(
 def test_what_grpox_sets_is_no_argument_of_the_engine(name: str) -> None:
     with pytest.raises(ValueError, match=f"'{name}' is set by grpox"):
         VllmColocateConfig(engine={name: 1})
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "repetition", "abort", "error"])
+def test_the_end_of_a_completion_is_vllms_own(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    generator = Sampling(VllmColocateConfig(), "cpu", monkeypatch).generator
+    generator._engine.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=999))
+    logprobs = [{5: SimpleNamespace(logprob=-0.5)}]
+    completion = SimpleNamespace(index=0, token_ids=[5], logprobs=logprobs, finish_reason=reason)
+    monkeypatch.setattr(vllm_colocate, "ask_together", lambda asked: (asked, slice(None)))
+    monkeypatch.setattr(generator, "_outputs", lambda *_: [SimpleNamespace(outputs=[completion])])
+    rollouts = generator.generate([Prompt(7, (1,), 1)], SamplingConfig(), 0)
+    if reason in ("abort", "error"):
+        with pytest.raises(RunFailed, match=f"broke off a completion of group 7: {reason}"):
+            list(rollouts)
+    else:
+        assert [rollout.finish_reason for rollout in rollouts] == [reason]

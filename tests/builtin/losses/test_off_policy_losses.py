@@ -60,10 +60,10 @@ def test_gspo_token_clips_each_token_by_the_sequence_and_its_own_advantage(make_
 
     check(loss.per_token(inputs).loss, [[-1.2, up], [-down, 0.8]])
     check(gradient(loss, inputs), [[0.0, up], [-down, 0.0]])
-    assert marked(loss, inputs) == {
-        "clip_ratio/low": [[0, 0], [0, 1]],
-        "clip_ratio/high": [[1, 0], [0, 0]],
-        "clip_ratio/region": [[1, 0], [0, 1]],
+    assert marked(loss, inputs) == {  # the part of each sequence
+        "clip_ratio/low": [0, 0.5],
+        "clip_ratio/high": [0.5, 0],
+        "clip_ratio/region": [0.5, 0.5],
     }
 
 

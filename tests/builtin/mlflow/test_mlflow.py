@@ -147,7 +147,10 @@ def test_a_finished_run_reads_back_value_for_value(run: RunContext, store: Path)
     assert json.loads(session.artifact("summary.json").read_text()) == {"steps": 2}
     assert session.artifact("report.html").read_text() == "<p>2 steps"
     assert stored.info.artifact_uri.startswith((store.parent / "mlartifacts").as_uri())
-    assert f"mlflow ui --backend-store-uri sqlite:///{store}" in session.output.getvalue()
+    page = f"http://127.0.0.1:5000/#/experiments/{stored.info.experiment_id}/runs/{stored.info.run_id}"
+    assert f"{page} after mlflow ui --backend-store-uri sqlite:///{store}" in session.output.getvalue()
+    experiment = session.client.get_experiment(stored.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ class Registered:
 
         settings = {
             "model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"], "loss": "grpo",
-            "evaluation": {"path": "h.jsonl"}, **config.pop("run", {}),
+            "evaluation": {"path": "h.jsonl", "accuracy": "exact"}, **config.pop("run", {}),
         }  # fmt: skip
         self.run = RunContext(RunConfig.model_validate(settings), folder, 4, 1, VERSIONS, None, "run.yaml")
         self.client, self.name, self.store = MlflowClient(store), name, store

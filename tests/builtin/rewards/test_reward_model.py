@@ -284,3 +284,42 @@ def test_another_tokenizer(saved, tmp_path):
     scores = reward_model(model=folder, tokenizer=str(tmp_path / "other"))(prompts=["a"], completions=["b"])
     assert scores == alone(model, ["<eos>", "a", "b"], special=False)
     assert scores != reward_model(model=folder)(prompts=["a"], completions=["b"])
+
+
+def test_a_completion_cannot_write_a_special_token_and_the_template_has_the_date_of_the_run(saved):
+    """The text of <eos> is read as text, and a plain prompt with the BOS has one."""
+    import datetime
+
+    model = llama()
+    folder = saved(model, template=TEMPLATE + "{{ strftime_now('%b') | lower | first }}")
+    scorer = reward_model(model=folder)
+    assert scorer(prompts=["<bos>a"], completions=["<eos>"]) == alone(
+        model, ["a", *"<e", "<unk>", "<unk>", ">"]
+    )
+    scorer.chat.set_day(datetime.date(2020, 2, 1))
+    (score,) = scorer(
+        prompts=[[{"role": "user", "content": "a"}]], completions=[[{"role": "assistant", "content": "b"}]]
+    )
+    assert [score] == alone(model, "<a><b>f", special=False)
+
+
+def test_a_beginning_and_the_completion_are_one_turn_for_the_model(saved):
+    model = llama()
+    question, begun = {"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}
+    reward = reward_model(model=saved(model, template=TEMPLATE))
+    scores = reward(prompts=[[question, begun]], completions=[[{"role": "assistant", "content": "d"}]])
+    assert scores == pytest.approx(alone(model, "<ab><cd>", special=False), abs=1e-6)
+
+
+def test_a_message_that_the_models_own_template_drops_is_refused(saved):
+    template = TEMPLATE.replace("%}", "if m['role'] != 'system' %}", 1)
+    config = RewardModelConfig(model=saved(llama(), template=template))
+    prompt = [{"role": "system", "content": "ab"}, {"role": "user", "content": "cd"}]
+    [problem] = config.check_prompts([prompt[1:], prompt])
+    assert problem.key == "model"
+    assert "message 0" in problem.what
+    assert config.check_prompts([prompt[1:]]) == []
+    with pytest.raises(ValueError, match="message 0"):
+        reward_model(model=config.model)(
+            prompts=[prompt], completions=[[{"role": "assistant", "content": "a"}]]
+        )

@@ -96,3 +96,23 @@ def test_the_rewards_are_listed_without_torch():
     code = f"{modules}; print({{'torch', 'transformers'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("begun", "completion", "opened", "expected"),
+    [
+        ("Let me think.\n<think>", "two</think><answer>4</answer>", False, 1),
+        ("Let me think.\n<think>", RIGHT, False, 0),
+        ("<think>two", "</think><answer>4</answer>", False, 1),
+        ("<think>two</think> <answer>", "4</answer>", False, 1),
+        ("<think>two</think> <answer>", "4", False, 0),
+        ("two</think>", "<answer>4</answer>", True, 1),
+        ("Well.", RIGHT, False, 1),
+    ],
+)
+def test_format_goes_on_where_the_beginning_of_the_turn_ends(begun, completion, opened, expected):
+    reward = Format(FormatConfig(opened=opened))
+    question = {"role": "user", "content": "<think>?"}
+    prompts = [[question, {"role": "assistant", "content": begun}], [question]]
+    turns = [[{"role": "assistant", "content": text}] for text in (completion, RIGHT)]
+    assert reward(prompts=prompts, completions=turns) == [expected, float(not opened)]

@@ -6,6 +6,7 @@ import socket
 from importlib import metadata
 
 import pytest
+from support.architectures import tiny_model
 from typer.testing import CliRunner
 
 from grpox.cli.app import app
@@ -200,3 +201,25 @@ def test_a_run_names_the_type_of_the_servers_head(cast, expected, with_vllm, mon
     overrides = [line[place + 1] for place, argument in enumerate(line) if argument == "--hf-overrides"]
     assert [json.loads(each)["head_dtype"] for each in overrides] == expected
     assert line[-2:] == ["--max-num-seqs", "8"]
+    assert "--max-model-len" not in line
+
+
+@pytest.mark.parametrize(("options", "length"), [([], "18"), (["--max-model-len", "60"], "60")])
+def test_a_run_names_the_length_by_which_position_factors_are_chosen(
+    options, length, with_vllm, monkeypatch, tmp_path
+):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 8)
+    factors = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    tiny_model("phi3", original_max_position_embeddings=16, rope_scaling=factors).save_pretrained(
+        tmp_path / "m"
+    )
+    (tmp_path / "run.yaml").write_text(
+        "model: {path: m}\ndata: {path: rows.jsonl, max_prompt_length: 14}\nrewards: [exact]\n"
+        "sampling: {max_completion_length: 4}\n"
+    )
+    started = []
+    monkeypatch.setattr("grpox_vllm_serving.command._serve", started.append)
+    done = CliRunner().invoke(app, ["serve", str(tmp_path / "run.yaml"), *options])
+    assert done.exit_code == 0, done.output
+    line = command(started[0])
+    assert line[line.index("--max-model-len") + 1] == length

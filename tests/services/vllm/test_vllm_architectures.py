@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from grpox.config import SamplingConfig
 from grpox.contracts import Generator, GeneratorContext, Prompt
 from grpox.policy.models import architecture_of
+from grpox.policy.rope import fix_rope
 from grpox.policy.weight_stream import stream_weights
 from grpox_generators.configs import LONGEST_WAIT, VllmServerConfig
 
@@ -30,6 +31,8 @@ pytestmark = [
 ]
 TOKENIZER = Path(str(resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 COLOCATED = ("gpt2", "phi3", "gemma4_text", "mixtral", "glm4_moe")
+LONGROPE = {"phi3 long": 12, "phi3 short": 32}
+"""Models with factors for long sequences -> tokens from which on these count; the test's sequences have 18."""
 SERVED = "glm4_moe"  # with experts and a buffer
 REFUSED = "gpt_oss"
 SCRIPT = """
@@ -39,8 +42,7 @@ from pathlib import Path
 
 sys.path.insert(0, {here!r})
 
-from support.architectures import tiny_model
-from test_vllm_architectures import context_of, differences_of
+from test_vllm_architectures import LONGROPE, context_of, differences_of, policy_of
 
 from grpox.errors import RunFailed
 from grpox.runtime.world import start_world
@@ -49,8 +51,8 @@ from grpox_generators.vllm_colocate import VllmColocateGenerator
 
 start_world()
 for kind in sys.argv[1:]:
-    policy = tiny_model(kind)
-    generator = VllmColocateGenerator(VllmColocateConfig(max_model_len=64, kv_cache_gib=0.05))
+    policy, most = policy_of(kind), None if kind in LONGROPE else 64
+    generator = VllmColocateGenerator(VllmColocateConfig(max_model_len=most, kv_cache_gib=0.05))
     generator.start(context_of(policy))
     try:
         found = differences_of(generator, policy)
@@ -59,6 +61,21 @@ for kind in sys.argv[1:]:
     print("FOUND", json.dumps([kind, found]), flush=True)
     generator.close()
 """
+
+
+def policy_of(kind: str) -> PreTrainedModel:
+    if kind not in LONGROPE:
+        return tiny_model(kind)
+    long = [1.0 + place for place in range(16)]
+    factors = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 16,
+        "long_factor": long,
+        "attention_factor": 1.3,
+    }
+    model = tiny_model("phi3", original_max_position_embeddings=LONGROPE[kind], rope_scaling=factors)
+    fix_rope(model, 18)
+    return model
 
 
 def context_of(policy: PreTrainedModel) -> GeneratorContext:
@@ -82,14 +99,14 @@ def differences_of(generator: Generator, policy: PreTrainedModel) -> list[float]
 def colocated(folder: Path) -> dict[str, Any]:
     """Kind -> its differences, or why it was refused; one process starts the engines one after the other."""
     (folder / "script.py").write_text(SCRIPT.format(here=str(Path(__file__).parent)))
-    done = processes.run("script.py", *COLOCATED, REFUSED, cwd=folder, vllm=True)
+    done = processes.run("script.py", *COLOCATED, *LONGROPE, REFUSED, cwd=folder, vllm=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(
         json.loads(line.removeprefix("FOUND ")) for line in done.stdout.splitlines() if "FOUND " in line
     )
 
 
-@pytest.mark.parametrize("kind", COLOCATED)
+@pytest.mark.parametrize("kind", [*COLOCATED, *LONGROPE])
 def test_the_engine_in_the_process_samples_from_the_policy_after_every_sync(
     colocated: dict[str, Any], kind: str
 ) -> None:

@@ -143,6 +143,12 @@ def test_structured_outputs_keep_to_their_pattern(generator):
     assert all(text(generator, r).isdecimal() and len(text(generator, r)) == 2 for r in rollouts)
 
 
+def test_a_repetition_is_neither_a_stop_nor_a_cut(generator):
+    twice = {"repetition_detection": {"max_pattern_size": 1, "min_count": 2}, "allowed_token_ids": [5]}
+    rollouts = sample(generator, generation_kwargs=twice)
+    assert {(each.completion_ids, each.finish_reason) for each in rollouts} == {((5, 5), "repetition")}
+
+
 def test_settings_that_vllm_does_not_take_are_told(generator):
     with pytest.raises(ConfigError, match="vLLM does not accept these settings"):
         sample(generator, generation_kwargs={"allowed_token_ids": []})

@@ -192,6 +192,7 @@ def test_states_on_nvme_are_not_taken_to_another_number_of_ranks(run: ResolvedRu
     progress = progress_of(run).model_copy(update={"config": other.config.model_dump(mode="json")})
     told = refused(Checkpoint(tmp_path, progress), other, lock_of(other), two, allow=True)
     assert "with offload to nvme it stays so" in told
+    assert "--allow-changes" not in told
 
 
 @pytest.mark.parametrize(

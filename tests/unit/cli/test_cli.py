@@ -26,9 +26,12 @@ from grpox.runtime.signals import Terminated
 SURFACE = {
     "": ["--help", "--install-completion", "--show-completion", "--traceback", "--version"],
     "doctor": ["--help", "--json"],
-    "eval": ["--completions", "--help", "--log-file", "--log-level", "--out", "config", "model", "overrides"],
+    "eval": [
+        *("--completions", "--date", "--help", "--log-file", "--log-level", "--out"),
+        *("config", "model", "overrides"),
+    ],
     "export": ["--help", "--trust-remote-code", "checkpoint", "out_dir"],
-    "import-trl": ["--force", "--help", "--out", "setup"],
+    "import-trl": ["--force", "--help", "--json", "--out", "setup"],
     "init": [
         "--answer-column",
         "--data",
@@ -105,7 +108,7 @@ SURFACE = {
         "overrides",
         "run",
     ],
-    "validate": ["--help", "--world-size", "overrides", "run"],
+    "validate": ["--help", "--rows", "--world-size", "overrides", "run"],
     "watch": ["--help", "--no-browser", "--port", "runs"],
     "try": ["--help", "--json", "--log-file", "--log-level", "--prompts", "overrides", "run"],
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from support.handlers import handlers_kept
 
 from grpox.cli import errors as cli_errors
 from grpox.cli.train import _places, train
-from grpox.errors import RunFailed
+from grpox.errors import ConfigError, RunFailed
+from grpox.runtime.run_lock import hold
+from grpox.runtime.signals import Terminated
 
 FIRST_LINE = """
 import logging, sys
@@ -78,3 +81,36 @@ def test_only_a_run_with_checkpoints_of_its_own_can_go_on(
     with pytest.raises(RunFailed) as failed, handlers_kept():
         train(Context(Command("train")), "quickstart", [f"output_dir={tmp_path}"], resume)
     assert getattr(failed.value, "__notes__", []) == [f"to go on: grpox train --resume {tmp_path}"] * is_told
+
+
+@pytest.mark.parametrize(
+    ("is_in_use", "is_complete", "error", "notes"),
+    [
+        (True, False, ConfigError("is in use"), []),
+        (False, False, ConfigError("cannot go on"), []),
+        (False, True, Terminated(), ["look at: grpox runs show {}"]),
+    ],
+    ids=["a folder in use", "a refused resume", "a signal at the end"],
+)
+def test_no_command_is_named_that_would_be_refused_or_do_nothing(
+    is_in_use: bool,
+    is_complete: bool,
+    error: BaseException,
+    notes: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "checkpoints" / "step-00000002").mkdir(parents=True)
+
+    def fail(*arguments: object) -> None:
+        if is_in_use:  # and its run goes on
+            (tmp_path / "checkpoints" / "step-00000004").mkdir()
+        if is_complete:
+            (tmp_path / "summary.json").write_text("{}")
+        raise error
+
+    monkeypatch.setattr("grpox.training.run.train_run", fail)
+    in_use = hold(tmp_path) if is_in_use else nullcontext()
+    with in_use, pytest.raises(type(error)) as failed, handlers_kept():
+        train(Context(Command("train")), "quickstart", [f"output_dir={tmp_path}"], "auto")
+    assert getattr(failed.value, "__notes__", []) == [note.format(tmp_path) for note in notes]

@@ -47,6 +47,3 @@ def test_a_completion_that_fills_the_positions_is_refused():
 def test_the_limit_itself_is_not_too_long():
     made = PromptLimit(3, cut=True)
     assert [made.exceeded(n) for n in (3, 4)] == [False, True]
-    assert made.shortened((1, 2, 3)) == (1, 2, 3)
-    assert made.shortened((1, 2, 3, 4)) == (2, 3, 4)
-    assert PromptLimit(3).shortened((1, 2, 3, 4)) == (1, 2, 3, 4)

@@ -29,9 +29,9 @@ class Tokenizer:
         return told + ("<assistant>" if add_generation_prompt else "") + kwargs.get("end", "")
 
 
-def prompts(rows, tokenizer=None, limit=None, **template):
+def prompts(rows, tokenizer=None, limit=None, continues=False, **template):
     dataset = datasets.Dataset.from_dict({"prompt": rows, "answer": ["x"] * len(rows)})
-    return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit)
+    return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit, continues=continues)
 
 
 def rollout(*ids):
@@ -117,10 +117,10 @@ def test_the_first_prompt_that_is_too_long_is_named_before_training():
     assert len(prompts(["ab"], limit=PromptLimit(3))) == 1
 
 
-def test_a_cut_prompt_keeps_its_last_tokens_and_rewards_see_it_whole():
+def test_a_cut_prompt_keeps_its_bos_and_its_last_tokens_and_rewards_see_it_whole():
     made = prompts(["ab", "abcd"], limit=PromptLimit(3, cut=True))
     assert made.token_ids(0) == (0, 97, 98)
-    assert made.token_ids(1) == (98, 99, 100)
+    assert made.token_ids(1) == (0, 99, 100)
     assert (made.prompt(1), made.text(1)) == ("abcd", "abcd")
 
 
@@ -135,12 +135,12 @@ def test_prompts_are_tokenised_once_as_far_as_memory_allows(monkeypatch):
     monkeypatch.setattr("grpox.data.prompts.CACHED_TOKENS", 7)
     tokenizer = Counting()
     made = prompts(["ab", "cdef", "gh", "i"], tokenizer, PromptLimit(4, cut=True))
-    assert tokenizer.texts == 4
+    assert tokenizer.texts == 4 + 2  # two show what the tokenizer adds
     # 3 + 4 tokens are kept; those of the third would be 10.
-    assert [made.token_ids(i) for i in (0, 1)] == [(0, 97, 98), (99, 100, 101, 102)]
-    assert tokenizer.texts == 4
-    assert [made.token_ids(i) for i in (2, 3)] == [(0, 103, 104), (0, 105)]
+    assert [made.token_ids(i) for i in (0, 1)] == [(0, 97, 98), (0, 100, 101, 102)]
     assert tokenizer.texts == 6
+    assert [made.token_ids(i) for i in (2, 3)] == [(0, 103, 104), (0, 105)]
+    assert tokenizer.texts == 8
 
 
 def stream_of(rows):
@@ -178,7 +178,7 @@ def test_files_of_every_format_read_alike(tmp_path, suffix):
 def test_the_question_is_the_last_message_of_the_user_or_the_plain_prompt():
     turns = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
     messages = [{"role": role, "content": text} for role, text in turns]
-    assert prompts([messages]).question(0) == "c"
+    assert prompts([messages], continues=True).question(0) == "c"
     assert prompts([messages[:1]]).question(0) == ""
     assert prompts(["abc"]).question(0) == "abc"
 

@@ -16,8 +16,19 @@ from rich.console import Console
 from support.frozen import answers_of
 
 from grpox.checkpoint.progress import TrainingState
-from grpox.config import AlarmsConfig, RunConfig
-from grpox.config.alarms import CHANGED, DIFFERS, EMPTY_TESTS, GROWTH, LIVE, NORM_BEFORE, SHARE
+from grpox.config import AlarmsConfig, RewardRef, RunConfig
+from grpox.config.alarms import (
+    ALLOWED,
+    CHANGED,
+    DIFFERS,
+    EMPTY_TESTS,
+    FIRST,
+    GROWTH,
+    LIVE,
+    NORM_BEFORE,
+    SHARE,
+)
+from grpox.contracts import Rollout
 from grpox.observing.alarms import (
     ADVICE,
     Alarms,
@@ -28,6 +39,9 @@ from grpox.observing.alarms import (
     write_alarms,
 )
 from grpox.observing.display import TerminalDisplay
+from grpox.rollout.collector import Collector
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.training.step_report import StepReport
@@ -66,6 +80,8 @@ FAULTS: dict[str, tuple[dict[str, float], float]] = {
     "one_reward_decides": ({SHARE + "exact": 0.9995, SHARE + "form": 0.0005}, 0.9995),
 }
 """Name of an alarm -> the changes that make a healthy step faulty, and the alarm's value."""
+AT_ONCE = {"first_step_mismatch": ({FIRST: 0.07, ALLOWED: 0.0625}, 0.07)}
+"""The same of alarms that a single step raises."""
 
 
 def alarms_after(steps: list[dict[str, float]], **config: Any) -> list[RaisedAlarm]:
@@ -89,10 +105,18 @@ def test_a_fault_raises_its_alarm_alone_after_five_steps_in_a_row_and_once(name:
     assert alarm.value == pytest.approx(value)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_a_fault_of_the_first_step_raises_its_alarm_at_once(name: str) -> None:
+    fault, value = AT_ONCE[name]
+    (alarm,) = alarms_after([fault, {}])
+    assert (alarm.name, alarm.step, alarm.value) == (name, 1, value)
+    assert alarms_after([{FIRST: 0.06, ALLOWED: 0.0625}]) == []
+
+
+@pytest.mark.parametrize("name", FAULTS | AT_ONCE)
 def test_one_alarm_is_off_with_null(name: str) -> None:
     off = False if name in ("policy_static", "empty_tests") else None
-    raised = alarms_after([FAULTS[name][0]] * 9, **{name: off})
+    raised = alarms_after([(FAULTS | AT_ONCE)[name][0]] * 9, **{name: off})
     assert name not in {alarm.name for alarm in raised}
 
 
@@ -110,7 +134,67 @@ def test_a_step_whose_own_groups_have_equal_rewards_counts_neither_way() -> None
 
 
 def test_every_alarm_has_a_threshold_an_advice_and_a_fault_here() -> None:
-    assert set(AlarmsConfig.model_fields) - {"steps"} == set(ADVICE) == set(FAULTS)
+    assert set(AlarmsConfig.model_fields) - {"steps"} == set(ADVICE) == {*FAULTS, *AT_ONCE, "dead_reward"}
+
+
+def dead_after(count: int, exact: Any, form: Any, first: int = 1, **config: Any) -> list[Any]:
+    """Return the dead rewards after steps with these (lowest, highest, number) of the scores of two rewards."""
+    alarms, found = Alarms(AlarmsConfig(dead_reward=config)), []
+    for step in range(first, first + count):
+        ranges = {name: own(step) for name, own in (("exact", exact), ("form", form)) if own(step)}
+        raised = alarms.see(step, HEALTHY, ranges)
+        alarms.state = AlarmsState.model_validate_json(alarms.state.model_dump_json())
+        found += [(each.step, each.subject, each.value) for each in raised]
+    return found
+
+
+def test_a_reward_that_is_constant_beside_a_living_one_is_dead() -> None:
+    living, zero, one = (lambda step, own=own: own for own in ((0.0, 1.0, 16), (0.0, 0.0, 16), (1.0, 1.0, 16)))
+    assert dead_after(40, living, zero) == [(20, "form", 0.0)]
+    assert dead_after(40, one, living) == [(20, "exact", 1.0)]
+    assert dead_after(19, living, zero) == dead_after(40, living, living) == dead_after(40, zero, one) == []
+    assert dead_after(40, living, lambda step: (float(step == 3), float(step == 3), 16)) == []
+    assert dead_after(40, living, lambda step: (0.0, 0.0, 2)) == [(32, "form", 0.0)]
+    assert dead_after(40, living, lambda step: (0.0, 0.0, 16) if step % 8 == 1 else None) == [(25, "form", 0.0)]
+    assert dead_after(9, living, zero, steps=4, completions=128) == [(8, "form", 0.0)]
+    assert dead_after(40, living, zero, first=2) == []
+    alarms = Alarms(AlarmsConfig(dead_reward=None))
+    assert not any(alarms.see(step, HEALTHY, {"a": (0, 0, 99), "b": (0, 1, 99)}) for step in range(1, 30))
+
+
+def test_two_rewards_may_be_dead_and_the_report_tells_likely_causes(tmp_path: Path, logged: Any) -> None:
+    def exact(completions: Any, answer: Any, **_: Any) -> list[float]: ...
+
+    def plain(completions: Any) -> list[float]: ...
+
+    functions = {"format": plain, "exact": exact, "alive": plain, "unweighed": plain}
+    rewards = [NamedReward(name, each, float(name != "unweighed")) for name, each in functions.items()]
+    rollout = Rollout(0, 0, (1,), (2,), "stop", 0)
+    scores = [(0.0, 1.0, float(sample % 2), 0.0) for sample in range(64)]
+    rows = [ScoredRow(rollout, each, (False,) * 4, {}, completion="#### 42") for each in scores]
+    batch: Any = SimpleNamespace(rows=rows, dropped=(), columns=[{"answer": "forty-two"}])
+    steps = Steps(tmp_path)
+    steps.alarms.config = AlarmsConfig(dead_reward={"steps": 1})  # type: ignore[arg-type]
+    refs = [RewardRef(name="format"), *(RewardRef(path=f"mine.py:{name}") for name in [*functions][1:])]
+    steps.report.context.config = SimpleNamespace(rewards=refs)  # type: ignore[misc,assignment]
+    collector: Any = steps.report.collector
+    collector.scorer, collector.signals = SimpleNamespace(rewards=rewards), lambda batch: {}
+    collector.ranges = lambda batches: Collector.ranges(collector, batches)
+    collector.prompts = SimpleNamespace(prompt_texts=lambda ids: ["Think. <think>\n"])
+    steps.report._raise_alarms(1, [batch], {})
+    steps.report._raise_alarms(2, [batch], {})
+    entries = alarms_in(json.loads((tmp_path / "alarms.json").read_text()))
+    facts = [(each["name"], each["step"], each["value"], each["subject"]) for each in entries]
+    assert facts == [("dead_reward", 1, 0.0, "format"), ("dead_reward", 1, 1.0, "exact")]
+    message = logged()
+    assert (
+        "likely prompts end with <think>, so no completion has that opening tag (set opened: true)" in message
+    )
+    assert "column 'answer', here 'forty-two', never matches completions, here '#### 42'" in entries[1]["cause"]
+    assert len(steps.raised) == 2
+    for name in ("format", "exact"):
+        assert message.count(f"alarm dead_reward at step 1, value {int(name == 'exact')} of {name}: ") == 1
+        assert f"of {name}: " in str(tags_of(tmp_path)["grpox.alarm.dead_reward"])
 
 
 def test_a_step_without_the_value_counts_neither_way() -> None:

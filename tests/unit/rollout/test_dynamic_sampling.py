@@ -25,9 +25,10 @@ from grpox.rollout.sampler import CompletionSampler
 from grpox.rollout.turns import BatchScaler
 from grpox.runtime.world import World
 from grpox.training.trainer import Trainer
-from grpox_advantages.configs import GroupConfig, OpoConfig
+from grpox_advantages.configs import GigpoConfig, GroupConfig, OpoConfig, ReturnToGoConfig
 from grpox_advantages.opo import Opo
 from grpox_advantages.scalers import Group
+from grpox_advantages.turns import Gigpo, ReturnToGo
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -62,7 +63,10 @@ def refilled(first: SampledGroups, rounds: list[SampledGroups]) -> tuple[Resampl
         assert list(indices) == list(rounds[number - 1].indices)
         return rounds[number - 1]
 
-    return refill(first, len(rounds), draw, sample, is_flat), drawn
+    def find_flat(indices: Any, groups: Any) -> list[bool]:
+        return [is_flat(group) for group in groups]
+
+    return refill(first, len(rounds), draw, sample, find_flat), drawn
 
 
 def test_flat_groups_are_replaced_in_the_order_of_drawing() -> None:
@@ -109,39 +113,78 @@ def test_what_functions_log_is_weighed_by_completions() -> None:
 NAN = float("nan")
 
 
-def scored(*rewards: tuple[float, ...], tokens: Any = (), turns: Any = ()) -> list[ScoredRow]:
-    """A group with these rewards of the functions, rewards of tokens, and rewards of turns."""
-    rows = []
-    for sample, of_functions in enumerate(rewards):
-        of_turns = turns[sample] if turns else ()
-        own = tuple(Turn(n, n + 1, "stop", 0, reward) for n, reward in enumerate(of_turns))
-        rollout = Rollout(0, sample, (1,), (1,) * max(1, len(own)), "stop", 0, turns=own)
-        lists = {"steps": tokens[sample]} if tokens else {}
-        known = tuple(None if value != value else value for value in of_functions)
-        rows.append(ScoredRow(rollout, known, (False,) * len(known), {}, token_rewards=lists))
-    return rows
+def episode(
+    sample: int, rewards: tuple[float | None, ...], states: str = "", score: float = 1.0, unweighed: float = 0.0
+) -> ScoredRow:
+    """An episode with a reward for each turn, that of a function, and that of one of weight 0."""
+    keys = dict(enumerate(states))
+    turns = tuple(Turn(n, n + 1, "stop", 0, reward, keys.get(n)) for n, reward in enumerate(rewards))
+    rollout = Rollout(0, sample, (1,), (1,) * len(turns), "stop", 0, turns=turns)
+    return ScoredRow(rollout, (score, unweighed), (False, False), {})
+
+
+ONCE_AND_TWICE = [episode(0, (0.0,)), episode(1, (0.0, 0.0))]
+GIGPO, TO_GO = Gigpo(GigpoConfig()), ReturnToGo(ReturnToGoConfig(gamma=0.9))
 
 
 @pytest.mark.parametrize(
-    ("group", "flat"),
+    ("scaler", "group", "flat"),
     [
-        # Weights 1, 2 and 0. The flags are for "sum", "functions" and "all".
-        (scored((0.0, 1.0, 0.0), (0.0, 1.0, 0.0)), (True, True, True)),
-        (scored((0.0, 1.0, 0.0), (2.0, 0.0, 0.0)), (True, False, False)),  # both sums are 2
-        (scored((0.0, 1.0, 0.0), (0.0, 1.0, 5.0)), (True, True, False)),  # of weight 0
-        (scored((0.0, 1.0, 0.0), (1.0, 1.0, 0.0)), (False, False, False)),
-        (scored((1.0, NAN, 0.0), (1.0, 1.0, 0.0)), (False, True, False)),  # one has one score alone
-        (scored((1.0,) * 3, (1.0,) * 3, tokens=([0.0, 1.0], [1.0, 0.0])), (True, True, False)),
-        (scored((1.0,) * 3, (1.0,) * 3, tokens=([0.0, 1.0], [0.0, 1.0, 0.0])), (True, True, True)),
-        (scored((1.0,) * 3, (1.0,) * 3, tokens=([NAN], [NAN, NAN])), (True, True, True)),
-        (scored((1.0,) * 3, (1.0,) * 3, turns=([0.0, 1.0], [1.0, 0.0])), (True, True, False)),
-        (scored((1.0,) * 3, (1.0,) * 3, turns=([0.0, 1.0], [None, 1.0])), (True, True, True)),
+        (TO_GO, ONCE_AND_TWICE, False),
+        (GIGPO, [episode(0, (0.0,), "a"), episode(1, (0.0, 0.0), "ab")], False),
+        (ReturnToGo(ReturnToGoConfig()), ONCE_AND_TWICE, True),
+        (Group(GroupConfig()), ONCE_AND_TWICE, True),
+        (TO_GO, [episode(0, (0.0, 1.0)), episode(1, (1.0, 0.0))], False),
+        # The same turns, of which one episode begins both in one state.
+        (GIGPO, [episode(0, (0.0, 0.0), "ab"), episode(1, (0.0, 0.0), "ab")], True),
+        (GIGPO, [episode(0, (0.0, 0.0), "ab"), episode(1, (0.0, 0.0), "aa")], False),
+        (GIGPO, [episode(0, (0.0,), "a"), episode(1, (0.0,), "a", unweighed=5.0)], True),
+        (TO_GO, [episode(0, (0.0,)), episode(1, (0.0,), score=0.5)], False),
+        (TO_GO, [episode(0, (0.0,)), episode(1, (0.0,), score=NAN, unweighed=NAN)], True),
     ],
 )
-def test_a_group_is_flat_if_what_the_scaler_reads_is_equal(group: Any, flat: tuple[bool, ...]) -> None:
-    rewards = torch.tensor([[NAN if value is None else value for value in row.rewards] for row in group])
+def test_a_group_is_flat_if_the_runs_own_scaler_gives_no_advantage(
+    scaler: Any, group: list[ScoredRow], flat: bool
+) -> None:
+    made = collector()
+    made.scorer.rewards = [NamedReward("a", numbered), NamedReward("b", numbered, weight=0.0)]
+    made.scaler, made.signal = BatchScaler(scaler), signal_of(scaler)
+    others = [episode(0, (0.0, 1.0), "ab"), episode(1, (0.0, 0.0), "ab", score=0.0)]
+    assert made._find_flat(STATE, [3, 4], [others, group]) == [False, flat]
+
+
+def test_a_scaler_that_is_asked_keeps_its_state() -> None:
+    class Counts:
+        calls = 0
+
+        def scale(self, inputs: AdvantageInputs) -> Any:
+            self.calls += 1
+            return inputs.rewards[:, 0] - self.calls
+
+    scaler: Any = Counts()
+    made, draws = collector(), in_order()
+    made.scaler, made.signal = BatchScaler(scaler), signal_of(scaler)
+    batch = made.collect(0, draws.batch(), STATE, draw=draws.more)
+    assert scaler.calls == 1
+    assert not (batch.advantages.reshape(-1, 2) == 0).all(dim=1).any()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "flat"),
+    [
+        # Weights 1, 2 and 0. The flags are for "sum" and "functions".
+        (((0.0, 1.0, 0.0), (0.0, 1.0, 0.0)), (True, True)),
+        (((0.0, 1.0, 0.0), (2.0, 0.0, 0.0)), (True, False)),  # both sums are 2
+        (((0.0, 1.0, 0.0), (0.0, 1.0, 5.0)), (True, True)),  # of weight 0
+        (((0.0, 1.0, 0.0), (1.0, 1.0, 0.0)), (False, False)),
+        (((1.0, NAN, 0.0), (1.0, 1.0, 0.0)), (False, True)),  # one has one score alone
+    ],
+)
+def test_a_group_is_flat_if_what_the_scaler_reads_is_equal(rewards: Any, flat: tuple[bool, ...]) -> None:
     weights = torch.tensor([1.0, 2.0, 0.0])
-    results = [dynamic_sampling.is_flat(group, rewards, weights, signal) for signal in dynamic_sampling.SIGNALS]
+    results = [
+        dynamic_sampling.is_flat(torch.tensor(rewards), weights, signal) for signal in ("sum", "functions")
+    ]
     assert results == list(flat)
 
 

@@ -267,11 +267,13 @@ def test_an_evaluation_counts_errors_over_its_batches_and_keeps_its_own_names(lo
         return [math.nan if prompt == "a" else 0.5 for prompt in prompts]
 
     made = collector(Scripted(), NamedReward("judge", judge, on_error="abstain"))
-    config = EvaluationConfig(path="heldout.jsonl", batch_size=2)
-    evaluator = Evaluator(made.sampler, made.scorer, prompt_set(), config, SamplingConfig())
-    metrics = evaluator.evaluate(STATE)
-    assert metrics["accuracy"] == metrics["rewards/judge/mean"] == 0.5
-    assert metrics["judge/accuracy"] == 7.0
+    for named in ("judge", None):
+        config = EvaluationConfig(path="heldout.jsonl", batch_size=2, accuracy=named)
+        evaluator = Evaluator(made.sampler, made.scorer, prompt_set(), config, SamplingConfig())
+        metrics = evaluator.evaluate(STATE)
+        assert metrics["rewards/judge/mean"] == 0.5
+        assert metrics.get("accuracy") == (0.5 if named else None)
+        assert metrics["judge/accuracy"] == 7.0
     assert metrics["rewards/judge/errors"] == 1
     assert "reward 'judge' logs 'accuracy', a metric of the trainer's" in logged()
 

@@ -13,7 +13,7 @@ from grpox.checkpoint.saver import best_of
 from grpox.config import CheckpointConfig
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.evaluation import of_evaluations, of_steps
-from grpox.runfile.load import load_run
+from grpox.runfile.load import load_run, resolve_config
 
 ROOT = Path(__file__).parents[3]
 SAMPLED = ("evaluation.num_generations=4", "evaluation.temperature=1")
@@ -119,6 +119,51 @@ def test_a_run_may_stop_by_any_metric_of_its_evaluations(metric: str) -> None:
 def test_a_metric_that_no_evaluation_has(metric: str, near: str) -> None:
     found = problem(STOPS[0], STOPS[1].format(metric), *SAMPLED, "evaluation.pass_at_k=[4]")
     assert (found.key, found.given, found.nearest) == ("evaluation.early_stop.metric", metric, near)
+
+
+LENGTH = "evaluation.rewards=[{name: length, target: 3}, exact]"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ("[exact]", "exact"),
+        ("[math, {name: length, target: 3}]", "math"),
+        ("[code]", "code"),
+        ("[{name: code, partial: true}]", None),
+        ("[{name: regex, pattern: a}]", "regex"),
+        ("[{name: regex, pattern: a, match: 2}]", None),
+        ("[{name: length, target: 3}, exact]", None),  # the first decides
+        ("[{path: 'FILE:near'}]", None),
+        ("[{path: 'FILE:near', binary: true}]", "near"),
+    ],
+)
+@pytest.mark.parametrize("key", ["rewards", "evaluation.rewards"])
+def test_accuracy_is_said_of_rewards_that_are_declared_0_or_1(
+    tmp_path: Path, key: str, rewards: str, said: str | None
+) -> None:
+    (tmp_path / "mine.py").write_text("def near(completions, **_):\n    return [0.0] * len(completions)\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2", "tests": "1"}\n' * 64)
+    rows = [f"data.path={tmp_path}/rows.jsonl", f"evaluation.path={tmp_path}/rows.jsonl"]
+    given = f"{key}={rewards.replace('FILE', str(tmp_path / 'mine.py'))}"
+    run = load_run("quickstart", [given, "evaluation.accuracy=null", *rows])
+    assert run.config.evaluation is not None
+    assert run.config.evaluation.says_accuracy is (said is not None)
+    first = run.config.main_metric.removeprefix("evaluation/")
+    assert (first == "accuracy") is (said is not None)
+    again = resolve_config(run.config, tmp_path, "again").config  # as its record is read
+    assert again.main_metric == run.config.main_metric
+    best = [given, "evaluation.accuracy=null", *rows, "checkpoint.best=evaluation/accuracy"]
+    if said is not None:
+        load_run("quickstart", best)
+    for name in ("accuracy", "eval_accuracy", *(["evaluation/accuracy"] if said is None else [])):
+        assert problem(*best[:-1], f"checkpoint.best={name}").nearest == f"evaluation/{first}"
+
+
+def test_no_run_stops_by_an_accuracy_that_it_does_not_say() -> None:
+    found = problem(STOPS[0], STOPS[1].format("accuracy"), LENGTH, "evaluation.accuracy=null")
+    assert (found.key, found.nearest) == ("evaluation.early_stop.metric", "rewards/length/mean")
+    load_run("quickstart", [STOPS[0], STOPS[1].format("accuracy"), LENGTH, "evaluation.accuracy=exact"])
 
 
 def test_a_run_that_is_not_evaluated_in_between_cannot_stop_early() -> None:

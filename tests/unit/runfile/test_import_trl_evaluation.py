@@ -62,5 +62,5 @@ def test_the_best_model_is_chosen_by_an_evaluation(metric: str, ours: str) -> No
 def test_a_metric_that_grpox_has_not_is_asked_for(metric: str) -> None:
     text = f"eval_strategy: steps\nload_best_model_at_end: true\nmetric_for_best_model: {metric}\n"
     written = run_file_text(drafted(text))
-    assert "\n# checkpoint: {best: evaluation/accuracy}\n" in written
+    assert "\n# checkpoint: {best: evaluation/reward}\n" in written
     assert f"TRL has {metric.removeprefix('eval_')}" in written

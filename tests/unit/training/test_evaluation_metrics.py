@@ -126,4 +126,6 @@ def test_the_summary_names_results_by_when_they_were_measured() -> None:
         "success_after": 0.7,
         "calls_without_carry_after": 0.05,
     }
+    by_name = outcomes_of({"rewards/size/mean": 0.1, "rewards/size/std": 1.0}, {"rewards/size/mean": 0.2})
+    assert by_name == {"rewards/size/mean_before": 0.1, "rewards/size/mean_after": 0.2}
     assert outcomes_of({"accuracy": 0.1}, {"accuracy": 0.2}) == {"accuracy_before": 0.1, "accuracy_after": 0.2}

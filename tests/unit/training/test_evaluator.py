@@ -126,7 +126,8 @@ def test_rewards_of_its_own_take_the_place_of_the_runs() -> None:
         generator, [NamedReward("equals", equals)], num_generations=2, temperature=1.0, pass_at_k=[2]
     )
     metrics = own.evaluate(state())
-    assert metrics["accuracy"] == metrics["pass_at_2"] == 0.8
+    assert metrics["rewards/equals/mean"] == metrics["pass_at_2"] == 0.8
+    assert "accuracy" not in metrics
     assert "rewards/training/mean" not in metrics
     assert [prompt.num_samples for prompt in generator.asked[-5:]] == [2] * 5
 
@@ -162,7 +163,7 @@ def test_what_functions_log_is_weighed_by_completions() -> None:
 def test_sets_are_reported_by_name_and_all_completions_together() -> None:
     """`easy` has 4 of 5 right, and its copy with other answers 1 of 2: together 5 of 7."""
     generator, told = Recording(), []
-    easy = evaluator(generator, [NamedReward("equals", equals)], batch_size=2)
+    easy = evaluator(generator, [NamedReward("equals", equals)], batch_size=2, accuracy="equals")
     rows = datasets.Dataset.from_dict({"prompt": ["a", "b"], "answer": ["a", "x"]})
     other = PromptSet(rows, "prompt", Letters())
     hard = Evaluator(easy.sampler, easy.scorer, other, easy.config, SamplingConfig(), place=1)
@@ -176,7 +177,7 @@ def test_sets_are_reported_by_name_and_all_completions_together() -> None:
     seeds = [prompt.seed for prompt in generator.asked]
     assert len(set(seeds)) == 7
     alone = Recording()
-    assert Evaluation({"": evaluator(alone, easy.scorer.rewards)}, easy.config).evaluate(state()) == {
-        name.removeprefix("easy/"): value for name, value in metrics.items() if name.startswith("easy/")
-    }
+    assert Evaluation({"": evaluator(alone, easy.scorer.rewards, accuracy="equals")}, easy.config).evaluate(
+        state()
+    ) == {name.removeprefix("easy/"): value for name, value in metrics.items() if name.startswith("easy/")}
     assert [prompt.seed for prompt in alone.asked] == seeds[:5]

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 from support.logs import LoggedText
+from support.small_models import model_of
 from torch import Tensor
 
 from grpox.checkpoint.progress import TrainingState
+from grpox.config import RunConfig
+from grpox.config.alarms import ALLOWED, FIRST
 from grpox.contracts import Correction, Rollout
 from grpox.errors import RunFailed
 from grpox.policy.batch import RolloutBatch, collate, samples_of
@@ -20,7 +23,7 @@ from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.step_report import StepReport
-from grpox.update.mismatch import mismatch_metrics, mismatch_of, mismatch_warnings
+from grpox.update.mismatch import first_step_measures, mismatch_metrics, mismatch_of, mismatch_warnings
 from grpox.update.objective import (
     Corrected,
     CorrectionTraits,
@@ -314,3 +317,42 @@ def test_what_a_correction_declares_is_read() -> None:
     assert CorrectionTraits.of(unsure) == CorrectionTraits(raw=unsure.raw)
     assert not CorrectionTraits.of(geometric).weighs_by_raw
     assert CorrectionTraits.of(geometric).raw is not None
+
+
+# -- The first step --------------------------------------------------------------------------------------
+
+
+def first(
+    update: dict[str, float], kind: str = "llama", dtype: torch.dtype = torch.float32, **sections: Any
+) -> dict[str, float]:
+    run = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": [{"name": "exact-match"}]}
+    config = RunConfig.model_validate(run | {"loss": "grpo", "output_dir": "runs/a"} | sections)
+    return first_step_measures(update, config, model_of(kind, dtype))
+
+
+@pytest.mark.parametrize("name", ["mismatch/difference_mean", "kl"])
+def test_hf_in_float32_samples_from_what_is_trained(name: str) -> None:
+    assert first({name: 9e-5}) == {FIRST: 9e-5, ALLOWED: 1e-4}
+    with pytest.raises(RunFailed, match="equal weights"):
+        first({name: 2e-4})
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "sections", "allowed"),
+    [
+        ("llama", torch.bfloat16, {}, 0.0625),
+        ("mixtral", torch.float32, {}, 1e-4),
+        ("llama", torch.float32, {"generator": "vllm-server"}, 1e-4),
+    ],
+)
+def test_elsewhere_an_alarm_sees_the_difference(
+    kind: str, dtype: torch.dtype, sections: dict[str, Any], allowed: float
+) -> None:
+    assert first({"kl": 0.1, "mismatch/difference_mean": 0.2}, kind, dtype, **sections) == {
+        FIRST: 0.2,
+        ALLOWED: allowed,
+    }
+
+
+def test_another_distribution_than_the_trained_one_is_not_compared() -> None:
+    assert first({"mismatch/difference_mean": 0.2}, sampling={"top_p": 0.9})[FIRST] == 0

@@ -20,7 +20,7 @@ from grpox.policy.logprobs import ForwardMode
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import CorrectionTraits, StepLoss
 from grpox.update.packing import StepTotals
-from grpox.update.policy_update import forward_pass, keep_old, loss_shares, measure
+from grpox.update.policy_update import forward_pass, keep_logprobs, loss_shares, measure
 from grpox.update.token_facts import select_facts
 
 NOWHERE = torch.device("meta")
@@ -64,7 +64,7 @@ def take_pass(model: Any, step_loss: StepLoss, mode: ForwardMode = SHARED) -> No
     recorded = select_facts(scored)
     assert recorded is not None
     assert recorded.device == NOWHERE
-    keep_old(batch, result.inputs.logprobs)
+    keep_logprobs(batch, result.inputs.logprobs)
 
 
 def correction_of(name: str) -> Any:

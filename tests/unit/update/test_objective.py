@@ -266,9 +266,20 @@ def test_diagnostics_by_hand_without_gradient_and_0_where_masked():
     assert sorted(output.diagnostics) == ["kl", "kl_old", "mine", "ratio"]
     close(output.diagnostics["mine"], -2 * LN2, -4 * LN2, 0)
     close(output.diagnostics["ratio"], 2, 1, 0)
-    close(output.diagnostics["kl_old"], 0.5 + LN2 - 1, 0, 0)  # k3 with rho = log old - log pi = -ln 2
+    close(output.diagnostics["kl_old"], 2 - 1 - LN2, 0, 0)  # k3 with rho = log pi - log old = ln 2
     close(output.diagnostics["kl"], LN2**2 / 2, 0, 0)
     assert not any(values.requires_grad for values in output.diagnostics.values())
+
+
+def test_the_kl_to_the_old_policy_is_that_of_its_own_tokens():
+    """Over all 17 tokens, each weighed by pi_old, it is KL(pi_old || pi), however far pi has moved."""
+    generator = torch.Generator().manual_seed(0)
+    old, now = (torch.randn(2, 17, generator=generator, dtype=torch.float64) * 2.5).log_softmax(dim=1)
+    inputs = MicroBatchInputs(now[None], torch.ones(1, 17).bool(), torch.ones(1), old_logprobs=old[None])
+    measured = objective(Noting(), inputs, torch.ones(1, 17)).diagnostics["kl_old"][0]
+    exact = (old.exp() * (old - now)).sum()
+    assert exact > 2
+    torch.testing.assert_close((old.exp() * measured).sum(), exact)
 
 
 def test_a_reference_without_beta_is_measured_by_k3_and_adds_nothing():

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.small_models import far, gradient_of
-from test_packing import ALL_OFF, WORLD, micro_batches_of
-from test_policy_terms import TEMPERATURE, expected, later, small_model, step_of, update
+from test_packing import ALL_OFF, REGISTRY, WORLD, micro_batches_of
+from test_policy_terms import TEMPERATURE, PlainEngine, expected, later, small_model, step_of, update
 from torch import Tensor
 
+from grpox.config import ComponentRef, TrainConfig
 from grpox.errors import RunFailed
 from grpox.policy.batch import Sample, collate
 from grpox.policy.logprobs import completion_logprobs
 from grpox.runtime.upload import upload
 from grpox.update import policy_update
 from grpox.update.nonfinite import SkippedSteps
-from grpox.update.policy_update import keep_old
+from grpox.update.objective import CorrectionTraits, MicroBatchInputs, StepLoss
+from grpox.update.packing import StepTotals
+from grpox.update.policy_update import keep_logprobs, measure
+from grpox_losses.configs import ClippedConfig
+from grpox_losses.losses import Grpo
 
 SETTINGS: list[dict[str, Any]] = [{}, ALL_OFF, {"max_tokens_per_micro_batch": 40}]
 each_setting = pytest.mark.parametrize("settings", SETTINGS, ids=["default", "all off", "budget"])
@@ -112,6 +120,41 @@ def test_samples_of_later_steps_are_scored_before_the_policy_moves() -> None:
     assert engine.forwards == forwards
 
 
+def test_slices_of_a_generation_batch_have_one_reference_that_follows() -> None:
+    micro_batches = micro_batches_of(12, count=2)
+    scoring = update(small_model(), "grpo", beta=0.1, sync_ref_model=True)
+    reference: Any = PlainEngine(small_model(), TrainConfig())
+    scoring.reference = reference
+    before = [row for samples in micro_batches for row in logprobs_of(reference.model, samples)]
+    scoring.score_old(micro_batches[1:])
+    scoring.step(micro_batches[:1])
+    for parameter in reference.model.parameters():  # as `ReferenceSync` does after the step
+        parameter.data.mul_(1.1)
+    scoring.step(micro_batches[1:])
+    for sample, own in zip(of_step(micro_batches), before, strict=True):
+        assert_close(sample.reference_logprobs, own, sample)
+
+
+def test_ratios_of_sequences_count_sequences() -> None:
+    """Count one clipped sequence of 2 tokens among others of 5 and 9: a third, as in TRL, and not 2 of 16."""
+    unknown = [np.full(length, np.nan, np.float32) for length in (2, 5, 9)]
+    samples = [Sample((1,), (2,) * len(row), np.isnan(row), row, 1.0) for row in unknown]
+    samples.append(replace(samples[0], token_mask=np.zeros(2, bool)))  # not trained on
+    batch = collate(samples, WORLD.device)
+    mask = batch.token_mask
+    now, old, sampler = (torch.full(mask.shape, value) for value in (0.1, 0.0, math.nan))
+    now[0] = 0.5
+    inputs = MicroBatchInputs(now, mask, batch.advantages, old, sampler, entropy=old)
+    correction = REGISTRY.build(REGISTRY.parse("correction", ComponentRef(name="none"), "correction"))
+    step_loss = StepLoss(Grpo(ClippedConfig(level="sequence")), correction)
+    result = step_loss.micro_batch(inputs, StepTotals(16, 4, 1, 9))
+    measured = measure([(batch, result.detached())], CorrectionTraits())
+    named = measured.named(measured.reduce(WORLD))
+    for name, value in (("high", 1 / 3), ("low", 0), ("region", 1 / 3)):
+        assert named[f"clip_ratio/{name}"] == pytest.approx((value,) * 3)
+    assert named["ratio"][0] == pytest.approx((2 * math.exp(0.5) + 14 * math.exp(0.1)) / 16)  # of tokens
+
+
 @pytest.mark.parametrize("fault", ["loss", "gradient"])
 def test_a_step_that_is_not_taken_keeps_no_old_policy(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     micro_batches = micro_batches_of(13)
@@ -194,7 +237,7 @@ def test_a_reference_is_kept_with_the_samples_that_have_none(settings: dict[str,
 def test_what_is_kept_is_of_the_tokens_alone_without_padding() -> None:
     [samples, *_] = micro_batches_of(16)
     batch = collate(samples, WORLD.device)
-    keep_old(batch, torch.arange(batch.token_mask.numel()).view_as(batch.token_mask).float())
+    keep_logprobs(batch, torch.arange(batch.token_mask.numel()).view_as(batch.token_mask).float())
     tokens = sum(len(sample.completion) for sample in samples)
     for row, sample in enumerate(samples):
         assert sample.old_logprobs is not None

@@ -1,0 +1,175 @@
+"""A sequence has the same log-probabilities alone and beside others, in every length that a run may have."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.architectures import COMMON, OWN, tiny_model
+from support.more_architectures import MORE
+from support.sampling_parity import difference
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+
+from grpox.config import ModelConfig, SamplingConfig, TrainConfig
+from grpox.contracts import GeneratorContext, Prompt
+from grpox.policy.batch import Sample, collate
+from grpox.policy.forward_trial import LONGEST, ForwardTrial
+from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.models import architecture_of, load_model
+from grpox.policy.rope import fix_rope, longest_sequence, rope_choice
+from grpox.policy.saved_whole import save_whole
+from grpox.policy.scoring_forward import install_scoring_forward
+from grpox.policy.weight_stream import stream_weights
+from grpox.runfile.load import load_run
+from grpox.runtime.world import World
+from grpox_generators.configs import HfConfig
+from grpox_generators.hf import HfGenerator
+from grpox_vllm_serving.protocol import differences, signature
+
+CPU = torch.device("cpu")
+TOKENIZER = Path(__file__).parents[3] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
+SHORT, LONG = [1.0] * 16, [1.0 + place for place in range(16)]
+LONGROPE = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
+ROPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3": ("phi3", {"original_max_position_embeddings": 16, "rope_scaling": LONGROPE}),
+    "scaled": ("phi3", {"original_max_position_embeddings": 16,
+                        "rope_scaling": LONGROPE | {"attention_factor": 1.3}}),
+    "phimoe": ("phimoe", {"rope_scaling": LONGROPE | {
+        "short_mscale": 1.1, "long_mscale": 1.3, "original_max_position_embeddings": 16}}),
+    "llama": ("llama", {"max_position_embeddings": 16, "rope_scaling": {"type": "dynamic", "factor": 4.0}}),
+    "hunyuan": ("hunyuan_v1_dense", {
+        "max_position_embeddings": 16, "rope_scaling": {"type": "dynamic", "factor": 4.0, "alpha": 10.0}}),
+}  # fmt: skip
+DEPENDENT: dict[str, dict[str, Any]] = {
+    "minimax": {}, "recurrent_gemma": {}, "rwkv": {}, "xlstm": {},
+    "llama4_text": {**MORE["llama4_text"], "floor_scale": 16, "num_hidden_layers": 4},
+    "phi3": ROPES["phi3"][1], "phimoe": ROPES["phimoe"][1],
+}  # fmt: skip
+
+
+def sequence(length: int) -> Sample:
+    draw = torch.Generator().manual_seed(length)
+    ids = tuple(torch.randint(3, COMMON["vocab_size"], (length,), generator=draw).tolist())
+    return Sample(ids[:-4], ids[-4:], np.ones(4, bool), np.zeros(4), 0.0)
+
+
+@torch.no_grad()
+def apart(model: PreTrainedModel, lengths: tuple[int, ...], mode: ForwardMode = FULL_LOGITS) -> float:
+    """Return the largest difference of a log-probability alone and together."""
+    samples = [sequence(length) for length in lengths]
+    together = completion_logprobs(model, collate(samples, CPU), 1.0, mode)[0]
+    alone = [completion_logprobs(model, collate([each], CPU), 1.0)[0] for each in samples]
+    return float((torch.cat(alone) - together).abs().max())
+
+
+def longrope(name: str = "phi3", **own: Any) -> PreTrainedModel:
+    kind, rope = ROPES[name]
+    return tiny_model(kind, **copy.deepcopy(rope) | own)
+
+
+@pytest.mark.parametrize("kind", [*OWN, *MORE])
+def test_alone_is_as_together_and_the_trial_says_so(kind: str) -> None:
+    model = tiny_model(kind, **MORE.get(kind, {}))
+    mode = install_scoring_forward(model, TrainConfig())
+    assert not mode.dependence
+    assert apart(model, (8, 70, 20), mode) < 2e-5
+
+
+@pytest.mark.parametrize("kind", DEPENDENT)
+def test_the_trial_finds_models_that_depend_on_neighbours(kind: str) -> None:
+    model = tiny_model(kind, **copy.deepcopy(DEPENDENT[kind]))
+    mode = install_scoring_forward(model, TrainConfig())
+    assert mode == FULL_LOGITS
+    assert "apart beside" in mode.dependence
+
+
+def test_the_trial_goes_beyond_switches_and_not_beyond_the_run() -> None:
+    def lengths(model: PreTrainedModel, longest: int | None = None) -> list[int]:
+        return [len(each) for each in ForwardTrial(model, model, World(0, 1, CPU), longest)._pair]
+
+    model = tiny_model("mistral", sliding_window=60)
+    assert lengths(model) == [8, 76]
+    assert lengths(model, 30) == [8, 30]
+    assert lengths(tiny_model("llama", max_position_embeddings=2**17)) == [8, 40]
+    assert lengths(tiny_model("mistral", sliding_window=LONGEST, max_position_embeddings=2**17)) == [8, 40]
+
+
+@pytest.mark.parametrize(
+    ("name", "longest"), [*((name, longest) for name in ROPES for longest in (16, 100)), ("phi3", 4096)]
+)
+def test_factors_are_chosen_by_the_longest_sequence_alike_in_every_copy(name: str, longest: int) -> None:
+    model = longrope(name)
+    own, before = copy.deepcopy(model.config.to_dict()), model(torch.arange(8)[None]).logits
+    assert apart(model, (8, 40)) > 1e-2
+    fix_rope(model, longest)
+    built = architecture_of(model)().eval()
+    built.load_state_dict(model.state_dict())
+    for each in (model, built, copy.deepcopy(model)):
+        assert apart(each, (8, 15, min(longest, 16))) < 1e-5
+        assert apart(each, (8, longest)) < 1e-4
+    chooses = "dynamic" if name in ("llama", "hunyuan") else "long" if longest > 16 else "short"
+    assert rope_choice(model.config) == rope_choice(built.config) == chooses
+    assert torch.equal(built(torch.arange(8)[None]).logits, model(torch.arange(8)[None]).logits)
+    assert torch.equal(model(torch.arange(8)[None]).logits, before) == (chooses != "long")
+    fix_rope(model, None)
+    assert model.config.to_dict() == own
+    assert torch.equal(model(torch.arange(8)[None]).logits, before)
+
+
+def test_long_factors_are_those_of_transformers_for_a_long_sequence() -> None:
+    model, ids = longrope(), torch.arange(40)[None] % 17
+    own = model(ids).logits
+    fix_rope(model, 40)
+    torch.testing.assert_close(model(ids).logits, own)
+    torch.testing.assert_close(model(ids[:, :8]).logits, own[:, :8])
+
+
+def test_a_loaded_model_is_changed_and_what_is_saved_has_its_own_factors(tmp_path: Path) -> None:
+    longrope().save_pretrained(tmp_path / "own")
+    for given, choice in ((16, "short"), (100, "long"), ("auto", "long")):
+        model = load_model(ModelConfig(path=str(tmp_path / "own"), longest_sequence=given))
+        assert rope_choice(model.config) == choice
+        save_whole(model, tmp_path / "saved")
+        files = [tmp_path / folder / "config.json" for folder in ("own", "saved")]
+        assert files[0].read_text() == files[1].read_text()
+        assert apart(model, (8, 60)) < 1e-5  # the model in memory still is the run's
+
+
+def test_the_longest_sequence_is_of_training_and_evaluation() -> None:
+    config = AutoConfig.for_model("llama", max_position_embeddings=60)
+
+    def longest(*overrides: str) -> int | None:
+        return longest_sequence(load_run("quickstart", list(overrides)).config, config)
+
+    prompts = "data.max_prompt_length=10"
+    assert longest() == 60
+    assert longest(prompts, "sampling.max_completion_length=20") == 30
+    assert longest(prompts, "evaluation.sampling.max_completion_length=40") == 50
+    assert longest(prompts, "sampling.max_completion_length=20", "evaluation=null") == 30
+    assert longest("data.max_prompt_length=40", "evaluation.sampling.max_completion_length=24") == 60
+
+
+def test_hf_samples_across_a_switch_from_the_policy() -> None:
+    model = longrope()
+    prompts = [Prompt(group, sequence(length).prompt, 3) for group, length in enumerate((8, 18, 30))]
+    for longest in (64, 16):
+        fix_rope(model, longest)
+        generator = HfGenerator(HfConfig())
+        tokenizer, build = AutoTokenizer.from_pretrained(TOKENIZER), architecture_of(model)
+        generator.start(GeneratorContext(TOKENIZER, build, tokenizer, (2,), CPU, 0, 1, 0, model))
+        generator.sync(stream_weights(model), 0)
+        rollouts = list(generator.generate(prompts, SamplingConfig(max_completion_length=24), 7))
+        assert difference(model, rollouts, 1.0) < 2e-5
+
+
+def test_a_server_that_chose_other_factors_is_refused() -> None:
+    model, other = longrope(), longrope().config
+    fix_rope(model, 64)
+    ours = signature(model.config)
+    assert differences(ours, signature(other, 64)) == []
+    assert differences(ours, signature(other, 16)) == ["rope_factors is short there and long here"]
+    assert "rope_factors" not in signature(tiny_model("llama").config)
