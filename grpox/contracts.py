@@ -8,11 +8,14 @@ All of this is plugin API, provisional until grpox's first release: docs/plugin-
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, SupportsFloat, runtime_checkable
+
+from grpox.errors import brief
 
 if TYPE_CHECKING:
     import datasets
@@ -359,6 +362,34 @@ class FailedScore(float):
 
     reason: str
     """Reason for the missing score, for the user."""
+
+
+FLOAT32_MAX = 3.4028234663852886e38
+"""Beyond it a score would be infinite where rewards become advantages."""
+
+
+def finite_number(value: Any) -> float | None:
+    """Return a number as a float, numpy and torch scalars included; None for whatever is no finite number."""
+    # Not "0.5", which float() would take. The usual kinds come first, as asking for a protocol takes long.
+    if not isinstance(value, (float, int, SupportsFloat)):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several elements
+        return None
+    return number if math.isfinite(number) else None
+
+
+def foreign_score(value: Any, source: str) -> float:
+    """Return a value from outside as a score: a finite float32, else a `FailedScore` with its source.
+
+    Args:
+        source: beginning of the reason, such as ``the service answered``.
+    """
+    number = None if isinstance(value, bool) else finite_number(value)
+    if number is None or abs(number) > FLOAT32_MAX:
+        return FailedScore(f"{source} {brief(value)}, which is no finite number")
+    return number
 
 
 def completion_text(completion: Text) -> str:

@@ -9,8 +9,8 @@ nothing heavy.
 | advantages | `weighted_sum`, `ROUNDING` |
 | trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `alarms_in`, `describe_alarm`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
 | commands | `write_comparison`, `dtype_on`, `load_run`, `decide_longest`, `recipe_names`, `input_path`, `model_problems` |
-| files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `flush_to_disk`, `hold`, `is_locked`, `preserve_env` |
-| messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `chain`, `shorten`, `TEXT`, `MASK` |
+| files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `open_regular`, `read_small`, `flush_to_disk`, `hold`, `is_locked`, `preserve_env` |
+| messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `brief`, `chain`, `shorten`, `TEXT`, `MASK` |
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from grpox.config.inputs import dtype_on
     from grpox.data.checked_messages import CheckedTemplate
     from grpox.data.json_rows import UnreadableData
-    from grpox.errors import TEXT, chain, describe, shorten, text_of
+    from grpox.errors import TEXT, brief, chain, describe, shorten, text_of
     from grpox.errors.formatting import duration, format_bytes, pluralize, some
     from grpox.errors.redaction import MASK
     from grpox.observing.alarms import alarms_in, describe_alarm
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from grpox.runfile.paths import input_path, model_problems
     from grpox.runfile.recipe_files import recipe_names
     from grpox.runfile.slots import parameter_defaults
-    from grpox.runtime.files import atomic_path, read_mapping, write_atomically
+    from grpox.runtime.files import atomic_path, open_regular, read_mapping, read_small, write_atomically
     from grpox.runtime.files import sync as flush_to_disk
     from grpox.runtime.launch import world_size
     from grpox.runtime.run_lock import hold, is_locked
@@ -68,9 +68,9 @@ __all__ += ["Curve", "MetricsLine", "UnreadableData", "binned", "checkpoints_in"
 __all__ += ["alarms_in", "describe_alarm", "describe_early_stop", "look_at", "read_samples", "step_of"]
 __all__ += ["LOCK_FILE", "parameter_defaults", "read_lock"]
 __all__ += ["dtype_on", "input_path", "load_run", "model_problems", "recipe_names", "write_comparison"]
-__all__ += ["atomic_path", "flush_to_disk", "hold", "is_locked", "preserve_env", "read_mapping"]
-__all__ += ["write_atomically"]
-__all__ += ["MASK", "TEXT", "chain", "describe", "shorten", "text_of"]
+__all__ += ["atomic_path", "flush_to_disk", "hold", "is_locked", "open_regular", "preserve_env"]
+__all__ += ["read_mapping", "read_small", "write_atomically"]
+__all__ += ["MASK", "TEXT", "brief", "chain", "describe", "shorten", "text_of"]
 __all__ += ["duration", "format_bytes", "pluralize", "some"]
 
 _HOMES = {
@@ -79,7 +79,7 @@ _HOMES = {
     "grpox.config.inputs": ("dtype_on",),
     "grpox.data.checked_messages": ("CheckedTemplate",),
     "grpox.data.json_rows": ("UnreadableData",),
-    "grpox.errors": ("TEXT", "chain", "describe", "shorten", "text_of"),
+    "grpox.errors": ("TEXT", "brief", "chain", "describe", "shorten", "text_of"),
     "grpox.errors.formatting": ("format_bytes", "pluralize", "duration", "some"),
     "grpox.errors.redaction": ("MASK",),
     "grpox.observing.alarms": ("alarms_in", "describe_alarm"),
@@ -109,7 +109,14 @@ _HOMES = {
     "grpox.runfile.recipe_files": ("recipe_names",),
     "grpox.runtime.setup": ("preserve_env",),
     "grpox.runtime.upload": ("upload",),
-    "grpox.runtime.files": ("flush_to_disk", "atomic_path", "read_mapping", "write_atomically"),
+    "grpox.runtime.files": (
+        "flush_to_disk",
+        "atomic_path",
+        "open_regular",
+        "read_mapping",
+        "read_small",
+        "write_atomically",
+    ),
     "grpox.runtime.launch": ("world_size",),
     "grpox.runtime.run_lock": ("hold", "is_locked"),
     "grpox.training.inputs": ("decide_longest",),

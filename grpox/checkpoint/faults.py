@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
@@ -28,10 +28,10 @@ from grpox.checkpoint.folders import (
     write_manifest,
     write_text,
 )
-from grpox.checkpoint.rank_state import read_state, samples_of_state, samples_state, write_state
+from grpox.checkpoint.rank_state import read_state, reading, samples_of_state, samples_state, write_state
 from grpox.checkpoint.save_model import weights_on_main
 from grpox.config import RunConfig
-from grpox.errors import ConfigError, Problem, nearest, text_of
+from grpox.errors import ConfigError, Problem, describe, nearest, text_of
 from grpox.errors.redaction import redact, redacted
 from grpox.errors.validation import problems_of
 from grpox.plugins.discovery import discover
@@ -44,6 +44,7 @@ from grpox.policy.saved_whole import save_whole
 from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
 from grpox.runfile.paths import resolve_paths
+from grpox.runtime.files import parse_json, read_small
 from grpox.runtime.world import World
 from grpox.update.nonfinite import NonFinite, find, in_order
 from grpox.update.objective import StepLoss
@@ -79,10 +80,10 @@ class Fault(BaseModel):
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
-    step: int
+    step: int = Field(ge=0)
     what: str
     """One line that names the values that were not finite."""
-    world_size: int
+    world_size: int = Field(ge=1, le=1 << 16)
     found: list[NonFinite]
     """On all ranks, causes first."""
     config: dict[str, object]
@@ -96,9 +97,9 @@ class Fault(BaseModel):
             ValueError: it is missing or cannot be read.
         """
         try:
-            return cls.model_validate_json((folder / FAULT).read_text(encoding="utf-8"))
-        except (OSError, ValidationError, ValueError) as error:
-            raise ValueError(f"{FAULT} cannot be read: {type(error).__name__}") from error
+            return cls.model_validate(parse_json(read_small(folder / FAULT)))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{FAULT} cannot be read: {describe(error)}") from error
 
 
 @dataclass
@@ -193,8 +194,11 @@ class Dump:
 
     def micro_batches(self, device: torch.device) -> list[list[list[Sample]]]:
         """Read the samples of every rank, by micro-batch."""
-        states = (read_state(rank_file(self.folder, rank)) for rank in range(self.fault.world_size))
-        return [[samples_of_state(each, device) for each in state["micro_batches"]] for state in states]
+        ranks = []
+        for path in (rank_file(self.folder, rank) for rank in range(self.fault.world_size)):
+            with reading(path):
+                ranks.append([samples_of_state(each, device) for each in read_state(path)["micro_batches"]])
+        return ranks
 
 
 def open_dump(folder: Path) -> Dump:

@@ -18,7 +18,7 @@ from typing import BinaryIO, TypeVar
 
 from xxhash import xxh3_128
 
-from grpox.runtime.files import sync
+from grpox.runtime.files import open_regular, parse_json, read_small, sync
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
@@ -87,8 +87,8 @@ class FileFacts:
     @classmethod
     def of(cls, path: Path) -> FileFacts:
         """Compute them for a file."""
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, xxh3_128).hexdigest()
+        with open_regular(path) as file:
+            digest = hashlib.file_digest(file, xxh3_128).hexdigest()  # type: ignore[arg-type]
             return cls(file.tell(), digest)
 
 
@@ -142,7 +142,7 @@ def read_manifest(folder: Path) -> dict[str, FileFacts]:
         ValueError: the manifest is missing, cannot be read or names no files.
     """
     try:
-        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        content = parse_json(read_small(folder / MANIFEST))
         if content["format"] != FORMAT:
             raise ValueError(f"its layout is version {content['format']}, this grpox reads {FORMAT}")
         if not content["files"]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from math import gcd
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from grpox.checkpoint.folders import write_text
 from grpox.config import TrainConfig
 from grpox.config.sampling import evaluation_in
 from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.schedule import BatchPlan
-from grpox.errors import Problem
+from grpox.errors import ConfigError, Problem, describe
 from grpox.errors.formatting import pluralize
 from grpox.observing.alarms import Alarms, AlarmsState
 from grpox.observing.control import ControlState
@@ -24,6 +23,7 @@ from grpox.observing.early_stop import EarlyStop, EarlyStopState
 from grpox.policy.batch import Sample
 from grpox.rollout.sampler import PrefetchedBatch
 from grpox.runfile.lock.model import Lock
+from grpox.runtime.files import parse_json, read_small
 from grpox.update.entropy_control import EntropyControl, EntropyControlState
 from grpox.update.nonfinite import SkippedSteps
 
@@ -74,37 +74,40 @@ class TrainingState:
         return self.seconds_before + time.perf_counter() - self.started
 
 
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
+
+
 class Progress(BaseModel):
     """Progress of a run in a checkpoint, written by rank 0, read by all."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, ser_json_inf_nan="strings")
 
-    step: int
+    step: Count
     """Optimizer steps done: the version of the weights."""
-    world_size: int
-    num_tokens: int
+    world_size: int = Field(ge=1, le=1 << 16)
+    num_tokens: Count
     """Tokens of prompts and completions so far."""
-    seconds: float
+    seconds: float = Field(ge=0, allow_inf_nan=False)
     """Seconds of training so far."""
     evaluation_before: dict[str, float]
     """Metrics of the evaluation before the first step; empty without one."""
     metrics: dict[str, float]
     """Metrics of this step, by which the best checkpoint is chosen."""
-    metrics_bytes: int
+    metrics_bytes: Count
     """Size of metrics.jsonl."""
-    prompts_drawn: int = 0
+    prompts_drawn: Count = 0
     """Position in the order of prompts, with dynamic sampling; else it follows from the step."""
     early_stop: EarlyStopState | None = None
     """State of `evaluation.early_stop`; None where the run has none."""
     entropy_control: EntropyControlState | None = None
     """State of `train.adaptive_entropy`; None where the run has none."""
-    losses: list[float] = [0.0, 0.0]
+    losses: tuple[float, float] = (0.0, 0.0)
     """Sum of the losses of the steps so far, and their number."""
     alarms: AlarmsState | None = None
     """State of the alarms; None where they are off."""
-    skipped_steps: int = 0
+    skipped_steps: Count = 0
     """Steps that were skipped because they were not finite."""
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: Count = 0
     """Skipped steps since the last applied one."""
     hyperparameters: dict[str, float] = {}
     """Hyperparameters that observers have changed."""
@@ -129,9 +132,11 @@ class Progress(BaseModel):
             ValueError: it is missing or cannot be read.
         """
         try:
-            return cls.model_validate(json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
-        except (OSError, ValidationError, ValueError) as error:
-            raise ValueError(f"{PROGRESS} cannot be read: {type(error).__name__}") from error
+            progress = cls.model_validate(parse_json(read_small(folder / PROGRESS)))
+            plan_of(progress.config, progress.world_size)
+        except (OSError, ValueError, KeyError, ConfigError) as error:
+            raise ValueError(f"{PROGRESS} cannot be read: {describe(error)}") from error
+        return progress
 
     def restore(self, state: TrainingState) -> None:
         """Restore `state`, except each rank's own part."""

@@ -5,7 +5,8 @@ It has plain values and tensors only, which ``weights_only=True`` can read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import compress
 from pathlib import Path
@@ -20,6 +21,7 @@ from grpox.checkpoint.progress import Progress, TrainingState, plan_of, same_ste
 from grpox.checkpoint.rng import fresh_random_state, random_state, set_random_state
 from grpox.contracts import Episode, Rollout, ToolCall, ToolResult, Turn
 from grpox.data.schedule import Schedule
+from grpox.errors import ConfigError, GrpoxError, describe
 from grpox.policy.batch import Sample, TokenRecord
 from grpox.rollout.sampler import PrefetchedBatch
 from grpox.runtime.files import sync
@@ -94,6 +96,17 @@ def write_state(state: dict[str, Any], path: Path) -> None:
     """Write the state of a rank and flush it to disk."""
     torch.save(state, path)
     sync(path)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what malformed content of a file raises in this block into ConfigError with the file."""
+    try:
+        yield
+    except (GrpoxError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(f"cannot be read: {describe(error)}", where=str(path)) from error
 
 
 def read_state(path: Path) -> dict[str, Any]:

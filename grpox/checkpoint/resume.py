@@ -23,12 +23,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from grpox.checkpoint.component_states import FILE as COMPONENTS
 from grpox.checkpoint.component_states import ComponentStates
-from grpox.checkpoint.folders import checkpoints_in, faults, read_manifest
-from grpox.checkpoint.progress import SPLITS, Progress, TrainingState, other_batches, plan_of, same_steps
-from grpox.checkpoint.rank_state import restore_rank
+from grpox.checkpoint.folders import checkpoints_in, faults, rank_file, read_manifest
+from grpox.checkpoint.progress import (
+    PROGRESS,
+    SPLITS,
+    Progress,
+    TrainingState,
+    other_batches,
+    plan_of,
+    same_steps,
+)
+from grpox.checkpoint.rank_state import reading, restore_rank
 from grpox.checkpoint.saver import ENGINE
-from grpox.checkpoint.shards import only_weights, read_reference
+from grpox.checkpoint.shards import REFERENCE, only_weights, read_reference
 from grpox.config import RunConfig
 from grpox.data.schedule import BatchPlan, Schedule
 from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
@@ -77,17 +86,22 @@ class Checkpoint:
             ConfigError: a component's state cannot be restored.
         """
         engine, world, progress = policy.engine, policy.world, self.progress
-        if progress.world_size == world.size:
-            engine.load(self.folder, ENGINE, progress.step)
-        else:
-            if world.is_main:
-                before, now = pluralize(progress.world_size, "rank"), pluralize(world.size, "rank")
-                logger.info("taking %s from %s to %s", self.folder, before, now)
-            load_of_other_ranks(engine, self.folder, ENGINE, progress.step)
-        read_reference(policy, self.folder, world)
-        progress.restore(state)
-        components.restore(self.folder, allow)
-        restore_rank(state, self.folder, progress, schedule, world, seed)
+        with reading(self.folder / ENGINE):
+            if progress.world_size == world.size:
+                engine.load(self.folder, ENGINE, progress.step)
+            else:
+                if world.is_main:
+                    before, now = pluralize(progress.world_size, "rank"), pluralize(world.size, "rank")
+                    logger.info("taking %s from %s to %s", self.folder, before, now)
+                load_of_other_ranks(engine, self.folder, ENGINE, progress.step)
+        with reading(self.folder / REFERENCE):
+            read_reference(policy, self.folder, world)
+        with reading(self.folder / PROGRESS):
+            progress.restore(state)
+        with reading(self.folder / COMPONENTS):
+            components.restore(self.folder, allow)
+        with reading(rank_file(self.folder, world.rank)):
+            restore_rank(state, self.folder, progress, schedule, world, seed)
 
 
 def newest_good(output_dir: Path, world: World) -> Checkpoint | None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from grpox.errors import ConfigError, Problem, visible
 from grpox.errors.redaction import redact
-from grpox.plugins.discovery import PluginSet, discover
+from grpox.plugins.discovery import DISABLE_VARIABLE, PluginSet, discover
+from grpox.plugins.loader import Misbehaved
 from grpox.runtime import launch
 from grpox.runtime.logs import FILE_VARIABLE, LEVEL_VARIABLE, LEVELS, show_logs
 
@@ -74,19 +76,22 @@ def load_named_run(run: str, overrides: list[str] | None, world_size: int | None
 
 
 def discovered() -> PluginSet:
-    """Find the installed plugins, and print the warnings."""
+    """Find the installed plugins, and print the warnings; raises as `tell_warnings` does."""
     plugins = discover()
     tell_warnings(plugins)
     return plugins
 
 
 def tell_warnings(plugins: PluginSet) -> None:
-    """Print the warnings of plugin discovery."""
+    """Print the warnings of plugin discovery; raises ConfigError for plugins that misbehave."""
     for warning in plugins.warnings:
         warn(warning)
+    if bad := [record for record in plugins.records if isinstance(record.error, Misbehaved)]:
+        cure = f"{DISABLE_VARIABLE}={','.join(record.distribution for record in bad)}, or plugins.disable"
+        raise ConfigError([Problem(f"{record} {record.error}", allowed=cure) for record in bad])
 
 
 def warn(text: str) -> None:
     """Print a warning on standard error, only on rank 0."""
     if launch.rank_or_zero() == 0:
-        typer.secho(redact(f"warning: {text}"), fg=typer.colors.YELLOW, err=True)
+        typer.secho(visible(redact(f"warning: {text}")), fg=typer.colors.YELLOW, err=True)

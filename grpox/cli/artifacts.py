@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from grpox.cli.arguments import warn
 from grpox.errors import ConfigError
+from grpox.errors.console import Console
 
 
 def export(

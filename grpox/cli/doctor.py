@@ -26,13 +26,13 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpox.cli.arguments import discovered
+from grpox.cli.arguments import tell_warnings
+from grpox.errors.console import Console
 from grpox.errors.formatting import pluralize
-from grpox.plugins.discovery import PluginSet
+from grpox.plugins.discovery import PluginSet, discover
 from grpox.plugins.requirements import canonical_name, unmet
 
 OPTIONAL = (
@@ -93,7 +93,7 @@ def doctor(
       grpox doctor
       grpox doctor --json
     """
-    findings = check_up(discovered())
+    findings = check_up(plugins := discover())
     can_train = all(finding.status != "error" for finding in findings)
     if json:
         report = {"can_train": can_train, "findings": [dataclasses.asdict(finding) for finding in findings]}
@@ -101,6 +101,7 @@ def doctor(
     else:
         Console().print(as_table(findings))
         typer.echo("grpox can train here" if can_train else "grpox cannot train here: fix the errors above")
+    tell_warnings(plugins)
     if not can_train:
         raise typer.Exit(1)
 

@@ -24,6 +24,7 @@ from grpox.errors import (
     plain,
     shorten,
     traceback_of,
+    visible,
 )
 from grpox.errors.redaction import redact
 from grpox.runtime import launch
@@ -111,14 +112,14 @@ def _code_of(error: BaseException, with_traceback: bool) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if with_traceback:
-        typer.echo(redact(traceback_of(error)), err=True, nl=False)
+        typer.echo(visible(redact(traceback_of(error))), err=True, nl=False)
     return _print_error(error, with_traceback)
 
 
 def _print_notes(error: BaseException) -> None:
     """Print what a command adds to an error, such as how to go on."""
     for note in getattr(error, "__notes__", ()):
-        typer.echo(redact(str(note)), err=True)
+        typer.echo(visible(redact(str(note))), err=True)
 
 
 def _nobody_reads() -> bool:
@@ -147,7 +148,7 @@ def _print_error(error: BaseException, with_traceback: bool) -> int:
         hint = "" if with_traceback else f"\n    {TRACEBACK} shows where"
         texts = [plain(describe(error), TEXT) + hint]
     for text in texts:
-        message = redact(shorten(text, TRACE))
+        message = visible(redact(shorten(text, TRACE)))
         typer.secho("error:", fg=typer.colors.RED, bold=True, err=True, nl=False)
         typer.echo(f" {f'[rank {rank}] ' if rank else ''}{message}", err=True)
         logger.error("%s", message, extra=DISPLAYED)

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import LogFile, LogLevel, follow_log_options, tell_warnings
 from grpox.errors import ConfigError, RunFailed
+from grpox.errors.console import Console
 from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redacted
 from grpox.runtime import launch

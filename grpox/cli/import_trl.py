@@ -57,8 +57,7 @@ def import_trl(
       grpox import-trl grpo_config.yaml --out run.yaml
       grpox validate run.yaml
     """
-    from rich.console import Console
-
+    from grpox.errors.console import Console
     from grpox.errors.formatting import pluralize
     from grpox.runfile.from_trl.convert import convert
     from grpox.runfile.from_trl.draft import STATEMENT, run_file_text

@@ -9,7 +9,7 @@ from itertools import groupby, takewhile
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +20,7 @@ from grpox.config.inputs import AUTO
 from grpox.config.training import TOKENS_ON_GPU
 from grpox.data.schedule import BatchPlan, MicroBatchPlan, PromptSampler, Schedule
 from grpox.errors import ConfigError
+from grpox.errors.console import Console
 from grpox.errors.formatting import format_bytes, pluralize
 from grpox.policy.memory_plan.fit import Answer, Line, Memory, this_machine, verdict_lines, worst_of
 from grpox.policy.memory_plan.formula import LOAD, PHASES, Part, Setting, parts_of, peak_of, size_in

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from grpox.errors import ConfigError, nearest
+from grpox.errors.console import Console
 from grpox.plugins.component import kind_of
 from grpox.plugins.discovery import Offer
 from grpox.plugins.load_object import load_object

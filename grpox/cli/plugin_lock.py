@@ -11,8 +11,7 @@ import typer
 from grpox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from grpox.errors.console import Console
     from grpox.runfile.lock.model import Lock
 
 

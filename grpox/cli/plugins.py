@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from grpox.cli.arguments import NARROW, Ranks, discovered
+from grpox.cli.arguments import NARROW, Ranks, discovered, tell_warnings
+from grpox.errors.console import Console
+from grpox.plugins.discovery import discover
 
 if TYPE_CHECKING:
     from grpox.plugins.scaffold.make import NewPlugin
@@ -113,7 +114,7 @@ def list_components(
     """
     from grpox.cli.plugin_list import as_json, as_paragraphs, as_table, explain, rows
 
-    plugins, console = discovered(), Console(emoji=False)
+    plugins, console = discover(), Console(emoji=False)
     listed = rows(plugins, kind)
     whys = [explain(plugins, row) for row in listed] if why else []
     if json:
@@ -125,6 +126,7 @@ def list_components(
         if failed := sum(row.status != "ok" for row in listed):
             hint = f"grpox plugins list --why explains the {failed} not ok"
             console.print(hint, style="dim", highlight=False)
+    tell_warnings(plugins)
 
 
 @app.command("show")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import LogFile, LogLevel, follow_log_options
+from grpox.errors.console import Console
 
 if TYPE_CHECKING:
     from grpox.checkpoint.faults import Replay, Replayed

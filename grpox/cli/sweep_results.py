@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from grpox.cli.sweep_grid import SEED
 from grpox.contracts import SweepResults
 from grpox.observing.record_files import MetricsLine
+from grpox.runtime.files import open_regular
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,7 +39,7 @@ def last_step(folder: Path) -> int:
 def tail_lines(path: Path, size: int) -> list[str]:
     """Read the lines in the last `size` bytes of a file; none if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Literal
 
 from filelock import FileLock, Timeout
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from grpox.cli.doctor import gpu_count
@@ -26,6 +25,7 @@ from grpox.cli.sweep_grid import Child, Grid, plan_children, read_grid
 from grpox.cli.sweep_results import as_table, conclusions, last_step, last_values, tail_lines
 from grpox.contracts import SweepContext, SweepResults, SweptRun
 from grpox.errors import ConfigError, RunFailed, nearest
+from grpox.errors.console import Console
 from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redact
 from grpox.observing.observers import Observers

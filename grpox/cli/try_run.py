@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import LogFile, LogLevel, Overrides, Run, follow_log_options, load_named_run
+from grpox.errors import escaped
+from grpox.errors.console import Console
 from grpox.errors.formatting import pluralize
 from grpox.observing.conversation import ends, speeches
 from grpox.runtime import launch
@@ -96,7 +98,7 @@ def _report(
 
 def _tokens(prompt: TriedPrompt) -> Text:
     """Write the tokens one after the other with a bar between them."""
-    shown = [_escaped(token) for token in prompt.tokens]
+    shown = [escaped(token) for token in prompt.tokens]
     first, left_out, last = ends(shown, MOST_TOKENS)
     between = [f"... {left_out} more ..."] if left_out else []
     return Text("|", "dim", overflow="fold").join(Text(each) for each in (*first, *between, *last))
@@ -152,11 +154,7 @@ def _number(value: float | None) -> str:
 
 def _plain(text: str) -> Text:
     """Write a text as it is, with its line breaks; other control characters are escaped."""
-    return Text("\n").join(Text(_escaped(line), overflow="fold") for line in text.split("\n"))
-
-
-def _escaped(text: str) -> str:
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return Text("\n").join(Text(escaped(line), overflow="fold") for line in text.split("\n"))
 
 
 def _as_json(source: str, tried: Tried) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import NARROW, Overrides, Ranks, Run, discovered, load_named_run, warn
+from grpox.errors.console import Console
 from grpox.errors.formatting import pluralize
 from grpox.errors.redaction import redacted
 from grpox.plugins.component import BoundComponent

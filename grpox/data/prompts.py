@@ -416,8 +416,9 @@ def _batches(rows: datasets.Dataset) -> Iterator[tuple[int, dict[str, list[Any]]
     """Yield (index of the first, values) of each batch of rows, with a progress bar if there are many."""
     starts: Iterable[int] = range(0, len(rows), _BATCH)
     if len(rows) >= _SHOW_PROGRESS_FROM and launch.rank() == 0:
-        from rich.console import Console
         from rich.progress import track
+
+        from grpox.errors.console import Console
 
         starts = track(starts, "tokenising prompts", console=Console(stderr=True), transient=True)
     for start in starts:

@@ -34,16 +34,25 @@ ALLOWED = 1000
 """Number of characters of `Problem.allowed` that are shown: some lists of names are long."""
 
 
-def plain(text: str, longest: int = 300) -> str:
-    """Return `text` without secrets, cut in its middle to at most `longest` characters, on one line.
+INVISIBLE = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
+)
+"""Characters that a terminal obeys, or that change the direction of text; tabs and line ends stay."""
 
-    Invisible characters are escaped: colours, line ends, changes of the writing direction.
-    """
-    shown = "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in _cut(redact(text), longest)
-    )
-    return _cut(shown, longest)
+
+def visible(text: str) -> str:
+    """Escape the `INVISIBLE` characters of text from outside, for a terminal or a log."""
+    return INVISIBLE.sub(lambda match: escaped(match[0]), text)
+
+
+def escaped(text: str) -> str:
+    """Escape all that cannot be printed, line ends included."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def plain(text: str, longest: int = 300) -> str:
+    """Return `text` without secrets, `escaped`, cut in its middle to at most `longest` characters."""
+    return _cut(escaped(shorten(text, longest) if len(text) > longest else redact(text)), longest)
 
 
 def text_of(error: BaseException) -> str:
@@ -52,6 +61,14 @@ def text_of(error: BaseException) -> str:
         return shorten(str(error), TEXT)
     except BaseException as failed:  # noqa: BLE001 - a foreign class may raise anything here
         return f"its message cannot be read: {type(failed).__name__}"
+
+
+def brief(value: object, longest: int = 60) -> str:
+    """Return a foreign value as Python shows it, cut; its type if that fails: a huge number, a deep list."""
+    try:
+        return shorten(repr(value), longest)
+    except Exception:  # noqa: BLE001 - a foreign class may raise anything here
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def describe(error: BaseException) -> str:

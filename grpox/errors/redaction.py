@@ -144,7 +144,7 @@ def masked_keys(config: Any) -> list[str]:
     keys: list[str] = []
 
     def look(value: Any, key: str, is_secret: bool) -> None:
-        is_drawn = value == MASK and _ANY_KEY.search(_words(key))
+        is_drawn = value == MASK and (_ANY_KEY.search(_words(key)) or _is_in_tokens(key))
         if isinstance(value, str) and MASK in value and (is_secret or is_drawn or _is_left(value)):
             keys.append(key)
 
@@ -205,7 +205,15 @@ def _masked(value: Any, key: str, is_secret: bool) -> Any:
             return MASK
     if isinstance(value, str) and _DRAWN.fullmatch(value) and _ANY_KEY.search(_words(key)):
         return MASK
+    if isinstance(value, str) and value[:1] not in ("", "<", "[") and _is_in_tokens(key):
+        return MASK
     return _without_forms(value) if isinstance(value, str) else value
+
+
+def _is_in_tokens(key: str) -> bool:
+    """Return True in a mapping or list of secret tokens, as in ``tokens: {judge: ...}``."""
+    above = (_words(key[: dot.start()]) for dot in re.finditer(r"\.", key))
+    return any(name == "tokens" or names_a_secret(name.removesuffix("s")) for name in above)
 
 
 def _remember(value: Any, key: str, is_secret: bool) -> None:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from grpox.config.sampling import bare_name
+from grpox.errors import escaped
+from grpox.errors.console import Console
 from grpox.errors.formatting import duration, pluralize, spread
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.alarms import alarms_in, describe_alarm
@@ -217,11 +218,6 @@ def sample_rows(rollouts: Sequence[ScoredRollout], rows: int = SAMPLE_ROWS) -> l
     """Select rollouts evenly by rank of reward, best first; rollouts without a reward (NaN) rank last."""
     ranked = sorted(rollouts, key=lambda scored: (math.isnan(scored.reward), -scored.reward))
     return [ranked[place] for place in spread(len(ranked), rows)]
-
-
-def escaped(text: str) -> str:
-    """Escape control characters and line breaks of a text for the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def shortened(text: str, width: int) -> str:

@@ -21,7 +21,7 @@ import yaml
 
 from grpox.config import RunConfig
 from grpox.config.inputs import AUTO, Dtype
-from grpox.errors import RunFailed, text_of
+from grpox.errors import ConfigError, RunFailed, text_of
 from grpox.errors.formatting import format_bytes, pluralize
 from grpox.errors.redaction import redact, redacted
 from grpox.observing.record_files import CompletionFiles, MetricsFile, MetricsLine, write_completions
@@ -29,8 +29,15 @@ from grpox.observing.token_files import step_of
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runfile.lock.differences import AUTOMATIC, CHAT_DATE, DTYPE, changes
 from grpox.runfile.masked import VERSIONS
-from grpox.runfile.yaml_lines import Dumper, leaves
-from grpox.runtime.files import read_mapping, sync, write_atomically, write_error_message
+from grpox.runfile.yaml_lines import Dumper, leaves, read_yaml
+from grpox.runtime.files import (
+    open_regular,
+    read_mapping,
+    read_small,
+    sync,
+    write_atomically,
+    write_error_message,
+)
 from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
@@ -223,9 +230,9 @@ def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
 def _recorded(config: RunConfig) -> RunConfig | None:
     """Read the config in the run's folder; None if it belongs to another run."""
     try:
-        text = (Path(config.output_dir) / "config.yaml").read_text(encoding="utf-8")
-        recorded = RunConfig.model_validate(yaml.safe_load(text))
-    except (OSError, ValueError, yaml.YAMLError):
+        path = Path(config.output_dir) / "config.yaml"
+        recorded = RunConfig.model_validate(read_yaml(read_small(path), str(path)).data)
+    except (OSError, ValueError, ConfigError):
         return None
     return None if changes(recorded.model_dump(mode="json"), config) else recorded
 
@@ -236,8 +243,9 @@ def recorded_choices(output_dir: Path) -> dict[str, Any]:
     Keys that cannot be read are left out. `STARTED` is the day on which the run began.
     """
     try:
-        config = dict(leaves(yaml.safe_load((output_dir / "config.yaml").read_text(encoding="utf-8"))))
-    except (OSError, ValueError, yaml.YAMLError):
+        path = output_dir / "config.yaml"
+        config = dict(leaves(read_yaml(read_small(path), str(path)).data))
+    except (OSError, ValueError, ConfigError):
         return {}
     if config.get(DTYPE) not in get_args(Dtype):
         config.pop(DTYPE, None)
@@ -327,11 +335,11 @@ def _go_back(run: RunContext, step: int) -> None:
     folder, metrics = run.output_dir, run.output_dir / "metrics.jsonl"
     end = _end_of_metrics(metrics, run.metrics_bytes)
     if metrics.exists():
-        with metrics.open("r+b") as file:
+        with open_regular(metrics, "r+b") as file:
             file.seek(end)
             since = [line.rstrip(b"\n") + b"\n" for line in file]  # the last one may be torn
             late = [line for line in since if _is_of_before(line, step)]
-            with (folder / "metrics.undone.jsonl").open("ab") as undone:
+            with open_regular(folder / "metrics.undone.jsonl", "ab") as undone:
                 undone.writelines(line for line in since if line not in late)
             file.seek(end)
             file.writelines(late)
@@ -373,4 +381,5 @@ def _is_of_before(line: bytes, step: int) -> bool:
 
 def _step_files(folder: Path) -> list[Path]:
     """List the files of completions and of tokens."""
-    return [path for name in BY_STEP for path in (folder / name).glob("step_*.parquet")]
+    paths = (path for name in BY_STEP for path in (folder / name).glob("step_*.parquet"))
+    return [path for path in paths if path.stem.split("_")[1].isdecimal()]

@@ -6,12 +6,13 @@ import contextlib
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from grpox.errors import describe
-from grpox.runtime.files import atomic_path, without_nan
+from grpox.errors import describe, text_of
+from grpox.errors.formatting import format_bytes
+from grpox.runtime.files import atomic_path, open_regular, without_nan
 
 if TYPE_CHECKING:
     import pyarrow
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 MOST_OF_ANSWER = 10_000
 """Characters of a tool's answer in the record; a web page in each call would fill the disk."""
+MOST_STEPS, LAST_TIME = 10**12, 1e11
+"""Bounds of steps and of Unix seconds."""
 
 
 class MetricsLine(NamedTuple):
@@ -42,8 +45,11 @@ class MetricsLine(NamedTuple):
             fields = json.loads(line if isinstance(line, str) else line.decode())  # without a guess at UTF-16
             kind = "metrics" if "metrics" in fields else "evaluation"
             values = {name: float(value) for name, value in fields[kind].items()}
-            return cls(int(fields["step"]), float(fields["time"]), values, kind == "evaluation")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            step, time = int(fields["step"]), float(fields["time"])
+            if not (0 <= step <= MOST_STEPS and 0 <= time <= LAST_TIME):
+                raise ValueError(f"step {step:g} or time {time:g} is out of bounds")
+            return cls(step, time, values, kind == "evaluation")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(describe(error)) from error
 
     @property
@@ -53,6 +59,50 @@ class MetricsLine(NamedTuple):
             return self.values
         prefix = "evaluation/"
         return {prefix + name.removeprefix(prefix): value for name, value in self.values.items()}
+
+
+COMPLETIONS = {
+    **dict.fromkeys(("step", "group", "sample", "completion_length"), "int64"),
+    **dict.fromkeys(("reward", "advantage"), "float64"),
+    **dict.fromkeys(("prompt", "completion", "finish_reason"), "string"),
+}
+"""Columns of a file of completions with a value in each row -> their types."""
+MOST_CONTENT = 8 << 30
+"""Largest unpacked content in bytes of a parquet file that is read."""
+_OPTIONAL = {"model_length": "int64", **dict.fromkeys(("turns", "messages", "rollout_extra", "info"), "string")}
+
+
+def read_parquet(
+    path: Path, needed: Mapping[str, Any], types: Mapping[str, Any] = _OPTIONAL, only_needed: bool = False
+) -> pyarrow.Table:
+    """Read a parquet file of a run, without threads; raises OSError or ValueError for what no run writes.
+
+    Args:
+        needed: columns with a value in each row -> their types.
+        types: types of other columns; those of rewards are numbers.
+        only_needed: True leaves the other columns out.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        # read_table would load pyarrow's engine for data sets
+        with open_regular(path) as source, parquet.ParquetFile(source) as file:
+            groups = (file.metadata.row_group(place) for place in range(file.num_row_groups))
+            if sum(group.total_byte_size for group in groups) > MOST_CONTENT:
+                raise ValueError(f"unpacks to more than {format_bytes(MOST_CONTENT)}")
+            table = file.read(columns=list(needed) if only_needed else None, use_threads=False)
+        for name in needed:
+            if table.column_names.count(name) != 1 or table[name].null_count:
+                raise ValueError(f"column {name!r} is missing, or has no value in some rows")
+        rewards = {name: "float64" for name in table.column_names if name.startswith("rewards/")}
+        kinds = {**rewards, **types, **needed}
+        fields = [(each.name, kinds.get(each.name, each.type)) for each in table.schema]
+        return table.cast(pyarrow.schema(fields))
+    except (pyarrow.ArrowException, KeyError) as error:
+        if isinstance(error, ValueError):
+            raise
+        raise ValueError(text_of(error)) from error
 
 
 class CompletionFiles:
@@ -218,7 +268,7 @@ class MetricsFile:
         """
         if not self.waiting:
             return
-        with self.path.open("ab", buffering=0) as file:
+        with open_regular(self.path, "ab") as file:
             while self.waiting:
                 before = file.seek(0, os.SEEK_END)
                 rest = memoryview(self.waiting[0].encode() + b"\n")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grpox.observing.record_files import read_parquet
 from grpox.runtime.files import atomic_path
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ KEY = ("step", "part", "group", "sample")
 CompletionKey = tuple[int, int, int, int]
 """Step and part in the name of the completion's file, ``completions/step_<step>_<part>.parquet`` (part 1 has no
 number), group and sample."""
+NUMBERS = ("logprob", "policy_logprob", "ratio", "advantage", "entropy", "correction")
 MOST_FILES = 4096
 """Number of files whose keys are kept."""
 
@@ -161,7 +163,7 @@ def _files_from(folder: Path, step: int) -> Iterator[Path]:
 @lru_cache
 def _steps(folder: Path, mtime_ns: int) -> list[int]:
     """Return the steps that have a file; a folder's time changes with each new one."""
-    return sorted(map(step_of, folder.glob("step_*.parquet")))
+    return sorted(step_of(path) for path in folder.glob("step_*.parquet") if path.stem[5:].isdecimal())
 
 
 @lru_cache(MOST_FILES)
@@ -173,10 +175,16 @@ def _rows(path: Path, mtime_ns: int) -> dict[CompletionKey, int]:
 
 
 def _read(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
-    from pyarrow import parquet
+    import pyarrow
 
-    with parquet.ParquetFile(path) as file:  # read_table would load pyarrow's engine for data sets
-        return file.read(columns=columns and list(columns), use_threads=False)
+    keys = dict.fromkeys(KEY, "int64")
+    if columns is not None:
+        return read_parquet(path, keys, only_needed=True)
+    lists = {"string": ("text", "special"), "float64": NUMBERS, "int64": ("id", "mask", "turn")}
+    types = {
+        name: pyarrow.list_(pyarrow.type_for_alias(kind)) for kind, names in lists.items() for name in names
+    }
+    return read_parquet(path, {**keys, "text": types["text"], "turn": types["turn"]}, types)
 
 
 def _tokens(row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,15 +6,19 @@ Each plugin has its own manager, so that an error in one plugin does not affect 
 from __future__ import annotations
 
 import inspect
+import io
+import os
 import re
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, NoReturn
 
 import pluggy
 
-from grpox.errors import nearest
+from grpox.errors import brief, nearest
 from grpox.plugins import hookspecs
 from grpox.plugins.hookspecs import KINDS, CommandSpec, ComponentSpec
 from grpox.runtime.signals import raise_if_signal
@@ -33,6 +37,45 @@ class InvalidPlugin(Exception):
     def __init__(self, what: str, function: object = None) -> None:
         super().__init__(what)
         self.function = function
+
+
+class Misbehaved(InvalidPlugin):
+    """Raised if a plugin ends the process or prints as it is imported, which every command refuses."""
+
+
+@contextmanager
+def _watched() -> Iterator[None]:
+    """Keep what a block prints, and stop it from ending the process; raises Misbehaved for both."""
+    own, end, faults, text = os.getpid(), os._exit, list[str](), io.StringIO()
+
+    def refuse(code: int) -> NoReturn:
+        if os.getpid() != own:  # a child that the plugin forked
+            end(code)
+        faults.append(f"calls os._exit({code})")
+        raise Misbehaved(faults[0])
+
+    def swap(descriptor: int) -> None:
+        for stream in filter(None, (sys.stdout, sys.__stdout__)):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os.dup2(descriptor, 1)
+        os._exit = refuse if descriptor == memory else end  # type: ignore[assignment]
+
+    # Without standard output the new file takes its number.
+    memory, before = os.memfd_create("printed"), os.dup(1)
+    try:
+        swap(memory)
+        with redirect_stdout(text):
+            yield
+    finally:
+        swap(before)
+        printed = text.getvalue() or os.pread(memory, 100, 0).decode(errors="replace")
+        os.close(before)
+        os.close(memory)
+        if printed:
+            faults.append(f"prints {brief(printed)}")
+        if faults:
+            raise Misbehaved(f"{faults[0]} as it is imported")
 
 
 @dataclass(frozen=True)
@@ -55,12 +98,14 @@ def load(entry_point: metadata.EntryPoint) -> Loaded:
     No plugin can make this function raise; only a signal can.
     """
     try:
-        plugin = entry_point.load()
-        alone = check_hooks(plugin)
-        callers = alone.get_hookcallers(plugin) or ()
-        observes = sorted(caller.name for caller in callers if caller.name not in (*KINDS.values(), COMMANDS))
-        commands = tuple(_offered(alone, COMMANDS))
-        components = tuple((kind, spec) for kind, hook in KINDS.items() for spec in _offered(alone, hook))
+        with _watched():
+            plugin = entry_point.load()
+            alone = check_hooks(plugin)
+            callers = alone.get_hookcallers(plugin) or ()
+            own = (*KINDS.values(), COMMANDS)
+            observes = sorted(caller.name for caller in callers if caller.name not in own)
+            commands = tuple(_offered(alone, COMMANDS))
+            components = tuple((kind, spec) for kind, hook in KINDS.items() for spec in _offered(alone, hook))
         return Loaded(plugin, components, commands, tuple(observes))
     except BaseException as error:  # noqa: BLE001 - a plugin may raise anything, which is recorded
         raise_if_signal(error)

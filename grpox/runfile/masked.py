@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import masked_keys, redacted
 from grpox.runfile.recipe_files import recipe_names, recipe_path
 from grpox.runfile.yaml_lines import read_yaml
+from grpox.runtime.files import parse_json, read_small
 
 VERSIONS = "versions.json"
 """File in a run's folder that names the run file."""
@@ -51,12 +51,12 @@ def _variable(key: str) -> str:
 def _run_file(folder: Path) -> Any:
     """Read the run file that wrote `folder`; None if it is missing."""
     try:
-        record = json.loads((folder / VERSIONS).read_text(encoding="utf-8"))
+        record = parse_json(read_small(folder / VERSIONS))
         # By its full path: a file with this name in another folder may belong to another run.
         if "file" not in record and record["source"] not in recipe_names():
             return None
         path = Path(record["file"]) if "file" in record else recipe_path(record["source"])
-        return read_yaml(path.read_text(encoding="utf-8"), str(path)).data
+        return read_yaml(read_small(path), str(path)).data
     except (OSError, ValueError, TypeError, KeyError, ConfigError):
         return None
 

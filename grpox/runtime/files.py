@@ -5,6 +5,7 @@ Other users of the machine may read a run's files at most.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from grpox.errors import text_of
 from grpox.errors.formatting import format_bytes
@@ -30,6 +31,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
+    if unfinished.is_symlink():  # nothing is written through a link
+        unfinished.unlink()
     try:
         yield unfinished
         unfinished.replace(path)
@@ -67,6 +70,67 @@ def without_nan(value: Any) -> Any:
     return [without_nan(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+MOST_BYTES = 64 << 20
+"""Size of a file that `read_small` reads."""
+DEEPEST = 64
+"""Levels of lists and mappings in JSON that `parse_json` reads."""
+
+
+def open_regular(path: Path, mode: str = "rb") -> BinaryIO:
+    """Open a file of a run, which others may have written; a pipe is never waited for.
+
+    Raises:
+        OSError: it is no regular file, or is written through a link.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        writes = flags & (os.O_WRONLY | os.O_RDWR)
+        if writes and os.path.islink(name):
+            raise OSError(errno.ELOOP, "is a link, through which nothing is written", name)
+        return os.open(name, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0), 0o666)
+
+    file: BinaryIO = open(path, mode, buffering=0 if "a" in mode else -1, opener=opener)  # type: ignore[assignment]  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return file
+
+
+def read_small(path: Path) -> str:
+    """Read a text of a run; raises OSError, also beyond `MOST_BYTES`, or ValueError for what is no UTF-8."""
+    with open_regular(path) as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"has more than {format_bytes(MOST_BYTES)}", str(path))
+    return data.decode()
+
+
+def parse_json(text: str, constant: Callable[[str], Any] = float) -> Any:
+    """Parse JSON from outside.
+
+    Raises:
+        ValueError: it is none, nests deeper than `DEEPEST`, or has a number beyond those of float64.
+    """
+
+    def number(text: str) -> float:
+        if not math.isfinite(value := float(text)):
+            raise ValueError(f"has the number {text[:20]}, beyond those of float64")
+        return value if set(text) & set(".eE") else int(text)
+
+    try:
+        value = json.loads(text, parse_constant=constant, parse_float=number, parse_int=number)
+        if not _is_deeper(value, DEEPEST):
+            return value
+    except RecursionError:
+        pass
+    raise ValueError(f"nests deeper than {DEEPEST} levels")
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deeper(part, levels - 1) for part in parts)
+
+
 def read_mapping(path: Path, constant: Callable[[str], Any] = float) -> dict[str, Any]:
     """Read the mapping in a file of JSON; empty if the file cannot be read or holds none.
 
@@ -74,8 +138,8 @@ def read_mapping(path: Path, constant: Callable[[str], Any] = float) -> dict[str
         constant: reads ``NaN`` and ``Infinity``, which are no JSON.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), parse_constant=constant)
-    except (OSError, ValueError, RecursionError):
+        content = parse_json(read_small(path), constant)
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -106,7 +170,7 @@ def write_error_message(error: Exception, path: Path, needed: int | None = None)
 
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(descriptor)
     finally:

@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from grpox.errors import ConfigError, Problem, text_of
+from grpox.errors import ConfigError, Problem, text_of, visible
 from grpox.errors.redaction import redact
 from grpox.runtime import launch
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from grpox.errors.console import Console
 
 ROOT = "grpox"
 LEVELS = ("debug", "info", "warning", "error")
@@ -111,11 +111,11 @@ class WarnOnce:
 
 
 def _prepare(record: logging.LogRecord) -> bool:
-    """Add the rank to a record, and mask secrets in its text and traceback."""
+    """Add the rank to a record, mask secrets in its text and traceback, and escape what is `INVISIBLE`."""
     record.rank = launch.rank_or_zero()
-    record.msg, record.args = redact(record.getMessage()), ()
+    record.msg, record.args = visible(redact(record.getMessage())), ()
     if record.exc_info and not record.exc_text:
-        record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+        record.exc_text = visible(redact(logging.Formatter().formatException(record.exc_info)))
     return True
 
 
@@ -144,7 +144,7 @@ class _Screen(logging.Handler):
 
     def _draw(self, record: logging.LogRecord) -> None:
         if self._console is None:
-            from rich.console import Console  # imported only for a terminal
+            from grpox.errors.console import Console  # imported only for a terminal
 
             self._console = Console(stderr=True)
         kind = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "

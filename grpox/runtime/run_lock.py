@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from grpox.errors import ConfigError, Problem
+from grpox.runtime.files import open_regular, read_small
 
 if TYPE_CHECKING:
     from grpox.runtime.world import World
@@ -76,7 +77,7 @@ def is_locked(folder: Path) -> bool:
     if (folder / MARKER).exists():
         return True
     try:
-        with (folder / LOCKED).open("rb") as file:
+        with open_regular(folder / LOCKED) as file:
             # Shared, so that two readers are no owners to each other; the end of the block releases it.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -128,7 +129,7 @@ def _sign(descriptor: int) -> None:
 def _holder(path: Path) -> str:
     """Return the owner named in the file, such as ``process 123 on host``."""
     try:
-        pid, host, *_ = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        pid, host, *_ = read_small(path).splitlines()
     except (OSError, ValueError):
         return "another process"
     return f"process {pid} on {host}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from array import array
 from bisect import bisect_left, bisect_right
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpox.observing.record_files import MetricsLine
+from grpox.runtime.files import open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 20
 """Bytes that are read at a time: a part of a second of parsing."""
+LONGEST = 16 << 20
+"""Longest line in bytes."""
 _TAIL = 64
 """Bytes before the position that tell whether the file is still the one that was read."""
 
@@ -89,6 +93,8 @@ class MetricsColumns:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.problem = ""
+        """Reason why the file cannot be read."""
         self.generation = 0
         """Number of times that the file was begun anew."""
         self._begin()
@@ -119,7 +125,7 @@ class MetricsColumns:
         """Read what is new; return True if there was anything."""
         before = (self.generation, self.position)
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self.position - len(self._tail))
                 if file.read(len(self._tail)) != self._tail:
                     self._restart()
@@ -127,9 +133,14 @@ class MetricsColumns:
                 rest = b""
                 while piece := file.read(PIECE):
                     rest = self._parse(rest + piece)
+                    if len(rest) > LONGEST:
+                        raise OSError(errno.EFBIG, f"has a line of more than {LONGEST >> 20} MiB")
+            self.problem = ""
         except FileNotFoundError:
             if self.position:
                 self._restart()
+        except OSError as error:
+            self.problem = f"{self._path.name} cannot be read: {error.strerror}"
         return before != (self.generation, self.position)
 
     def line_at(self, position: int) -> int:

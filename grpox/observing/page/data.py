@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpox.errors import ConfigError, nearest, text_of
+from grpox.errors import ConfigError, brief, nearest, text_of, visible
 from grpox.errors.formatting import spread
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.conversation import Speech, ends, speeches
 from grpox.observing.page.columns import MetricsColumns
 from grpox.observing.page.rows import below, facts_of, is_recorded, items_of
+from grpox.observing.record_files import COMPLETIONS, LAST_TIME, MOST_STEPS, read_parquet
 from grpox.runfile.yaml_lines import read_yaml
+from grpox.runtime.files import parse_json, read_small
 
 METRICS, CONFIG, VERSIONS = "metrics.jsonl", "config.yaml", "versions.json"
 SUMMARY, FAILURE = "summary.json", "failure.json"
@@ -33,8 +34,6 @@ EXTRA_CHARACTERS = 200
 MESSAGE_CHARACTERS = 800
 MOST_MESSAGES = 16
 """Number of messages shown of a conversation: the first and the last ones."""
-INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters, and characters that change the direction of text."""
 
 
 def check_record(folder: Path, metrics: MetricsColumns) -> None:
@@ -49,13 +48,15 @@ def check_record(folder: Path, metrics: MetricsColumns) -> None:
     Raises:
         ConfigError: names the file and what is wrong with it.
     """
+    if metrics.problem:
+        raise ConfigError(metrics.problem, where=str(folder / METRICS))
     if not metrics.columns:
         for line, reason in metrics.damaged.items():
             raise ConfigError(f"not a line of metrics: {reason}", where=f"{folder / METRICS}:{line}")
         raise ConfigError("has no finished step and no evaluation", where=str(folder / METRICS))
     read_config(folder)
     for name in (VERSIONS, SUMMARY, FAILURE, ALARMS):
-        _check_json(folder / name)
+        read_json(folder / name)
 
 
 def read_config(folder: Path) -> tuple[str, Mapping[str, Any]]:
@@ -90,9 +91,11 @@ def _runs_in(folder: Path) -> list[str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
+        return read_small(path) if path.exists() else ""
     except UnicodeDecodeError as error:
         raise ConfigError(f"is not UTF-8 text: {error}", where=str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
 
 def _mapping(value: Any, path: Path) -> Mapping[str, Any]:
@@ -101,12 +104,37 @@ def _mapping(value: Any, path: Path) -> Mapping[str, Any]:
     return value or {}
 
 
-def _check_json(path: Path) -> None:
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Read a JSON file of a run; empty without one. Raises ConfigError for what no run writes."""
     text = _read_text(path)
     try:
-        _mapping(json.loads(text) if text else {}, path)
+        content = _mapping(parse_json(text, str) if text else {}, path)
     except ValueError as error:
         raise ConfigError(f"is not JSON: {error}", where=str(path)) from error
+    if problems := out_of_bounds(content):
+        raise ConfigError(problems[0], where=str(path))
+    return content
+
+
+BOUNDS = {
+    **dict.fromkeys(("total_steps", "steps"), MOST_STEPS),
+    **dict.fromkeys(("parameters", "trained_parameters"), 10**18),
+    **dict.fromkeys(("train_seconds", "started"), LAST_TIME),
+    "world_size": 1 << 16,
+}
+"""Largest values of the numbers in a run's JSON files; none is negative."""
+
+
+def out_of_bounds(content: Mapping[str, Any]) -> list[str]:
+    """Return a line for each value that no run writes."""
+    problems = []
+    for name, value in content.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name in BOUNDS and value is not None and not (is_number and 0 <= value <= BOUNDS[name]):
+            problems.append(f"{name} is {brief(value)}, no number from 0 to {BOUNDS[name]:g}")
+        if name in ("versions", "stopped_early") and not isinstance(value, dict | None):
+            problems.append(f"{name} is {brief(value)}, no mapping")
+    return problems
 
 
 @dataclass(frozen=True)
@@ -175,14 +203,9 @@ def read_samples(folder: Path, recorded: int = 0) -> tuple[list[SampledBatch], i
 
 
 def _read_batch(step: int, part: int, path: Path, recorded: int) -> SampledBatch:
-    import pyarrow
-    from pyarrow import parquet
-
     try:
-        # Without threads, which cannot start after a run has run out of memory; read_table imports pandas.
-        with parquet.ParquetFile(path) as file:
-            rows: list[dict[str, Any]] = file.read(use_threads=False).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
+        rows: list[dict[str, Any]] = read_parquet(path, COMPLETIONS).to_pylist()
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot be read as parquet: {text_of(error)}", where=str(path)) from error
     ranked = sorted(enumerate(rows), key=lambda row: (math.isnan(row[1]["reward"]), -row[1]["reward"]))
     rewards = [row["reward"] for row in rows if not math.isnan(row["reward"])]
@@ -239,7 +262,7 @@ def cut_text(text: str, most: int) -> str:
     if len(text) > most:
         left_out = len(text) - most
         text = f"{text[: most // 2]}\n[... {left_out} characters ...]\n{text[len(text) - most // 2 :]}"
-    return INVISIBLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return visible(text)
 
 
 @dataclass(frozen=True)

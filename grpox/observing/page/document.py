@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from grpox.observing.page.data import INVISIBLE
+from grpox.errors import INVISIBLE
 
-_UNSAFE = re.compile(f"[<>&\u2028\u2029\ud800-\udfff]|{INVISIBLE.pattern}")
+_UNSAFE = re.compile(f"[<>&]|{INVISIBLE.pattern}")
 """Characters that could end the element with the data, or that a reader of the file would not see."""
 _HERE = Path(__file__).parent
 _STYLES = ("vendor/uPlot.min.css", "page.css")

@@ -6,7 +6,6 @@ does, and cannot name another file.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -16,7 +15,9 @@ from typing import Any
 from grpox.errors import ConfigError, text_of
 from grpox.observing.conversation import speeches
 from grpox.observing.page.buffers import finite, integers
+from grpox.observing.record_files import COMPLETIONS, read_parquet
 from grpox.observing.token_files import has_tokens, read_tokens
+from grpox.runtime.files import parse_json
 
 FOLDER = "completions"
 """Folder with the files of completions in a run's folder."""
@@ -60,7 +61,7 @@ def is_recorded(folder: Path, stem: str, values: Mapping[str, Any]) -> bool:
     """Return True if the tokens of a row are recorded; False too where a file of tokens is damaged or gone."""
     try:
         return has_tokens(folder, *_key(stem, values))
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError):
         return False
 
 
@@ -90,16 +91,12 @@ def _parts(id: str) -> tuple[str, int]:
 
 def _take(folder: Path, stem: str, rows: Sequence[int]) -> list[dict[str, Any]]:
     """Read rows of a file, without threads; empty if the file is gone or has become shorter."""
-    import pyarrow
-    from pyarrow import parquet
-
     path = folder / FOLDER / f"{stem}.parquet"
     try:
-        with parquet.ParquetFile(path) as file:  # read_table would load pyarrow's engine for data sets
-            table = file.read(use_threads=False)
+        table = read_parquet(path, COMPLETIONS)
     except FileNotFoundError:
         return []
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot be read as parquet: {text_of(error)}", where=str(path)) from error
     if max(rows) >= len(table):
         return []
@@ -155,7 +152,7 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
 def items_of(text: str | None) -> list[Any]:
     """Read a column of JSON; anything but a list counts as empty."""
     try:
-        value = json.loads(text or "[]")
+        value = parse_json(text or "[]")
     except ValueError:
         return []
     return value if isinstance(value, list) else []

@@ -19,7 +19,7 @@ from grpox.observing.page.buffers import finite, integers, numbers
 from grpox.observing.page.index_files import PROMPTS, TEXT, Entry, IndexFiles
 from grpox.observing.page.rows import FILE, FOLDER, id_of, prompt_id, read_rows
 from grpox.observing.page.scan import lower, lower_text, scan
-from grpox.runtime.files import write_error_message
+from grpox.runtime.files import open_regular, write_error_message
 from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
@@ -473,7 +473,7 @@ def _batches(path: Path) -> Iterator[pyarrow.RecordBatch]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_regular(path) as source, parquet.ParquetFile(source) as file:
             if missing := set(_SHOWN) - set(file.schema_arrow.names):
                 raise _Unreadable(f"it has no column {', '.join(sorted(missing))}")
             yield from file.iter_batches(BATCH_ROWS, columns=list(_NEEDED), use_threads=False)

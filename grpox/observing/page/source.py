@@ -19,9 +19,10 @@ from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.alarms import alarms_in, describe_alarm
 from grpox.observing.early_stop import describe_early_stop
 from grpox.observing.page.columns import Column, MetricsColumns, decimate, plain, window
-from grpox.observing.page.data import CONFIG, FAILURE, METRICS, SUMMARY, VERSIONS
+from grpox.observing.page.data import CONFIG, FAILURE, METRICS, SUMMARY, VERSIONS, read_json
+from grpox.observing.record_files import MOST_STEPS
 from grpox.runfile.yaml_lines import Dumper, read_yaml
-from grpox.runtime.files import read_mapping, readable
+from grpox.runtime.files import read_small, readable
 from grpox.runtime.run_lock import is_locked
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class RunSource:
         self._config: tuple[Any, str, Mapping[str, Any], str] = (None, "", {}, "")
         self._version: tuple[int, Any] = (0, None)
         self._index = index
+        self._unreadable: list[str] = []
+        """Faults of the files that the last answer of `run` read."""
 
     @property
     def index(self) -> CompletionIndex:
@@ -103,9 +106,10 @@ class RunSource:
         """Describe the run: outcome, progress, alarms, components, versions, machines and config."""
         with self._lock:
             self._read()
-            versions, summary = _mapping(self.folder / VERSIONS), _mapping(self.folder / SUMMARY)
+            self._unreadable.clear()
+            versions, summary = self._mapping(VERSIONS), self._mapping(SUMMARY)
             text, config, problem = self._read_config()
-            alarms = alarms_in(summary or _mapping(self.folder / ALARMS))
+            alarms = alarms_in(summary or self._mapping(ALARMS))
             stopped = summary.get("stopped_early")
             steps = _steps(summary, versions, config)
             status = self.status
@@ -120,7 +124,7 @@ class RunSource:
                 "started": self._started(),
                 "seconds": self._seconds(summary, status),
                 "seconds_left": self._seconds_left(steps) if status == "running" else None,
-                "error": redact(str(_mapping(self.folder / FAILURE).get("error") or "")),
+                "error": redact(str(self._mapping(FAILURE).get("error") or "")),
                 "stopped_early": describe_early_stop(stopped) if isinstance(stopped, Mapping) else "",
                 "alarms": [{**alarm, "text": describe_alarm(alarm)} for alarm in alarms],
                 "tiles": [list(tile) for tile in self._tiles(summary, status)],
@@ -252,6 +256,14 @@ class RunSource:
                 self._config = ((stat.st_mtime_ns, stat.st_size), *_config(path))
         return self._config[1:]
 
+    def _mapping(self, name: str) -> Mapping[str, Any]:
+        """Read a JSON file of the record; empty if it cannot be read, which `_problems` tells."""
+        try:
+            return read_json(self.folder / name)
+        except ConfigError as error:
+            self._unreadable.append(f"{name} {error.problems[0].what}")
+            return {}
+
     def _ranks(self, versions: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the machines with their last measurements, and the number of ranks on the first."""
         machines: list[dict[str, Any]] = []
@@ -273,6 +285,7 @@ class RunSource:
     def _problems(self) -> Iterator[str]:
         if self._metrics.generation and not self.folder.exists():
             yield "the run's folder no longer exists: it was removed or renamed"
+        yield from filter(None, [self._metrics.problem, *self._unreadable])
         if lines := list(self._metrics.damaged):
             yield f"{METRICS}: {pluralize(len(lines), 'line')} cannot be read, the first is line {lines[0]}"
         if self._index is not None and self._index.problem:
@@ -371,13 +384,14 @@ def number(value: float | None) -> str:
 
 def components_of(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield (kind, name, parameters) of each component of a run."""
-    evaluation, train, data = (_section(config, section) for section in ("evaluation", "train", "data"))
-    refs = [("reward", ref) for ref in config.get("rewards") or ()]
-    refs += [("reward of evaluations", ref) for ref in evaluation.get("rewards") or ()]
+    names = ("evaluation", "train", "data", "tracking")
+    evaluation, train, data, tracking = (_section(config, section) for section in names)
+    refs = [("reward", ref) for ref in _list(config, "rewards")]
+    refs += [("reward of evaluations", ref) for ref in _list(evaluation, "rewards")]
     refs += [(kind, config.get(kind)) for kind in ("generator", "advantage", "loss", "correction")]
     refs += [(kind, train.get(kind)) for kind in ("optimizer", "scheduler")]
     refs += [("dataset", data.get("source"))]
-    refs += [("observer", {"name": name, **(ref or {})}) for name, ref in _section(config, "tracking").items()]
+    refs += [("observer", {"name": name, **_section(tracking, name)}) for name in tracking]
     for kind, ref in refs:
         if isinstance(ref, Mapping):
             values = {key: value for key, value in ref.items() if key not in ("name", "path")}
@@ -385,9 +399,9 @@ def components_of(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield kind, str(ref.get("name") or ref.get("path")), parameters
 
 
-def _mapping(path: Path) -> dict[str, Any]:
-    """Read a file of the record; numbers that JSON lacks, which another program may have written, are text."""
-    return read_mapping(path, constant=str)
+def _list(config: Mapping[str, Any], name: str) -> list[Any]:
+    items = config.get(name)
+    return items if isinstance(items, list) else []
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -398,7 +412,7 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _config(path: Path) -> tuple[str, Mapping[str, Any], str]:
     """Read a config: its text without secrets, its data, and what is wrong with it."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_small(path)
         content = read_yaml(text, str(path)).data
     except (OSError, ValueError, ConfigError) as error:
         return "", {}, f"{path.name} cannot be read: {text_of(error)}"
@@ -414,7 +428,7 @@ def _steps(*records: Mapping[str, Any]) -> int | None:
     """Return the planned steps of a run from its summary, versions or config; None if they name none."""
     summary, versions, config = records
     known = (versions.get("total_steps"), _section(config, "train").get("max_steps"), summary.get("steps"))
-    return next((steps for steps in known if isinstance(steps, int)), None)
+    return next((steps for steps in known if isinstance(steps, int) and 0 <= steps <= MOST_STEPS), None)
 
 
 def _thinned(curves: Mapping[str, tuple[Numbers, Numbers]]) -> dict[str, tuple[Numbers, Numbers]]:

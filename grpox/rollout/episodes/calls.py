@@ -5,40 +5,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from grpox.contracts import Message, ToolCall
 from grpox.data.chat import ChatTemplate, Schema
-from grpox.errors import ConfigError
+from grpox.errors import ConfigError, RunFailed
+from grpox.runtime.child import Child, ChildFailed, Restarted, connect_to_parent
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')
-_JSON_CALL = re.compile(r'\s*(?:<\|python_tag\|>)?\s*(?=\{\s*"(?:name"|type"\s*:\s*"function")\s*[:,])')
+_JSON_CALL = re.compile(r'\s*+(?:<\|python_tag\|>\s*+)?(?=\{\s*"(?:name"|type"\s*:\s*"function")\s*[:,])')
 
 _BETWEEN = re.compile(r"[\s;,]*")
 _QUESTION: Message = {"role": "user", "content": "a"}
 EXACT = {"clean_up_tokenization_spaces": False}
 """Argument of a tokenizer's `decode` that keeps each space."""
+_PARAMETER = r"<parameter=(?P<key>[^<>\n]+)>\n?(?P<value>(?:(?!<parameter=).)*?)\n?</parameter>"
 _QWEN_XML: Mapping[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {
-        "content": {"close": "<|im_end|>", "content": "text"},
+        "content": {"close": "<|im_end|>", "content": "text", "repeats": True, "join": "\n"},
         "tool_calls": {
-            "open_pattern": r"\s*<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-            "close_pattern": r"</function>\s*</tool_call>",
+            "open_pattern": r"<tool_call>\s*+<function=(?P<name>[^<>\n]+)>",
+            "close_pattern": r"</function>\s*+</tool_call>",
             "repeats": True,
             "content": "xml-inline",
-            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"},
+            "content_args": {"tag_pattern": _PARAMETER},
             "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
         },
     },
 }
-"""transformers' response template for the calls of Qwen3-Coder and Qwen3.5."""
+"""transformers' response template for the calls of Qwen3-Coder and Qwen3.5, with patterns of linear time."""
+PIECE = 4096
+"""Characters that its parser reads at a time: it searches for the end of a turn once a call."""
+PARSE_SECONDS = 10.0
+"""Time limit of reading a turn by the patterns of a tokenizer's own template."""
+START_SECONDS = 120.0
 READ = (
     "calls as <tool_call>{JSON}</tool_call> (Hermes), as JSON with name and parameters (Llama 3) or as "
     "<function=...> (Qwen3.5); a tokenizer with a response_template; or an environment with a method parse"
@@ -113,32 +122,68 @@ class JsonReader:
 
 
 class ResponseReader:
-    """Reads turns by transformers' `parse_response`.
+    """Reads turns by transformers' parser of responses.
 
     Args:
         template: the response template.
         before: text that ends with the header of a turn.
+        child: process that parses; default: this one, for a template whose patterns take linear time.
     """
 
-    def __init__(self, chat: ChatTemplate, template: Mapping[str, Any], before: str) -> None:
+    def __init__(
+        self,
+        chat: ChatTemplate,
+        template: Mapping[str, Any],
+        before: str,
+        child: Restarted[Child] | None = None,
+    ) -> None:
         self._chat = chat
         self._template = dict(template)
         self._before = before
+        self._child = child
 
     def read(self, text: str, token_ids: Sequence[int], tools: Sequence[Schema]) -> ReadCalls:
         """Read a turn; see `CallReader`."""
         written = str(self._chat.tokenizer.decode(list(token_ids), skip_special_tokens=False, **EXACT))
+        request = written, self._template, self._before, list(tools)
+        child = self._child.get() if self._child else None
         try:
-            message = self._chat.tokenizer.parse_response(
-                written, self._template, prefix=self._before, tools=list(tools)
-            )
+            message = _answer_of(child, request) if child else _parsed(*request)
             calls = tuple(_calls_of_message(message))
-        except Exception:  # noqa: BLE001 - its parsers raise whatever they like on text that does not fit
+        except Exception as error:  # noqa: BLE001 - its parsers raise whatever they like on text that does not fit
+            if self._child is not None and isinstance(error, ChildFailed):  # its patterns took too long
+                self._child.stop()
             return ReadCalls("", (_broken(text),))
         fields = {
             name: value for name, value in message.items() if name not in ("role", "content", "tool_calls")
         }
-        return ReadCalls(str(message.get("content") or ""), calls, fields)
+        content = str(message.get("content") or "")
+        return ReadCalls(content if self._child else content.strip(), calls, fields)
+
+
+def _answer_of(child: Child, request: Sequence[Any]) -> Any:
+    with child.in_use:
+        child.send(json.dumps(request).encode())
+        return json.loads(child.receive(time.monotonic() + PARSE_SECONDS))
+
+
+def _start() -> Child:
+    child = Child(["-P", "-m", __name__], stall=PARSE_SECONDS)
+    try:
+        child.receive(time.monotonic() + START_SECONDS)
+    except ChildFailed as error:
+        child.kill()
+        raise RunFailed(f"the process that reads calls of tools did not start: {child.printed}") from error
+    return child
+
+
+def _parsed(text: str, template: dict[str, Any], before: str, tools: list[Schema]) -> dict[str, Any]:
+    from transformers.utils.chat_parsing import ResponseParser
+
+    parser = ResponseParser(template, before, tools=list[Any](tools))
+    for start in range(0, len(text), PIECE):
+        parser.feed(text[start : start + PIECE])
+    return dict(parser.finalize()[0])
 
 
 def _calls_of_message(message: Mapping[str, Any]) -> Iterator[ToolCall]:
@@ -205,7 +250,7 @@ def call_reader(chat: ChatTemplate, tools: Sequence[Schema]) -> CallReader:
     before = chat.render([_QUESTION], tools)
     candidates: list[CallReader] = [HermesReader(), JsonReader(), ResponseReader(chat, _QWEN_XML, before)]
     if own := getattr(chat.tokenizer, "response_template", None):
-        candidates.insert(0, ResponseReader(chat, own, before))
+        candidates.insert(0, ResponseReader(chat, own, before, Restarted(_start)))
     call = ToolCall(str(tools[0]["function"]["name"]), json.dumps({"x": "qzxvalue"}))
     for arguments in (json.loads(call.arguments), call.arguments):
         token_ids = _written(chat, tools, call.name, arguments, before)
@@ -232,3 +277,19 @@ def _written(chat: ChatTemplate, tools: Sequence[Schema], name: str, arguments: 
     places = (place for place, (one, other) in enumerate(zip(rendered, before, strict=False)) if one != other)
     written = rendered[next(places, len(before)) :]
     return list(chat.tokenizer(written, add_special_tokens=False)["input_ids"])
+
+
+def main() -> None:
+    """Parse turns until the parent ends; null answers a turn that does not fit its template."""
+    parent = connect_to_parent()
+    parent.send_bytes(b"ready")
+    with contextlib.suppress(EOFError):
+        while True:
+            request, message = json.loads(parent.recv_bytes()), None
+            with contextlib.suppress(Exception):  # its parsers raise whatever they like
+                message = _parsed(*request)
+            parent.send_bytes(json.dumps(message).encode())
+
+
+if __name__ == "__main__":
+    main()

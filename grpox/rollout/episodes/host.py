@@ -13,7 +13,7 @@ from grpox.environments import Appended, Environment
 from grpox.environments.calling import Settled, TimeLimit, Work, begin_call, call
 from grpox.environments.contract import overrides
 from grpox.environments.tools import Toolbox, clean_text
-from grpox.errors import describe
+from grpox.errors import brief, describe
 from grpox.plugins.component_state import NotPlain
 from grpox.rollout.episodes.loading import EnvironmentClass
 from grpox.rollout.episodes.messages import Action, Observation, Outcome, Start
@@ -230,5 +230,5 @@ def _info(returned: Any) -> dict[str, Any]:
 
 
 def _brief(value: Any) -> str:
-    text = repr(value) if isinstance(value, str | int | float | bool) else ""
-    return text if 0 < len(text) < 60 else f"a {type(value).__name__}"
+    is_short = isinstance(value, int | float) or (isinstance(value, str) and len(value) < 58)
+    return brief(value) if is_short else f"a {type(value).__name__}"

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from numbers import Number, Real
-from typing import Any, SupportsFloat
+from typing import Any
 
+from grpox.contracts import FLOAT32_MAX, finite_number
 from grpox.environments.tools import clean_text
 from grpox.plugins.component_state import NotPlain
 
 LONGEST_KEY = 100
 """Characters of the text of a state; a longer text is hashed."""
+DEEPEST = 100
+"""Levels of lists and mappings within each other."""
 
 
-def plain_value(value: Any, place: str) -> Any:
+def plain_value(value: Any, place: str, depth: int = 0) -> Any:
     """Copy a value of None, texts, numbers, lists and mappings by text; scalars of numpy become numbers.
 
     Raises:
-        NotPlain: it holds something else.
+        NotPlain: it holds something else, a number beyond those of float64, or nests deeper than `DEEPEST`.
     """
+    if depth > DEEPEST:
+        raise NotPlain(f"{place[:60]}... nests deeper than {DEEPEST} levels")
+    if isinstance(value, int) and abs(value) > sys.float_info.max:
+        raise NotPlain(f"{place} is a whole number beyond those of float64")
     if value is None or type(value) in (bool, int, float):
         return value
     if isinstance(value, str):
@@ -33,9 +41,11 @@ def plain_value(value: Any, place: str) -> Any:
         for name in value:
             if not isinstance(name, str):
                 raise NotPlain(f"{place} has a key of type {type(name).__name__}; keys are text")
-        return {clean_text(name): plain_value(item, f"{place}[{name!r}]") for name, item in value.items()}
+        return {
+            clean_text(name): plain_value(item, f"{place}[{name!r}]", depth + 1) for name, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [plain_value(item, f"{place}[{index}]") for index, item in enumerate(value)]
+        return [plain_value(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)]
     if getattr(value, "shape", None) == () and callable(item := getattr(value, "item", None)):
         return plain_value(item(), place)
     if isinstance(value, int | float) and not isinstance(value, Enum):
@@ -50,13 +60,9 @@ def number(value: Any, place: str) -> float:
     Raises:
         NotPlain: it is none.
     """
-    if isinstance(value, SupportsFloat) and not isinstance(value, str):
-        try:
-            result = float(value)
-        except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several elements
-            result = math.nan
-        if math.isfinite(result):
-            return result
+    result = finite_number(value)
+    if result is not None and abs(result) <= FLOAT32_MAX:
+        return result
     shown = repr(value) if isinstance(value, float | str) else f"a {type(value).__name__}"
     raise NotPlain(f"{place} is {shown[:60]}, not a finite number")
 

@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import psutil
+
 from grpox.config import EpisodesConfig
 from grpox.errors import ConfigError, Problem, RunFailed, describe
 from grpox.rollout.episodes.episode_process import LAST, Request
 from grpox.rollout.episodes.forker import LINK, LOST, SHUT, UNASKED, Setup
 from grpox.rollout.episodes.messages import Action, Blueprint, Lost, Observation, Outcome, Start
-from grpox.runtime.child import Child, ChildEnded, ChildFailed, Restarted
+from grpox.runtime.child import Child, ChildEnded, ChildFailed, ChildLate, Restarted
 from grpox.runtime.child_output import ChildOutput
 from grpox.runtime.logs import get_logger
 
@@ -32,6 +34,8 @@ LOAD_SECONDS = 600.0
 """Time limit of importing the environments."""
 STALL_SECONDS = 60.0
 """Seconds that the forker may pause within a message."""
+STOP_SECONDS = 10.0
+"""Seconds that the forker may be stopped, as an environment can do by a signal."""
 CLOSE_SECONDS = 30.0
 """Seconds beyond a call's time limit in which all open environments are closed at the end."""
 ANSWERS = {
@@ -232,6 +236,8 @@ class _Forker:
         self._last = UNASKED
         self._sent: dict[int, _Sent] = {}
         """Requests by number."""
+        self._runs_at = time.monotonic()
+        """Time at which the process was last seen not to be stopped."""
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self.output = ChildOutput("the environments")
@@ -313,14 +319,25 @@ class _Forker:
         try:
             with self._child.in_use:
                 while True:
-                    message = self._child.receive(math.inf)
+                    message = self._child.receive(math.inf, self._look)
                     key, number, kind = LINK.unpack_from(message)
                     self._take(key, number, kind, message[LINK.size :])
+        except ChildLate:
+            self._fail(f"was stopped for more than {STOP_SECONDS:g} s, by an environment or from outside")
+            self._end()
         except ChildEnded:
             self._fail("has ended")
             self._child.end()  # with what the forker can no longer end
         except BaseException as error:  # noqa: BLE001 - whoever waits must not wait for ever
             self._fail(f"answered what cannot be read: {describe(error)}")
+
+    def _look(self) -> None:
+        """Raise ChildLate once the process has been stopped for too long."""
+        with contextlib.suppress(psutil.Error):
+            if psutil.Process(self._child.pid).status() != psutil.STATUS_STOPPED:
+                self._runs_at = time.monotonic()
+        if time.monotonic() > self._runs_at + STOP_SECONDS:
+            raise ChildLate
 
     def _take(self, key: int, number: int, kind: int, payload: bytes) -> None:
         """Note an answer; without a number it is of an environment that nobody asked."""

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, SupportsFloat
 
-from grpox.contracts import FailedScore
+from grpox.contracts import FLOAT32_MAX, FailedScore, finite_number
 from grpox.data.reward_signature import Signature
-from grpox.errors import TEXT, chain, shorten, text_of
+from grpox.errors import TEXT, brief, chain, shorten, text_of
 from grpox.rollout.rewards.background_loop import BackgroundCall
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.signals import raise_if_signal
@@ -246,10 +246,6 @@ def own_copies(signature: Signature, arguments: Mapping[str, Any]) -> dict[str, 
     }
 
 
-FLOAT32_MAX = 3.4028234663852886e38
-"""Beyond it a score would be infinite where rewards become advantages."""
-
-
 class BadScores(Exception):
     """A reward function returned something else than one value per completion."""
 
@@ -360,20 +356,8 @@ class CallLog:
                 )
 
 
-def finite_number(value: Any) -> float | None:
-    """`value` as a float, numpy and torch scalars included; None for whatever is no finite number."""
-    # Not "0.5", which float() would take. The usual kinds come first, as asking for a protocol takes long.
-    if not isinstance(value, (float, int, SupportsFloat)):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # a tensor of several elements
-        return None
-    return number if math.isfinite(number) else None
-
-
 def _described(value: Any) -> str:
-    if value is None:
-        return "None"
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+    text = brief(value, TEXT)
+    return (
+        text if value is None else f"{text if len(text) <= 60 else text[:57] + '...'} ({type(value).__name__})"
+    )

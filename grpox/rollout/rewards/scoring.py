@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from grpox.contracts import Episode, Rollout, Text, TrainerState
+from grpox.contracts import FLOAT32_MAX, Episode, Rollout, Text, TrainerState
 from grpox.data.reward_signature import column_problem
 from grpox.errors import Problem, RunFailed
 from grpox.rollout.rewards.call import ByName, CallLog
@@ -358,6 +358,9 @@ def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
 
     Returns:
         f64[N], NaN where every function abstained.
+
+    Raises:
+        RunFailed: a sum is beyond the numbers of float32.
     """
     import torch
 
@@ -369,6 +372,9 @@ def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
         total = total + term
     # Terms that cancel but for rounding add up to 0: an advantage would divide that rounding by itself.
     total = torch.where(total.abs() > ROUNDING * terms.abs().sum(dim=1), total, 0.0)
+    if bool((large := total.abs() > FLOAT32_MAX).any()):
+        parts, whole = rewards[large][0].tolist(), total[large][0].item()
+        raise RunFailed(f"the weighted sum of the rewards {parts} is {whole:g}, beyond the numbers of float32")
     return total.masked_fill(~scored.any(dim=1), torch.nan)
 
 

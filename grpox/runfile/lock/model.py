@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grpox.errors import ConfigError, nearest
 from grpox.plugins.hookspecs import hookimpl
-from grpox.runtime.files import write_atomically
+from grpox.runtime.files import read_small, write_atomically
 
 if TYPE_CHECKING:
     from grpox.contracts import RunContext
@@ -122,7 +122,7 @@ def read_lock(path: Path) -> Lock:
     """
     file = path / LOCK_FILE if path.is_dir() else path
     try:
-        return Lock.model_validate_json(file.read_text(encoding="utf-8"))
+        return Lock.model_validate_json(read_small(file))
     except FileNotFoundError as error:
         what = "holds no plugin lock" if path.is_dir() else "no such run folder or lock file"
         around = path if path.is_dir() else path.parent

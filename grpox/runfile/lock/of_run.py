@@ -100,6 +100,8 @@ def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedCompon
             targets = [c.target.partition(":")[0] for c in components if c.distribution == name]
             top_level = (distribution.read_text("top_level.txt") or "").split()
             files = module_files([*modules, *top_level], targets, folder)
+        elif not origin["editable"]:
+            files = imported_files(files, modules)
     whole = hashlib.sha256()
     for file in sorted(files):
         whole.update(f"{file}\0{file_hash(files[file])}\n".encode("utf-8", "surrogatepass"))
@@ -133,6 +135,27 @@ def recorded_files(distribution: metadata.Distribution) -> dict[str, Path]:
         if path.is_file():
             files[entry.as_posix()] = path
     return files
+
+
+def imported_files(recorded: dict[str, Path], modules: Iterable[str]) -> dict[str, Path]:
+    """Return recorded files, with those of the packages that imports use in place of the recorded ones.
+
+    A folder earlier on the path may hold another copy, and a package files that nothing recorded.
+    """
+    top_level = {name.partition("/")[0].removesuffix(".py") for name in recorded if name.endswith(".py")}
+    packages = dict(filter(None, map(_locate, sorted({*modules, *top_level}))))
+    paths = [file.resolve() for file in recorded.values()]
+    shadowed = [
+        (f"{name.replace('.', '/')}/", f"{name.replace('.', '/')}.py")
+        for name, place in packages.items()
+        if not any(path.is_relative_to(place) for path in paths)
+    ]
+    files = {
+        name: file
+        for name, file in recorded.items()
+        if not any(name.startswith(folder) or name == single for folder, single in shadowed)
+    }
+    return files | {name: file for each in packages.items() for name, file in _python_files(*each)}
 
 
 def module_files(own: Iterable[str], others: Iterable[str], base: Path) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from time import time
 from typing import NamedTuple
 
 from grpox.errors import ConfigError, nearest, redacted
-from grpox.toolkit import MetricsLine, is_locked, read_mapping
+from grpox.toolkit import MetricsLine, is_locked, open_regular, read_mapping, read_small
 from grpox_mlflow.followed import FollowedRun, ending, tags_of
 from grpox_mlflow.naming import CHANGED, FOLDER_TAG, KEY_TAG, flattened
 from grpox_mlflow.recorded import METRICS
@@ -116,7 +116,7 @@ class RunFolder:
         import yaml
 
         try:
-            text = (self.folder / CONFIG).read_text(encoding="utf-8")
+            text = read_small(self.folder / CONFIG)
             config = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()
         except (OSError, ValueError, yaml.YAMLError):
             return {}
@@ -289,7 +289,8 @@ def _first_moment(folder: Path) -> int:
 
     If the record does not name it, it is the first moment of the metrics, the only ones to survive a resume.
     """
-    if isinstance(started := read_mapping(folder / VERSIONS).get("started"), int | float):
+    started = read_mapping(folder / VERSIONS).get("started")
+    if isinstance(started, int | float) and 0 <= started < 1e11:
         return int(started * 1000)
     began = (folder / VERSIONS).stat().st_mtime
     first = next(_read_lines(folder / METRICS), None)
@@ -305,7 +306,7 @@ def _newest_step(path: Path) -> MetricsLine | None:
     size = path.stat().st_size if path.is_file() else 0
     length = _TAIL
     while size:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, size - length))
             # The first line of a part may be half of one.
             tail = file.readlines()[0 if length >= size else 1 :]
@@ -320,7 +321,7 @@ def _read_lines(path: Path, only_evaluations: bool = False) -> Iterator[MetricsL
     """Yield the lines of a file of metrics that are whole; a missing file has none."""
     if not path.is_file():
         return
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for line in file:
             if only_evaluations and b'"evaluation"' not in line[:_EVALUATION_WITHIN]:
                 continue  # parsing takes most of the time

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from grpox.errors import ConfigError, redact
 from grpox.toolkit import (
     MASK,
@@ -21,6 +23,7 @@ from grpox.toolkit import (
     describe_early_stop,
     flush_to_disk,
     read_mapping,
+    read_small,
 )
 from grpox_mlflow.naming import CHANGED, PARENT_TAG, TAG_LENGTH, Names, changes, shortened
 
@@ -108,8 +111,9 @@ class FollowedRun:
     def read(cls, folder: Path) -> FollowedRun | None:
         """Read the record in a run's folder; None if MLflow does not track the run."""
         try:
-            return cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            followed = TypeAdapter(cls).validate_json(read_small(folder / FILE))
+            return followed if 0 <= followed.start_time < 1e14 else None
+        except (OSError, ValueError):
             return None
 
 

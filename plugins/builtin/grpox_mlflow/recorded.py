@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from grpox.toolkit import MetricsLine
+from grpox.toolkit import MetricsLine, open_regular
 from grpox_mlflow.naming import Names
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RecordedLines(Generic[Item]):
         """Count the lines after `position`."""
         if not self._path.exists():
             return 0
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(self.position)
             return sum(1 for _ in file)
 
@@ -59,7 +59,7 @@ class RecordedLines(Generic[Item]):
         while self.position < self.size:
             items: list[Item] = []
             end = self.position
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(end)
                 for line in file:
                     of_line = self._read(line) if line.endswith(b"\n") else None

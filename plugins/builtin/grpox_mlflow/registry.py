@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from grpox.toolkit import checkpoints_in, format_bytes, step_of
+from grpox.toolkit import checkpoints_in, format_bytes, read_mapping, step_of
 from grpox_mlflow.naming import KEY_TAG
 from grpox_mlflow.recorded import METRICS, in_requests, recorded_metrics
 
@@ -134,7 +134,7 @@ class Registry:
         for folder in reversed(checkpoints_in(self._folder)):
             yield Saved(step_of(folder), folder, loadable=False)
         try:
-            summary = json.loads((self._folder / "summary.json").read_text(encoding="utf-8"))
+            summary = read_mapping(self._folder / "summary.json")
             yield Saved(int(summary["steps"]), self._folder / "model", loadable=True)
         except (OSError, ValueError, KeyError, TypeError):
             return  # training did not finish

@@ -51,8 +51,8 @@ class RegexConfig(Parameters):
     """Parameters of regex."""
 
     pattern: str
-    """Regular expression for Python's `re`. Nested repetition such as ``(a+)+`` can take practically
-    forever."""
+    """Regular expression for Python's `re`. After a second on one completion, which nested repetition such as
+    ``(a+)+`` can take, the pattern counts as not found, and the completion in regex/timeouts."""
     match: float = 1.0
     """Score if the pattern matches."""
     no_match: float = 0.0
@@ -342,7 +342,7 @@ class JudgeConfig(ServiceConfig):
     brace of the text itself is doubled."""
     system: str | None = None
     """System message before the prompt."""
-    pattern: str = r"(?m)^[\s*_]*Score:[\s*_]*(-?\d+(?:\.\d+)?)[\s*_.]*$"
+    pattern: str = r"(?m)^(?:[^\S\n]|[*_])*Score:[\s*_]*(-?\d+(?:\.\d+)?)[\s*_.]*$"
     """Regular expression whose only group is the score. All of its matches must give the same score."""
     json_field: str | None = None
     """If given, the reply must instead be a JSON object, alone or in a fenced block, with this number."""

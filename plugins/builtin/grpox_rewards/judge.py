@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grpox.contracts import FailedScore, Text, completion_text
+from grpox.contracts import FailedScore, Text, completion_text, finite_number, foreign_score
+from grpox.toolkit import brief
 from grpox_rewards.configs import JudgeConfig
 from grpox_rewards.reply_cache import ReplyCache
 from grpox_rewards.service import Service, ServiceFailed, Session
+from grpox_rewards.text import PATTERN_SECONDS, limited
 
-FENCED = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
+MOST_TOKENS = 1e9
+"""Count of tokens from which a service's is not believed."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +150,12 @@ def read_answer(answer: Any) -> tuple[str, int, int]:
     try:
         reply = answer["choices"][0]["message"]["content"]
         usage = answer.get("usage") or {}
-        tokens = [int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise ServiceFailed(f"the judge answered no chat completion: {answer!r}"[:200]) from error
+        counts = [finite_number(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")]
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ServiceFailed(f"the judge answered no chat completion: {brief(answer, 160)}") from error
     if not isinstance(reply, str):
         raise ServiceFailed("the judge answered a chat completion without text")
+    tokens = [int(count) if count and 0 < count < MOST_TOKENS else 0 for count in counts]
     return reply, tokens[0], tokens[1]
 
 
@@ -170,7 +172,10 @@ def read_score(reply: str, config: JudgeConfig) -> float:
 
 
 def _by_pattern(reply: str, pattern: str) -> float:
-    texts = {match or "" for match in re.findall(pattern, reply)}
+    try:
+        texts = {match or "" for match in limited("findall", pattern)(reply)}
+    except TimeoutError:
+        raise ValueError(f"took the pattern longer than {PATTERN_SECONDS:g} s: {reply[:100]!r}") from None
     try:
         scores = {float(text) for text in texts}
     except ValueError:
@@ -181,12 +186,14 @@ def _by_pattern(reply: str, pattern: str) -> float:
 
 
 def _in_json(reply: str, name: str) -> float:
-    fenced = FENCED.match(reply.strip())
+    text = reply.strip()
+    head, _, rest = text.partition("\n")
+    is_fenced = head.rstrip() in ("```", "```json") and rest.endswith("\n```")
     try:
-        content = json.loads(fenced[1] if fenced else reply)
-    except ValueError:
-        raise ValueError(f"is no JSON: {reply.strip()[:100]!r}") from None
-    score = content.get(name) if isinstance(content, dict) else None
-    if not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
-        raise ValueError(f"has no number {name!r}: {reply.strip()[:100]!r}")
-    return float(score)
+        content = json.loads(rest.removesuffix("```") if is_fenced else text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"is no JSON: {text[:100]!r}") from None
+    score = foreign_score(content.get(name) if isinstance(content, dict) else None, name)
+    if isinstance(score, FailedScore):
+        raise ValueError(f"has no number {name!r}: {text[:100]!r}")
+    return score

@@ -20,7 +20,8 @@ machine."""
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 # Three letters in a row outside braces that are no LaTeX command: a sentence, not an expression.
 PROSE = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{3,}")
-ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+ANSWER_TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+"""Without another one inside: each opening would be searched to the end of the text."""
 TARGETS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
 
 

@@ -34,7 +34,7 @@ class ReplyCache:
         """Return the answer to `request`; None if there is none, or its file is damaged."""
         try:
             return json.loads(self._file(request).read_text(encoding="utf-8"))["answer"]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
     def keep(self, request: bytes, answer: Any) -> None:

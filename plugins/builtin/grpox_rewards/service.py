@@ -126,7 +126,7 @@ class Service:
             raise _transient(failure, response.headers.get("Retry-After", ""))
         try:
             return json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ServiceFailed("answered something else than JSON") from error
 
     def _wait(self, state: RetryCallState, draw: random.Random) -> float:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any
+
+import regex
 
 from grpox.contracts import Text, completion_text
 from grpox_rewards.configs import ExactConfig, FormatConfig, LengthConfig, RegexConfig, SoftOverlongConfig
@@ -22,6 +25,20 @@ def model_tokens(
     if model_masks is None:
         return list(completion_ids)
     return [list(compress(*each)) for each in zip(completion_ids, model_masks, strict=True)]
+
+
+PATTERN_SECONDS = 1.0
+"""Time limit of a user's pattern on one text."""
+_BRACE = re.compile(r"(\\N\{[^}]*\}|\\.)|\{(?!(?:\d+(?:,\d*)?|,\d*)\})", re.DOTALL)
+
+
+def limited(method: str, pattern: str, flags: int = 0) -> Callable[[str], Any]:
+    """Return a method of a user's pattern, which raises TimeoutError after `PATTERN_SECONDS`.
+
+    It is run by `regex`, since nothing interrupts `re`; a brace that is text to `re` is text here, too.
+    """
+    compiled = regex.compile(_BRACE.sub(lambda match: match[1] or r"\{", pattern), flags)
+    return partial(getattr(compiled, method), timeout=PATTERN_SECONDS, concurrent=True)
 
 
 class Exact:
@@ -45,17 +62,33 @@ class Exact:
 
 
 class Regex:
-    """`match` if the pattern is found (and its group equals the column, if given), else `no_match`."""
+    """`match` if the pattern is found (and its group equals the column, if given), else `no_match`.
+
+    A completion on which the pattern takes longer than `PATTERN_SECONDS` counts as not matching.
+    """
 
     def __init__(self, config: RegexConfig) -> None:
         self.config = config
         self.reads_columns = config.reads_columns
-        compiled = re.compile(config.pattern, config.flags)
-        self._find = compiled.fullmatch if config.full else compiled.search
+        self._find = limited("fullmatch" if config.full else "search", config.pattern, config.flags)
 
-    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float | None]:
+    def __call__(
+        self,
+        *,
+        completions: Sequence[Text],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
         """Return one score per completion; None if the compared column is None."""
-        matches = [self._find(completion_text(completion)) for completion in completions]
+        matches, late = list[Any](), 0
+        for completion in completions:
+            try:
+                matches.append(self._find(completion_text(completion)))
+            except TimeoutError:
+                matches.append(None)
+                late += 1
+        if log_metric is not None:
+            log_metric("regex/timeouts", late / len(completions))
         if self.config.column is None:
             return [self._score(match is not None) for match in matches]
         return [
@@ -63,7 +96,7 @@ class Regex:
             for match, answer in zip(matches, columns[self.config.column], strict=True)
         ]
 
-    def _equals(self, match: re.Match[str], answer: Any) -> bool:
+    def _equals(self, match: Any, answer: Any) -> bool:
         captured: str | None = match[self.config.group]  # None: the group is not part of the match
         return captured is not None and captured.strip() == str(answer).strip()
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpox.contracts import FailedScore, Text
+from grpox.contracts import FailedScore, Text, foreign_score
 from grpox_rewards.configs import HttpConfig
 from grpox_rewards.service import Service, ServiceFailed, Session
 
@@ -75,8 +74,8 @@ def checked(answer: Any, count: int) -> list[float | None]:
     if not isinstance(scores, list) or len(scores) != count:
         what = f"{len(scores)} scores" if isinstance(scores, list) else "no list of scores"
         raise ServiceFailed(f"the service answered {what} for {count} completions")
-    for score in scores:
-        is_number = isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
-        if score is not None and not is_number:
-            raise ServiceFailed(f"the service answered {score!r}, which is no finite number or null"[:200])
-    return scores
+    numbers = [None if score is None else foreign_score(score, "the service answered") for score in scores]
+    for number in numbers:
+        if isinstance(number, FailedScore):
+            raise ServiceFailed(number.reason)
+    return numbers

@@ -91,6 +91,17 @@ OTHER_KEYS = [
     *("pattern", "patience", "random_seed", "fw_layer_norm"),
 ]  # fmt: skip
 
+
+@pytest.mark.parametrize("key", ["tokens", "hub_tokens", "judge.tokens", "apiTokens", "tokens.deep"])
+@pytest.mark.parametrize("made", [lambda text: {"a": text}, lambda text: [text, text]])
+def test_texts_below_tokens_are_masked(key: str, made: Any) -> None:
+    config = {key: made("hush")}
+    assert "hush" not in str(redacted(config))
+    assert masked_keys(redacted(config))
+    plain = {"tokens": {"longest": 5, "pad": "<pad>"}, "stop_tokens": made("x"), "keys": made("x")}
+    assert redacted(plain) == plain
+
+
 SECRET_TEXTS = [
     ("https://me:hush@host:5000/x", "https://me:***@host:5000/x"),
     ("refused by postgresql://me:h@sh@host/db: no", "refused by postgresql://me:***@host/db: no"),

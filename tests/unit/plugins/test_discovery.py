@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -90,6 +91,44 @@ def test_a_broken_plugin_is_a_record_with_its_error_and_offers_nothing(make_dist
     assert record.error is not None
     assert offers(plugins, "grpox-bad") == []
     assert [offer.spec.name for offer in offers(plugins, "grpox-good")] == ["good"]
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("import os\nos._exit(0)", "calls os._exit(0)"),
+        (HEADER + "@hookimpl\ndef grpox_losses():\n    import os\n    os._exit(0)", "calls os._exit(0)"),
+        ("from os import _exit\ntry:\n    _exit(3)\nexcept BaseException:\n    pass", "calls os._exit(3)"),
+        ("print('hello')", "prints 'hello"),
+        ("import os\nos.write(1, b'hello')", "prints 'hello'"),
+        ("import os\nos.system('echo hello')", "prints 'hello"),
+        ("import sys\nsys.__stdout__.write('hello')", "prints 'hello'"),
+    ],
+)
+def test_every_command_refuses_a_plugin_that_ends_the_process_or_prints(make_distribution, source, fault):
+    folder = make_distribution("grpox-bad", source)
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    for command in (["plugins", "list", "--json"], ["validate", "quickstart"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "grpox", *command],
+            capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert f"plugin 'plugin' of grpox-bad 1.0 {fault}" in done.stderr
+        assert "as it is imported" in done.stderr
+        assert "hello" not in done.stdout.replace(fault, "")
+        if "--json" in command:
+            assert fault.partition("'")[0] in str(json.loads(done.stdout))
+    path_of_cure = {**os.environ, "PYTHONPATH": path, "GRPOX_DISABLE_PLUGINS": "grpox-bad"}
+    subprocess.run([sys.executable, "-m", "grpox", "schema"], capture_output=True, check=True, env=path_of_cure)
+
+
+def test_a_child_that_a_plugin_forks_may_end_as_it_likes(make_distribution):
+    make_distribution(
+        "grpox-forks", "import os\npid = os.fork()\npid or os._exit(3)\nended = os.waitpid(pid, 0)[1]"
+    )
+    assert only_record("grpox-forks").status == "ok"
+    assert sys.modules["grpox_forks"].ended >> 8 == 3
 
 
 def test_the_original_error_is_kept(make_distribution):

@@ -163,7 +163,7 @@ def trainer_of(collector, schedule, policy, max_staleness=0, evaluator=None, cur
     )
     context = SimpleNamespace(config=SimpleNamespace(train=train))
     state, observers = TrainingState(cursor=cursor), Observed()
-    return Trainer(
+    trainer = Trainer(
         context=context,
         world=ALONE,
         schedule=schedule,
@@ -180,6 +180,8 @@ def trainer_of(collector, schedule, policy, max_staleness=0, evaluator=None, cur
         checkpoints=SimpleNamespace(after_step=lambda *_, **__: None, finish=lambda: None),
         times=collector.sampler.times,
     )
+    trainer._is_first = False  # its policy has no log-probabilities to compare
+    return trainer
 
 
 def test_the_next_batch_is_begun_before_each_update_and_none_after_the_last():

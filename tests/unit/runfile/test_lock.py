@@ -131,6 +131,24 @@ def test_a_changed_source_file_of_a_selected_plugin_is_drift(tiny: Path) -> None
     assert line.startswith("drift: grpox-tiny sources: ")
 
 
+def test_a_working_copy_before_a_wheel_is_what_the_lock_identifies(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tiny / "grpox_tiny-1.0.dist-info" / "RECORD").write_text(
+        "grpox_tiny.py,,\ngrpox_tiny_loss.py,,\ndata.txt,,\n"
+    )
+    (tiny / "data.txt").write_text("of the wheel")
+    before = locked("loss=tiny")
+    assert before.distributions["grpox-tiny"].files == 3
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "grpox_tiny_loss.py").write_text("# a working copy\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "copy"))
+    (found,) = compare(before, locked("loss=tiny"))
+    assert (found.severity, found.what) == (Severity.DRIFT, "grpox-tiny sources")
+    (tmp_path / "copy" / "grpox_tiny_loss.py").write_text((tiny / "grpox_tiny_loss.py").read_text())
+    assert locked("loss=tiny") == before  # the same code, whatever installed it
+
+
 def test_a_changed_source_file_of_a_plugin_that_is_not_selected_is_nothing(tiny: Path) -> None:
     before = locked()
     (tiny / "grpox_tiny_loss.py").write_text("# changed\n")

@@ -27,6 +27,7 @@ from grpox.contracts import ToolCall
 from grpox.environments import Appended
 from grpox.errors import ConfigError, RunFailed
 from grpox.plugins.load_object import load_object
+from grpox.rollout.episodes import pool
 from grpox.rollout.episodes.local import LocalEnvironments
 from grpox.rollout.episodes.messages import Action, Blueprint, Lost, Observation, Outcome, Start
 from grpox.rollout.episodes.opening import open_environments
@@ -502,6 +503,18 @@ def test_a_process_takes_along_what_its_tools_started_though_the_forker_cannot(h
             forker.kill()
             apart.kill()  # left its group on purpose
         assert answers.result() == {0: Lost("the process of all environments has ended")}
+
+
+def test_an_environment_that_stops_the_forker_is_ended_with_all_others(
+    hasty: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "STOP_SECONDS", 1.0)
+    begin(hasty, 0, 1)
+    forker = hasty._forker.current._child.pid
+    (lost,) = hasty.step({0: fault("exits_while_its_parent_hangs")}).values()
+    assert lost.reason.startswith("the process of all environments was stopped for more than 1 s")
+    wait_until(lambda: not any(map(_lives, _of_session(forker))), "nothing is left", 20)
+    begin(hasty, 2)  # which starts another
 
 
 def test_what_a_tool_started_ends_though_its_process_and_the_forker_were_killed_together(hasty: Any) -> None:
