@@ -7,12 +7,12 @@ import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any
 
 PLAIN = (str, int, float, bool, type(None))
-"""Types of single values in a state; each value is exactly of one of them."""
+"""Types of single plain values; in a state, each value is exactly of one of them."""
 LARGE = 2**20
 """Elements of a tensor or array above which its attribute is compared by place and version, not by content."""
 DEEPEST = 20
@@ -20,7 +20,29 @@ DEEPEST = 20
 
 
 class NotPlain(ValueError):
-    """A state holds a value that a checkpoint cannot; the text names its place and its type."""
+    """Raised for a value that is not plain, which no checkpoint holds; the text names its place and type."""
+
+
+def odd_part(
+    value: Any,
+    path: str = "",
+    types: tuple[type, ...] = PLAIN,
+    keys: tuple[type, ...] = (str,),
+    is_a: Callable[..., bool] = lambda part, types: type(part) in types,
+) -> tuple[str, Any] | None:
+    """Return path and value of the first part that is not plain, in lists and dicts; None if there is none.
+
+    Checkpoints hold values of exactly these types; with `isinstance`, subclasses count too.
+    """
+    if is_a(value, types):
+        return None
+    if is_a(value, (list, tuple)):
+        parts = [(path, each) for each in value]
+    elif is_a(value, (dict,)) and all(is_a(key, keys) for key in value):
+        parts = [(f"{path}.{key}", each) for key, each in value.items()]
+    else:
+        return path, value
+    return next(filter(None, (odd_part(each, place, types, keys, is_a) for place, each in parts)), None)
 
 
 def plain_state(state: Any) -> dict[str, Any]:

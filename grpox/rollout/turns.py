@@ -19,10 +19,10 @@ from torch import Tensor
 from grpox.contracts import AdvantageInputs, AdvantageScaler, CallFailure, Episode, Rollout, Turn
 from grpox.errors import RunFailed, shorten
 from grpox.plugins.component import takes_inputs
+from grpox.plugins.component_state import odd_part
 from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.runtime.foreign_code import call, copied
 
-_PLAIN = (str, int, float, bool, type(None))
 ZERO = 1e-6
 """Largest advantage that counts as 0: a difference of equal numbers in float32 is a rounding error."""
 
@@ -259,11 +259,7 @@ def _episode_problem(episode: Episode, rollout: Rollout) -> str:
 
 def _plain_problem(value: Any, name: str) -> str:
     """Find the first value that is not plain: checkpoints and the record hold plain values alone."""
-    if type(value) in _PLAIN:
+    if (odd := odd_part(value, name)) is None:
         return ""
-    if type(value) in (list, tuple):
-        return next(filter(None, (_plain_problem(each, name) for each in value)), "")
-    if type(value) is dict and all(type(key) is str for key in value):
-        return next(filter(None, (_plain_problem(each, f"{name}.{key}") for key, each in value.items())), "")
-    given = f"{shorten(repr(value), 60)} ({type(value).__name__})"
-    return f"{name} is {given}: it holds texts, numbers, None, and lists and dicts by text of these"
+    given = f"{shorten(repr(odd[1]), 60)} ({type(odd[1]).__name__})"
+    return f"{odd[0]} is {given}: it holds texts, numbers, None, and lists and dicts by text of these"

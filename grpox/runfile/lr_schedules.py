@@ -3,93 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from grpox.config import TrainConfig
 from grpox.errors import Problem, nearest
 from grpox.errors.validation import problems_of
 
-
-class Arguments(BaseModel):
-    """Arguments of a schedule besides the numbers of steps; subclasses add them."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-class Cosine(Arguments):
-    num_cycles: float = Field(0.5, gt=0)
-    """Number of cosine waves; with 0.5 the rate falls once."""
-
-
-class CosineWithRestarts(Arguments):
-    num_cycles: int = Field(1, ge=1)
-    """Number of falls; each one after the first begins with a jump back to the peak."""
-
-
-class Polynomial(Arguments):
-    lr_end: float = Field(1e-7, ge=0)
-    """Learning rate of the last step; must be smaller than the peak."""
-    power: float = Field(1.0, gt=0)
-    """Exponent of the decay; 1 is a straight line."""
-
-
-class InverseSqrt(Arguments):
-    timescale: int | None = Field(None, ge=1)
-    """Steps after which the rate has fallen by a factor of sqrt(2); default: warmup_steps, or 10000 if that is
-    0."""
-
-
-class CosineWithMinLr(Cosine):
-    min_lr: float | None = Field(None, ge=0)
-    """Learning rate at the end."""
-    min_lr_rate: float | None = Field(None, ge=0, le=1)
-    """Learning rate at the end as a fraction of the peak."""
-
-    @model_validator(mode="after")
-    def _one_of(self) -> Self:
-        if (self.min_lr is None) == (self.min_lr_rate is None):
-            raise ValueError("give exactly one of 'min_lr' and 'min_lr_rate'")
-        return self
-
-
-class CosineWarmupWithMinLr(CosineWithMinLr):
-    warmup_lr_rate: float | None = Field(None, ge=0, le=1)
-    """Learning rate of the first step as a fraction of the peak; default: 1 / warmup_steps."""
-
-
-class WarmupStableDecay(Arguments):
-    num_decay_steps: int = Field(ge=0)
-    """Number of last steps, over which the rate falls."""
-    num_stable_steps: int | None = Field(None, ge=0)
-    """Number of steps at the peak; default: all steps outside warm-up and decay."""
-    warmup_type: Literal["linear", "cosine", "1-sqrt"] = "linear"
-    decay_type: Literal["linear", "cosine", "1-sqrt"] = "cosine"
-    min_lr_ratio: float = Field(0.0, ge=0, le=1)
-    """Learning rate before the warm-up and after the decay, as a fraction of the peak."""
-    num_cycles: float = Field(0.5, gt=0)
-    """Number of waves of a cosine decay."""
-
-
+_CYCLES = (float, Field(0.5, gt=0))
+_PART = (float | None, Field(None, ge=0, le=1))
+_SHAPE = Literal["linear", "cosine", "1-sqrt"]
+_MIN_LR = {"num_cycles": _CYCLES, "min_lr": (float | None, Field(None, ge=0)), "min_lr_rate": _PART}
 # Copied, because importing transformers imports torch; a test compares names, defaults and types.
-SCHEDULES: dict[str, type[Arguments]] = {
-    "linear": Arguments,
-    "cosine": Cosine,
-    "cosine_with_restarts": CosineWithRestarts,
-    "polynomial": Polynomial,
-    "constant": Arguments,
-    "constant_with_warmup": Arguments,
-    "inverse_sqrt": InverseSqrt,
-    "cosine_with_min_lr": CosineWithMinLr,
-    "cosine_warmup_with_min_lr": CosineWarmupWithMinLr,
-    "warmup_stable_decay": WarmupStableDecay,
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "cosine": {"num_cycles": _CYCLES},
+    "cosine_with_restarts": {"num_cycles": (int, Field(1, ge=1))},
+    "polynomial": {"lr_end": (float, Field(1e-7, ge=0)), "power": (float, Field(1.0, gt=0))},
+    "constant": {},
+    "constant_with_warmup": {},
+    "inverse_sqrt": {"timescale": (int | None, Field(None, ge=1))},
+    "cosine_with_min_lr": _MIN_LR,
+    "cosine_warmup_with_min_lr": {**_MIN_LR, "warmup_lr_rate": _PART},
+    "warmup_stable_decay": {
+        "num_decay_steps": (int, Field(ge=0)),
+        "num_stable_steps": (int | None, Field(None, ge=0)),
+        "warmup_type": (_SHAPE, "linear"),
+        "decay_type": (_SHAPE, "cosine"),
+        "min_lr_ratio": (float, Field(0.0, ge=0, le=1)),
+        "num_cycles": _CYCLES,
+    },
 }
-UNSUPPORTED_SCHEDULER_TYPES = {
-    "reduce_lr_on_plateau": "follows an evaluation metric",
-    "greedy": "follows an evaluation metric",
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+SCHEDULES: dict[str, type[BaseModel]] = {
+    name: create_model(name, __config__=_STRICT, **fields) for name, fields in _ARGUMENTS.items()
 }
-"""Other values of transformers.SchedulerType -> reason why they need a plugin in train.scheduler."""
+"""Schedule -> its arguments besides the numbers of steps."""
+UNSUPPORTED_SCHEDULER_TYPES = ("reduce_lr_on_plateau", "greedy")
+"""Other values of transformers.SchedulerType: they follow an evaluation metric."""
 
 _KEY = "train.lr_scheduler_kwargs"
 
@@ -117,22 +69,22 @@ def schedule_problems(train: TrainConfig) -> Iterator[Problem]:
     if name not in SCHEDULES:
         what, near = "no such learning-rate schedule", nearest(name, SCHEDULES)
         if name in UNSUPPORTED_SCHEDULER_TYPES:
-            what = (
-                f"use a scheduler plugin (train.scheduler): this schedule {UNSUPPORTED_SCHEDULER_TYPES[name]}"
-            )
+            what = "use a scheduler plugin (train.scheduler): this schedule follows an evaluation metric"
             near = ""
         yield Problem(what, "train.lr_scheduler_type", "", name, ", ".join(SCHEDULES), near)
         return
     try:
-        arguments = SCHEDULES[name](**train.lr_scheduler_kwargs)
+        values = SCHEDULES[name](**train.lr_scheduler_kwargs).model_dump()
     except ValidationError as error:
         yield from problems_of(error, SCHEDULES[name], _KEY)
         return
+    if "min_lr" in values and (values["min_lr"] is None) == (values["min_lr_rate"] is None):
+        yield Problem("give exactly one of 'min_lr' and 'min_lr_rate'", _KEY)
+        return
     peak = train.learning_rate  # read last: where it is invalid, all else is checked
-    if isinstance(arguments, Polynomial) and arguments.lr_end >= peak:
-        what = f"is not below train.learning_rate, {peak:g}"
-        yield Problem(what, f"{_KEY}.lr_end", given=f"{arguments.lr_end:g}")
-    if isinstance(arguments, CosineWithMinLr) and (rate := arguments.min_lr) is not None and rate > peak:
+    if (end := values.get("lr_end", -1)) >= peak:
+        yield Problem(f"is not below train.learning_rate, {peak:g}", f"{_KEY}.lr_end", given=f"{end:g}")
+    if (rate := values.get("min_lr") or 0) > peak:
         yield Problem(f"is above train.learning_rate, {peak:g}", f"{_KEY}.min_lr", given=f"{rate:g}")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import select
 import signal
 import socket
@@ -268,15 +269,21 @@ class Restarted(Generic[AnyChild]):
 def connect_to_parent() -> Connection:
     """Return, in the child, the connection to its parent; the child ends together with the parent.
 
-    Standard input is then empty. The last argument is the number of a pipe: when no process holds its other
-    end, the kernel kills this process group, even if the process hangs in C. PR_SET_PDEATHSIG is not used,
-    because it acts when the starting thread ends.
+    Standard input is then empty. The last argument is the number of a pipe, see `end_with`.
     """
     connection = Connection(os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    lifeline = int(sys.argv[-1])
+    end_with(int(sys.argv[-1]))
+    return connection
+
+
+def end_with(lifeline: int) -> None:
+    """Let the kernel kill this group once no process holds the other end of a pipe, even if it hangs in C.
+
+    PR_SET_PDEATHSIG is not used, because it acts when the starting thread ends.
+    """
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
@@ -284,4 +291,12 @@ def connect_to_parent() -> Connection:
     poller.register(lifeline, select.POLLIN)
     if poller.poll(0):  # the other end was closed before the kernel was asked
         os._exit(1)
-    return connection
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random generators that a module may use without a generator of its own."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)

@@ -20,13 +20,13 @@ from typing import Any, ClassVar
 
 from grpox.data.unusable_columns import REWARD_ARGUMENTS
 from grpox.errors import RunFailed
+from grpox.plugins.component_state import odd_part
 from grpox.plugins.registry import Mention, bind, installed
 from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import Conformance, Violation, require
 
 ROWS = 200
 """Rows that are looked at, the first of the dataset."""
-PLAIN = (str, int, float, bool, type(None))
 IN_ANOTHER_PROCESS = (
     "import sys, json; from grpox.testing.datasets import digest_of; print(digest_of(json.loads(sys.argv[1])))"
 )
@@ -68,7 +68,7 @@ class DatasetConformance(Conformance):
             for name, value in row.items():
                 what = f"column '{name}' has a {type(value).__name__}"
                 advice = "rewards get numbers, texts, None, and lists and dicts of these"
-                require(_is_plain(value), what, f"row {place}", advice)
+                require(odd_part(value, is_a=isinstance) is None, what, f"row {place}", advice)
         clashes = sorted({name for name in REWARD_ARGUMENTS if name in rows[0] and name != self.prompt_column})
         what = f"column '{clashes[0] if clashes else ''}' has the name of an argument that rewards are given"
         require(not clashes, what, advice="rename it")
@@ -128,11 +128,3 @@ def _rows_of(source: Any) -> list[Mapping[str, Any]]:
 def _is_conversation(prompt: Any) -> bool:
     is_list = isinstance(prompt, Sequence) and not isinstance(prompt, str) and len(prompt) > 0
     return is_list and all(isinstance(each, Mapping) and {"role", "content"} <= each.keys() for each in prompt)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(isinstance(name, str) and _is_plain(each) for name, each in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, PLAIN)

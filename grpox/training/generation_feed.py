@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from grpox.contracts import Capability, TrainerState
 from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan
 from grpox.errors import RunFailed
 from grpox.errors.formatting import spread
+from grpox.plugins.component_state import PLAIN, odd_part
 from grpox.policy.batch import Sample, TokenRecord, samples_of
 from grpox.rollout.collector import Collector, GenerationBatch
 from grpox.runtime.upload import upload
@@ -199,31 +199,19 @@ class GenerationFeed:
         return [self.state.samples[micro_batch.generation, row] for row in rows]
 
 
-PLAIN = (str, int, float, bool, bytes, NoneType)
-"""Types of values that a checkpoint can hold, as can lists, tuples and dicts of them."""
-
-
 def check_plain(columns: Mapping[str, Sequence[Any]]) -> None:
     """Check that a checkpoint can hold the columns that a loss needs.
 
     Raises:
         RunFailed: a value is of another type.
     """
+    types = (*PLAIN, bytes)
     for name, values in columns.items():
-        if (odd := _odd_value(values)) is not None:
+        if (odd := odd_part(list(values), types=types, keys=types)) is not None:
             raise RunFailed(
-                f"the loss needs the dataset's columns, and column '{name}' holds a {type(odd).__name__}, "
+                f"the loss needs the dataset's columns, and column '{name}' holds a {type(odd[1]).__name__}, "
                 "which no checkpoint can hold: turn it into numbers or text, or remove the column from the data"
             )
-
-
-def _odd_value(value: Any) -> Any:
-    """Find a value that a checkpoint cannot hold; None if there is none."""
-    if isinstance(value, dict):
-        return _odd_value([*value, *value.values()])
-    if isinstance(value, list | tuple):
-        return next((odd for each in value if (odd := _odd_value(each)) is not None), None)
-    return None if type(value) in PLAIN else value
 
 
 def keep_reported(samples: Sequence[Sample], generation: int, device: torch.device) -> None:

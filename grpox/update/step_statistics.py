@@ -34,8 +34,6 @@ Statistics = Mapping[tuple[str, StatisticReduction], float | Tensor]
 Scored = Sequence[tuple[RolloutBatch, MicroBatchLoss]]
 RowValues = dict[str, np.ndarray]
 """Name -> f32[values of the row]: one of a completion, those of its trained tokens."""
-RowKey = tuple[int, int, int]
-"""Generation batch, iteration and row."""
 
 
 @dataclass

@@ -7,7 +7,6 @@ import gc
 import mmap
 import os
 import pickle
-import random
 import resource
 import shutil
 import signal
@@ -25,6 +24,7 @@ from grpox.environments.calling import CANCEL_SECONDS, CallTimeout, Result, Sett
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import EnvironmentClass
 from grpox.rollout.episodes.messages import Start
+from grpox.runtime.child import seed_everything
 
 REPEAT_SECONDS = 0.5
 """Seconds after which a call that went on in spite of CallTimeout is interrupted again."""
@@ -203,15 +203,6 @@ def _driven(work: Work[Result], limit: SignalLimit) -> Result:
     except StopIteration as end:
         result: Result = end.value
         return result
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the random generators that a module may use without a generator of its own."""
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
 
 
 def _flush() -> None:

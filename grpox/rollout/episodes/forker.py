@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import gc
 import io
 import os
@@ -35,7 +34,7 @@ from grpox.errors.formatting import format_bytes
 from grpox.rollout.episodes.episode_process import LAST, Progress, Request, serve_episode
 from grpox.rollout.episodes.loading import EnvironmentClass, load_environments
 from grpox.rollout.episodes.messages import Blueprint
-from grpox.runtime.child import connect_to_parent
+from grpox.runtime.child import connect_to_parent, end_with
 from grpox.runtime.logs import show_logs_of_child
 
 LINK = struct.Struct("!QQB")
@@ -145,7 +144,7 @@ class _Forker:
         self._limit_of_files = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._limit_of_files[1],) * 2)
         _adopt_orphans()
-        # Every process opens the end to read anew, so that each has an owner of its own; see `_die_with`.
+        # Every process opens the end to read anew, so that each has an owner of its own.
         self._lifeline, self._lifeline_end = os.pipe()
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
@@ -387,7 +386,8 @@ class _Forker:
             files = [int(sys.argv[-1]), self._lifeline_end, self._wake, self._wake_end]
             for file in [*files, *(connection.fileno() for connection in own)]:
                 os.closerange(file, file + 1)  # the objects stay: closing them would close others' files later
-            _die_with(self._lifeline)
+            end_with(os.open(f"/proc/self/fd/{self._lifeline}", os.O_RDONLY | os.O_NONBLOCK))
+            os.closerange(self._lifeline, self._lifeline + 1)
             _adopt_orphans()
             resource.setrlimit(resource.RLIMIT_NOFILE, self._limit_of_files)
             folder = _temporary_folder(self._setup.folder, os.getpid())
@@ -404,19 +404,6 @@ class _Forker:
 def _temporary_folder(folder: str, pid: int) -> str:
     """Return the place for temporary files of a process: one that is killed leaves them to its parent."""
     return os.path.join(folder, str(pid))
-
-
-def _die_with(lifeline: int) -> None:
-    """Let the kernel kill this group once nobody holds the other end of a pipe, even if it hangs in C."""
-    file = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK)
-    os.closerange(lifeline, lifeline + 1)
-    fcntl.fcntl(file, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_ASYNC)
-    poller = select.poll()
-    poller.register(file, select.POLLIN)
-    if poller.poll(0):  # the other end was closed before the kernel was asked
-        os._exit(1)
 
 
 def _adopt_orphans() -> None:

@@ -14,9 +14,10 @@ from grpox.environments.calling import Settled, TimeLimit, Work, begin_call, cal
 from grpox.environments.contract import overrides
 from grpox.environments.tools import Toolbox, clean_text
 from grpox.errors import brief, describe
+from grpox.plugins.component_state import NotPlain
 from grpox.rollout.episodes.loading import EnvironmentClass
 from grpox.rollout.episodes.messages import Action, Observation, Outcome, Start
-from grpox.rollout.episodes.plain_values import NotPlain, number, plain_value, state_text
+from grpox.rollout.episodes.plain_values import number, plain_value, state_text
 
 OWN_FOLDERS = {Path(__file__).parent, Path(call.__code__.co_filename).parent}
 """Folders whose lines are no user's."""

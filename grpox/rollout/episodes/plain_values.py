@@ -15,15 +15,12 @@ from typing import Any
 
 from grpox.contracts import FLOAT32_MAX, finite_number
 from grpox.environments.tools import clean_text
+from grpox.plugins.component_state import NotPlain
 
 LONGEST_KEY = 100
 """Characters of the text of a state; a longer text is hashed."""
 DEEPEST = 100
 """Levels of lists and mappings within each other."""
-
-
-class NotPlain(ValueError):
-    """Raised for a value of another kind; the text names its place and type."""
 
 
 def plain_value(value: Any, place: str, depth: int = 0) -> Any:

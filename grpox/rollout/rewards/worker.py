@@ -13,7 +13,6 @@ import io
 import os
 import pickle
 import pkgutil
-import random
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -39,7 +38,7 @@ from grpox.rollout.rewards.messages import (
     Reply,
     Request,
 )
-from grpox.runtime.child import connect_to_parent
+from grpox.runtime.child import connect_to_parent, seed_everything
 from grpox.runtime.logs import show_logs_of_child
 
 
@@ -108,7 +107,7 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
 
 def _answer(function: Any, request: Request) -> bytes:
     """Call the function; return what became of it, pickled."""
-    _seed(request.seed)
+    seed_everything(request.seed)
     call = RewardCall(function, request.arguments, request.count, request.lengths)
     try:
         call.run()
@@ -135,14 +134,6 @@ def _answer_method(function: Any, request: MethodRequest) -> bytes:
     except BaseException as error:  # noqa: BLE001 - whatever the user's method raises is told
         failure = f"raised {describe(error)} in {request.name}"
         return pickle.dumps(MethodReply(failure=failure, trace=traceback_of(error)))
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
 
 
 def _use_device(index: int | None) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,37 +13,24 @@ from grpox.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from grpox_mlflow.tracked import Runs, TrackedRun
+    from grpox_mlflow.folders import RunFolder
     from grpox_mlflow.views import View
 
-HELP = """List, show, compare and open runs: those in folders here, or those in MLflow. Writes nothing.
+HELP = """List, show, compare and open runs, from their folders. Writes nothing.
 
 \b
-RUN is the run's folder, its name, or an id or its beginning.
-Without --mlflow, the folders of runs are read, which takes a second at most.
+RUN is the run's folder or its name.
 Examples:
   grpox runs list
   grpox runs show runs/quickstart
   grpox runs compare runs/first runs/second
-  grpox runs open 3f2a91c0
-  grpox runs list --mlflow
+  grpox runs open first
 """
 
 runs_app = typer.Typer(no_args_is_help=True, help=HELP)
 
-RUN_HELP = "Folder of a run, its name, or its id or the id's beginning."
+RUN_HELP = "Folder of a run, or its name."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
-
-
-def _uri_option(default: str) -> Any:
-    return typer.Option("--uri", metavar="URI", help="MLflow's store.", show_default=default)
-
-
-DEFAULT_STORE = "MLFLOW_TRACKING_URI, or sqlite:///mlflow.db"
-Uri = Annotated[str | None, _uri_option(f"the folder's, {DEFAULT_STORE}")]
-Mlflow = Annotated[
-    bool, typer.Option("--mlflow", help="Ask MLflow's store, not the folders of runs; --uri implies it.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -56,10 +42,6 @@ def list_runs(
             metavar="FOLDER", help="Folder in which runs are searched for.", show_default="this one"
         ),
     ] = Path(),
-    experiment: Annotated[
-        str | None, typer.Option(metavar="NAME", help="List only this experiment.", show_default="all")
-    ] = None,
-    uri: Annotated[str | None, _uri_option(DEFAULT_STORE)] = None,
     status: Annotated[
         str | None,
         typer.Option(
@@ -69,7 +51,6 @@ def list_runs(
         ),
     ] = None,
     last: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="List the newest N runs.")] = 20,
-    mlflow: Mlflow = False,
     json: Json = False,
 ) -> None:
     """List runs, the newest first, with their steps, last reward and evaluations.
@@ -79,20 +60,14 @@ def list_runs(
       grpox runs list
       grpox runs list /data/runs --last 5
       grpox runs list --status failed
-      grpox runs list --mlflow --experiment grpox-quickstart
-      grpox runs list --uri http://127.0.0.1:5000 --json
+      grpox runs list --json
     """
     from rich.console import Console
 
     from grpox_mlflow import views
 
-    if (mlflow or uri is not None) and folder != Path():
-        allowed = "a folder, or --mlflow or --uri"
-        raise ConfigError("has no effect on the runs in MLflow", "FOLDER", given=str(folder), allowed=allowed)
     console = Console()
-    with _opened([], uri, mlflow, folder) as (source, _):
-        view = views.list_runs(source, experiment, status, last, console)
-    _print(view, json, console)
+    _print(views.list_runs(folder, status, last, console), json, console)
 
 
 @runs_app.command("show")
@@ -101,8 +76,6 @@ def show_run(
     every_param: Annotated[
         bool, typer.Option("--all", help="Show all parameters, also those with their default.")
     ] = False,
-    uri: Uri = None,
-    mlflow: Mlflow = False,
     json: Json = False,
 ) -> None:
     """Show a run: outcome, parameters that are not the default, curves of metrics, artifacts.
@@ -110,18 +83,16 @@ def show_run(
     \b
     Examples:
       grpox runs show runs/quickstart
-      grpox runs show 3f2a91c0 --all
-      grpox runs show my-run --uri http://127.0.0.1:5000
+      grpox runs show quickstart --all
       grpox runs show my-run --json
     """
     from rich.console import Console
 
     from grpox_mlflow import views
+    from grpox_mlflow.folders import find_run
 
     console = Console()
-    with _opened([run], uri, mlflow) as (source, (one,)):
-        view = views.show_run(source, one, every_param, console)
-    _print(view, json, console)
+    _print(views.show_run(find_run(run), every_param, console), json, console)
 
 
 @runs_app.command("compare")
@@ -131,7 +102,6 @@ def compare_runs(
         list[str] | None,
         typer.Option(metavar="NAME", help="Metric to show; may be repeated.", show_default="as in runs show"),
     ] = None,
-    uri: Uri = None,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -140,7 +110,6 @@ def compare_runs(
             show_default=False,
         ),
     ] = None,
-    mlflow: Mlflow = False,
     json: Json = False,
 ) -> None:
     """Compare runs: differing parameters, then last, lowest and highest values of metrics.
@@ -148,19 +117,19 @@ def compare_runs(
     \b
     Examples:
       grpox runs compare runs/first runs/second
-      grpox runs compare 3f2a91c0 77be01d2 first --metric reward
+      grpox runs compare first second third --metric reward
       grpox runs compare first second --metric entropy --metric kl --json
       grpox runs compare first second --html compared.html
     """
     from rich.console import Console
 
     from grpox_mlflow import views
+    from grpox_mlflow.folders import find_run
 
     if len(runs) < 2:
         raise typer.BadParameter("name at least two runs", param_hint="RUN")
-    with _opened(runs, uri, mlflow) as (source, several):
-        view = views.compare_runs(source, several, metric or ())
-    _print(view, json, Console())
+    several = [find_run(run) for run in runs]
+    _print(views.compare_runs(several, metric or ()), json, Console())
     if html is not None:
         typer.echo(_write_page(several, html), err=json)
 
@@ -168,25 +137,23 @@ def compare_runs(
 @runs_app.command("open")
 def open_run(
     run: Run,
-    uri: Uri = None,
-    mlflow: Mlflow = False,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the places.")] = False,
 ) -> None:
     """Open a run's report in the browser, or the page of a run on a server.
 
-    The command prints the command that starts MLflow's UI, and the run's address there.
+    If MLflow tracks the run, also print the command that starts MLflow's UI, and the run's address there.
 
     \b
     Examples:
       grpox runs open runs/quickstart
-      grpox runs open 3f2a91c0 --no-browser
+      grpox runs open quickstart --no-browser
     """
     import webbrowser
 
+    from grpox_mlflow.folders import find_run
     from grpox_mlflow.views import places
 
-    with _opened([run], uri, mlflow) as (source, (one,)):
-        lines, address = places(one, source.address_of(one))
+    lines, address = places(find_run(run))
     for name, place in lines.items():
         typer.echo(f"{name + ':':<8}{place}")
     if not no_browser and address is not None and not webbrowser.open(address):
@@ -228,36 +195,12 @@ def sync(
     typer.echo(f"{run_dir} ({shipment.status}): {values} and {files} written\n{shipment.place}")
 
 
-@contextmanager
-def _opened(
-    names: list[str], uri: str | None, mlflow: bool, root: Path = Path()
-) -> Iterator[tuple[Runs, list[TrackedRun]]]:
-    """Open the folders below `root`, or MLflow's store if asked for, and find the runs in `names`."""
-    if not mlflow and uri is None:
-        from grpox_mlflow.folders import RunFolders
-
-        folders = RunFolders(root)
-        yield folders, [folders.find(name) for name in names]
-        return
-    from grpox_mlflow.reading import find_runs
-
-    with find_runs(names, uri) as opened:
-        yield opened
-
-
-def _write_page(runs: Sequence[TrackedRun], output: Path) -> Path:
+def _write_page(runs: Sequence[RunFolder], output: Path) -> Path:
     """Write the page that compares `runs`, from their folders."""
     from grpox.toolkit import write_comparison
 
-    folders = []
-    for run in runs:
-        if run.folder is None or not run.folder.is_dir():
-            raise ConfigError(
-                "has no folder on this machine, from which the page is written", "--html", given=run.name
-            )
-        folders.append(run.folder)
     try:
-        return write_comparison(folders, output)
+        return write_comparison([run.folder for run in runs], output)
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
         raise ConfigError(what, "--html", given=str(error.filename or output)) from error

@@ -6,21 +6,27 @@ A folder is a run's if it has the record of a run (``config.yaml`` and ``version
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
+from time import time
+from typing import NamedTuple
 
 from grpox.errors import ConfigError, nearest, redacted
 from grpox.toolkit import MetricsLine, is_locked, open_regular, read_mapping, read_small
 from grpox_mlflow.followed import FollowedRun, ending, tags_of
-from grpox_mlflow.naming import FOLDER_TAG, KEY_TAG, flattened
+from grpox_mlflow.naming import CHANGED, FOLDER_TAG, KEY_TAG, flattened
 from grpox_mlflow.recorded import METRICS
 from grpox_mlflow.recorded import SYSTEM as SYSTEM_FOLDER
-from grpox_mlflow.tracked import EVALUATION, OF_RUN, Course, Point, TrackedRun, moment, shown_path
 
 CONFIG, VERSIONS = "config.yaml", "versions.json"
+EVALUATION, SYSTEM = "evaluation/", "system/"
+"""Prefixes of metrics whose steps are not only those of the optimizer."""
+OF_RUN = "run."
+"""Prefix of parameters that are not keys of a run file: ranks and steps."""
 DEPTH = 3
 """Levels of folders that are searched for runs: ``runs/sweep/seed=1`` is on the third."""
 _PASSED_OVER = {"node_modules", "__pycache__", "site-packages"}
@@ -32,92 +38,193 @@ _MOST_NAMED = 8
 """Largest number of runs that a message lists."""
 
 
-class RunFolders:
-    """The runs in `root` and in the folders below it."""
+class Point(NamedTuple):
+    """A value of a metric."""
 
-    has_ids = False
+    step: int
+    value: float
+    time: int
+    """Time in Unix milliseconds."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._metrics = cache(_metrics)
+    def __str__(self) -> str:
+        return f"{self.value:.4g} at {self.step}"
+
+
+class Course(NamedTuple):
+    """A metric's values by step, at least one."""
+
+    metric: str
+    points: Sequence[Point]
 
     @property
-    def place(self) -> str:
-        """The folder that is searched, and where else a run may be."""
-        return f"{self._root.absolute()}, {DEPTH} levels deep; for runs in MLflow: --mlflow"
+    def first(self) -> Point:
+        return self.points[0]
 
-    def newest(self, most: int, experiment: str | None, status: str | None) -> list[TrackedRun]:
-        """Read the newest runs; values are those of the last step and of evaluations.
+    @property
+    def last(self) -> Point:
+        return self.points[-1]
 
-        Raises:
-            ConfigError: there is no such folder, or no run of this experiment.
-        """
-        if not self._root.is_dir():
-            raise ConfigError("no such folder", "FOLDER", given=str(self._root))
-        runs = [_read(folder) for folder in run_folders(self._root)]
-        if experiment is not None and runs and experiment not in {run.experiment for run in runs}:
-            known = sorted({run.experiment for run in runs if run.experiment})
-            what, near = f"no run of this experiment in {self._root.absolute()}", nearest(experiment, known)
-            raise ConfigError(what, "--experiment", given=experiment, allowed=", ".join(known), nearest=near)
-        wanted = (run for run in runs if experiment in (None, run.experiment) and status in (None, run.status))
-        newest_first = sorted(wanted, key=lambda run: run.started, reverse=True)
-        return [self._with_values(run) for run in newest_first[:most]]
+    @property
+    def highest(self) -> Point:
+        """The highest value, the first of several; NaN only if there is no other value."""
+        return max(self._numbers, key=lambda point: point.value)
 
-    def find(self, name: str) -> TrackedRun:
-        """Return the run in the folder `name`, or the run below the root of this name or (partial) id.
+    @property
+    def lowest(self) -> Point:
+        return min(self._numbers, key=lambda point: point.value)
 
-        Raises:
-            ConfigError: there is no such run, or there are several.
-        """
-        if _is_run(Path(name)):
-            return self._whole(_read(Path(name)))
-        known = [_read(folder) for folder in run_folders(self._root)]
-        named = [run for run in known if name in (run.name, run.folder.name if run.folder else "")]
-        named = named or [run for run in known if name and run.run_id.startswith(name)]
-        if len(named) == 1:
-            return self._whole(named[0])
-        if named:
-            each = ", ".join(
-                f"{_shown(run)} ({run.status}, {moment(run.started)})" for run in named[:_MOST_NAMED]
-            )
-            more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-            raise ConfigError(f"means {len(named)} runs", "RUN", given=name, allowed=f"one of {each}{more}")
-        near = nearest(name, sorted({word for run in known for word in (run.name, run.short_id, _shown(run))}))
-        allowed = "folder, name or id of a run: grpox runs list; for runs in MLflow: --mlflow"
-        raise ConfigError("no such run here", "RUN", given=name, allowed=allowed, nearest=near)
+    @property
+    def _numbers(self) -> Sequence[Point]:
+        return [point for point in self.points if not math.isnan(point.value)] or self.points
 
-    def course(self, run: TrackedRun, metric: str) -> Course | None:
+    def as_json(self) -> dict[str, object]:
+        """Return first, last, lowest and highest, each as ``{"step": ..., "value": ...}``."""
+        points = {"first": self.first, "last": self.last, "lowest": self.lowest, "highest": self.highest}
+        return {name: {"step": point.step, "value": strict(point.value)} for name, point in points.items()}
+
+
+class RunFolder:
+    """A run in a folder. Parameters and values are read when they are first asked for.
+
+    Args:
+        is_whole: False: of the metrics only evaluations and the last step are read, which is fast.
+    """
+
+    def __init__(self, folder: Path, is_whole: bool = True) -> None:
+        self.folder, self._is_whole = folder.absolute(), is_whole
+        self.followed = followed = FollowedRun.read(folder)
+        """The record for MLflow; None if MLflow does not track the run."""
+        self.status, ended = ending(folder)
+        if self.status == "KILLED" and not (folder / "failure.json").exists() and is_locked(folder):
+            self.status = "RUNNING"
+        self.name = (followed.run_name if followed else None) or self.folder.name
+        self.run_id = (followed.run_id if followed else None) or ""
+        """MLflow's id; empty if MLflow does not have the run."""
+        self.experiment = followed.experiment if followed else ""
+        self.started = followed.start_time if followed else _first_moment(folder)
+        """Start in Unix milliseconds, as all times here."""
+        self.ended = None if self.status == "RUNNING" else max(ended, self.started)
+        tags = {**followed.tags, KEY_TAG: followed.key} if followed else _origin(folder)
+        # The folder is where it is now.
+        self.tags = {**redacted(tags | tags_of(folder)), FOLDER_TAG: str(self.folder)}
+
+    @cached_property
+    def params(self) -> Mapping[str, str]:
+        """The parameters; of a run that MLflow does not track with the steps that the run file names."""
+        if self.followed is not None and self.followed.params:
+            return self.followed.params
+        import yaml
+
+        try:
+            text = read_small(self.folder / CONFIG)
+            config = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()
+        except (OSError, ValueError, yaml.YAMLError):
+            return {}
+        params = dict(flattened(redacted(config))) if isinstance(config, dict) else {}
+        if (steps := params.get("train.max_steps", "")).isdecimal():
+            params[f"{OF_RUN}total_steps"] = steps
+        return params
+
+    @cached_property
+    def _lines(self) -> list[MetricsLine]:
+        """The metrics, also those of machines, by step; of a repeated step the last line comes last."""
+        machines = sorted((self.folder / SYSTEM_FOLDER).glob("*.jsonl")) if self._is_whole else []
+        files = [self.folder / METRICS, *machines]
+        lines = [line for file in files for line in _read_lines(file, only_evaluations=not self._is_whole)]
+        return sorted(lines, key=lambda line: line.step)
+
+    @cached_property
+    def last(self) -> Mapping[str, Point]:
+        """Metric -> the value of its newest step."""
+        newest: dict[str, MetricsLine] = {}
+        step = None if self._is_whole else _newest_step(self.folder / METRICS)
+        for line in [*self._lines, *([] if step is None else [step])]:
+            newest.update(dict.fromkeys(line.named_values, line))
+        return {name: _point(line, name) for name, line in newest.items()}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the start to the end, or to now."""
+        until = time() if self.ended is None else self.ended / 1000
+        return max(0.0, until - self.started / 1000)
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps whose metrics are recorded."""
+        of_steps = [name for name in self.last if not name.startswith((EVALUATION, SYSTEM))]
+        return max((self.last[name].step for name in of_steps), default=0)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Planned number of optimizer steps, since the last resume; None if the run does not record it."""
+        # "100 -> 200 after step 100"
+        changed = self.tags.get(f"{CHANGED}run.total_steps", "").partition(" -> ")[2].partition(" ")[0]
+        total = changed or self.params.get(f"{OF_RUN}total_steps", "")
+        return int(total) if total.isdecimal() else None
+
+    def course(self, metric: str) -> Course | None:
         """Return a metric's values by step, the last value of a repeated step; None if the run has none."""
-        assert run.folder is not None  # each is read from its folder
-        return _course(self._metrics(run.folder, is_whole=not metric.startswith(EVALUATION)), metric)
+        points = {line.step: _point(line, metric) for line in self._lines if metric in line.named_values}
+        return Course(metric, list(points.values())) if points else None
 
-    def artifacts(self, run: TrackedRun) -> dict[str, int | None]:
+    def artifacts(self) -> dict[str, int | None]:
         """Return name -> number of files in a folder, or None for a file; without hidden files and locks."""
-        assert run.folder is not None
-        entries = sorted(entry for entry in run.folder.iterdir() if entry.suffix not in (".lock", ".pid"))
+        entries = sorted(entry for entry in self.folder.iterdir() if entry.suffix not in (".lock", ".pid"))
         return {
             entry.name: sum(1 for _ in entry.iterdir()) if entry.is_dir() else None
             for entry in entries
             if not entry.name.startswith(".")
         }
 
-    def address_of(self, run: TrackedRun) -> str:
-        """Return the address of the store, without a password; empty for a run that MLflow does not track."""
-        followed = FollowedRun.read(run.folder) if run.folder else None
-        return followed.tracking_uri if followed else ""
+    def as_json(self) -> dict[str, object]:
+        """Return identity, status and progress, with times in UTC."""
+        return {
+            "run_id": self.run_id,
+            "name": self.name,
+            "experiment": self.experiment,
+            "status": self.status,
+            "started": _iso(self.started),
+            "ended": None if self.ended is None else _iso(self.ended),
+            "seconds": round(self.seconds, 3),
+            "steps": self.steps,
+            "total_steps": self.total_steps,
+            "output_dir": str(self.folder),
+        }
 
-    def _with_values(self, run: TrackedRun) -> TrackedRun:
-        """Add parameters, and the values of the last step and of the last evaluations."""
-        assert run.folder is not None
-        last = _last(self._metrics(run.folder, is_whole=False))
-        if (newest := _newest_step(run.folder / METRICS)) is not None:
-            last |= _last([newest])
-        return replace(_with_params(run), last=last)
 
-    def _whole(self, run: TrackedRun) -> TrackedRun:
-        """Add parameters and the last value of every metric."""
-        assert run.folder is not None
-        return replace(_with_params(run), last=_last(self._metrics(run.folder, is_whole=True)))
+def newest_runs(root: Path, most: int, status: str | None) -> list[RunFolder]:
+    """Return at most `most` runs below `root`, the newest first, with one status if it is given.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise ConfigError("no such folder", "FOLDER", given=str(root))
+    runs = (RunFolder(folder, is_whole=False) for folder in run_folders(root))
+    wanted = [run for run in runs if status in (None, run.status)]
+    return sorted(wanted, key=lambda run: run.started, reverse=True)[:most]
+
+
+def find_run(name: str) -> RunFolder:
+    """Return the run in the folder `name`, or the run of this name below the working directory.
+
+    Raises:
+        ConfigError: there is no such run, or there are several.
+    """
+    if _is_run(Path(name)):
+        return RunFolder(Path(name))
+    known = [RunFolder(folder) for folder in run_folders(Path())]
+    named = [run for run in known if name in (run.name, run.folder.name)]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        shown = named[:_MOST_NAMED]
+        each = ", ".join(f"{shown_path(run.folder)} ({run.status}, {moment(run.started)})" for run in shown)
+        more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+        raise ConfigError(f"means {len(named)} runs", "RUN", given=name, allowed=f"one of {each}{more}")
+    near = nearest(name, sorted({word for run in known for word in (run.name, shown_path(run.folder))}))
+    allowed = "folder or name of a run: grpox runs list"
+    raise ConfigError("no such run here", "RUN", given=name, allowed=allowed, nearest=near)
 
 
 def run_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
@@ -136,6 +243,26 @@ def run_folders(root: Path, depth: int = DEPTH) -> Iterator[Path]:
             yield from run_folders(root / name, depth - 1)
 
 
+def strict(value: float) -> float | str:
+    """Return a number for JSON; NaN and infinities, which JSON lacks, as text like in metrics.jsonl."""
+    return value if math.isfinite(value) else str(value)
+
+
+def moment(milliseconds: int) -> str:
+    """Format as local time: ``2026-11-22 06:17``."""
+    return datetime.fromtimestamp(milliseconds / 1000).strftime("%Y-%m-%d %H:%M")
+
+
+def shown_path(path: Path) -> str:
+    """Return a path relative to the working directory, if it is below that."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _iso(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
+
+
 def _is_run(folder: Path) -> bool:
     return _has_record(folder) or FollowedRun.read(folder) is not None
 
@@ -143,31 +270,6 @@ def _is_run(folder: Path) -> bool:
 def _has_record(folder: Path) -> bool:
     """Tell a run from a sweep, and from any folder with a file ``config.yaml``."""
     return all((folder / name).is_file() for name in (CONFIG, VERSIONS))
-
-
-def _read(folder: Path) -> TrackedRun:
-    """Read identity and status of a run, without parameters and values."""
-    followed = FollowedRun.read(folder)
-    status, ended = ending(folder)
-    if status == "KILLED" and not (folder / "failure.json").exists() and is_locked(folder):
-        status = "RUNNING"
-    started = followed.start_time if followed else _first_moment(folder)
-    tags = {**(followed.tags if followed else _origin(folder)), **tags_of(folder)}
-    if followed is not None:
-        tags[KEY_TAG] = followed.key
-    return TrackedRun(
-        run_id=(followed.run_id if followed else None) or "",
-        experiment_id=(followed.experiment_id if followed else None) or "",
-        experiment=followed.experiment if followed else "",
-        name=(followed.run_name if followed else None) or folder.absolute().name,
-        status=status,
-        started=started,
-        ended=None if status == "RUNNING" else max(ended, started),
-        params=followed.params if followed else {},
-        tags={**redacted(tags), FOLDER_TAG: str(folder.absolute())},  # where it is now
-        last={},
-        artifact_uri="",
-    )
 
 
 def _origin(folder: Path) -> dict[str, str]:
@@ -191,50 +293,8 @@ def _first_moment(folder: Path) -> int:
     if isinstance(started, int | float) and 0 <= started < 1e11:
         return int(started * 1000)
     began = (folder / VERSIONS).stat().st_mtime
-    first = next(_lines(folder / METRICS), None)
+    first = next(_read_lines(folder / METRICS), None)
     return int((began if first is None else min(began, first.time)) * 1000)
-
-
-def _with_params(run: TrackedRun) -> TrackedRun:
-    """Add the parameters of a run that MLflow does not track; its steps as far as the run file names them."""
-    assert run.folder is not None
-    if run.params:
-        return run
-    import yaml
-
-    try:
-        text = read_small(run.folder / CONFIG)
-        config = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()
-    except (OSError, ValueError, yaml.YAMLError):
-        return run
-    params = dict(flattened(redacted(config))) if isinstance(config, dict) else {}
-    if (steps := params.get("train.max_steps", "")).isdecimal():
-        params[f"{OF_RUN}total_steps"] = steps
-    return replace(run, params=params)
-
-
-def _metrics(folder: Path, is_whole: bool) -> list[MetricsLine]:
-    """Read the metrics of a run, also those of its machines, by step; not whole: only those of evaluations.
-
-    Of a repeated step the last line comes last.
-    """
-    files = [folder / METRICS, *(sorted((folder / SYSTEM_FOLDER).glob("*.jsonl")) if is_whole else ())]
-    lines = [line for file in files for line in _lines(file, only_evaluations=not is_whole)]
-    return sorted(lines, key=lambda line: line.step)
-
-
-def _course(lines: Sequence[MetricsLine], metric: str) -> Course | None:
-    """Return a metric's values in lines by step, the last value of a repeated step; None if no line has it."""
-    points = {line.step: _point(line, metric) for line in lines if metric in line.named_values}
-    return Course(metric, list(points.values())) if points else None
-
-
-def _last(lines: Sequence[MetricsLine]) -> dict[str, Point]:
-    """Return the last value of each metric in lines by step."""
-    newest: dict[str, MetricsLine] = {}
-    for line in lines:
-        newest.update(dict.fromkeys(line.named_values, line))
-    return {name: _point(line, name) for name, line in newest.items()}
 
 
 def _point(line: MetricsLine, metric: str) -> Point:
@@ -257,7 +317,7 @@ def _newest_step(path: Path) -> MetricsLine | None:
     return None
 
 
-def _lines(path: Path, only_evaluations: bool = False) -> Iterator[MetricsLine]:
+def _read_lines(path: Path, only_evaluations: bool = False) -> Iterator[MetricsLine]:
     """Yield the lines of a file of metrics that are whole; a missing file has none."""
     if not path.is_file():
         return
@@ -275,8 +335,3 @@ def _parsed(line: bytes) -> MetricsLine | None:
         return MetricsLine.parse(line)
     except ValueError:
         return None
-
-
-def _shown(run: TrackedRun) -> str:
-    assert run.folder is not None
-    return shown_path(run.folder)

@@ -23,7 +23,7 @@ def grpox_commands() -> Iterable[CommandSpec]:
     yield CommandSpec(
         name="runs",
         target="grpox_mlflow.commands:runs_app",
-        help="List, show, compare and open runs: those in folders here, or those in MLflow. Writes nothing.",
+        help="List, show, compare and open runs, from their folders. Writes nothing.",
     )
     yield CommandSpec(
         name="sync",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import time
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -16,25 +16,21 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.errors import ConfigError, Problem, nearest
-from grpox.toolkit import duration, pluralize
-from grpox_mlflow.followed import FollowedRun
-from grpox_mlflow.naming import CHANGED, KEY_TAG
-from grpox_mlflow.store import page_of, place_of
-from grpox_mlflow.tracked import (
+from grpox.toolkit import Curve, binned, duration, parameter_defaults, pluralize
+from grpox_mlflow.folders import (
+    DEPTH,
     EVALUATION,
     OF_RUN,
     Course,
-    Runs,
-    TrackedRun,
-    changed_params,
-    figures,
-    main_metrics,
+    Point,
+    RunFolder,
     moment,
-    same,
+    newest_runs,
     shown_path,
-    sparkline,
     strict,
 )
+from grpox_mlflow.naming import CHANGED, flattened
+from grpox_mlflow.store import page_of, place_of
 
 STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
 NINE_COLUMNS = 140
@@ -42,6 +38,8 @@ NINE_COLUMNS = 140
 NARROW = 100
 """Width below which tables of metrics omit their lowest value."""
 REPORT = "report.html"
+BLOCKS, PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
+"""Eight heights of a curve, and their replacements if the terminal's encoding has no blocks."""
 _WIDE, _SLIM = 24, 12
 """Widths of a curve in characters."""
 _FACTS = {
@@ -67,44 +65,44 @@ View = tuple[object, RenderableType]
 # -- list ------------------------------------------------------------------------------------------------
 
 
-def list_runs(runs: Runs, experiment: str | None, status: str | None, last: int, console: Console) -> View:
-    """Look up the newest runs; of MLflow's store with one more request for each run with evaluations.
+def list_runs(root: Path, status: str | None, last: int, console: Console) -> View:
+    """Look up the newest runs below `root`.
 
     Raises:
-        ConfigError: there is no such experiment or status.
+        ConfigError: there is no such folder or status.
     """
     if status is not None and status.upper() not in STYLES:
         near, allowed = nearest(status.upper(), STYLES), ", ".join(STYLES)
         raise ConfigError("no such status", "--status", given=status, allowed=allowed, nearest=near)
     objects, rows = [], []
-    for run in runs.newest(last, experiment, status and status.upper()):
+    for run in newest_runs(root, last, status and status.upper()):
         # The accuracy if there is one, else the first reward.
         metric = next((name for name in main_metrics(run) if name.startswith(EVALUATION)), None)
-        course = runs.course(run, metric) if metric else None
+        course = run.course(metric) if metric else None
         reward = strict(run.last["reward"].value) if "reward" in run.last else None
         evaluation = None if course is None else {"metric": course.metric, **course.as_json()}
         objects.append({**run.as_json(), "reward": reward, "evaluation": evaluation})
-        rows.append(({"run": run.short_id} if runs.has_ids else {}) | _cells(run, course))
+        rows.append(_cells(run, course))
     if not rows:
-        return [], Text(f"no such run in {runs.place}", no_wrap=True, overflow="ignore")
+        place = f"{root.absolute()}, {DEPTH} levels deep"
+        return [], Text(f"no such run in {place}", no_wrap=True, overflow="ignore")
     return objects, _list_table(rows, console.width < NINE_COLUMNS)
 
 
 def _list_table(rows: list[dict[str, str]], narrow: bool) -> Table:
-    """Build one line per run; a narrow terminal stacks all but the first column and the status in one."""
+    """Build one line per run; a narrow terminal stacks all but name and status in one column."""
     if len({cells["experiment"] for cells in rows}) == 1:
         for cells in rows:
             del cells["experiment"]  # the same for all runs
     if narrow:
-        first = next(iter(rows[0]))
-        rows = [{first: cells.pop(first), "status": cells["status"], "": _stacked(cells)} for cells in rows]
-    headings = [(name, name in ("run", "status", "started", "duration")) for name in rows[0]]
+        rows = [{"name": r["name"], "status": r["status"], "": _stacked(r)} for r in rows]
+    headings = [(name, name in ("status", "started", "duration")) for name in rows[0]]
     return _table(
         headings, [[_status(text) if name == "status" else text for name, text in r.items()] for r in rows]
     )
 
 
-def _cells(run: TrackedRun, course: Course | None) -> dict[str, str]:
+def _cells(run: RunFolder, course: Course | None) -> dict[str, str]:
     reward, evaluation = run.last.get("reward"), ""
     if course is not None:
         first = f"{figures(course.first)} -> " if len(course.points) > 1 else ""
@@ -119,12 +117,12 @@ def _cells(run: TrackedRun, course: Course | None) -> dict[str, str]:
         "steps": f"{run.steps}/{run.total_steps}" if run.total_steps else str(run.steps),
         "reward": figures(reward) if reward else "",
         "evaluation": evaluation,
-        "folder": shown_path(run.folder) if run.folder else "",
+        "folder": shown_path(run.folder),
     }
 
 
 def _stacked(cells: Mapping[str, str]) -> str:
-    first = (cells[name] for name in ("name", "experiment", "folder") if name in cells)
+    first = (cells[name] for name in ("experiment", "folder") if name in cells)
     reward = f"reward {cells['reward']}" if cells["reward"] else ""
     second = (cells["started"], cells["duration"], f"{cells['steps']} steps", reward, cells["evaluation"])
     return f"{'  '.join(first)}\n{'  '.join(filter(None, second))}"
@@ -133,21 +131,21 @@ def _stacked(cells: Mapping[str, str]) -> str:
 # -- show ------------------------------------------------------------------------------------------------
 
 
-def show_run(runs: Runs, run: TrackedRun, every_param: bool, console: Console) -> View:
-    """Read the histories of the main metrics and the list of artifacts.
+def show_run(run: RunFolder, every_param: bool, console: Console) -> View:
+    """Read the histories of the main metrics and the list of files.
 
     Args:
         every_param: True: include parameters with their default value.
     """
-    courses = {name: course for name in main_metrics(run) if (course := runs.course(run, name))}
+    courses = {name: course for name in main_metrics(run) if (course := run.course(name))}
     params = run.params if every_param else changed_params(run.params)
     resumed_with = {
         key.removeprefix(CHANGED): value for key, value in run.tags.items() if key.startswith(CHANGED)
     }
     artifacts: dict[str, int | None] | None = None
     listed = "cannot be listed from here"
-    with suppress(Exception):  # artifacts may be in a different, unreachable place
-        artifacts = runs.artifacts(run)
+    with suppress(OSError):  # of another user
+        artifacts = run.artifacts()
         files = {name: "" if n is None else f"/ ({pluralize(n, 'file')})" for name, n in artifacts.items()}
         listed = ", ".join(f"{name}{count}" for name, count in files.items()) or "none"
     parts = {
@@ -168,10 +166,9 @@ def show_run(runs: Runs, run: TrackedRun, every_param: bool, console: Console) -
     return run.as_json() | content, Group(*lines)
 
 
-def _facts(run: TrackedRun) -> dict[str, str]:
+def _facts(run: RunFolder) -> dict[str, str]:
     over = f", took {duration(run.seconds)}" if run.ended is not None else ""
     newest = max((point.time for point in run.last.values()), default=0)
-    # A killed run stays RUNNING in MLflow: show the age of its last values.
     age = f"{duration(max(0.0, time() - newest / 1000))} ago" if newest else "none yet"
     facts = {
         "experiment": run.experiment,
@@ -179,7 +176,7 @@ def _facts(run: TrackedRun) -> dict[str, str]:
         "newest value": age if run.status == "RUNNING" else "",
         "steps": f"{run.steps} of {run.total_steps}" if run.total_steps else str(run.steps),
         "ranks": run.params.get(f"{OF_RUN}world_size", ""),
-        "folder": shown_path(run.folder) if run.folder else "",
+        "folder": shown_path(run.folder),
     }
     facts |= {name: run.tags.get(tag, "") for tag, name in _FACTS.items()}
     facts |= {key: value for key, value in run.tags.items() if not key.startswith(_OTHER_TAGS)}
@@ -200,7 +197,7 @@ def _metrics(courses: Mapping[str, Course], console: Console) -> Table:
 # -- compare ---------------------------------------------------------------------------------------------
 
 
-def compare_runs(source: Runs, runs: Sequence[TrackedRun], metrics: Sequence[str]) -> View:
+def compare_runs(runs: Sequence[RunFolder], metrics: Sequence[str]) -> View:
     """Read the history of each metric in each run.
 
     Args:
@@ -209,11 +206,10 @@ def compare_runs(source: Runs, runs: Sequence[TrackedRun], metrics: Sequence[str
     Raises:
         ConfigError: a run is given twice, or no run has a metric.
     """
-    given = [(run.run_id, run.folder and run.folder.resolve()) for run in runs]
+    folders = [run.folder.resolve() for run in runs]
     for position, run in enumerate(runs):
-        if given[position] in given[:position]:
-            label = f"{run.name} {run.short_id}".strip()
-            raise ConfigError("is given twice", "RUN", given=label, allowed="runs that differ")
+        if folders[position] in folders[:position]:
+            raise ConfigError("is given twice", "RUN", given=run.name, allowed="runs that differ")
     known = sorted({name for run in runs for name in run.last})
     problems = [
         Problem("no run has this metric", "--metric", given=metric, nearest=nearest(metric, known))
@@ -223,17 +219,16 @@ def compare_runs(source: Runs, runs: Sequence[TrackedRun], metrics: Sequence[str
     if problems:
         raise ConfigError(problems)
     names = dict.fromkeys(metrics or (name for run in runs for name in main_metrics(run)))
-    courses = {name: [source.course(run, name) for run in runs] for name in names}
+    courses = {name: [run.course(name) for run in runs] for name in names}
     keys = dict.fromkeys(key for run in runs for key in run.params)
     every = {key: [run.params.get(key) for run in runs] for key in keys}
     params = {key: row for key, row in every.items() if not all(same(row[0], value) for value in row)}
     ids = [run.run_id for run in runs]
+    # Copies of a folder have one id.
+    labels = [str(run.folder) if ids.count(run.run_id) > 1 else run.run_id or str(run.folder) for run in runs]
 
     def by_run(row: Sequence[object]) -> dict[str, object]:
-        # Copies of a folder have one id.
-        is_id = [each != "" and ids.count(each) == 1 for each in ids]
-        names = (run.run_id if ok else str(run.folder) for run, ok in zip(runs, is_id, strict=True))
-        return dict(zip(names, row, strict=True))
+        return dict(zip(labels, row, strict=True))
 
     content = {
         "runs": [{"run_id": run.run_id, "name": run.name, "status": run.status} for run in runs],
@@ -244,7 +239,7 @@ def compare_runs(source: Runs, runs: Sequence[TrackedRun], metrics: Sequence[str
 
 
 def _compare_tables(
-    runs: Sequence[TrackedRun],
+    runs: Sequence[RunFolder],
     params: Mapping[str, Sequence[str | None]],
     courses: Mapping[str, Sequence[Course | None]],
 ) -> Group:
@@ -258,10 +253,10 @@ def _compare_tables(
         if any(course is not None and len(course.points) > 1 for course in row):
             outcomes.append(["    lowest", *(str(course.lowest) if course else None for course in row)])
             outcomes.append(["    highest", *(str(course.highest) if course else None for course in row)])
-    names = [f"{run.name}\n{run.short_id}".strip() for run in runs]
+    names = [run.name for run in runs]
     columns = [
-        (f"{name}\n{shown_path(run.folder)}" if names.count(name) > 1 and run.folder else name, False)
-        for run, name in zip(runs, names, strict=True)
+        (f"{run.name}\n{shown_path(run.folder)}" if names.count(run.name) > 1 else run.name, False)
+        for run in runs
     ]
     differing = _table([("parameter", False), *columns], [[key, *row] for key, row in params.items()])
     no_difference = Text("the same parameters\n", "dim")
@@ -271,33 +266,84 @@ def _compare_tables(
 # -- open ------------------------------------------------------------------------------------------------
 
 
-def places(run: TrackedRun, uri: str) -> tuple[dict[str, str], str | None]:
-    """Return labelled addresses of a run in the store at `uri`, and the one that a browser can open now.
+def places(run: RunFolder) -> tuple[dict[str, str], str | None]:
+    """Return labelled addresses of a run, and the one that a browser can open now.
 
     A run without an id is not in a store, and has only its report.
     """
-    report = _report(run)
+    report = run.folder / REPORT if (run.folder / REPORT).is_file() else None
     last = {"report": f"no {REPORT} here" if report is None else shown_path(report)}
-    if not run.run_id:
+    if run.followed is None or not run.run_id:
         return last, None if report is None else report.as_uri()
-    page, place = (of(uri, run.experiment_id, run.run_id) for of in (page_of, place_of))
+    uri, experiment_id = run.followed.tracking_uri, run.followed.experiment_id or ""
+    page, place = (of(uri, experiment_id, run.run_id) for of in (page_of, place_of))
     if page != place:
         return {"serve": place, "run": page, **last}, None if report is None else report.as_uri()
     return {"run": page, **last}, page if page.startswith("http") else None
 
 
-def _report(run: TrackedRun) -> Path | None:
-    """Return the report in the run's folder, unless a later run uses that folder; else among local
-    artifacts."""
-    folders = []
-    followed = FollowedRun.read(run.folder) if run.folder is not None else None
-    # A run without a key is read from its folder, and is the one that is there.
-    if run.folder is not None and (followed.key if followed else None) == run.tags.get(KEY_TAG):
-        folders.append(run.folder)
-    parts = urlsplit(run.artifact_uri)
-    if parts.scheme in ("", "file") and parts.path:
-        folders.append(Path(url2pathname(parts.path)))
-    return next((folder / REPORT for folder in folders if (folder / REPORT).is_file()), None)
+# -- Metrics and parameters ------------------------------------------------------------------------------
+
+
+def main_metrics(run: RunFolder) -> list[str]:
+    """Names of the run's main metrics: reward, KL, length, gradient norm, and those of evaluations."""
+    kl = "kl" if "kl" in run.last else "sampling/kl"
+    of_steps = ("reward", kl, "completions/mean_length", "grad_norm")
+    rewards = sorted(n for n in run.last if n.startswith(f"{EVALUATION}rewards/") and n.endswith("/mean"))
+    evaluated = (f"{EVALUATION}accuracy", *rewards, f"{EVALUATION}completions/mean_length")
+    return [name for name in (*of_steps, *evaluated) if name in run.last]
+
+
+def figures(point: Point) -> str:
+    """Format a value to four figures."""
+    return f"{point.value:.4g}"
+
+
+def sparkline(course: Course, width: int, encoding: str = "utf-8") -> str:
+    """Draw the values in at most `width` characters, scaled from lowest to highest; NaN is a gap."""
+    # Infinity would flatten all other values.
+    values = [point.value if abs(point.value) < 1e300 else math.nan for point in course.points]
+    drawn = binned(Curve([float(point.step) for point in course.points], values), width).values
+    blocks = BLOCKS if encoding.lower().startswith("utf") else PLAIN_BLOCKS
+    numbers = [value for value in drawn if not math.isnan(value)]
+    if not numbers:
+        return ""
+    low, span = min(numbers), max(numbers) - min(numbers)
+    # A constant, except for rounding, is a line in the middle.
+    moves = span > 1e-9 * max(map(abs, numbers))
+    heights = {value: (value - low) / span if moves else 0.5 for value in numbers}
+    return "".join(
+        " " if math.isnan(value) else blocks[min(int(heights[value] * len(blocks)), len(blocks) - 1)]
+        for value in drawn
+    )
+
+
+def changed_params(params: Mapping[str, str], registry: Any = None) -> dict[str, str]:
+    """Return the params, as text, that differ from an empty run file's, including keys without a default.
+
+    Args:
+        params: dotted key -> value, as the plugin for MLflow writes them.
+        registry: default: the installed components. If it lacks a component, every parameter of that component
+            counts as changed.
+    """
+    defaults: dict[str, str] = {}
+    for prefix, values in parameter_defaults(params, registry).items():
+        defaults |= dict(flattened(dict(values), prefix))
+    return {
+        key: value
+        for key, value in params.items()
+        if not key.startswith(OF_RUN) and not (key in defaults and same(value, defaults[key]))
+    }
+
+
+def same(one: str | None, other: str | None) -> bool:
+    """Tell whether two values are equal; numbers compare by value, as a run file may have 1 for 1.0."""
+    if one == other or one is None or other is None:
+        return one == other
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
 
 
 # -- Tables --------------------------------------------------------------------------------------------

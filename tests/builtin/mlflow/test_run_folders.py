@@ -1,8 +1,9 @@
-"""`grpox runs` without --mlflow reads the folders of runs alone."""
+"""`grpox runs` reads the folders of runs alone."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -23,10 +24,13 @@ from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.errors import ConfigError
 from grpox.observing.record import LocalRecord
+from grpox.plugins.discovery import discover
+from grpox.plugins.registry import Registry
 from grpox.runtime.run_lock import hold
-from grpox_mlflow.folders import _TAIL
+from grpox_mlflow.folders import _TAIL, Course, Point
 from grpox_mlflow.followed import FollowedRun
 from grpox_mlflow.naming import flattened
+from grpox_mlflow.views import BLOCKS, PLAIN_BLOCKS, changed_params, same, sparkline
 
 CONFIG: dict[str, Any] = {
     "model": {"path": "m"},
@@ -118,7 +122,6 @@ def test_the_list_has_the_runs_below_the_folder_the_newest_first() -> None:
     [
         (["--last", "1"], ["seed=1"]),
         (["--status", "failed"], ["b"]),
-        (["--experiment", "adding"], ["b", "first"]),
         (["runs/grid"], ["seed=1"]),
         (["runs/a"], ["first"]),
         (["runs/grid", "--status", "finished"], []),
@@ -129,14 +132,12 @@ def test_the_list_can_be_narrowed_down(arguments: list[str], names: list[str]) -
 
 
 @pytest.mark.usefixtures("here")
-def test_an_empty_list_names_the_folder_and_the_way_to_mlflow(tmp_path: Path) -> None:
+def test_an_empty_list_names_the_folder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert output("list", "empty").startswith(f"no such run in {tmp_path}/empty")
-    assert "--mlflow" in output("list", "empty")
     assert refused("list", "nowhere").problems[0].what == "no such folder"
-    assert refused("list", "empty", "--mlflow").problems[0].key == "FOLDER"
-    (problem,) = refused("list", "--experiment", "addin").problems
-    assert (problem.key, problem.nearest) == ("--experiment", "adding")
+    (problem,) = refused("list", "--status", "finishd").problems
+    assert (problem.key, problem.given, problem.nearest) == ("--status", "finishd", "FINISHED")
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "mlflow.json"])
@@ -165,8 +166,8 @@ def test_the_list_cuts_nothing_in_a_terminal_of_any_width(width: int) -> None:
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("spelling", ["runs/a", "runs/a/", "first", "a", "3f2a91c0", "3f2a"])
-def test_a_run_is_known_by_folder_name_and_id(spelling: str) -> None:
+@pytest.mark.parametrize("spelling", ["runs/a", "runs/a/", "first", "a"])
+def test_a_run_is_known_by_folder_and_name(spelling: str) -> None:
     assert objects("show", spelling)["run_id"] == "3f2a91c0" * 4
 
 
@@ -174,7 +175,8 @@ def test_a_run_is_known_by_folder_name_and_id(spelling: str) -> None:
 def test_a_name_that_means_no_run_or_several_is_refused(here: Path) -> None:
     (problem,) = refused("show", "firts").problems
     assert (problem.key, problem.given, problem.nearest) == ("RUN", "firts", "first")
-    assert "--mlflow" in problem.allowed
+    assert "grpox runs list" in problem.allowed
+    assert refused("show", "3f2a91c0").problems[0].what == "no such run here"  # an id is for MLflow
     record_of(here / "other" / "b", (1.0,))
     (problem,) = refused("show", "b").problems
     assert problem.what == "means 2 runs"
@@ -202,9 +204,34 @@ def test_a_run_is_shown_with_its_settings_values_and_files() -> None:
     assert list(shown["metrics"]) == ["reward", "grad_norm", "evaluation/accuracy"]
     assert shown["artifacts"]["report.html"] is None
     assert shown["artifacts"]["earlier"] == 1
+    params = objects("show", "runs/a", "--all")["params"]
+    assert (params["train.beta"], params["run.total_steps"]) == ("0.0", "3")
     page = re.sub(r" {2,}", "  ", output("show", "runs/b"))
     assert "ended by  ValueError: odd" in page
+    assert "newest value" not in page
     assert page.startswith("b  FAILED")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_the_page_of_a_run_fits_a_terminal_of_any_width(width: int) -> None:
+    lines = [re.sub(r" {2,}", "  ", line.strip()) for line in output("show", "a", width=width).splitlines()]
+    assert all(len(line) <= width for line in lines)
+    for line in ("team  maths", "steps  3 of 3", "train.seed  7", "folder  runs/a"):
+        assert line in lines
+    lowest = "0.25 at 1  " if width == 200 else ""
+    assert f"reward  0.25  0.5  {lowest}0.75 at 2  ▁█▅" in lines
+    assert f"first  {'3f2a91c0' * 4}  FINISHED" in lines
+
+
+def test_a_changed_setting_of_a_resumed_run_is_shown_and_counts(here: Path) -> None:
+    changes = {"train.learning_rate": "1e-06 -> 0.5 after step 1", "run.total_steps": "3 -> 8 after step 1"}
+    track(here / "runs" / "b", 2_000_000, None, tags={f"changed.{key}": text for key, text in changes.items()})
+    assert re.search(
+        r"resumed with\s+train.learning_rate +1e-06 -> 0.5 after step 1\s", output("show", "runs/b")
+    )
+    assert [run["total_steps"] for run in objects("list", "--status", "failed")] == [8]
+    assert "resumed with" not in output("show", "runs/a")
 
 
 @pytest.mark.usefixtures("here")
@@ -236,6 +263,21 @@ def test_runs_in_folders_are_compared() -> None:
     assert last == [0.5, 0.125]
     assert compared["params"] == {}
     assert refused("compare", "a", "runs/a").problems[0].what == "is given twice"
+    assert grpox("compare", "a").exit_code == 2
+    (problem,) = refused("compare", "a", "b", "--metric", "rewards").problems
+    assert (problem.key, problem.given, problem.nearest) == ("--metric", "rewards", "reward")
+
+
+def test_runs_are_compared_by_parameters_that_differ_and_by_their_values(here: Path) -> None:
+    config = here / "runs" / "grid" / "seed=1" / "config.yaml"
+    config.write_text(config.read_text().replace("learning_rate: 1.0e-06", "learning_rate: 0.5"))
+    compared = objects("compare", "seed=1", "a")
+    assert compared["params"]["train.learning_rate"] == {str(config.parent): "0.5", "3f2a91c0" * 4: "1e-06"}
+    assert [run["name"] for run in compared["runs"]] == ["seed=1", "first"]
+    lines = [re.sub(r" {2,}", "  ", line.strip()) for line in output("compare", "a", "seed=1").splitlines()]
+    assert "train.learning_rate  1e-06  0.5" in lines
+    assert "reward, last  0.5  0.125" in lines
+    assert "highest  0.75 at 2  0.5 at 1" in lines
 
 
 def test_copies_of_a_tracked_folder_are_two_runs(here: Path) -> None:
@@ -305,6 +347,21 @@ def test_open_shows_the_report_and_the_page(here: Path, monkeypatch: pytest.Monk
     (here / "runs" / "grid" / "seed=1" / "report.html").touch()
     output("open", "seed=1")
     assert opened == [(here / "runs" / "grid" / "seed=1" / "report.html").as_uri()]
+    output("open", "a")
+    assert opened[1:] == [f"http://me:***@host:5000/#/experiments/4/runs/{'3f2a91c0' * 4}"]
+
+
+def test_open_says_how_to_serve_a_database(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webbrowser, "open", lambda address: False)
+    record = here / "runs" / "a" / "mlflow.json"
+    uri = f"sqlite:///{here}/mlflow.db"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "tracking_uri": uri}))
+    result = grpox("open", "a")
+    serve, page, report = result.stdout.splitlines()
+    assert serve == "serve:  mlflow ui --backend-store-uri sqlite:///mlflow.db"
+    assert page == f"run:    http://127.0.0.1:5000/#/experiments/4/runs/{'3f2a91c0' * 4}"
+    assert report == "report: runs/a/report.html"
+    assert (result.exit_code, result.stderr) == (0, "there is no browser to open here\n")
 
 
 def test_half_a_line_of_a_killed_run_is_left_out(here: Path) -> None:
@@ -314,7 +371,7 @@ def test_half_a_line_of_a_killed_run_is_left_out(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("command", ["list", "show runs/a", "compare runs/a runs/b"])
+@pytest.mark.parametrize("command", ["list", "show runs/a", "compare runs/a runs/b", "open a --no-browser"])
 def test_neither_mlflow_nor_torch_is_imported(command: str) -> None:
     code = (
         "import sys\nfrom grpox.cli.app import app\n"
@@ -333,3 +390,78 @@ def test_reading_writes_nothing(here: Path) -> None:
     for command in (["list"], ["show", "a"], ["compare", "a", "b"], ["open", "b", "--no-browser"]):
         output(*command)
     assert files() == before
+
+
+# -- Parameters ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def registry() -> Registry:
+    return Registry(discover())
+
+
+def params_of(**sections: Any) -> dict[str, str]:
+    config = RunConfig.model_validate({**CONFIG, "loss": "dapo", "train": {}, **sections})
+    return dict(flattened(config.model_dump(mode="json")))
+
+
+ALWAYS = {"model.path": "m", "data.path": "d.jsonl", "rewards.0.name": "exact"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "changed"),
+    [
+        ({}, {}),
+        ({"train": {"learning_rate": 1e-6, "num_generations": 8}}, {}),
+        # An integer for a number is no change, one for another is.
+        ({"sampling": {"temperature": 1}, "rewards": [{"name": "exact", "weight": 1}]}, {}),
+        ({"rewards": [{"name": "exact", "weight": 2}]}, {"rewards.0.weight": "2.0"}),
+        ({"evaluation": {"path": "e.jsonl", "every": 0}}, {"evaluation.path": "e.jsonl"}),
+        ({"tracking": {"mlflow": {"experiment": "grpox", "tags": {}}}}, {}),
+        ({"tracking": {"mlflow": {"experiment": "mine"}}}, {"tracking.mlflow.experiment": "mine"}),
+        # Of what is named by its path, or is not installed, no default is known.
+        ({"loss": {"path": "l.py:L", "clip_low": 0.2}}, {"loss.path": "l.py:L", "loss.clip_low": "0.2"}),
+        ({"loss": {"name": "gone", "clip_low": 0.2}}, {"loss.name": "gone", "loss.clip_low": "0.2"}),
+        ({"loss": {"name": "grpo", "clip_low": 0.2}}, {"loss.name": "grpo"}),
+    ],
+)
+def test_only_what_is_not_the_default_has_changed(
+    registry: Registry, sections: dict[str, Any], changed: dict[str, str]
+) -> None:
+    assert changed_params(params_of(**sections), registry) == ALWAYS | changed
+
+
+def test_values_are_the_same_as_numbers() -> None:
+    assert same("1e-06", "0.000001")
+    assert same("True", "True")
+    assert not same("True", "1")
+    assert not same(None, "None")
+
+
+# -- Curves ----------------------------------------------------------------------------------------------
+
+
+def line(*values: float, width: int = 10, encoding: str = "utf-8") -> str:
+    points = [Point(step, value, 0) for step, value in enumerate(values, 1)]
+    return sparkline(Course("reward", points), width, encoding)
+
+
+def test_a_curve_goes_from_its_lowest_to_its_highest_value() -> None:
+    assert line(*range(8)) == BLOCKS
+    assert line(5.0, -3.0) == "█▁"
+    assert line(2.0, 2.0) == "▅▅"
+    assert line(0.3, 0.1 + 0.2) == "▅▅"
+    assert line(*range(8), encoding="ascii") == PLAIN_BLOCKS
+    # Means of two neighbours: 0, 1, 0.5.
+    assert line(0, 0, 1, 1, 0, 1, width=3) == "▁█▅"
+
+
+def test_what_is_no_number_is_a_gap_in_a_curve() -> None:
+    assert line(1.0, math.nan, 2.0) == "▁ █"
+    assert line(1.0, 1.7976931348623157e308, 2.0) == "▁ █"
+    assert line(math.nan) == ""
+
+
+def test_the_highest_value_is_a_number_where_there_is_one() -> None:
+    course = Course("loss", [Point(1, math.nan, 0), Point(2, -1.0, 0), Point(3, 4.0, 0), Point(4, 4.0, 0)])
+    assert (course.highest.step, course.lowest.step) == (3, 2)

@@ -44,7 +44,7 @@ def test_a_run_reaches_the_server(
 ) -> None:
     monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", patient(60))
     _a_finished_run_is_there(run, mlflow_server, tmp_path)
-    _it_is_read_back(run, mlflow_server.uri)
+    _it_is_opened(run, mlflow_server.uri)
     _a_killed_run_is_marked(run, mlflow_server)
 
 
@@ -77,26 +77,14 @@ def _a_finished_run_is_there(run: RunContext, server: Server, folder: Path) -> N
     assert f"{server.uri}/#/experiments/{stored.info.experiment_id}/runs/{run_id}" in output.getvalue()
 
 
-def _it_is_read_back(run: RunContext, uri: str) -> None:
-    """By `grpox runs`, which finds the server by the run's folder."""
-
-    def told(*arguments: str) -> str:
-        result = CliRunner().invoke(app, ["runs", *arguments])
-        assert result.exception is None, result.exception
-        return result.stdout
-
-    (listed,) = json.loads(told("list", "--uri", uri, "--experiment", EXPERIMENT, "--json"))
-    shown = json.loads(told("show", str(run.output_dir), "--mlflow", "--json"))
-    assert (listed["status"], listed["steps"], listed["total_steps"]) == ("FINISHED", 3, 10)
-    assert shown["run_id"] == listed["run_id"]
-    assert shown["params"]["loss.name"] == "grpo"
-    assert shown["metrics"]["kl"]["last"] == {"step": 3, "value": "nan"}
-    assert shown["artifacts"] == {
-        "completions": 1, "config.yaml": None, "eval_table.json": None, "summary.json": None,
-    }  # fmt: skip
-    page = told("open", str(run.output_dir), "--no-browser").splitlines()[0]
+def _it_is_opened(run: RunContext, uri: str) -> None:
+    """By `grpox runs open`, which finds the server by the run's folder."""
+    result = CliRunner().invoke(app, ["runs", "open", str(run.output_dir), "--no-browser"])
+    assert result.exception is None, result.exception
+    run_id = json.loads((run.output_dir / "mlflow.json").read_text())["run_id"]
+    page = result.stdout.splitlines()[0]
     assert page.startswith(f"run:    {uri}/#/experiments/")
-    assert page.endswith(f"/runs/{shown['run_id']}")
+    assert page.endswith(f"/runs/{run_id}")
 
 
 def _a_killed_run_is_marked(run: RunContext, server: Server) -> None:

@@ -52,7 +52,7 @@ def test_the_help_in_the_list_is_the_first_line_of_the_commands_own(spec: Any) -
         (["recipes", "list"], ["grpox.cli.plugins", "grpox.cli.sweep", "grpox_losses"]),
         (["schema", "--help"], ["grpox.cli.plugins", "grpox.cli.eval", "grpox_losses"]),
         (["--help"], ["grpox.cli.plugins", "grpox.cli.eval", "grpox_mlflow.configs"]),
-        (["sync", "--help"], ["grpox.cli.plugins", "grpox.cli.eval", "grpox_mlflow.reading", "mlflow"]),
+        (["sync", "--help"], ["grpox.cli.plugins", "grpox.cli.eval", "grpox_mlflow.folders", "mlflow"]),
     ],
 )
 def test_a_command_is_imported_alone(arguments: list[str], without: list[str]) -> None:

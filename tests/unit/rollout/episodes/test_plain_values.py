@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grpox.rollout.episodes.plain_values import LONGEST_KEY, NotPlain, plain_value, state_text
+from grpox.plugins.component_state import NotPlain
+from grpox.rollout.episodes.plain_values import LONGEST_KEY, plain_value, state_text
 
 
 class Way(Enum):
