@@ -9,7 +9,7 @@ nothing heavy.
 | advantages | `weighted_sum`, `ROUNDING` |
 | trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `alarms_in`, `describe_alarm`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
 | commands | `write_comparison`, `dtype_on`, `load_run`, `decide_longest`, `recipe_names`, `input_path`, `model_problems` |
-| files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `open_regular`, `read_small`, `flush_to_disk`, `hold`, `is_locked`, `preserve_env` |
+| files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `open_regular`, `read_small`, `flush_to_disk`, `hold`, `is_locked`, `raise_if_signalled`, `preserve_env` |
 | messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `brief`, `chain`, `shorten`, `TEXT`, `MASK` |
 """  # noqa: E501 - a table
 
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from grpox.runtime.launch import world_size
     from grpox.runtime.run_lock import hold, is_locked
     from grpox.runtime.setup import preserve_env
+    from grpox.runtime.signals import raise_if_signalled
     from grpox.runtime.upload import upload
     from grpox.training.inputs import decide_longest
 
@@ -68,7 +69,15 @@ __all__ += ["Curve", "MetricsLine", "UnreadableData", "binned", "checkpoints_in"
 __all__ += ["alarms_in", "describe_alarm", "describe_early_stop", "look_at", "read_samples", "step_of"]
 __all__ += ["LOCK_FILE", "parameter_defaults", "read_lock"]
 __all__ += ["dtype_on", "input_path", "load_run", "model_problems", "recipe_names", "write_comparison"]
-__all__ += ["atomic_path", "flush_to_disk", "hold", "is_locked", "open_regular", "preserve_env"]
+__all__ += [
+    "atomic_path",
+    "flush_to_disk",
+    "hold",
+    "is_locked",
+    "open_regular",
+    "preserve_env",
+    "raise_if_signalled",
+]
 __all__ += ["read_mapping", "read_small", "write_atomically"]
 __all__ += ["MASK", "TEXT", "brief", "chain", "describe", "shorten", "text_of"]
 __all__ += ["duration", "format_bytes", "pluralize", "some"]
@@ -108,6 +117,7 @@ _HOMES = {
     "grpox.runfile.lock.model": ("LOCK_FILE", "read_lock"),
     "grpox.runfile.recipe_files": ("recipe_names",),
     "grpox.runtime.setup": ("preserve_env",),
+    "grpox.runtime.signals": ("raise_if_signalled",),
     "grpox.runtime.upload": ("upload",),
     "grpox.runtime.files": (
         "flush_to_disk",

@@ -22,7 +22,9 @@ from grpox.runtime.signals import raise_if_signal
 _HELP = {
     "init": "Write a run file: ask for model, data and reward, and check each answer at once.",
     "train": "Train a model: check the run file, then repeat sampling, scoring and updating.",
-    "validate": ("Check a run file: keys, types, plugins, files, columns, rows, lengths, batches. Loads no model."),
+    "validate": (
+        "Check a run file: keys, types, plugins, files, columns, rows, lengths, batches. Loads no model."
+    ),
     "plan": "Draw the flow of batches: the prompts of each rank, and the optimizer steps.",
     "try": "Sample and score a few prompts of a run, without training.",
     "eval": "Evaluate a model on the held-out prompts of a run file, without training.",

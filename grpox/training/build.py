@@ -256,4 +256,5 @@ def build_trainer(
             warn,
         ),
         times=parts.times,
+        has_own_numerics=not promised or provides(run, Capability.OTHER_NUMERICS),
     )

@@ -54,6 +54,8 @@ class Trainer:
     times: PhaseTimes
     follow: Follow = lambda kind, step, metrics: None
     """Called on every rank after each step and evaluation."""
+    has_own_numerics: bool = True
+    """True if the generator does not compute its log-probabilities as the trainer does."""
     _train_seconds: float | None = None
     """Seconds until the end of the last step; None before `start`."""
     _is_first: bool = True
@@ -107,7 +109,7 @@ class Trainer:
             if self._is_first and new and (plan.step == 1 or not config.train.max_staleness):
                 # After a resume the reference has other weights.
                 equal = {name: update[name] for name in update if plan.step == 1 or name != "kl"}
-                update |= first_step_measures(equal, config, self.policy.engine.module)
+                update |= first_step_measures(equal, config, self.policy.engine.module, self.has_own_numerics)
             self._is_first = False
             if {"loss", "grad_norm"} <= update.keys():  # a step that was not taken lacks one of them
                 self.state.losses = [self.state.losses[0] + update["loss"], self.state.losses[1] + 1]

@@ -35,6 +35,7 @@ PLAIN_WORDS = {
     "math",
     "none",
     "regex",
+    "repetition",
 }
 """Names of components that are words of every program."""
 NAMED = {

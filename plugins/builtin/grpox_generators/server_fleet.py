@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.runtime.logs import get_logger
-from grpox.runtime.signals import raise_if_signalled
+from grpox.toolkit import raise_if_signalled
 from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_client import ServerClient, ServerLost
 from grpox_vllm_serving.launch import FILE_BACKEND

@@ -327,7 +327,7 @@ def first(
 ) -> dict[str, float]:
     run = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": [{"name": "exact-match"}]}
     config = RunConfig.model_validate(run | {"loss": "grpo", "output_dir": "runs/a"} | sections)
-    return first_step_measures(update, config, model_of(kind, dtype))
+    return first_step_measures(update, config, model_of(kind, dtype), "generator" in sections)
 
 
 @pytest.mark.parametrize("name", ["mismatch/difference_mean", "kl"])
