@@ -179,12 +179,12 @@ def test_a_server_is_asked_again_while_requests_are_open(monkeypatch):
 
 def test_a_signal_ends_the_wait_for_a_server(fleet, monkeypatch):
     """A signal lets the step end first, but a step without a server has no end."""
+    silent = fleet(ServerLost("u: refused"), start_timeout=600.0)
     received = [signal.SIGTERM]
     monkeypatch.setattr(signals, "_received", received)
     with pytest.raises(Terminated):
-        fleet(ServerLost("u: refused"), start_timeout=600.0).find()
+        silent.find()
     monkeypatch.setattr(server_fleet, "SILENCE", 0.0)
-    silent = fleet(ServerLost("u: refused"))
     with pytest.raises(Terminated):
         silent.loop.run(asyncio.sleep(600))
     pending = PendingRequests(silent, ServerPool([], "run/1", 0), [], 1)
