@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_received: list[int] = []
+_received: list[tuple[int, float]] = []
 _waiting_notes: list[str] = []
 """One entry for each block that defers the first signal: the text to print when it arrives."""
 
@@ -53,7 +54,7 @@ def may_be_signal() -> bool:
 def raise_if_signalled() -> None:
     """Raise the exception of the last signal again, in case it was swallowed."""
     if _received:
-        raise _exception(_received[-1])
+        raise _exception(_received[-1][0])
 
 
 def raise_if_signal(error: BaseException) -> None:
@@ -95,7 +96,9 @@ def exit_code(error: KeyboardInterrupt) -> int:
 
 
 def _handle(number: int, _frame: FrameType | None) -> None:
-    _received.append(number)
+    if _waiting_notes and _received and time.monotonic() - _received[0][1] < 1.0:
+        return  # torchrun passes each signal on twice, and a terminal sends it to the ranks too
+    _received.append((number, time.monotonic()))
     if not _waiting_notes or len(_received) > 1:
         raise _exception(number)
     if _waiting_notes[-1]:

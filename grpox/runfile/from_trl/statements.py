@@ -40,6 +40,7 @@ class Statements:
         classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
         own = [each for each in classes if {"class", "args."} & set(map(self.kind, each.bases))]
         self.overrides = [n for each in own for n in each.body if not isinstance(n, ast.Pass | ast.Expr)]
+        self.overrides += [each for each in own if {*map(self.kind, each.bases)} - {"class", "args."}]
         # The other arguments of the trainer than model and tokenizer have rows of their own.
         trainers = [node for node in nodes if isinstance(node, ast.Call) and calls.get(node) == "trainer"]
         bodies: list[ast.AST] = [k for call in trainers for k in call.keywords if k.arg not in TABLE["loaded"]]
@@ -82,6 +83,8 @@ class Statements:
                 return self.calls[node]
             case ast.Name(id=name):
                 return self.kinds.get(name, "")
+            case ast.Constant(value=str(text)) if text.partition(".")[0] in TABLE["libraries"] and "." in text:
+                return "library"  # as in ``patch("trl.trainer.utils.pad")``
             case ast.Attribute() if known := self.kinds.get(code(node)):
                 return known
             case ast.Attribute(value=inner, attr=attr):
@@ -153,13 +156,15 @@ class Statements:
         if kind := self.calls.get(call, ""):
             options = [each.arg or "" for each in call.keywords if code(each.value) not in TABLE["off"]]
             is_odd = any(re.fullmatch(TABLE["options"].get(kind, "-"), option) for option in options)
-            return kind if is_odd or (name == "from_pretrained" and kinds) else ""
+            passed = kinds if kind == "model" else any(map(self.kind, values[1:]))  # the first is a path
+            return kind if is_odd or (name == "from_pretrained" and passed) else ""
         owner = self.kind(call.func.value).rstrip(".") if isinstance(call.func, ast.Attribute) else ""
         if owner not in ("", "library"):
             resumes = name == "train" and any(code(each) not in TABLE["off"] for each in values)
             return owner if resumes or not re.fullmatch(TABLE["methods"], name) else ""
         is_field = name in ("setattr", "replace") and kinds[:1] == ["args"]
-        if is_field or re.fullmatch(TABLE["functions"], code(call.func)):
+        is_forward = self.kinds.get(code(call.func)) in ("model", "tokenizer")
+        if is_field or is_forward or re.fullmatch(TABLE["functions"], code(call.func)):
             return ""
         if function := self.functions.get(name):
             trains = "trainer" in map(self.calls.get, ast.walk(function))

@@ -24,7 +24,7 @@ from grpox.errors import ConfigError, Problem
 from grpox.runtime.child import Child, ChildFailed, ChildLate
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox_rewards.code_remote import HIDDEN
-from grpox_rewards.code_tests import FUNCTION, Call, Pair, Test, read_tests
+from grpox_rewards.code_tests import FACTS, FUNCTION, Call, Pair, Test, read_tests
 from grpox_rewards.configs import CodeConfig
 
 BLOCK = re.compile(r"^```[^\n`]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -114,7 +114,7 @@ class Code:
             TypeError: the tests of a row have no known form.
         """
         names = row_names or [f"the row of completion {place}" for place in range(len(completions))]
-        known = [name for name in (self.config.column, *FUNCTION, "metadata") if name in columns]
+        known = [name for name in (self.config.column, *FUNCTION, *FACTS) if name in columns]
         rows: list[tuple[Test, ...]] = []
         before = None
         for place, name in enumerate(names):

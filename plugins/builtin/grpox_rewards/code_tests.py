@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 FUNCTION = ("fn_name", "func_name", "function_name", "entry_point")
 """Keys with the name of the function to call; also within ``metadata`` (LiveCodeBench)."""
+FACTS = ("metadata", "test_imports", "test_setup_code")
 TESTS = (
     *("test_cases", "tests", "test_list", "test", "input_output"),
     *("public_tests", "private_tests", "generated_tests", "public_test_cases"),
@@ -46,7 +47,8 @@ def read_tests(row: Mapping[str, Any], column: str, name: str) -> tuple[Test, ..
         TypeError: the tests of the row `name` have no known form.
     """
     try:
-        tests = list(_tests(value, _function_of(row)) if (value := row.get(column)) is not None else ())
+        value = row.get(column)
+        tests = [] if value is None else [*_set_up(row, _tests(value, _function_of(row)))]
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
         reason = f" ({error})" if type(error) is ValueError else ""
         raise TypeError(f"tests of {name} must be {WANTED}{reason}, not {value!r}"[:400]) from error
@@ -62,12 +64,9 @@ def _tests(value: Any, function: str) -> Iterator[Test]:
             if (inner := _literal(value)) is not value:
                 yield from _tests(inner, function)
             elif value.strip():
-                imports = [
-                    each for each in ast.parse(value).body if isinstance(each, ast.Import | ast.ImportFrom)
-                ]
-                modules = {
-                    str(getattr(each, "module", n.name)).split(".")[0] for each in imports for n in each.names
-                }
+                kinds, body = (ast.Import, ast.ImportFrom), ast.parse(value).body
+                names = ((each, n.name) for each in body if isinstance(each, kinds) for n in each.names)
+                modules = {str(getattr(each, "module", name)).split(".")[0] for each, name in names}
                 if lacking := modules - {*sys.stdlib_module_names, "solution"}:
                     raise ValueError(f"of Python's own modules and solution, not {min(lacking)}")
                 is_check = "def check(" in value and "\ncheck(" not in value  # HumanEval's, which nothing calls
@@ -88,21 +87,32 @@ def _tests(value: Any, function: str) -> Iterator[Test]:
         case {"input": _, "output": _}:
             yield _pair_or_call(value, function)
         case Mapping() if inner := [value[name] for name in TESTS if value.get(name)]:
-            yield from _tests(inner, _function_of(value) or function)
+            yield from _set_up(value, _tests(inner, _function_of(value) or function))
         case _:
             raise TypeError
 
 
+def _set_up(facts: Mapping[str, Any], tests: Iterator[Test]) -> Iterator[Test]:
+    """Put MBPP's imports and setup before each test that is statements."""
+    lines = *(facts.get("test_imports") or ()), facts.get("test_setup_code") or ""
+    return ("\n".join([*lines, test]) if isinstance(test, str) and any(lines) else test for test in tests)
+
+
 def _pair_or_call(facts: Mapping[str, Any], function: str, is_wrapped: bool = False) -> Test:
     given, wanted, kind = facts["input"], facts["output"], str(facts.get("testtype", facts.get("type")))
-    name = "" if "std" in kind else _function_of(facts) or (function if "func" in kind else "")
+    name = "" if "std" in kind else _function_of(facts) or function
     if not name:
         given, wanted = ("\n".join(each) if isinstance(each, list) else each for each in (given, wanted))
         if "func" in kind or not isinstance(given, str) or not isinstance(wanted, str):
             raise TypeError
         return Pair(given, wanted)
-    if isinstance(given, str):  # an argument a line, as in LiveCodeBench
-        given, wanted = [_literal(line, object) for line in given.split("\n") if line], _literal(wanted, object)
+    if isinstance(given, str):
+        lines = [line for line in given.split("\n") if line]  # an argument each, as in LiveCodeBench
+        with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+            match ast.parse(call := f"f({','.join(lines)})", mode="eval").body if "=" in given else None:
+                case ast.Call(args=[], keywords=[*named]) if named:  # LeetCode's nums = [3], target = 6
+                    lines = [str(ast.get_source_segment(call, each.value)) for each in named]
+        given, wanted = [_literal(line, object) for line in lines], _literal(wanted, object)
     arguments = json.dumps(given if isinstance(given, list) else [given])
     return Call(name.rpartition(".")[2], arguments, json.dumps([wanted, *(wanted if is_wrapped else ())]))
 

@@ -180,7 +180,7 @@ def test_a_server_is_asked_again_while_requests_are_open(monkeypatch):
 def test_a_signal_ends_the_wait_for_a_server(fleet, monkeypatch):
     """A signal lets the step end first, but a step without a server has no end."""
     silent = fleet(ServerLost("u: refused"), start_timeout=600.0)
-    received = [signal.SIGTERM]
+    received = [(signal.SIGTERM, 0.0)]
     monkeypatch.setattr(signals, "_received", received)
     with pytest.raises(Terminated):
         silent.find()

@@ -108,6 +108,22 @@ def test_a_call_compares_as_json_and_may_be_of_a_name_of_pythons() -> None:
     assert scores(tests(None), "def sum(x): return print()", "pass") == [1.0, 0.0]
 
 
+def test_a_call_may_name_its_arguments_and_return_a_float() -> None:
+    code = "def g(x, half): return x / 3 if half is None else half"
+    named = [{"input": "x = 1.0, half = null", "output": "0.33333"}]
+    assert scores(named, code, code.replace("3", "2"), entry_point="Solution().g") == [1.0, 0.0]
+    floats = json.dumps({"fn_name": "f", "inputs": [[0.1]], "outputs": [[0.3, 1]]})
+    assert scores(floats, "def f(x): return x + 0.2, 1", "def f(x): return x + 0.21, 1") == [1.0, 0.0]
+
+
+def test_imports_and_setup_of_a_row_come_before_its_tests() -> None:
+    test = {"test_imports": ["import math"], "test_setup_code": "K = 2"}
+    asserts = ["assert math.isclose(f(1), K)"]
+    assert scores({"test_list": asserts, **test}, RIGHT.replace("List", "list"), WRONG) == [1.0, 0.0]
+    codes, columns = [RIGHT.replace("List", "list"), WRONG], {name: [value] * 2 for name, value in test.items()}
+    assert REWARD(completions=codes, tests=[asserts] * 2, **columns) == [1.0, 0.0]
+
+
 UNKNOWN = [
     7,
     {"a": "b"},

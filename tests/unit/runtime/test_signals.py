@@ -45,3 +45,24 @@ def test_a_signal_that_was_ignored_from_the_start_stays_so():
     )
     assert done.stdout == "swallowed\nnot reached\n"
     assert done.returncode == 0
+
+
+def test_a_signal_that_a_launcher_passes_on_twice_is_one_signal():
+    program = """
+import os, signal, time
+from grpox.runtime import signals
+signals.install_handlers()
+try:
+    with signals.first_signal_waits():
+        os.kill(os.getpid(), 15)
+        os.kill(os.getpid(), 15)
+        print("goes on", flush=True)
+        time.sleep(1.1)
+        os.kill(os.getpid(), 15)
+        print("not reached", flush=True)
+except signals.Terminated:
+    print("ends")
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
+    assert done.stdout == "goes on\nends\n"
