@@ -60,7 +60,9 @@ def trial(model: PreTrainedModel) -> ForwardTrial:
 
 
 @pytest.mark.parametrize(
-    "draw", [lambda: torch.rand([]).item(), random.random, np.random.rand, lambda: 0.5], ids=str
+    "draw",
+    [lambda: torch.rand([]).item(), random.random, np.random.rand, lambda: 0.5],
+    ids=["torch", "random", "numpy", "constant"],
 )
 def test_what_stays_random_or_differs_is_refused_with_the_configs_fields(draw: Callable[[], float]) -> None:
     model = random_model("mixtral")
