@@ -16,16 +16,14 @@ from grpox.runtime.signals import raise_if_signal
 from grpox.testing.advantages import AdvantageConformance
 from grpox.testing.conformance import Check, Conformance, Violation
 from grpox.testing.corrections import CorrectionConformance
-from grpox.testing.datasets import DatasetConformance
 from grpox.testing.environments import EnvironmentConformance
 from grpox.testing.formula import Reference
 from grpox.testing.generators import GeneratorConformance
 from grpox.testing.losses import LossConformance
 from grpox.testing.observers import ObserverConformance
-from grpox.testing.optimizers import OptimizerConformance
 from grpox.testing.rewards import RewardConformance
-from grpox.testing.schedulers import SchedulerConformance
 from grpox.testing.step_formula import StepReduction
+from grpox.testing.training_parts import DatasetConformance, OptimizerConformance, SchedulerConformance
 
 SUITES: dict[str, type[Conformance]] = {
     suite.kind: suite
