@@ -99,7 +99,7 @@ class CorrectionConformance(Conformance):
         correction = self.build()
         if getattr(correction, "monotone", True) is False:
             raise SkipTest("it declares monotone = False")
-        advice = "the weight is pi_old / mu, exp(old - sampler). Where it is not, declare monotone = False"
+        advice = "the weight is exp(old - sampler), not exp(sampler - old). If meant, declare monotone = False"
         for others in ([], [0.0, 0.0]):
             before, least = 0.0, -math.inf
             for difference in (-3.0, -1.0, -0.5, -0.1, 0.0, 0.1, 0.5, 1.0, 1.9):

@@ -167,11 +167,11 @@ class OptimizerConformance(Conformance):
         before = _copies(parameters)
         _take_steps(optimizer, parameters, 1)
         # The gradient is the parameter itself.
-        along = sum(float(((new - old) * old).sum()) for new, old in zip(parameters, before, strict=True))
+        along = sum(((new - old) * old).sum().item() for new, old in zip(parameters, before, strict=True))
         what = f"its first step goes along the gradient: their product is {along:.3g}"
         require(along < 0, what, advice="a step is minus the learning rate times the gradient")
         _take_steps(optimizer, parameters, STEPS - 1)
-        first, last = (sum(float(each.square().sum()) for each in them) / 2 for them in (before, parameters))
+        first, last = (sum(each.square().sum().item() for each in them) / 2 for them in (before, parameters))
         what = f"{STEPS} steps took a quadratic from {first:.4g} to {last:.4g}"
         require(last < first, what, advice="the loss is minimised")
         self.notes.append(what)
