@@ -24,7 +24,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -200,7 +200,7 @@ def _reference_loss(reference: Reference, inputs: LossInputs, is_whole: bool) ->
     return torch.where(mask, losses, 0.0)
 
 
-def parameters_of(reference: Callable[..., Any], known: Iterable[str]) -> list[str]:
+def parameters_of(reference: Callable[..., Any], known: Collection[str]) -> list[str]:
     """Name the parameters of `reference`, all of them `known`.
 
     Raises:

@@ -38,7 +38,7 @@ class ObserverConformance(Conformance):
     def test_runs(self) -> None:
         """Follows a run from start to end, and raises nowhere."""
         with self._started() as (run, observers):
-            _middle(observers, run, METRICS)
+            _middle(observers, run, dict(METRICS))
             observers.checkpoint_saved(run, 2, run.output_dir)
             _finish(observers, run, {"steps": 2, "reward": 0.5})
 
@@ -47,7 +47,7 @@ class ObserverConformance(Conformance):
         for error, middle in product((RuntimeError("out of memory"), KeyboardInterrupt()), (True, False)):
             with self._started() as (run, observers):
                 if middle:
-                    _middle(observers, run, METRICS)
+                    _middle(observers, run, dict(METRICS))
                 observers.run_failed(run, error)
 
     def test_odd_numbers(self) -> None:
@@ -84,7 +84,7 @@ def _middle(observers: Observers, run: RunContext, metrics: dict[str, float]) ->
     observers.evaluated(run, 0, {"eval/accuracy": 0.3}, control)
     for step in (1, 2):
         observers.rollouts_scored(run, step, _rollouts())
-        observers.step_finished(run, step, dict(metrics), control)
+        observers.step_finished(run, step, metrics, control)
     observers.alarm_raised(run, 2, ALARM, control)
     observers.evaluated(run, 2, {"eval/accuracy": metrics["reward"]}, control)
 
