@@ -15,15 +15,13 @@ if TYPE_CHECKING:
     from grpox.testing.conformance import Conformance, Violation
     from grpox.testing.core_step import step_gradient
     from grpox.testing.corrections import CorrectionConformance
-    from grpox.testing.datasets import DatasetConformance
     from grpox.testing.environments import EnvironmentConformance
     from grpox.testing.generators import GeneratorConformance
     from grpox.testing.losses import LossConformance
     from grpox.testing.observers import ObserverConformance
-    from grpox.testing.optimizers import OptimizerConformance
     from grpox.testing.rewards import RewardConformance
     from grpox.testing.runner import same_as
-    from grpox.testing.schedulers import SchedulerConformance
+    from grpox.testing.training_parts import DatasetConformance, OptimizerConformance, SchedulerConformance
 
 __all__ = [
     "AdvantageConformance",
@@ -46,14 +44,14 @@ _LAZY = {
     "AdvantageConformance": "advantages",
     "Conformance": "conformance",
     "CorrectionConformance": "corrections",
-    "DatasetConformance": "datasets",
+    "DatasetConformance": "training_parts",
     "EnvironmentConformance": "environments",
     "GeneratorConformance": "generators",
     "LossConformance": "losses",
     "ObserverConformance": "observers",
-    "OptimizerConformance": "optimizers",
+    "OptimizerConformance": "training_parts",
     "RewardConformance": "rewards",
-    "SchedulerConformance": "schedulers",
+    "SchedulerConformance": "training_parts",
     "Violation": "conformance",
     "same_as": "runner",
     "step_gradient": "core_step",

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
+from unittest import SkipTest
 
+from grpox.errors import RunFailed
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.component_state import NotPlain
 from grpox.plugins.registry import Mention, bind, installed
+from grpox.runtime.foreign_code import call
 from grpox.testing.exceptions import swallowing_handlers
 from grpox.testing.state import state_problem
 
@@ -38,6 +41,14 @@ def require(holds: bool, what: str, example: object = "", advice: str = "") -> N
     """Raise a `Violation` unless a rule holds; `example` is written as text."""
     if not holds:
         raise Violation(what, str(example), advice)
+
+
+def call_component(kind: str, function: Callable[..., Any], *arguments: Any, example: object = "") -> Any:
+    """Call a method of a component as a run does; an exception of the method is a `Violation`."""
+    try:
+        return call(kind, function, *arguments)
+    except RunFailed as error:
+        raise Violation(str(error), str(example)) from error
 
 
 class Check(NamedTuple):
@@ -74,6 +85,14 @@ class Conformance:
     def build(self) -> Any:
         """Build a new instance of the component."""
         return installed().build(self.bound)
+
+    @property
+    def _formula(self) -> Callable[..., Any]:
+        """The suite's `reference`; without one, the check that asks for it is skipped."""
+        reference: Callable[..., Any] | None = getattr(type(self), "reference", None)
+        if reference is None:
+            raise SkipTest("no reference is given: see grpox.testing.same_as")
+        return reference
 
     def test_exceptions(self) -> None:
         """Hides no exception of every type: a fault would look like a result."""

@@ -15,6 +15,7 @@ from grpox.errors import ConfigError, Problem, nearest, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.registry import bind, installed
 from grpox.runtime.world import World
+from grpox.testing.loss_examples import BY_SEQUENCE
 from grpox.update.objective import KL_ESTIMATORS, MicroBatchInputs, StepLoss
 from grpox.update.packing import StepTotals, count_masks
 from grpox.update.token_masks import choose
@@ -22,8 +23,6 @@ from grpox.update.token_metrics import places_of
 
 REQUIRED = ("logprobs", "advantages", "token_mask")
 OPTIONAL = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
-BY_SEQUENCE = ("rewards", "group_ids", "sequence_ids")
-"""Tensors of a micro-batch for losses that need them, under the names of `grpox.contracts.LossInputs`."""
 INPUT_NAMES = {
     Capability.REFERENCE_LOGPROBS: "ref_logprobs",
     Capability.ENTROPY_GRADIENT: "entropy",
@@ -153,33 +152,24 @@ def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
     if len(shape) != 2:
         raise ConfigError("must have the shape [B, T]", f"{key}.logprobs", given=str(shape))
     for name, tensor in tensors.items():
-        shapes = [shape, shape[:1]] if name == "advantages" else [shape]
-        if name in BY_SEQUENCE:
-            functions = tensor.shape[1:2] or (1,)
-            shapes = [(shape[0], *functions) if name == "rewards" else shape[:1]]
+        shapes: list[tuple[int, ...]] = [shape[:1]] if name in BY_SEQUENCE else [shape]
+        shapes += [shape[:1]] if name == "advantages" else []
+        if name == "rewards":
+            shapes = [(shape[0], *(tensor.shape[1:2] or (1,)))]
         if tuple(tensor.shape) not in shapes:
             allowed, other = " or ".join(map(str, shapes)), str(tuple(tensor.shape))
             problems.append(Problem("wrong shape", f"{key}.{name}", given=other, allowed=allowed))
     if problems:
         raise ConfigError(problems)
     # Detached, so that a caller's own graph is neither needed nor changed.
-    f64 = {
-        name: tensor.detach().to(torch.float64)
+    named: dict[str, Any] = {
+        name: tensor if name in ("group_ids", "sequence_ids") else tensor.detach().to(torch.float64)
         for name, tensor in tensors.items()
-        if name not in ("token_mask", "group_ids", "sequence_ids")
     }
-    return MicroBatchInputs(
-        logprobs=f64["logprobs"].clone().requires_grad_(),
-        token_mask=tensors["token_mask"].bool(),
-        advantages=f64["advantages"],
-        old_logprobs=f64.get("old_logprobs"),
-        sampler_logprobs=f64.get("sampler_logprobs"),
-        reference_logprobs=f64.get("ref_logprobs"),
-        entropy=f64.get("entropy"),
-        rewards=f64.get("rewards"),
-        group_ids=tensors.get("group_ids"),
-        sequence_ids=tensors.get("sequence_ids"),
-    )
+    named["logprobs"] = named["logprobs"].clone().requires_grad_()
+    named["token_mask"] = tensors["token_mask"].bool()
+    named["reference_logprobs"] = named.pop("ref_logprobs", None)
+    return MicroBatchInputs(**named)
 
 
 def _tensor(key: str, value: Any) -> Tensor:

@@ -8,8 +8,10 @@ class TestMine(CorrectionConformance):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, ClassVar
 from unittest import SkipTest
 
@@ -20,13 +22,13 @@ from grpox.errors import RunFailed
 from grpox.plugins.component import level_of
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
-from grpox.testing.direction import check_weights_grow
 from grpox.testing.formula import Reference, compare_correction
 from grpox.testing.loss_examples import SHAPES, close, example, mapped, padded, rows, shown
-from grpox.update.objective import apply_correction
+from grpox.update.objective import Corrected, apply_correction
 
 LARGEST = 20.0
 """Difference of log-probabilities."""
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,6 @@ class Given:
 
     def __str__(self) -> str:
         return shown(self)
-
-
-@dataclass(frozen=True)
-class Corrected:
-    """The result of a correction."""
-
-    weights: Tensor  # f64[B, T]
-    keep: Tensor  # bool[B, T]
 
 
 class CorrectionConformance(Conformance):
@@ -70,8 +64,7 @@ class CorrectionConformance(Conformance):
         for given in _examples():
             copied = mapped(given, torch.clone)
             first = _correct(correction, copied)
-            names = ("old", "sampler", "mask")
-            unchanged = all(torch.equal(getattr(copied, name), getattr(given, name)) for name in names)
+            unchanged = all(map(torch.equal, vars(copied).values(), vars(given).values()))
             require(unchanged, "it changes its inputs in place", given, "copy before an in-place operation")
             second = _correct(correction, copied)
             same = torch.equal(first.weights, second.weights) and torch.equal(first.keep, second.keep)
@@ -106,14 +99,23 @@ class CorrectionConformance(Conformance):
         correction = self.build()
         if getattr(correction, "monotone", True) is False:
             raise SkipTest("it declares monotone = False")
-        check_weights_grow(correction.correct)
+        advice = "the weight is exp(old - sampler), not exp(sampler - old). If meant, declare monotone = False"
+        for others in ([], [0.0, 0.0]):
+            before, least = 0.0, -math.inf
+            for difference in (-3.0, -1.0, -0.5, -0.1, 0.0, 0.1, 0.5, 1.0, 1.9):
+                given = _completion([difference, *others], old=-2.0)
+                corrected = _correct(correction, given)
+                if not bool(corrected.keep[0, 0]):
+                    continue
+                weight = corrected.weights[0, 0].item()
+                what = f"with old - sampler = {difference:g} the token weighs {weight:.4g}"
+                what += f", less than {least:.4g} with {before:g}"
+                require(weight >= least - ROUNDING, what, given, advice)
+                before, least = difference, weight
 
     def test_same_as_reference(self) -> None:
         """Is the formula of the reference, in weights and in tokens that are kept."""
-        reference = type(self).reference
-        if reference is None:
-            raise SkipTest("no reference is given: see grpox.testing.same_as")
-        compare_correction(self.build().correct, reference)
+        compare_correction(self.build().correct, self._formula)
 
     def test_identity(self) -> None:
         """Every token is kept with weight 1 where sampler and trainer agree."""
@@ -129,11 +131,8 @@ class CorrectionConformance(Conformance):
         """Weighs or drops a token somewhere, where sampler and trainer differ."""
         if getattr(self.build(), "corrects", True) is False:
             raise SkipTest("it declares corrects = False")
-        corrected = []
-        for difference in (-LARGEST, -1.0, 1.0, LARGEST):
-            old = torch.full((1, 3), -30.0, dtype=torch.float64)
-            given = Given(old, old - difference, torch.ones(1, 3, dtype=torch.bool))
-            corrected.append(_correct(self.build(), given))
+        differences = (-LARGEST, -1.0, 1.0, LARGEST)
+        corrected = [_correct(self.build(), _completion([each] * 3)) for each in differences]
         acts = any(bool((each.weights != 1).any()) or not bool(each.keep.all()) for each in corrected)
         what = f"it keeps every token with weight 1, even where old - sampler is {LARGEST:g} or -{LARGEST:g}"
         require(acts, what, advice="it corrects nothing: the weight is a form of exp(old - sampler)")
@@ -142,9 +141,7 @@ class CorrectionConformance(Conformance):
         """Has the level that it declares, if any: a weight for each token, or one of the completion."""
         if (level := level_of(self.build())) is None:
             return
-        old = torch.full((1, 3), -2.0, dtype=torch.float64)
-        # So small that no bound drops or caps a weight.
-        given = Given(old, old - torch.tensor([[1e-4, 2e-4, -1e-4]]), torch.ones(1, 3, dtype=torch.bool))
+        given = _completion([1e-4, 2e-4, -1e-4])  # so small that no bound drops or caps a weight
         weights = _correct(self.build(), given).weights
         is_one = close(weights, weights[:, :1].expand_as(weights))
         what = f"it declares the level {level!r}, and gives the tokens of a completion {weights[0].tolist()}"
@@ -194,17 +191,11 @@ class CorrectionConformance(Conformance):
 
     def test_extreme_differences(self) -> None:
         """Differences of 20 either way, for every token of a completion, and of 1,000 leave weights finite."""
-        for tokens in (1, 64):
-            old = torch.full((1, tokens), -30.0, dtype=torch.float64)
-            for difference in (LARGEST, -LARGEST):
-                given = Given(old, old - difference, torch.ones(1, tokens, dtype=torch.bool))
-                _check_sound(_correct(self.build(), given), given)
-        self._check_overflow()
-
-    def _check_overflow(self) -> None:
-        """Check that a ratio beyond the largest number weighs no less than a large one."""
-        old, mask = torch.full((1, 1), -30.0, dtype=torch.float64), torch.ones(1, 1, dtype=torch.bool)
-        large, beyond = (Given(old, old - difference, mask) for difference in (LARGEST, 1000.0))
+        for tokens, difference in product((1, 64), (LARGEST, -LARGEST)):
+            given = _completion([difference] * tokens)
+            _check_sound(_correct(self.build(), given), given)
+        # A ratio beyond the largest number weighs no less than a large one.
+        large, beyond = _completion([LARGEST]), _completion([1000.0])
         one, two = _correct(self.build(), large), _correct(self.build(), beyond)
         _check_sound(two, beyond)
         falls = bool(one.keep[0, 0] & two.keep[0, 0]) and bool(two.weights[0, 0] < one.weights[0, 0])
@@ -239,10 +230,16 @@ def _examples() -> Iterator[Given]:
         yield Given(inputs.logprobs, inputs.old_logprobs, inputs.token_mask)
 
 
+def _completion(differences: Sequence[float], old: float = -30.0) -> Given:
+    """Build a completion of tokens with these values of old - sampler."""
+    by = torch.tensor([differences], dtype=torch.float64)
+    return Given(torch.full_like(by, old), old - by, torch.ones_like(by).bool())
+
+
 def _correct(correction: Any, given: Given) -> Corrected:
     try:
         corrected = apply_correction(correction, given.old, given.sampler, given.mask)
         weights = correction.correct(given.old, given.sampler, given.mask)[0]
     except RunFailed as error:
         raise Violation(str(error), str(given)) from error
-    return Corrected(weights, corrected.keep)
+    return replace(corrected, weights=weights)

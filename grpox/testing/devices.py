@@ -101,22 +101,17 @@ def _dispatch(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     plain_args, plain_kwargs = tree_map(_unwrap, (tuple(args), kwargs))
     result = function(*plain_args, **plain_kwargs)
     same = {id(each.numbers): each for each in wrapped}
-    if not is_elsewhere:
-        return result
-    return tree_map(lambda each: _wrap(each, same), result)
+    return tree_map(lambda each: _wrap(each, same), result) if is_elsewhere else result
 
 
 def _check_mixture(
     function: Any, args: Sequence[Any], tensors: list[Tensor], wrapped: list[_Elsewhere]
 ) -> None:
-    strangers = [each for each in tensors if not isinstance(each, _Elsewhere) and each.ndim > 0]
-    if not wrapped or not strangers:
-        return
-    is_copy = "copy_" in str(function)
     is_index = str(function) in _INDEXING and isinstance(args[0], _Elsewhere)
-    if is_index:
-        strangers = [each for each in strangers if each.dtype not in (torch.bool, torch.int64, torch.uint8)]
-    if strangers and not is_copy:
+    allowed = (torch.bool, torch.int64, torch.uint8) if is_index else ()
+    others = [each for each in tensors if not isinstance(each, _Elsewhere) and each.ndim > 0]
+    strangers = [each for each in others if each.dtype not in allowed]
+    if wrapped and strangers and "copy_" not in str(function):
         shapes = ", ".join(str(tuple(each.shape)) for each in strangers)
         raise MixedDevices(f"{function} mixes the inputs' device with a tensor {shapes} of the CPU")
 

@@ -163,32 +163,3 @@ def describe_batch(
 
 Correct = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(old, sampler, mask) [B, T] -> weights, keep [B, T]."""
-
-
-def check_weights_grow(correct: Correct) -> None:
-    """Check that a token weighs no less the likelier the trainer finds it than the generator did, where kept.
-
-    Raises:
-        Violation: it does.
-    """
-    advice = (
-        "the weight is pi_old / mu: exp(old - sampler), not exp(sampler - old). Where that is not the point, "
-        "declare monotone = False"
-    )
-    for tokens in (1, 3):
-        old = torch.full((1, tokens), -2.0, dtype=torch.float64)
-        mask = torch.ones(1, tokens, dtype=torch.bool)
-        before: tuple[float, float] | None = None
-        for difference in (-3.0, -1.0, -0.5, -0.1, 0.0, 0.1, 0.5, 1.0, 1.9):
-            sampler = old.clone()
-            sampler[0, 0] -= difference
-            weights, keep = correct(old, sampler, mask)
-            if not bool(keep[0, 0]):
-                continue
-            weight = weights[0, 0].item()
-            if before is not None:
-                what = f"with old - sampler = {difference:g} the token weighs {weight:.4g}"
-                what += f", less than {before[1]:.4g} with {before[0]:g}"
-                example = f"old      {old.tolist()}\nsampler  {sampler.tolist()}"
-                require(weight >= before[1] - ROUNDING, what, example, advice)
-            before = (difference, weight)

@@ -33,7 +33,7 @@ class Played:
     def answers(self) -> list[Any]:
         """All that the model or the record would see, without times, as plain values."""
         shown: list[Any] = [
-            [plain(each.content), [[it.content, it.failure] for it in each.results], each.done, each.state_key]
+            [_plain(each.content), [[it.content, it.failure] for it in each.results], each.done, each.state_key]
             for each in self.observations
         ]
         if self.outcome is not None:
@@ -42,21 +42,9 @@ class Played:
         return shown
 
 
-def plain(content: Any) -> Any:
+def _plain(content: Any) -> Any:
     """Return an observation's text or messages as plain values."""
     return content if content is None or isinstance(content, str) else [dict(each) for each in content]
-
-
-def action_of(text: str) -> Action:
-    """Return a turn of the model with the calls that it holds in Hermes' form."""
-    turn = HermesReader().read(text, (), ())
-    return Action(turn.text, turn.calls)
-
-
-def is_over(action: Action, observation: Observation) -> bool:
-    """Tell whether an episode ends with this answer."""
-    is_silent = not action.calls and not observation.results and observation.content is None
-    return observation.done or bool(observation.failure) or is_silent
 
 
 def play(environments: Environments, starts: Mapping[int, Start], turns: Sequence[str]) -> dict[int, Played]:
@@ -68,7 +56,8 @@ def play(environments: Environments, starts: Mapping[int, Start], turns: Sequenc
     episodes = {key: Played() for key in starts}
     open_keys = _take(episodes, environments.start(starts), None)
     for text in turns:
-        action = action_of(text)
+        turn = HermesReader().read(text, (), ())  # with the calls that it holds in Hermes' form
+        action = Action(turn.text, turn.calls)
         open_keys = _take(episodes, environments.step(dict.fromkeys(open_keys, action)), action)
     finished = [key for key, episode in episodes.items() if not episode.lost]
     for key, outcome in environments.finish(finished).items():
@@ -89,7 +78,8 @@ def _take(
             episodes[key].lost = answer.reason
             continue
         episodes[key].observations.append(answer)
-        if not (answer.done or answer.failure) if action is None else not is_over(action, answer):
+        is_silent = action is not None and not action.calls and not answer.results and answer.content is None
+        if not (answer.done or answer.failure or is_silent):
             open_keys.append(key)
     return open_keys
 
@@ -98,11 +88,9 @@ def example_calls(schema: Mapping[str, Any]) -> list[ToolCall]:
     """Return calls of a tool with arguments that fit its description: ordinary values, and small ones."""
     function = schema["function"]
     properties = function["parameters"].get("properties", {})
-    calls = []
-    for is_small in (False, True):
-        arguments = {name: _example(kind, is_small) for name, kind in properties.items()}
-        calls.append(ToolCall(function["name"], json.dumps(arguments)))
-    return calls[: 2 if properties else 1]
+    sizes = (False, True) if properties else (False,)
+    arguments = [{name: _example(kind, is_small) for name, kind in properties.items()} for is_small in sizes]
+    return [ToolCall(function["name"], json.dumps(each)) for each in arguments]
 
 
 def _example(kind: Mapping[str, Any], is_small: bool) -> Any:
@@ -116,11 +104,5 @@ def _example(kind: Mapping[str, Any], is_small: bool) -> Any:
         sort = sort[0]
     if sort == "array":
         return [] if is_small else [_example(kind.get("items", {}), is_small)]
-    values: dict[str, tuple[Any, Any]] = {
-        "string": ("a", ""),
-        "integer": (1, 0),
-        "number": (1.5, 0.0),
-        "boolean": (True, False),
-        "object": ({}, {}),
-    }
+    values = {"integer": (1, 0), "number": (1.5, 0.0), "boolean": (True, False), "object": ({}, {})}
     return values.get(sort, ("a", ""))[is_small]

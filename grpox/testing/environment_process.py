@@ -49,13 +49,6 @@ class Report:
     """Stage -> threads, processes and files that were left."""
 
 
-def main() -> None:
-    """Play, and print the report."""
-    given = json.loads(sys.argv[1])
-    report = report_of(given["component"], given["row"], given["turns"])
-    print(f"\n{json.dumps(asdict(report))}")  # below what the environment printed
-
-
 def report_of(component: str | Mapping[str, Any], row: Mapping[str, Any], turns: list[str]) -> Report:
     """Play episodes of a component in this process.
 
@@ -122,4 +115,4 @@ def _left_overs() -> dict[object, str]:
 
 
 if __name__ == "__main__":
-    main()
+    print(f"\n{json.dumps(asdict(report_of(**json.loads(sys.argv[1]))))}")  # below what the environment printed

@@ -88,7 +88,7 @@ class EnvironmentConformance(Conformance):
         for row in self._rows:
             for turns in ((), self._turns):
                 episode = self._play(row, turns)
-        if not self._has_examples:
+        if self._rows is ROWS:
             self.notes.append("it has no example_rows: the checks play a row of prompt and answer")
         assert episode.outcome is not None
         rewards = episode.outcome.rewards
@@ -109,9 +109,8 @@ class EnvironmentConformance(Conformance):
             try:
                 method_schema(self._class, name)
             except ConfigError as error:
-                raise Violation(
-                    error.problems[0].what, error.problems[0].where, error.problems[0].allowed
-                ) from error
+                problem = error.problems[0]
+                raise Violation(problem.what, problem.where, problem.allowed) from error
         names = ", ".join(self._tools)
         self.notes.append(f"tools: {names}" if names else "it has no tools")
         if not names and not overrides(self._class, "reply"):
@@ -164,8 +163,7 @@ class EnvironmentConformance(Conformance):
                 first, second, other = play(self._environments, starts, self._turns).values()
             _require_same(first, second)
             if first.answers[:1] != other.answers[:1]:
-                note = "its beginning depends on the seed, which the completions of a group share"
-                self.notes[:] = [note]
+                self.notes[:] = ["its beginning depends on the seed, which the completions of a group share"]
 
     def test_state(self) -> None:
         """Two episodes in one process, as with isolation none, know nothing of each other."""
@@ -226,10 +224,6 @@ class EnvironmentConformance(Conformance):
         return self.turns or self._class.example_turns or ODD[:3]
 
     @property
-    def _has_examples(self) -> bool:
-        return bool(self.rows or self._class.example_rows)
-
-    @property
     def _tools(self) -> list[str]:
         return list(tools_of(self._class))
 
@@ -266,7 +260,7 @@ class EnvironmentConformance(Conformance):
         key, example = next(KEYS), _shown(row, turns)
         with _printed() as printed:
             episode = play(self._environments, {key: Start(0, row, SEED)}, turns)[key]
-        advice = "" if self._has_examples else "name rows and turns in example_rows and example_turns"
+        advice = "" if self._rows is not ROWS else "name rows and turns in example_rows and example_turns"
         what = f"its process {episode.lost}" if episode.lost else f"it {episode.failure}"
         require(not episode.failure, what, example, advice)
         _check_printed(printed, "an episode", example)
@@ -276,28 +270,22 @@ class EnvironmentConformance(Conformance):
         """Play in one process; `hash_seed` decides its hashes of texts."""
         reports = type(self)._reports
         if hash_seed not in reports:
+            given = {"component": self._mention, "row": dict(self._rows[0]), "turns": list(self._turns)}
+            arguments = ("-m", "grpox.testing.environment_process", json.dumps(given, default=str))
             try:
-                reports[hash_seed] = self._played_in_one_process(hash_seed)
+                printed = self._python(*arguments, hash_seed=hash_seed)
+                reports[hash_seed] = Report(**json.loads(printed.splitlines()[-1]))
             except Violation as violation:
                 reports[hash_seed] = violation
         if isinstance(report := reports[hash_seed], Violation):
             raise report
         return report
 
-    def _played_in_one_process(self, hash_seed: str) -> Report:
-        given = {"component": self._mention, "row": dict(self._rows[0]), "turns": list(self._turns)}
-        module = "grpox.testing.environment_process"
-        printed = self._python("-m", module, json.dumps(given, default=str), hash_seed=hash_seed)
-        return Report(**json.loads(printed.splitlines()[-1]))
-
     def _python(self, *arguments: str, hash_seed: str = "0") -> str:
         """Run Python on the component, and return what it prints."""
         limit = LOAD_SECONDS + 4 * self.seconds
-        variables = {
-            **os.environ,
-            "PYTHONHASHSEED": hash_seed,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        }
+        path = os.pathsep.join(filter(None, sys.path))
+        variables = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
         # Files, not pipes: a process that the environment leaves would keep a pipe open.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             command = [sys.executable, *arguments]
@@ -308,21 +296,15 @@ class EnvironmentConformance(Conformance):
                 what = f"in a process that it shares with others, it takes longer than {limit:g} s"
                 raise Violation(what, advice="no method may block for ever") from error
             finally:
-                _end_group(process)
-            texts = []
-            for file in (out, err):
-                file.seek(0)
-                texts.append(file.read().decode("utf-8", "replace"))
-        last = (texts[1].strip().splitlines() or ["it printed nothing"])[-1]
+                with suppress(ProcessLookupError):  # it and the processes that it started
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            out.seek(0)
+            err.seek(0)
+            printed, errors = (file.read().decode("utf-8", "replace") for file in (out, err))
+        last = (errors.strip().splitlines() or ["it printed nothing"])[-1]
         require(code == 0, f"a process that it shares with others ended with code {code}", last)
-        return texts[0]
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+        return printed
 
 
 @contextmanager
@@ -376,8 +358,5 @@ def _brief(answers: Sequence[Any], place: int | None) -> str:
 
 
 def _shown(row: Mapping[str, Any], turns: Sequence[str]) -> str:
-    lines = [
-        f"row: {dict(row)!r:.200}",
-        *(f"turn {place}: {text[:60]!r}" for place, text in enumerate(turns, 1)),
-    ]
-    return "\n".join(lines)
+    lines = (f"turn {place}: {text[:60]!r}" for place, text in enumerate(turns, 1))
+    return "\n".join([f"row: {dict(row)!r:.200}", *lines])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,31 +39,22 @@ def swallowing_handlers(target: Any, may_abstain: bool = False) -> Iterator[Swal
         may_abstain: a handler whose result is None is right, as of a reward that abstains.
     """
     try:
-        name = inspect.getsourcefile(inspect.unwrap(target))
-        source = Path(str(name)).read_text(encoding="utf-8")
+        file = Path(str(inspect.getsourcefile(inspect.unwrap(target))))
+        source = file.read_text(encoding="utf-8")
         tree = ast.parse(source)
-    except (
-        TypeError,
-        OSError,
-        SyntaxError,
-        UnicodeDecodeError,
-    ):  # built in C, made by exec, or encoded otherwise
+    except (TypeError, OSError, SyntaxError, UnicodeDecodeError):  # built in C, made by exec, encoded otherwise
         return
     lines = source.splitlines()
-    inside = {
-        id(node): node for function in ast.walk(tree) if _is_function(function) for node in ast.walk(function)
-    }
-    for node in sorted(inside.values(), key=lambda node: getattr(node, "lineno", 0)):
-        if not isinstance(node, ast.ExceptHandler) or not _catches_everything(node):
-            continue
-        is_deliberate = DELIBERATE in lines[node.lineno - 1]
-        if not is_deliberate and not _reports(node) and not (may_abstain and _abstains(node)):
-            text = " ".join(ast.unparse(node).split())
-            yield Swallow(Path(str(name)).name, node.lineno, text[:80])
+    functions = _nodes([tree], ast.FunctionDef | ast.AsyncFunctionDef)
+    for handler in sorted({*_nodes(functions, ast.ExceptHandler)}, key=lambda node: node.lineno):
+        is_deliberate = DELIBERATE in lines[handler.lineno - 1] or not _catches_everything(handler)
+        if not is_deliberate and not _reports(handler) and not (may_abstain and _abstains(handler)):
+            text = " ".join(ast.unparse(handler).split())
+            yield Swallow(file.name, handler.lineno, text[:80])
 
 
-def _is_function(node: ast.AST) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+def _nodes(roots: Iterable[ast.AST], kind: Any) -> list[Any]:
+    return [node for root in roots for node in ast.walk(root) if isinstance(node, kind)]
 
 
 def _catches_everything(handler: ast.ExceptHandler) -> bool:
@@ -74,20 +65,14 @@ def _catches_everything(handler: ast.ExceptHandler) -> bool:
 
 
 def _reports(handler: ast.ExceptHandler) -> bool:
-    for node in (inner for statement in handler.body for inner in ast.walk(statement)):
-        if isinstance(node, ast.Raise) or (isinstance(node, ast.Name) and node.id == handler.name):
-            return True
-        if isinstance(node, ast.Call):
-            function = node.func
-            name = getattr(function, "attr", getattr(function, "id", ""))
-            if name in REPORTS:
-                return True
-    return False
+    functions = (call.func for call in _nodes(handler.body, ast.Call))
+    names = {getattr(each, "attr", getattr(each, "id", "")) for each in functions}
+    uses = any(name.id == handler.name for name in _nodes(handler.body, ast.Name))
+    return uses or bool(names & REPORTS or _nodes(handler.body, ast.Raise))
 
 
 def _abstains(handler: ast.ExceptHandler) -> bool:
     """Tell whether a handler returns, appends or assigns None, and no other value."""
-    nodes = [inner for statement in handler.body for inner in ast.walk(statement)]
-    constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
-    has_bare_return = any(isinstance(node, ast.Return) and node.value is None for node in nodes)
+    constants = [constant.value for constant in _nodes(handler.body, ast.Constant)]
+    has_bare_return = any(each.value is None for each in _nodes(handler.body, ast.Return))
     return has_bare_return or (bool(constants) and all(value is None for value in constants))

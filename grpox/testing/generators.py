@@ -8,6 +8,7 @@ class TestMine(GeneratorConformance):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 from unittest import SkipTest
@@ -16,8 +17,8 @@ import torch
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Capability, Rollout
+from grpox.rollout.turns import rollout_problem
 from grpox.testing.conformance import Conformance, require
-from grpox.testing.rollouts import check_rollout
 
 if TYPE_CHECKING:
     from grpox.testing.generator_stage import Stage
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SAMPLING = SamplingConfig(max_completion_length=6, temperature=0.8)
 LARGEST_ERROR = {False: 1e-4, True: 1e-2}
 """Nats, in float32: of a generator with the trainer's own forward, and of one that provides other-numerics."""
+ROUNDING = 1e-3
+"""Largest log-probability that is still 0 but for rounding."""
 
 
 class GeneratorConformance(Conformance):
@@ -62,8 +65,7 @@ class GeneratorConformance(Conformance):
         stage = self._on_stage()
         limits = [1 + group % 3 for group in range(len(stage.prompts))]
         for rollout in stage.sample(SAMPLING.model_copy(update={"temperature": 2.0}), max_tokens=limits):
-            mask = rollout.model_mask or [True] * len(rollout.completion_ids)
-            written, most = sum(mask), limits[rollout.group_id]
+            written, most = sum(_model_mask(rollout)), limits[rollout.group_id]
             require(written <= most, f"{written} tokens, where Prompt.max_tokens is {most}", rollout)
             ended = rollout.finish_reason != "length" or written == most
             require(ended, f"it ended by 'length', before Prompt.max_tokens {most}", rollout)
@@ -80,7 +82,7 @@ class GeneratorConformance(Conformance):
         """Nearly at temperature 0 it takes the likeliest token."""
         stage = self._on_stage()
         for rollout in stage.sample(SAMPLING.model_copy(update={"temperature": 1e-4}), samples=1):
-            written = torch.tensor(rollout.model_mask or [True] * len(rollout.completion_ids))
+            written = torch.tensor(_model_mask(rollout))
             drawn = torch.tensor(rollout.completion_ids)[written].tolist()
             likeliest = stage.logits(rollout).argmax(1)[written].tolist()
             require(drawn == likeliest, f"it drew {drawn}; likeliest are {likeliest}", rollout)
@@ -172,8 +174,7 @@ class GeneratorConformance(Conformance):
             require(is_whole, "it provides logprobs and a rollout has none, or not one a token", rollout)
             expected = torch.log_softmax(stage.logits(rollout) / temperature, dim=1)
             chosen = expected.gather(1, torch.tensor(rollout.completion_ids).unsqueeze(1)).squeeze(1)
-            written = torch.tensor(rollout.model_mask or [True] * len(chosen))
-            error = float((reported - chosen)[written].abs().max())
+            error = float((reported - chosen)[torch.tensor(_model_mask(rollout))].abs().max())
             shown = "  ".join(f"{value:.4f}" for value in chosen.tolist())
             advice = "they are of softmax(logits / temperature), of the weights of the last sync"
             what = f"its log-probabilities are off by {error:.2g} nats; allowed is {allowed:g}"
@@ -194,6 +195,44 @@ def _check_end(rollout: Rollout, length: int, stops: Sequence[int]) -> None:
     require(stopped or len(ids) == length, "a completion ends early and without a stop token", rollout, advice)
     is_right = rollout.finish_reason == ("stop" if stopped else "length")
     require(is_right, f"its finish_reason is {rollout.finish_reason!r}", rollout)
+
+
+def check_rollout(rollout: Rollout, version: int) -> None:
+    """Check a rollout that weights of `version` have just sampled, apart from its end.
+
+    Raises:
+        Violation: its mask, log-probabilities, versions or turns do not fit its tokens.
+    """
+    require(not (problem := rollout_problem(rollout)), f"a rollout's {problem}", rollout)
+    mask = _model_mask(rollout)
+    advice = "model_mask is True for tokens that the model wrote, the ending EOS included; None: it wrote all"
+    has_all = rollout.finish_reason != "stop" or mask[-1]
+    require(has_all, "a rollout's model_mask leaves out the EOS that the model wrote", rollout, advice)
+    if rollout.sampler_logprobs is not None:
+        written = [value for value, is_model in zip(rollout.sampler_logprobs, mask, strict=True) if is_model]
+        sound = all(math.isfinite(value) and value <= ROUNDING for value in written)
+        advice = "log-probabilities are finite and at most 0"
+        require(sound, "a rollout has a sampler log-probability that is none", rollout, advice)
+    what = f"after a sync of version {version} a rollout is of version {rollout.policy_version}"
+    require(rollout.policy_version == version, what, rollout, "keep the version that sync() is given")
+    _check_turns(rollout)
+
+
+def _check_turns(rollout: Rollout) -> None:
+    """Check that the turns are of versions up to the rollout's, and that the last ended as it did."""
+    if not rollout.turns:
+        return
+    versions = [turn.policy_version for turn in rollout.turns]
+    what = f"turns of versions {versions} are in a rollout of version {rollout.policy_version}"
+    require(max(versions) <= rollout.policy_version, what, rollout)
+    ends = rollout.turns[-1].finish_reason, rollout.finish_reason
+    what = "the last turn ended by {!r}, the rollout by {!r}".format(*ends)
+    require(ends[0] == ends[1] or ends[1] not in ("stop", "length"), what, rollout)
+
+
+def _model_mask(rollout: Rollout) -> Sequence[bool]:
+    """Return the mask of the tokens that the model wrote."""
+    return rollout.model_mask or (True,) * len(rollout.completion_ids)
 
 
 def _drawn(rollouts: Sequence[Rollout]) -> list[tuple[int, ...]]:

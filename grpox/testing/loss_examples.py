@@ -195,35 +195,20 @@ def step_gradient_on(loss: PolicyLoss, inputs: LossInputs, weights: Tensor | Non
         RunFailed: it raised, or its result is no loss.
     """
     given = leaf(inputs)
-    core = MicroBatchInputs(
-        logprobs=given.logprobs,
-        token_mask=given.token_mask,
-        advantages=given.advantages,
-        old_logprobs=given.old_logprobs,
-        sampler_logprobs=given.sampler_logprobs,
-        reference_logprobs=given.reference_logprobs,
-        entropy=given.entropy,
-        rewards=given.rewards,
-        group_ids=given.group_ids,
-        sequence_ids=given.sequence_ids,
-        columns=given.columns,
-    )
+    named: dict[str, Any] = {each.name: getattr(given, each.name, None) for each in fields(MicroBatchInputs)}
+    # The capabilities for which a run would give these inputs.
+    needs = {name for name in Capability if named.get(name) is not None}
+    if given.entropy is not None and given.entropy.requires_grad:
+        needs.add(Capability.ENTROPY_GRADIENT)
     share = objective(
         loss,
-        core,
+        MicroBatchInputs(**named),
         torch.ones_like(given.logprobs) if weights is None else weights,
         factor=given.correction_weights,
         folds_correction=LossTraits.of(loss).folds_correction,
-        needs=_needs_of(given),
+        needs=needs,
     )
     return gradients_of(share.loss, given)[0]
-
-
-def _needs_of(inputs: LossInputs) -> set[str]:
-    """Return the capabilities for which a run would give these inputs."""
-    needs = {name for name in Capability if getattr(inputs, name, None) is not None}
-    trains_entropy = inputs.entropy is not None and inputs.entropy.requires_grad
-    return {*needs, *([Capability.ENTROPY_GRADIENT] if trains_entropy else [])}
 
 
 def step_gradient_of(loss: PolicyLoss, parts: Sequence[LossInputs]) -> Tensor:
@@ -237,20 +222,22 @@ def slope(
     loss: PolicyLoss, inputs: LossInputs, of: Literal["logprobs", "entropy"] = "logprobs", step: float = 1e-6
 ) -> Tensor:
     """Compute central differences of the summed loss by each token's log-probability or entropy: f64[B, T]."""
-    given: Tensor = getattr(inputs, of)
-    slopes = torch.zeros_like(inputs.logprobs)
-    for row, column in inputs.token_mask.nonzero().tolist():
-        moved = torch.zeros_like(inputs.logprobs)
+
+    def total(values: Tensor) -> Tensor:
+        changed: dict[str, Any] = {of: values}
+        return measured_on(loss, replace(inputs, **changed)).loss.sum()
+
+    return differences(total, getattr(inputs, of), inputs.token_mask, step)
+
+
+def differences(value: Callable[[Tensor], Any], at: Tensor, mask: Tensor, step: float) -> Tensor:
+    """Compute central differences of `value`, a number of a tensor f64[B, T], by the places in `mask`."""
+    slopes = torch.zeros_like(at)
+    for row, column in mask.nonzero().tolist():
+        moved = torch.zeros_like(at)
         moved[row, column] = step
-        above, below = (
-            measured_on(loss, _with(inputs, of, values)).loss.sum() for values in (given + moved, given - moved)
-        )
-        slopes[row, column] = (above - below) / (2 * step)
+        slopes[row, column] = (value(at + moved) - value(at - moved)) / (2 * step)
     return slopes
-
-
-def _with(inputs: LossInputs, name: Literal["logprobs", "entropy"], values: Tensor) -> LossInputs:
-    return replace(inputs, logprobs=values) if name == "logprobs" else replace(inputs, entropy=values)
 
 
 def leaf(inputs: LossInputs) -> LossInputs:

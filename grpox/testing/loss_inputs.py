@@ -13,23 +13,15 @@ from grpox.contracts import Capability, LossInputs
 from grpox.errors import nearest
 from grpox.plugins.optional_methods import statistics_of
 from grpox.testing.conformance import require
-from grpox.testing.loss_examples import leaf, mapped_tokens, measured_on, rows, shown, slope
+from grpox.testing.loss_examples import leaf, mapped_tokens, measured_on, shown, slope
 from grpox.update.objective import per_token_loss
 from grpox.update.step_statistics import OF_COMPLETIONS, OF_TOKENS
 
-NEEDED = {
-    capability.value: f"needs=('{capability}',)"
-    for capability in (
-        Capability.ENTROPY,
-        Capability.REFERENCE_LOGPROBS,
-        Capability.SAMPLER_LOGPROBS,
-        Capability.REWARDS,
-        Capability.GROUP_IDS,
-        Capability.SEQUENCE_IDS,
-        Capability.COLUMNS,
-    )
+OPTIONAL = {
+    **{each.value: f"needs=('{each}',)" for each in Capability if each in LossInputs.__dataclass_fields__},
+    "correction_weights": "folds_correction = True",
 }
-"""Inputs that are None unless a loss needs them, and the declaration."""
+"""Inputs that are None unless the loss declares them, and the declaration."""
 
 
 def is_of_groups(loss: Any) -> bool:
@@ -62,10 +54,8 @@ def units_of(loss: Any, inputs: LossInputs) -> list[list[int]]:
     """List the sequences that a run never parts: those of each group for a loss of groups, else single ones."""
     if not is_of_groups(loss) or inputs.group_ids is None:
         return [[row] for row in range(len(inputs.logprobs))]
-    groups: dict[int, list[int]] = {}
-    for row, group in enumerate(inputs.group_ids.tolist()):
-        groups.setdefault(group, []).append(row)
-    return list(groups.values())
+    groups = inputs.group_ids.tolist()
+    return [[row for row, other in enumerate(groups) if other == group] for group in dict.fromkeys(groups)]
 
 
 def without_gaps(inputs: LossInputs) -> tuple[LossInputs, Tensor]:
@@ -80,11 +70,10 @@ def without_gaps(inputs: LossInputs) -> tuple[LossInputs, Tensor]:
 
 def check_names(loss: Any, needs: Sequence[str], inputs: LossInputs) -> None:
     """Check that what the loss needs, and the statistics that it asks for, are names that a run knows."""
+    capabilities = [str(each) for each in Capability]
     for name in needs:
-        near = nearest(name, [str(each) for each in Capability])
-        is_known = name in {str(each) for each in Capability}
-        what = f"it needs {name!r}, which is no capability"
-        require(is_known or not near, what, advice=f"did you mean {near!r}?")
+        near, what = nearest(name, capabilities), f"it needs {name!r}, which is no capability"
+        require(name in capabilities or not near, what, advice=f"did you mean {near!r}?")
     known = [*OF_TOKENS, *OF_COMPLETIONS, *per_token_loss(loss, leaf(inputs)).diagnostics]
     for name in statistics_of(loss):
         advice = f"there are {', '.join(known)}: those of a step, and its own diagnostics"
@@ -96,10 +85,8 @@ def check_correction(loss: Any, inputs: LossInputs) -> None:
     weights = inputs.correction_weights
     if weights is None:
         return
-    one, other = (
-        measured_on(loss, replace(inputs, correction_weights=torch.full_like(weights, value)))
-        for value in (1.0, 0.5)
-    )
+    others = (replace(inputs, correction_weights=torch.full_like(weights, value)) for value in (1.0, 0.5))
+    one, other = (measured_on(loss, each) for each in others)
     same = torch.equal(one.loss, other.loss) and torch.equal(one.gradient, other.gradient)
     what = "it declares folds_correction, and other correction weights change neither loss nor gradient"
     advice = "the core leaves the correction to it: apply inputs.correction_weights, or drop the declaration"
@@ -115,7 +102,7 @@ def check_abstentions(loss: Any, inputs: LossInputs) -> None:
         rewards[places] = float("nan")
         given = replace(inputs, rewards=rewards)
         measured = measured_on(loss, given)
-        is_finite = bool(measured.loss.isfinite().all() and measured.gradient.isfinite().all())
+        is_finite = bool(torch.stack([measured.loss, measured.gradient]).isfinite().all())
         what = "where a reward function abstained, its loss or gradient is not finite"
         advice = "rewards are NaN there: use nansum, nan_to_num, or mask by rewards.isnan()"
         require(is_finite, what, shown(given), advice)
@@ -126,10 +113,7 @@ def check_constant_entropy(loss: Any, inputs: LossInputs) -> None:
     if inputs.entropy is None or inputs.entropy.requires_grad or getattr(loss, "entropy_as_constant", False):
         return
     entropy = inputs.entropy.clone().requires_grad_()
-    values = per_token_loss(loss, replace(leaf(inputs), entropy=entropy)).loss
-    [gradient] = torch.autograd.grad(
-        torch.where(inputs.token_mask, values, 0.0).sum(), [entropy], allow_unused=True, materialize_grads=True
-    )
+    gradient = measured_on(loss, replace(inputs, entropy=entropy)).by_entropy
     require(
         not bool((gradient != 0).any()),
         "its value depends on the entropy, and its gradient does not: the entropy that it is given has none",
@@ -152,8 +136,3 @@ def check_entropy_gradient(loss: Any, inputs: LossInputs) -> None:
         shown(inputs, gradient=gradient, expected=expected),
         "a detach() hides a part of the value from autograd: use inputs.entropy as it is",
     )
-
-
-def selected(inputs: LossInputs, units: list[list[int]]) -> LossInputs:
-    """Select the sequences of `units`, in their order."""
-    return rows(inputs, [row for unit in units for row in unit])

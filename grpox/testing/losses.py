@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain, product
 from typing import Any, ClassVar
 from unittest import SkipTest
 
@@ -22,7 +23,7 @@ from grpox.plugins.component import level_of
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.devices import device_problem
 from grpox.testing.direction import check_loss_sign
-from grpox.testing.formula import Reference, compare_loss
+from grpox.testing.formula import Reference, StepReduction, compare_loss, compare_step
 from grpox.testing.loss_examples import (
     COLUMNS,
     GROUP,
@@ -47,7 +48,7 @@ from grpox.testing.loss_examples import (
     to_dtype,
 )
 from grpox.testing.loss_inputs import (
-    NEEDED,
+    OPTIONAL,
     check_abstentions,
     check_constant_entropy,
     check_correction,
@@ -56,18 +57,14 @@ from grpox.testing.loss_inputs import (
     check_scope,
     depends_on_others,
     is_of_groups,
-    selected,
     units_of,
     without_gaps,
 )
-from grpox.testing.step_formula import StepReduction, compare_step
 from grpox.update.objective import per_token_loss
 
 LARGEST_LOG_RATIO = 20.0
 BFLOAT16_ERROR = 0.05
 """Tolerance as a share of the largest loss: about six roundings to eight bits of mantissa."""
-OPTIONAL = {**NEEDED, "correction_weights": "folds_correction = True"}
-"""Inputs that are None unless the loss declares them, and the declaration."""
 
 
 class LossConformance(Conformance):
@@ -211,14 +208,10 @@ class LossConformance(Conformance):
 
     def test_same_as_reference(self) -> None:
         """Is the formula of the reference, in value and gradient."""
-        reference, reduction = type(self).reference, type(self).reduction
-        if reference is None:
-            raise SkipTest("no reference is given: see grpox.testing.same_as")
-        config = self.bound.config
-        numbers = [value for value in dict(config or {}).values() if type(value) in (int, float)]
-        compare_loss(self.build(), reference, self.bound.needs, numbers)
-        if reduction is not None:
-            compare_step(self.build(), reference, reduction, self.bound.needs)
+        numbers = [value for value in dict(self.bound.config or {}).values() if type(value) in (int, float)]
+        compare_loss(self.build(), self._formula, self.bound.needs, numbers)
+        if (reduction := type(self).reduction) is not None:
+            compare_step(self.build(), self._formula, reduction, self.bound.needs)
         else:
             self.notes.append("its reduction is not compared: the suite has no `reduction`")
 
@@ -280,9 +273,8 @@ class LossConformance(Conformance):
         """Check that a loss of groups does not see where the masked tokens of a sequence lie."""
         closed, order = without_gaps(inputs)
         one, whole = measured_on(loss, closed), measured_on(loss, inputs)
-        same = close(one.loss, whole.loss.gather(1, order)) and close(
-            one.gradient, whole.gradient.gather(1, order)
-        )
+        pairs = ((one.loss, whole.loss), (one.gradient, whole.gradient))
+        same = all(close(values, others.gather(1, order)) for values, others in pairs)
         what = "a masked token within a sequence changes the loss or gradient of its neighbours"
         advice = "a token's neighbour may be masked: count positions by inputs.token_mask.cumsum(1)"
         require(same, what, shown(inputs), advice)
@@ -295,9 +287,7 @@ class LossConformance(Conformance):
                 step_gradient_on(loss, at)
             except RunFailed as error:
                 what = f"it fails on a batch that is wholly masked: {error}"
-                advice = (
-                    "as for a micro-batch of nothing but truncated completions: divide by counts.clamp(min=1)"
-                )
+                advice = "as for a micro-batch of truncated completions alone: divide by counts.clamp(min=1)"
                 raise Violation(what, shown(at), advice) from error
 
     # -- Batches, ranks ----------------------------------------------------------------------------------
@@ -348,7 +338,7 @@ class LossConformance(Conformance):
             raise SkipTest("it declares mixes_rows")
         whole, units = step_gradient_of(loss, [inputs]), units_of(loss, inputs)
         for size in (1, 2, 3):
-            parts = [selected(inputs, units[at : at + size]) for at in range(0, len(units), size)]
+            parts = [rows(inputs, [*chain(*units[at : at + size])]) for at in range(0, len(units), size)]
             split = step_gradient_of(loss, parts)
             advice = "it divides by a count of its own: the core divides, by those of the whole step"
             of = "groups" if is_of_groups(loss) else "sequences"
@@ -361,11 +351,10 @@ class LossConformance(Conformance):
         """Log-ratios of 20 either way leave loss and gradient finite, in float32 too."""
         for dtype in (torch.float64, torch.float32):
             loss, inputs = self._example(1, 1, dtype)
-            for log_ratio in (LARGEST_LOG_RATIO, -LARGEST_LOG_RATIO):
-                for advantage in (1.0, -1.0):
-                    advantages = torch.full_like(inputs.advantages, advantage)
-                    logprobs = inputs.old_logprobs + log_ratio
-                    _finite(loss, replace(inputs, logprobs=logprobs, advantages=advantages))
+            for log_ratio, advantage in product((LARGEST_LOG_RATIO, -LARGEST_LOG_RATIO), (1.0, -1.0)):
+                advantages = torch.full_like(inputs.advantages, advantage)
+                logprobs = inputs.old_logprobs + log_ratio
+                _finite(loss, replace(inputs, logprobs=logprobs, advantages=advantages))
 
     def test_not_a_number(self) -> None:
         """A log-probability that is not a number shows in its loss."""
@@ -373,9 +362,7 @@ class LossConformance(Conformance):
             logprobs = inputs.logprobs.clone()
             logprobs[tuple(inputs.token_mask.nonzero()[0].tolist())] = float("nan")
             at = replace(inputs, logprobs=logprobs)
-            advice = (
-                "a run reports or ends at a loss that is not finite: replace no NaN, leave out no such token"
-            )
+            advice = "a run reports or ends at a loss that is not finite: replace no NaN, leave out no token"
             hidden = bool(per_token_loss(loss, leaf(at)).loss.isfinite().all())
             require(not hidden, "with a NaN among the log-probabilities its loss is finite", shown(at), advice)
 
@@ -428,12 +415,7 @@ class LossConformance(Conformance):
             yield self._example(sequences, tokens, dtype, seed, loss)
 
     def _example(
-        self,
-        sequences: int,
-        tokens: int,
-        dtype: torch.dtype = torch.float64,
-        seed: int = 7,
-        loss: Any = None,
+        self, sequences: int, tokens: int, dtype: torch.dtype = torch.float64, seed: int = 7, loss: Any = None
     ) -> tuple[Any, LossInputs]:
         loss = loss or self.build()
         folds = bool(getattr(loss, "folds_correction", False))
@@ -475,7 +457,6 @@ def _declared_gradient(loss: Any, inputs: LossInputs) -> Tensor:
     declared = getattr(loss, "expected_gradient", None)
     if not callable(declared):
         what = "it declares gradient = 'surrogate' and has no method expected_gradient"
-        raise Violation(
-            what, advice="def expected_gradient(self, inputs): d loss / d log pi of each token, [B, T]"
-        )
+        advice = "def expected_gradient(self, inputs): d loss / d log pi of each token, [B, T]"
+        raise Violation(what, advice=advice)
     return torch.where(inputs.token_mask, declared(inputs), 0.0)

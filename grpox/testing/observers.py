@@ -9,10 +9,10 @@ class TestMine(ObserverConformance):
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
+from itertools import product
 from pathlib import Path
 
 from grpox.contracts import Rollout, RunContext, ScoredRollout
@@ -44,12 +44,11 @@ class ObserverConformance(Conformance):
 
     def test_failed_runs(self) -> None:
         """Follows a run that fails, in the middle or before its first step."""
-        for error in (RuntimeError("out of memory"), KeyboardInterrupt()):
-            for middle in (True, False):
-                with self._started() as (run, observers):
-                    if middle:
-                        _middle(observers, run, dict(METRICS))
-                    observers.run_failed(run, error)
+        for error, middle in product((RuntimeError("out of memory"), KeyboardInterrupt()), (True, False)):
+            with self._started() as (run, observers):
+                if middle:
+                    _middle(observers, run, dict(METRICS))
+                observers.run_failed(run, error)
 
     def test_odd_numbers(self) -> None:
         """Takes metrics that are not finite, names with spaces, and rewards that are None."""
@@ -59,9 +58,8 @@ class ObserverConformance(Conformance):
 
     def test_two_runs(self) -> None:
         """One process may run twice: the second run is another one."""
-        for _ in range(2):
-            self.test_runs()
-            self.notes.clear()
+        self.test_runs()
+        self.test_runs()
 
     @contextmanager
     def _started(self) -> Iterator[tuple[RunContext, Observers]]:
@@ -92,11 +90,7 @@ def _middle(observers: Observers, run: RunContext, metrics: dict[str, float]) ->
 
 
 def _accept(value: float) -> None:
-    """Accept the values that a run accepts.
-
-    Raises:
-        ValueError: the value is negative.
-    """
+    """Accept the values that a run accepts; a ValueError refuses others."""
     if value < 0:
         raise ValueError(f"{value:g} is negative")
 
@@ -120,12 +114,7 @@ def _rollouts() -> list[ScoredRollout]:
 @contextmanager
 def _folder() -> Iterator[Path]:
     """Create a run's folder within a temporary working directory, which is removed with it."""
-    before = Path.cwd()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
-        os.chdir(name)
-        try:
-            folder = Path(name) / "run"
-            folder.mkdir()
-            yield folder
-        finally:
-            os.chdir(before)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, chdir(name):
+        folder = Path(name) / "run"
+        folder.mkdir()
+        yield folder

@@ -12,7 +12,6 @@ class TestMine(RewardConformance):
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,11 +19,11 @@ from unittest import SkipTest
 
 from grpox.contracts import Rollout, TrainerState, completion_text
 from grpox.data.reward_signature import Signature, missing_columns
-from grpox.errors import ConfigError
 from grpox.rollout.rewards.call import RewardCall
 from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.rollout.rewards.scoring import episode_arguments
 from grpox.testing.conformance import Conformance, Violation, require
+from grpox.testing.formula import parameters_of
 
 TIMEOUT = 30.0
 """Seconds that a call may take; a run's own default is longer."""
@@ -108,15 +107,11 @@ class RewardConformance(Conformance):
         for order in (list(reversed(range(count))), [*range(1, count), 0]):
             turned = self._rows_scores(function, order)
             expected = [scores[place] for place in order]
-            example = (
-                f"{_shown([self.completions[place] for place in order])}\nscores {turned}\nnot    {expected}"
-            )
-            advice = (
-                "return scores in the order of completions; where the order counts, declare uses_order = True"
-            )
-            require(
-                turned == expected, "in another order, completions get the scores of others", example, advice
-            )
+            example = _shown([self.completions[place] for place in order])
+            example += f"\nscores {turned}\nnot    {expected}"
+            what = "in another order, completions get the scores of others"
+            advice = "return scores in the order of completions; where order counts, declare uses_order = True"
+            require(turned == expected, what, example, advice)
         alone = [self._rows_scores(function, [place])[0] for place in range(count)]
         is_shifted = alone != scores and sorted(alone, key=repr) == sorted(scores, key=repr)
         example = f"{_shown(self.completions)}\nscores {scores}\nalone  {alone}"
@@ -130,16 +125,10 @@ class RewardConformance(Conformance):
 
     def test_same_as_reference(self) -> None:
         """Gives each completion the score of the reference."""
-        reference = type(self).reference
-        if reference is None:
-            raise SkipTest("no reference is given")
-        function = self.build()
+        reference, function = self._formula, self.build()
         arguments = self._arguments(function, self.completions)
-        names = inspect.signature(reference).parameters
         known = [name for name, values in arguments.items() if isinstance(values, list)]
-        if unknown := [name for name in names if name not in (*known, "completion")]:
-            allowed = ", ".join(["completion", *known])
-            raise ConfigError("no such input", "reference", given=", ".join(unknown), allowed=allowed)
+        names = parameters_of(reference, ["completion", *known])
         for place, score in enumerate(_called(function, arguments)):
             row = {name: arguments[name][place] for name in known}
             row["completion"] = row["completions"]

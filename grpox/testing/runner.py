@@ -16,16 +16,13 @@ from grpox.runtime.signals import raise_if_signal
 from grpox.testing.advantages import AdvantageConformance
 from grpox.testing.conformance import Check, Conformance, Violation
 from grpox.testing.corrections import CorrectionConformance
-from grpox.testing.datasets import DatasetConformance
 from grpox.testing.environments import EnvironmentConformance
-from grpox.testing.formula import Reference
+from grpox.testing.formula import Reference, StepReduction
 from grpox.testing.generators import GeneratorConformance
 from grpox.testing.losses import LossConformance
 from grpox.testing.observers import ObserverConformance
-from grpox.testing.optimizers import OptimizerConformance
 from grpox.testing.rewards import RewardConformance
-from grpox.testing.schedulers import SchedulerConformance
-from grpox.testing.step_formula import StepReduction
+from grpox.testing.training_parts import DatasetConformance, OptimizerConformance, SchedulerConformance
 
 SUITES: dict[str, type[Conformance]] = {
     suite.kind: suite
@@ -120,20 +117,18 @@ def outcomes(suite: Conformance) -> Iterator[Outcome]:
 def _outcome(suite: Conformance, check: Check) -> Outcome:
     suite.notes.clear()
     begin = time.perf_counter()
-
-    def outcome(status: Literal["passed", "failed", "skipped"], *texts: str) -> Outcome:
-        return Outcome(check.name, check.title, status, time.perf_counter() - begin, *texts)
-
+    status: Literal["passed", "failed", "skipped"] = "failed"
     try:
         check.run()
+        status, texts = "passed", ["; ".join(suite.notes)]
     except Violation as violation:
-        return outcome("failed", violation.what, violation.example, violation.advice)
+        texts = [violation.what, violation.example, violation.advice]
     except SkipTest as reason:
-        return outcome("skipped", str(reason))
+        status, texts = "skipped", [str(reason)]
     except GrpoxError as error:
-        return outcome("failed", str(error))
+        texts = [str(error)]
     except BaseException as error:  # noqa: BLE001 - whatever a component raises is reported
         raise_if_signal(error)
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        return outcome("failed", f"{describe(error)} ({Path(frame.filename).name}:{frame.lineno})")
-    return outcome("passed", "; ".join(suite.notes))
+        texts = [f"{describe(error)} ({Path(frame.filename).name}:{frame.lineno})"]
+    return Outcome(check.name, check.title, status, time.perf_counter() - begin, *texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -77,7 +77,7 @@ def _skipped_step_problem(component: Any, take_steps: Callable[[Any], object]) -
     """Return what a step that was skipped does to a state, and advice: its statistics are NaN, or nothing."""
     statistics = statistics_of(component)
     take_steps(component)
-    if not statistics or not all(_is_finite(value) for value in _numbers(component.state_dict())):
+    if not statistics or not _is_finite(component.state_dict()):
         return None
     for gathered in (torch.full((3,), NAN), torch.empty(0)):
         values = {name: gathered if kind == "gather" else NAN for name, kind in statistics.items()}
@@ -86,24 +86,18 @@ def _skipped_step_problem(component: Any, take_steps: Callable[[Any], object]) -
             component.end_step(values)
         except Exception as error:  # noqa: BLE001 - it is reported
             return f"end_step raises for a step that was skipped: {describe(error)}", advice
-        if not all(_is_finite(value) for value in _numbers(component.state_dict())):
+        if not _is_finite(component.state_dict()):
             return "a step that was skipped, whose statistics are NaN, makes its state NaN for ever", advice
     return None
 
 
-def _numbers(value: Any) -> Iterator[Any]:
-    """Yield the tensors and floats of a state."""
+def _is_finite(value: Any) -> bool:
+    """Tell whether the tensors and floats of a state are finite."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        for item in value:
-            yield from _numbers(item)
-    elif isinstance(value, float | torch.Tensor):
-        yield value
-
-
-def _is_finite(value: Any) -> bool:
-    return bool(torch.as_tensor(value).isfinite().all())
+        return all(map(_is_finite, value))
+    return not isinstance(value, float | torch.Tensor) or bool(torch.as_tensor(value).isfinite().all())
 
 
 def _ranks_problem(components: Sequence[Any], call: Callable[..., object]) -> tuple[str, str]:

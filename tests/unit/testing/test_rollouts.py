@@ -10,7 +10,7 @@ from grpox.contracts import Rollout, Turn
 from grpox.errors import RunFailed
 from grpox.rollout.turns import check_content
 from grpox.testing.conformance import Violation
-from grpox.testing.rollouts import check_rollout
+from grpox.testing.generators import check_rollout
 
 SOUND = Rollout(0, 0, (5, 6), (7, 8, 2), "stop", 3, (-0.1, -0.2, -0.3))
 TURNS = (Turn(0, 1, "stop", 2), Turn(2, 3, "stop", 3))
