@@ -13,6 +13,7 @@ from varied_run import is_varied, lengths_of
 
 from grpox.runfile.load import load_run
 from grpox.runtime import launch
+from grpox.training import trainer
 from grpox.training.run import train_run
 
 
@@ -24,6 +25,8 @@ def main(out: str, source: str, overrides: list[str]) -> None:
         in_vllm = (run.config.generator.name or "").startswith("vllm")
         force = force_in_vllm if in_vllm else force_in_hf
         force(lengths_of(run, launch.rank(), launch.world_size()))
+        # A forced end has another log-probability than the policy gives it.
+        trainer.first_step_measures = lambda *_: {}
     train_run(run)
     if launch.rank():
         return

@@ -223,7 +223,8 @@ def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
     recorded = _recorded(config)
     if not summary or recorded is None:
         return None
-    stopped = "stopped_early" in summary and recorded.evaluation == config.evaluation
+    same = recorded.model_dump(include={"evaluation"}) == config.model_dump(include={"evaluation"})
+    stopped = "stopped_early" in summary and same
     return summary if summary.get("steps") == steps or stopped else None
 
 

@@ -189,9 +189,8 @@ def checkpoint_problems(model: ModelConfig) -> Iterator[Problem]:
             yield Problem(what, "model.path", given=model.path, allowed=allowed)
     settings = read_mapping(folder / "tokenizer_config.json")
     used = " ".join(str(settings.get(key)) for key in ("chat_template", "eos_token", "pad_token"))
-    if (template := folder / "chat_template.jinja").is_file():
-        used += template.read_text(encoding="utf-8", errors="replace")
     try:
+        used += template_of(model)
         tokenizer = import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception:  # noqa: BLE001 - the library has no narrower one, and loading the tokenizer reports it
         return

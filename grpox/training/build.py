@@ -231,6 +231,8 @@ def build_trainer(
     steered = {"loss": loss, "correction": correction, "advantage": scaler}
     steering = Steering(world, policy, steered, config, state.control, in_use)
     promised, is_main, control = provides(run, Capability.LOGPROBS), world.is_main, steering.control
+    bound = run.components["generator"]
+    is_built_in = bound.offer is not None and bound.offer.distribution == "grpox"
     return Trainer(
         context=parts.context,
         world=world,
@@ -256,5 +258,5 @@ def build_trainer(
             warn,
         ),
         times=parts.times,
-        has_own_numerics=not promised or provides(run, Capability.OTHER_NUMERICS),
+        has_own_numerics=not is_built_in or provides(run, Capability.OTHER_NUMERICS),
     )
