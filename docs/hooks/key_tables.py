@@ -14,6 +14,7 @@ from grpox.config import ComponentRef, RunConfig, Section, WhenConfig
 from grpox.runfile.slots import REFERENCES, SLOTS
 
 ANCHORS = {
+    "alarms.dead_reward": "dead-reward",
     "train.adaptive_entropy": "adaptive-entropy",
     "evaluation.early_stop": "early-stopping",
     "evaluation.sampling": "evaluation-sampling",

@@ -231,8 +231,7 @@ def build_trainer(
     steered = {"loss": loss, "correction": correction, "advantage": scaler}
     steering = Steering(world, policy, steered, config, state.control, in_use)
     promised, is_main, control = provides(run, Capability.LOGPROBS), world.is_main, steering.control
-    bound = run.components["generator"]
-    is_built_in = bound.offer is not None and bound.offer.distribution == "grpox"
+    is_built_in = getattr(run.components["generator"].offer, "distribution", "") == "grpox"
     return Trainer(
         context=parts.context,
         world=world,

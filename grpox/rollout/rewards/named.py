@@ -58,7 +58,8 @@ class NamedReward:
         lengths = None if shape is None else lengths_of(shape, arguments, known.get("turns"))
         wanted = {name: known[name] for name in self.asks if name in known and name not in arguments}
         arguments = {**arguments, **wanted}
-        arguments |= nested_columns(self._needs, arguments)
+        if nested := [name for name in self._needs if "." in name]:
+            arguments |= nested_columns(nested, arguments)
         if isinstance(self.function, RewardProcess):
             return ProcessCall(self.function, arguments, count, lengths)
         assert self._signature is not None
