@@ -125,9 +125,8 @@ def no_checkpoint(output_dir: Path) -> ConfigError:
     """Build the error of a run without a good checkpoint."""
     what = "holds no checkpoint to go on from" + (" that is whole" if checkpoints_in(output_dir) else "")
     # The config names another folder if this one has been moved.
-    again = shlex.join(
-        ["grpox", "train", f"{output_dir}/config.yaml", f"output_dir={output_dir}", "--resume", "auto"]
-    )
+    words = ("grpox", "train", f"{output_dir}/config.yaml", "--resume", "auto", f"output_dir={output_dir}")
+    again = shlex.join(words)
     return ConfigError(what, "--resume", given=str(output_dir), allowed=f"{again}, which begins anew")
 
 

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from grpox.config import Parameters, RunConfig
 from grpox.contracts import RunContext
-from grpox.errors import ConfigError, RunFailed
+from grpox.errors import ConfigError
 from grpox.observing.control import ControlState
 from grpox.observing.observers import Observers, ReadOnlyMetrics
 from grpox.plugins import hookspecs
@@ -93,7 +93,7 @@ def test_a_resumed_run_has_the_changes_of_its_checkpoint() -> None:
     steered, policy, loss = steering(beta=0.1, state=ControlState({"beta": 0.3, "loss.clip": 0.5}))
     steered.restore()
     assert (policy.step_loss.beta, loss.config.clip) == (0.3, 0.5)
-    with pytest.raises(RunFailed, match="no hyperparameter 'beta'"):
+    with pytest.raises(ConfigError, match="no hyperparameter 'beta'"):
         steering(state=ControlState({"beta": 0.3}))[0].restore()
 
 

@@ -66,10 +66,8 @@ def test_groups_whose_advantages_are_all_0_are_counted(of_tokens: bool) -> None:
     collector: Any = SimpleNamespace(
         scorer=SimpleNamespace(rewards=[]), num_generations=2, signal="functions", _weights=torch.ones(0)
     )
-    batch: Any = SimpleNamespace(
-        scaled=scaled, advantages=values, rewards=torch.zeros(4, 0), totals=torch.full((4,), NAN)
-    )
+    rewards, totals = torch.zeros(4, 0), torch.full((4,), NAN)
+    batch: Any = SimpleNamespace(scaled=scaled, rewards=rewards, totals=totals, rows=(), dropped=())
     assert Collector.signals(collector, batch) == {"alarms/no_advantage": 0.5}
     batch.scaled = Advantages(torch.zeros(4), tokens if of_tokens else None)
-    batch.advantages = torch.zeros(4)
     assert Collector.signals(collector, batch) == {"alarms/no_advantage": 0.5 if of_tokens else 1.0}
