@@ -85,7 +85,7 @@ DOCUMENTED = documented_parameters()
 
 def test_every_section_of_the_run_file_has_its_generated_table() -> None:
     nested = {"rewards", "environment", "environment.when", "model.lora", "evaluation.early_stop"}
-    nested |= {"evaluation.sampling", "evaluation.sets", "train.adaptive_entropy"}
+    nested |= {"alarms.dead_reward", "evaluation.sampling", "evaluation.sets", "train.adaptive_entropy"}
     markers = re.findall(r"^<!-- generated: keys:(\S+) -->$", RUN_FILE, re.MULTILINE)
     assert sorted(markers) == sorted({*sections(), *nested})
 
