@@ -128,7 +128,10 @@ def read_tokens(folder: Path, step: int, group: int, sample: int, part: int = 1)
     if place is None:
         return []
     path, row = place
-    return _tokens(_read(path).slice(row, 1).to_pylist()[0])
+    try:
+        return _tokens(_read(path).slice(row, 1).to_pylist()[0])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def has_tokens(folder: Path, step: int, group: int, sample: int, part: int = 1) -> bool:
@@ -175,23 +178,20 @@ def _rows(path: Path, mtime_ns: int) -> dict[CompletionKey, int]:
 
 
 def _read(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
-    import pyarrow
+    from pyarrow import list_, type_for_alias
 
     keys = dict.fromkeys(KEY, "int64")
     if columns is not None:
         return read_parquet(path, keys, only_needed=True)
     lists = {"string": ("text", "special"), "float64": NUMBERS, "int64": ("id", "mask", "turn")}
-    types = {
-        name: pyarrow.list_(pyarrow.type_for_alias(kind)) for kind, names in lists.items() for name in names
-    }
+    types = {name: list_(type_for_alias(kind)) for kind, names in lists.items() for name in names}
     return read_parquet(path, {**keys, "text": types["text"], "turn": types["turn"]}, types)
 
 
 def _tokens(row: dict[str, Any]) -> list[dict[str, Any]]:
     names = [name for name in row if name not in KEY]
-    tokens = [
-        dict(zip(names, values, strict=True)) for values in zip(*(row[name] for name in names), strict=True)
-    ]
+    columns = zip(*(row[name] or () for name in names), strict=True)
+    tokens = [dict(zip(names, values, strict=True)) for values in columns]
     return [
         {name: _finite(value) for name, value in token.items()}
         | {"kind": "observation" if token["turn"] is None else "model"}

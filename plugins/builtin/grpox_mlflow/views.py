@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, Problem, escaped, nearest
 from grpox.toolkit import Curve, binned, duration, parameter_defaults, pluralize
 from grpox_mlflow.folders import (
     DEPTH,
@@ -153,7 +153,7 @@ def show_run(run: RunFolder, every_param: bool, console: Console) -> View:
         "parameters" if every_param else "parameters that are not the default": _grid(params),
         "resumed with": _grid(resumed_with) if resumed_with else None,
         "metrics": _metrics(courses, console) if courses else Text("none yet"),
-        "artifacts": Text(listed),
+        "artifacts": Text(escaped(listed)),
     }
     identity = [Text(run.name, "bold"), *([Text(run.run_id)] if run.run_id else []), _status(run.status)]
     lines: list[RenderableType] = [Text("  ").join(identity)]
@@ -356,7 +356,7 @@ def _table(headings: Sequence[tuple[str, bool]], rows: Iterable[Row]) -> Table:
         table.add_column(Text(heading), overflow="ellipsis" if no_wrap else "fold", no_wrap=no_wrap)
     for row in rows:
         cells = [Text("-", "dim") if cell is None else cell for cell in row]
-        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+        table.add_row(*(Text(escaped(cell)) if isinstance(cell, str) else cell for cell in cells))
     return table
 
 
@@ -371,5 +371,5 @@ def _grid(rows: Mapping[str, str]) -> RenderableType:
     table.add_column(overflow="fold")
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(Text(name, "dim"), Text(value))
+        table.add_row(Text(escaped(name), "dim"), Text(escaped(value)))
     return table

@@ -184,6 +184,11 @@ def test_a_name_that_means_no_run_or_several_is_refused(here: Path) -> None:
     assert "runs/b (FAILED" in problem.allowed
 
 
+def test_control_characters_of_a_folder_are_shown_escaped(here: Path) -> None:
+    track(here / "runs" / "a", 1_000_000, None, tags={"team": "\x1b]0;x\x07"})
+    assert r"\x1b]0;x\x07" in output("show", "runs/a")
+
+
 @pytest.mark.usefixtures("here")
 def test_a_run_is_shown_with_its_settings_values_and_files() -> None:
     shown = objects("show", "runs/a")

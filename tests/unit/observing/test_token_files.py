@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
+from pyarrow import parquet
 
 from grpox.observing.token_files import read_tokens, recorded_completions, token_file, write_tokens
 from grpox.policy.batch import TokenRecord
@@ -97,6 +98,16 @@ def test_a_search_ends_at_the_next_generation_batch(tmp_path: Path) -> None:
     assert read_tokens(tmp_path, 1, 0, 0) == []
     with pytest.raises(pyarrow.ArrowInvalid):
         recorded_completions(tmp_path)
+
+
+@pytest.mark.parametrize("column", ["special", "id", "mask"])
+def test_an_error_of_tokens_names_their_file(tmp_path: Path, column: str) -> None:
+    write(tmp_path, 1, facts(1, 1, 5))
+    path = token_file(tmp_path, 1)
+    table = parquet.read_table(path)
+    parquet.write_table(table.drop_columns([column]).append_column(column, pyarrow.nulls(len(table))), path)
+    with pytest.raises(ValueError, match=path.name):
+        read_tokens(tmp_path, 1, 5, 0)
 
 
 def test_a_run_without_tokens_has_none(tmp_path: Path) -> None:
