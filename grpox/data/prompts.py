@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Message, Rollout, Text
 from grpox.data.chat import Content, Schema, extended_prompt
-from grpox.data.checked_messages import ALIASES, CheckedTemplate, LostMessage, without_nulls
+from grpox.data.checked_messages import ALIASES, CheckedTemplate, LostMessage, texts_of, without_nulls
 from grpox.data.encoding import CUT
 from grpox.data.row_stream import RowStream
 from grpox.data.token_texts import TokenTexts
@@ -192,7 +192,7 @@ class PromptSet:
             return prompt
         of_user = [message for message in prompt if message.get("role") == "user"]
         content = of_user[-1].get("content") if of_user else ""
-        return content if isinstance(content, str) else ""
+        return "".join(texts_of(content))
 
     def column(self, name: str) -> list[Any]:
         """Return a column of a dataset, in the order of its rows; a stream has none as a whole."""
@@ -318,13 +318,13 @@ class PromptSet:
     def _as_text(self, index: int, prompt: Text, row: Mapping[str, Any]) -> str:
         if isinstance(prompt, str):
             return prompt
-        of_row = (self._of_row(index, name, kind, row) for name, kind in OF_TEMPLATE.items())
-        tools, arguments = map(self._marked, of_row)
-        continues = self._continues and _is_of_model(prompt[-1])
-        if continues:
-            arguments = {**(arguments or {}), "continue_final_message": True}
+        tools, own = (self._of_row(index, name, kind, row) or {} for name, kind in OF_TEMPLATE.items())
+        # A row's own template writes special tokens, as the run's does.
+        arguments = {key: each if key == "chat_template" else self._marked(each) for key, each in own.items()}
+        if continues := self._continues and _is_of_model(prompt[-1]):
+            arguments["continue_final_message"] = True
         try:
-            tools = tools or self._marked(self.tools(index))
+            tools = self._marked(tools or self.tools(index))
             return self.chat.checked(prompt, tools, not continues, arguments)
         except Exception as error:
             what = f"the chat template fails on {self.place(index)}: {describe(error)}"
@@ -408,7 +408,7 @@ def _check_columns(column: str, columns: list[str], data: str, has_episodes: boo
 
 
 def _is_of_model(message: Message) -> bool:
-    role = str(message.get("role", message.get("from"))).lower()
+    role = str(message.get("role") or message.get("from")).lower()
     return ALIASES.get(role, role) == "assistant"
 
 
