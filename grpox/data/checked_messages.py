@@ -55,8 +55,7 @@ class CheckedTemplate(ChatTemplate):
         messages = [without_nulls(message) for message in messages]
         shape = (*map(_shape, messages), bool(tools), header, repr(arguments))
         if shape not in self._forms:
-            whole = {**(arguments or {}), "continue_final_message": False}  # a lost probe ends in an error
-            self._forms[shape] = _form(messages, partial(write, arguments=whole if arguments else None))
+            self._forms[shape] = _form(messages, write)
             self.examples.append(messages)
         written = self._forms[shape](messages)
         rendered = write(written)
@@ -73,7 +72,7 @@ class CheckedTemplate(ChatTemplate):
         for message in messages:
             own = without_nulls({**message, "content": message.get("content") or None})
             hints += [
-                f"{name} instead of {key}" for key, name in _KEYS.items() if key in own and not own.get(name)
+                f"{new} instead of {key}" for key, new in _KEYS.items() if key in own and not own.get(new)
             ]
             role = str(own.get("role", own.get("from")))
             known = ALIASES.get(role.lower(), role.lower())
@@ -97,7 +96,9 @@ def _form(messages: Sequence[Message], write: Callable[[Sequence[Message]], str]
         try:
             try:
                 rendered = write(probed)
-            except Exception:  # noqa: BLE001 - templates raise whatever they like
+            except Exception:
+                if _plain(written) != written:
+                    raise
                 write(written)
                 return form  # it reads what a text says, so only the texts themselves are looked for
         except Exception as error:  # noqa: BLE001

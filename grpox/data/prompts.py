@@ -190,9 +190,8 @@ class PromptSet:
         prompt = self.prompt(index)
         if isinstance(prompt, str):
             return prompt
-        of_user = [message for message in prompt if message.get("role") == "user"]
-        content = of_user[-1].get("content") if of_user else ""
-        return "".join(texts_of(content))
+        of_user = [message.get("content") for message in prompt if message.get("role") == "user"]
+        return "".join(texts_of(of_user[-1] if of_user else ""))
 
     def column(self, name: str) -> list[Any]:
         """Return a column of a dataset, in the order of its rows; a stream has none as a whole."""
@@ -262,9 +261,7 @@ class PromptSet:
             for index, value in enumerate(values, start):
                 if problem := self._no_prompt(index, value):
                     raise ConfigError(problem)
-            others = [
-                {name: columns[name][number] for name in self._of_template} for number in range(len(values))
-            ]
+            others = [{name: columns[name][row] for name in self._of_template} for row in range(len(values))]
             texts = list(map(self._rendered, range(start, start + len(values)), values, others))
             for index, ids in enumerate(self._tokenised(texts), start):
                 if problem := self._unknown_token(index, ids) if ids else self._empty(index):
@@ -444,11 +441,8 @@ class PromptLimit:
             ConfigError: a completion alone fills the model's positions.
         """
         positions = getattr(model.get_text_config(), "max_position_embeddings", None)
-        completion, given, cut = (
-            sampling.max_completion_length,
-            data.max_prompt_length,
-            data.long_prompts == "cut",
-        )
+        completion, given = sampling.max_completion_length, data.max_prompt_length
+        cut = data.long_prompts == "cut"
         if positions is None:
             return cls(given, "data.max_prompt_length", cut)
         if completion >= positions:
