@@ -69,9 +69,8 @@ class Encoding:
         if not isinstance(value, list | tuple):
             return value
         texts = [each.get("text", each) if isinstance(each, Mapping) else each for each in value]
-        plain = [each for each in texts if isinstance(each, str)]
+        plain = [each for each in texts if isinstance(each, str)]  # a template may trim and join them
         if plain[1:] and self._next("\n".join(["".join(plain), "".join(map(str.strip, plain))])):
-            # A template may join the parts of a content, and trim them.
             cut = [f"{CUT}{each}" if isinstance(each, str) else each for each in texts]
             value = [
                 {**a, "text": b} if a is not b and isinstance(a, Mapping) else b
