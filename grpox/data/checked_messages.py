@@ -60,7 +60,7 @@ class CheckedTemplate(ChatTemplate):
         written = self._forms[shape](messages)
         rendered = write(written)
         for number, message in enumerate(written):
-            for text in _texts(message.get("content")):
+            for text in texts_of(message.get("content")):
                 if text.strip() not in rendered and not _is_written(text, number, written, rendered, write):
                     raise _lost(number, messages)
         return rendered
@@ -70,12 +70,11 @@ class CheckedTemplate(ChatTemplate):
         """Name the known aliases of keys and roles in messages that a template does not write."""
         hints = []
         for message in messages:
+            own = without_nulls({**message, "content": message.get("content") or None})
             hints += [
-                f"{name} instead of {key}"
-                for key, name in _KEYS.items()
-                if key in message and name not in message
+                f"{new} instead of {key}" for key, new in _KEYS.items() if key in own and not own.get(new)
             ]
-            role = str(message.get("role", message.get("from")))
+            role = str(own.get("role", own.get("from")))
             known = ALIASES.get(role.lower(), role.lower())
             if known != role and known in ("user", "assistant", "system", "tool"):
                 hints.append(f"the role {known} instead of {role}")
@@ -97,7 +96,9 @@ def _form(messages: Sequence[Message], write: Callable[[Sequence[Message]], str]
         try:
             try:
                 rendered = write(probed)
-            except Exception:  # noqa: BLE001 - templates raise whatever they like
+            except Exception:
+                if _plain(written) != written:
+                    raise
                 write(written)
                 return form  # it reads what a text says, so only the texts themselves are looked for
         except Exception as error:  # noqa: BLE001
@@ -185,14 +186,14 @@ def _plain(messages: Sequence[Message]) -> list[Message]:
     """Join the parts of messages that are only text; null beside calls of tools becomes an empty text."""
     plain = list(messages)
     for number, message in enumerate(messages):
-        content, texts = message.get("content"), [*_texts(message.get("content"))]
+        content, texts = message.get("content"), [*texts_of(message.get("content"))]
         is_text = isinstance(content, list) and 0 < len(content) == len(texts)
         if is_text or (content is None and message.get("tool_calls")):
             plain[number] = {**message, "content": "".join(texts)}
     return plain
 
 
-def _texts(content: Any) -> Iterator[str]:
+def texts_of(content: Any) -> Iterator[str]:
     """Yield a text, or the texts of parts; a part of another type has none."""
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, Mapping) and "text" in part.get("type", "text") else part

@@ -68,9 +68,14 @@ class Encoding:
             return {self.marked(name): self.marked(each) for name, each in value.items()}
         if not isinstance(value, list | tuple):
             return value
-        texts = [str(each["text"]) for each in value if isinstance(each, Mapping) and "text" in each]
-        if texts[1:] and self._next("".join(texts)):  # a template may join the parts of a content
-            value = [{**each, "text": f"{CUT}{each['text']}"} if "text" in each else each for each in value]
+        texts = [each.get("text", each) if isinstance(each, Mapping) else each for each in value]
+        plain = [each for each in texts if isinstance(each, str)]  # a template may trim and join them
+        if plain[1:] and self._next("\n".join(["".join(plain), "".join(map(str.strip, plain))])):
+            cut = [f"{CUT}{each}" if isinstance(each, str) else each for each in texts]
+            value = [
+                {**a, "text": b} if a is not b and isinstance(a, Mapping) else b
+                for a, b in zip(value, cut, strict=True)
+            ]
         return [self.marked(each) for each in value]
 
     def ids(self, texts: Sequence[str]) -> list[Ids]:

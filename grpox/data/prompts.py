@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Message, Rollout, Text
 from grpox.data.chat import Content, Schema, extended_prompt
-from grpox.data.checked_messages import ALIASES, CheckedTemplate, LostMessage, without_nulls
+from grpox.data.checked_messages import ALIASES, CheckedTemplate, LostMessage, texts_of, without_nulls
 from grpox.data.encoding import CUT
 from grpox.data.row_stream import RowStream
 from grpox.data.token_texts import TokenTexts
@@ -190,9 +190,8 @@ class PromptSet:
         prompt = self.prompt(index)
         if isinstance(prompt, str):
             return prompt
-        of_user = [message for message in prompt if message.get("role") == "user"]
-        content = of_user[-1].get("content") if of_user else ""
-        return content if isinstance(content, str) else ""
+        of_user = [message.get("content") for message in prompt if message.get("role") == "user"]
+        return "".join(texts_of(of_user[-1] if of_user else ""))
 
     def column(self, name: str) -> list[Any]:
         """Return a column of a dataset, in the order of its rows; a stream has none as a whole."""
@@ -262,9 +261,7 @@ class PromptSet:
             for index, value in enumerate(values, start):
                 if problem := self._no_prompt(index, value):
                     raise ConfigError(problem)
-            others = [
-                {name: columns[name][number] for name in self._of_template} for number in range(len(values))
-            ]
+            others = [{name: columns[name][row] for name in self._of_template} for row in range(len(values))]
             texts = list(map(self._rendered, range(start, start + len(values)), values, others))
             for index, ids in enumerate(self._tokenised(texts), start):
                 if problem := self._unknown_token(index, ids) if ids else self._empty(index):
@@ -318,13 +315,13 @@ class PromptSet:
     def _as_text(self, index: int, prompt: Text, row: Mapping[str, Any]) -> str:
         if isinstance(prompt, str):
             return prompt
-        of_row = (self._of_row(index, name, kind, row) for name, kind in OF_TEMPLATE.items())
-        tools, arguments = map(self._marked, of_row)
-        continues = self._continues and _is_of_model(prompt[-1])
-        if continues:
-            arguments = {**(arguments or {}), "continue_final_message": True}
+        tools, own = (self._of_row(index, name, kind, row) or {} for name, kind in OF_TEMPLATE.items())
+        # A row's own template writes special tokens, as the run's does.
+        arguments = {key: each if key == "chat_template" else self._marked(each) for key, each in own.items()}
+        if continues := self._continues and _is_of_model(prompt[-1]):
+            arguments["continue_final_message"] = True
         try:
-            tools = tools or self._marked(self.tools(index))
+            tools = self._marked(tools or self.tools(index))
             return self.chat.checked(prompt, tools, not continues, arguments)
         except Exception as error:
             what = f"the chat template fails on {self.place(index)}: {describe(error)}"
@@ -408,7 +405,7 @@ def _check_columns(column: str, columns: list[str], data: str, has_episodes: boo
 
 
 def _is_of_model(message: Message) -> bool:
-    role = str(message.get("role", message.get("from"))).lower()
+    role = str(message.get("role") or message.get("from")).lower()
     return ALIASES.get(role, role) == "assistant"
 
 
@@ -444,11 +441,8 @@ class PromptLimit:
             ConfigError: a completion alone fills the model's positions.
         """
         positions = getattr(model.get_text_config(), "max_position_embeddings", None)
-        completion, given, cut = (
-            sampling.max_completion_length,
-            data.max_prompt_length,
-            data.long_prompts == "cut",
-        )
+        completion, given = sampling.max_completion_length, data.max_prompt_length
+        cut = data.long_prompts == "cut"
         if positions is None:
             return cls(given, "data.max_prompt_length", cut)
         if completion >= positions:

@@ -97,6 +97,10 @@ def test_a_conversation_is_written_whole_or_refused(name):
     ("messages", "cure"),
     [
         ([{"from": "human", "value": Q}], "role instead of from; content instead of value; the role user"),
+        (
+            [{"role": None, "from": "human", "value": Q}],
+            "role instead of from; content instead of value; the role",
+        ),
         ([{"role": "user", "text": Q}], "content instead of text"),
         ([{"role": "User", "content": Q}], "the role user instead of User"),
         ([{"role": "developer", "content": "x"}, USER], "the role system instead of developer"),
@@ -128,6 +132,7 @@ def test_a_template_that_has_parts_or_keys_of_its_own_is_left_to_it():
     assert prompts(own, [{"from": "human", "value": Q}]).text(0) == f"<human>{Q}"
     parts = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
     assert prompts(parts, SHAPES["P"][0]).text(0) == "[What is ][2?]"
+    assert prompts(parts, SHAPES["P"][0]).question(0) == "What is 2?"
 
 
 def test_what_an_environment_answers_at_reset_is_looked_for_too():
@@ -157,6 +162,10 @@ def test_a_beginning_is_continued_as_transformers_does(name):
     assert made.text(0) == made.prompt_texts([made.token_ids(0)])[0] == own
     assert own.endswith("Let me think.\n<think>")
     assert made.text(1) == ChatTemplate(tokenizer).render([USER])
+    begun = [USER, {"role": "assistant", "content": "Let me"}]
+    parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in begun]
+    of_texts, of_parts = (prompts(public(name), each, continues=True).text(0) for each in (begun, parts))
+    assert of_parts == of_texts
 
 
 # -- Nulls, and columns for the template ----------------------------------------------------------------
@@ -202,3 +211,8 @@ def test_columns_of_another_kind_or_beside_an_environment_are_refused():
     assert "column tools" in problem.what
     assert problem.allowed.endswith("another name for the column")
     assert problem_of(QWEN2_5, {"prompt": [USER], "tools": []}, has_episodes=True).given == "tools"
+
+
+def test_the_template_of_a_row_writes_its_own_special_tokens():
+    row = {"prompt": [USER], "chat_template_kwargs": json.dumps({"chat_template": public("qwen2_5")})}
+    assert prompts(public("llama3"), row).token_ids(0) == prompts(public("qwen2_5"), [USER]).token_ids(0)

@@ -114,6 +114,10 @@ def test_parts_names_and_arguments_forge_no_token_either() -> None:
     )
     assert special(made, ids) == ["<|im_end|>"]
     assert made.decode(ids) == "<|im_end|> a<|im_end|>"
+    trimming = PLAIN_PARTS.replace("{{ p.text }}", "{{ (p.text or p) | trim }}")
+    for parts in (["<|im_", "end|>"], [{"text": "<|im_ "}, {"text": " end|>"}]):
+        data = prompts(tokenizer(trimming), [{"role": "user", "content": parts}])
+        assert special(made, data.token_ids(0)) == ["<|im_end|>"]
     encoding = ChatTemplate(tokenizer(WORKING["qwen2.5"])).encoding
     call = {"function": {"name": "f<s>", "arguments": {"<s>": ["<s>"]}}}
     assert "<s>" not in repr(encoding.marked([{"role": "<s>", "content": None, "tool_calls": [call]}]))
