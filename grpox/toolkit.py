@@ -10,7 +10,7 @@ nothing heavy.
 | trackers | `checkpoints_in`, `step_of`, `MetricsLine`, `read_samples`, `Curve`, `binned`, `describe_early_stop`, `alarms_in`, `describe_alarm`, `look_at`, `UnreadableData`, `LOCK_FILE`, `read_lock`, `parameter_defaults` |
 | commands | `write_comparison`, `dtype_on`, `load_run`, `decide_longest`, `recipe_names`, `input_path`, `model_problems` |
 | files and processes | `write_atomically`, `atomic_path`, `read_mapping`, `open_regular`, `read_small`, `flush_to_disk`, `hold`, `is_locked`, `raise_if_signalled`, `preserve_env` |
-| messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `brief`, `chain`, `shorten`, `TEXT`, `MASK` |
+| messages | `pluralize`, `format_bytes`, `duration`, `some`, `text_of`, `describe`, `brief`, `escaped`, `chain`, `shorten`, `TEXT`, `MASK` |
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from grpox.config.inputs import dtype_on
     from grpox.data.checked_messages import CheckedTemplate
     from grpox.data.json_rows import UnreadableData
-    from grpox.errors import TEXT, brief, chain, describe, shorten, text_of
+    from grpox.errors import TEXT, brief, chain, describe, escaped, shorten, text_of
     from grpox.errors.formatting import duration, format_bytes, pluralize, some
     from grpox.errors.redaction import MASK
     from grpox.observing.alarms import alarms_in, describe_alarm
@@ -79,7 +79,7 @@ __all__ += [
     "raise_if_signalled",
 ]
 __all__ += ["read_mapping", "read_small", "write_atomically"]
-__all__ += ["MASK", "TEXT", "brief", "chain", "describe", "shorten", "text_of"]
+__all__ += ["MASK", "TEXT", "brief", "chain", "describe", "escaped", "shorten", "text_of"]
 __all__ += ["duration", "format_bytes", "pluralize", "some"]
 
 _HOMES = {
@@ -88,7 +88,7 @@ _HOMES = {
     "grpox.config.inputs": ("dtype_on",),
     "grpox.data.checked_messages": ("CheckedTemplate",),
     "grpox.data.json_rows": ("UnreadableData",),
-    "grpox.errors": ("TEXT", "brief", "chain", "describe", "shorten", "text_of"),
+    "grpox.errors": ("TEXT", "brief", "chain", "describe", "escaped", "shorten", "text_of"),
     "grpox.errors.formatting": ("format_bytes", "pluralize", "duration", "some"),
     "grpox.errors.redaction": ("MASK",),
     "grpox.observing.alarms": ("alarms_in", "describe_alarm"),

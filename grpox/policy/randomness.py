@@ -32,9 +32,9 @@ def disable_dropout(model: nn.Module) -> None:
             is_dropout = "drop" in name or (name == "p" and isinstance(module, nn.modules.dropout._DropoutNd))
             if is_dropout and isinstance(value, float):
                 fields[name] = 0.0
-        # Some modules read the fields of the config in their forward pass.
         read = {**getattr(fields.get("config"), "__dict__", {}), **fields, type(module).__name__: True}
-        is_random = any(RANDOM.search(name) and value not in (None, 0) for name, value in read.items())
+        # Some modules read the config in their forward pass, and draw for a layer that is never dropped too.
+        is_random = any(RANDOM.search(n) and (v not in (None, 0) or "layer" in n) for n, v in read.items())
         if is_random and _enter_eval not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_enter_eval)
             module.register_forward_hook(_leave_eval, always_call=True)

@@ -15,8 +15,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from grpox.errors import ConfigError, Problem, escaped, nearest
-from grpox.toolkit import Curve, binned, duration, parameter_defaults, pluralize
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.toolkit import Curve, binned, duration, escaped, parameter_defaults, pluralize
 from grpox_mlflow.folders import (
     DEPTH,
     EVALUATION,
