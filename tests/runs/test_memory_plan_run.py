@@ -23,7 +23,5 @@ def test_the_peak_is_within_its_tolerance(tmp_path: Path) -> None:
     result = json.loads(done.stdout.splitlines()[-1])
     [point] = result["points"]
     assert point["point"]["ranks"] == 2
-    for name in ("peak", "generate", "update", "step"):
+    for name in ("peak", "generate", "update", "reduce", "step"):
         assert abs(point["off"][name]) < result["goal"], point
-    # The formula leaves out what gloo holds while gradients are summed, which is far from the peak.
-    assert abs(point["off"]["reduce"]) < 0.2, point

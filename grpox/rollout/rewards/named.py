@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from grpox.data.reward_signature import Signature, lacking, nested_columns
+from grpox.data.reward_signature import Signature, nested_columns
 from grpox.rollout.rewards.call import ByName, CallLog, RewardCall, own_copies
 from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.rollout.rewards.process import ProcessCall, RewardProcess
@@ -82,7 +82,7 @@ class NamedReward:
 
     def missing_columns(self, columns: Iterable[str]) -> list[str]:
         """Dataset columns that the function cannot do without and that `columns` lacks, in its own order."""
-        return lacking(self._needs, columns)
+        return [name for name in self._needs if not {name, name.partition(".")[0]} & {*columns}]
 
     @property
     def in_main_thread(self) -> bool:
