@@ -201,8 +201,8 @@ def _moving(s: Setting) -> Iterator[Part]:
     yield Part("bucket, sorted by rank", scattered, why, (REDUCE,))
     if not s.gpu:  # a gradient that is larger than the bucket is scattered by itself in any case
         largest = FLOAT32 * max(s.trained_weights)
-        sent = max(scattered, largest if largest > bucket else 0)
-        yield Part("bucket, within gloo", sent, f"{why}, or one larger weight", (REDUCE,))
+        sent = max(scattered, bucket if s.ranks > 1 else 0, largest if largest > bucket else 0)
+        yield Part("bucket, within gloo", sent, f"{why} or ranks, or one larger weight", (REDUCE,))
     if s.ranks > 1 or (s.gpu and s.offload_param != "none"):
         prefetch = s.zero["stage3_prefetch_bucket_size"]
         # What is fetched ahead comes in one piece, which is there until each weight has been cut out of it.
