@@ -95,7 +95,8 @@ def _list_table(rows: list[dict[str, str]], narrow: bool) -> Table:
         for cells in rows:
             del cells["experiment"]  # the same for all runs
     if narrow:
-        rows = [{"name": r["name"], "status": r["status"], "": _stacked(r)} for r in rows]
+        stacked: list[Row] = [[r["name"], _status(r["status"]), _stacked(r)] for r in rows]
+        return _table([("name", False), ("status", True), ("", False)], stacked)
     headings = [(name, name in ("status", "started", "duration")) for name in rows[0]]
     return _table(
         headings, [[_status(text) if name == "status" else text for name, text in r.items()] for r in rows]
@@ -121,11 +122,11 @@ def _cells(run: RunFolder, course: Course | None) -> dict[str, str]:
     }
 
 
-def _stacked(cells: Mapping[str, str]) -> str:
+def _stacked(cells: Mapping[str, str]) -> Text:
     first = (cells[name] for name in ("experiment", "folder") if name in cells)
     reward = f"reward {cells['reward']}" if cells["reward"] else ""
     second = (cells["started"], cells["duration"], f"{cells['steps']} steps", reward, cells["evaluation"])
-    return f"{'  '.join(first)}\n{'  '.join(filter(None, second))}"
+    return _lines("  ".join(first), "  ".join(filter(None, second)))
 
 
 # -- show ------------------------------------------------------------------------------------------------
@@ -255,7 +256,7 @@ def _compare_tables(
             outcomes.append(["    highest", *(str(course.highest) if course else None for course in row)])
     names = [run.name for run in runs]
     columns = [
-        (f"{run.name}\n{shown_path(run.folder)}" if names.count(run.name) > 1 else run.name, False)
+        (_lines(run.name, shown_path(run.folder)) if names.count(run.name) > 1 else run.name, False)
         for run in runs
     ]
     differing = _table([("parameter", False), *columns], [[key, *row] for key, row in params.items()])
@@ -349,15 +350,20 @@ def same(one: str | None, other: str | None) -> bool:
 # -- Tables --------------------------------------------------------------------------------------------
 
 
-def _table(headings: Sequence[tuple[str, bool]], rows: Iterable[Row]) -> Table:
+def _table(headings: Sequence[tuple[str | Text, bool]], rows: Iterable[Row]) -> Table:
     """Build a table; True in a heading means that the column is never wrapped."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading, no_wrap in headings:
-        table.add_column(Text(heading), overflow="ellipsis" if no_wrap else "fold", no_wrap=no_wrap)
+        heading = Text(escaped(heading)) if isinstance(heading, str) else heading
+        table.add_column(heading, overflow="ellipsis" if no_wrap else "fold", no_wrap=no_wrap)
     for row in rows:
         cells = [Text("-", "dim") if cell is None else cell for cell in row]
         table.add_row(*(Text(escaped(cell)) if isinstance(cell, str) else cell for cell in cells))
     return table
+
+
+def _lines(*lines: str) -> Text:
+    return Text("\n").join(Text(escaped(line)) for line in lines)
 
 
 def _status(status: str) -> Text:

@@ -162,6 +162,7 @@ def test_a_run_in_progress_is_running(here: Path) -> None:
 def test_the_list_cuts_nothing_in_a_terminal_of_any_width(width: int) -> None:
     lines = output("list", width=width).splitlines()
     assert "…" not in "".join(lines)
+    assert "\\n" not in "".join(lines)  # a cell of two lines is not one with an escape
     assert all(len(line) <= width for line in lines)
 
 
