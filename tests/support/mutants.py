@@ -522,8 +522,8 @@ class Contexts:
         recorded = self._data.contexts_by_lineno(str(ROOT / path))
         return {line: {PHASE.sub("", name) for name in names} for line, names in recorded.items()}
 
-    def tests(self, mutant: Mutant) -> tuple[list[list[str]], list[str]]:
-        """Return the light tests in batches, and the heavy ones.
+    def tests(self, mutant: Mutant) -> list[list[str]]:
+        """Return the tests in batches: the light ones, then the heavy ones one by one.
 
         The tests of a line that runs at import alone are those of its file.
         """
@@ -542,7 +542,8 @@ class Contexts:
         listed = list(files.values())
         bounds = [0, *range(BATCHES[0], len(listed), BATCHES[1]), len(listed)]
         batches = [[name for each in listed[start:end] for name in each] for start, end in pairwise(bounds)]
-        return [batch for batch in batches if batch], [n for n in ordered if not is_light[n]][:HEAVY]
+        heavy = [name for name in ordered if not is_light[name]]
+        return [*filter(None, batches), *([name] for name in heavy[:HEAVY])]
 
 
 # -- Trying ----------------------------------------------------------------------------------------------
@@ -564,19 +565,18 @@ class Runner:
     """Tries mutants one after the other in a copy of the tree."""
 
     folder: Path
-    contexts: Contexts
+    seconds: dict[str, float]
 
     def __post_init__(self) -> None:
         self.tree = copy_tree(self.folder / "tree")
         self.passing: dict[str, bool] = {}
         """Whether a test passes in the copy without a mutant."""
 
-    def outcome(self, mutant: Mutant) -> tuple[str, str | None]:
+    def outcome(self, mutant: Mutant, batches: Iterable[Sequence[str]]) -> tuple[str, str | None]:
         """Return the state of a mutant, and the test that caught it."""
         file = self.tree / mutant.path
         before = file.read_text(encoding="utf-8")
-        batches, heavy = self.contexts.tests(mutant)
-        for batch in (*batches, *([name] for name in heavy)):
+        for batch in batches:
             while names := [name for name in batch if self.passing.get(name, True)]:
                 file.write_text(mutant.source(self.tree), encoding="utf-8")
                 try:
@@ -597,7 +597,7 @@ class Runner:
     def _run(self, names: Sequence[str]) -> tuple[str, str | None]:
         failure, log = self.folder / "failure", self.folder / "log"
         failure.unlink(missing_ok=True)
-        limit = 60 + 6 * sum(self.contexts.seconds[name] for name in names)
+        limit = 60 + 6 * sum(self.seconds[name] for name in names)
         began, pid = time.monotonic(), os.fork()
         if pid == 0:
             _test(self.tree, names, failure, log)
@@ -659,14 +659,17 @@ def results(mutants: Sequence[Mutant], part: Path) -> list[dict[str, Any]]:
     done = {(r["path"], r["line"], r["new"]) for r in map(json.loads, begun)}
     waiting = [each for each in mutants if (each.path, each.line, each.new) not in done]
     contexts = Contexts()
+    plans = [(each, contexts.tests(each)) for each in waiting]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in LIBRARIES:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
+    part.touch()
     with tempfile.TemporaryDirectory(prefix="grpox-mutants-") as folder:
         runners = [
-            os.fork() or _try(waiting[job::JOBS], Path(folder, str(job)), contexts, part) for job in range(JOBS)
+            os.fork() or _try(plans[job::JOBS], Path(folder, str(job)), contexts.seconds, part)
+            for job in range(JOBS)
         ]
         for pid in runners:
             if os.waitpid(pid, 0)[1]:
@@ -675,20 +678,22 @@ def results(mutants: Sequence[Mutant], part: Path) -> list[dict[str, Any]]:
     return [by_place[each.path, each.line, each.new] for each in mutants]
 
 
-def _try(mutants: Sequence[Mutant], folder: Path, contexts: Contexts, part: Path) -> int:
+def _try(
+    plans: Sequence[tuple[Mutant, list[list[str]]]], folder: Path, seconds: dict[str, float], part: Path
+) -> int:
     """In a child: try mutants, and append a line to `part` for each. Does not return."""
     code = 1
     try:
-        runner = Runner(folder, contexts)
-        for mutant in mutants:
+        runner = Runner(folder, seconds)
+        for mutant, batches in plans:
             began = time.monotonic()
-            state, test = runner.outcome(mutant)
+            state, test = runner.outcome(mutant, batches)
             line = json.dumps({**asdict(mutant), "state": state, "caught_by": test})
             with part.open("a") as file:
                 file.write(f"{line}\n")
-            seconds = time.monotonic() - began
+            took = time.monotonic() - began
             print(
-                f"{state} {mutant.path}:{mutant.line} {mutant.what} {seconds:.0f} s",
+                f"{state} {mutant.path}:{mutant.line} {mutant.what} {took:.0f} s",
                 file=sys.stderr,
                 flush=True,
             )
