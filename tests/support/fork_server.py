@@ -148,6 +148,8 @@ class ForkServer:
             os.environ.update(self._variables | request["environment"])
             # As grpox/policy/deepspeed_import.py did in this server, for the ranks of this child.
             os.environ.setdefault("LOCAL_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            if os.environ.get("COVERAGE_PROCESS_START"):
+                importlib.import_module("coverage").process_startup(force=True)
             tempfile.tempdir = None
             random.seed()
             numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))

@@ -1,12 +1,19 @@
-"""Breaks the core in places drawn by a seed, one after the other, and tells which of them no test sees.
+"""Breaks grpox in places drawn by a seed, one line each, and tells which of them no test notices.
 
-    python tests/support/mutants.py --seed 1 --count 30 [--list] [--jobs 1] [--only grpox/update/packing.py]
+    python tests/support/mutants.py contexts    # which tests execute which line, once a commit
+    python tests/support/mutants.py sample --seed 1 --count 240 --out FILE [--resume]
+    python tests/support/mutants.py again SAMPLE --out FILE [--resume]    # those whose lines still exist
+    python tests/support/mutants.py line grpox/update/packing.py:120    # what catches a change of this line
 
-A mutant is one small change of one file: a comparison flipped, a constant off by one, a statement dropped. It
-is made in a copy of the tree, where the tests of that file run until the first fails: the mutant is caught. One
-that does not import is broken and one that loops for ever is endless, both as good as caught. If all tests
-pass it has survived, and is shown. Libraries are imported once; each mutant is tried in a fork that imports
-grpox from the copy.
+A mutant is a change of one line: a comparison flipped, a constant off by one, a statement dropped. A sample is
+drawn over all packages, in proportion to their lines. Each mutant is made in a copy of the tree, and tried by
+the tests that execute its line: those in one process, the lightest first, until one fails, then at most eight
+whole runs or services. The mutant is caught, broken if its file does not import, endless if the tests take far
+longer than without it, or it has survived. A test counts only if it passes in a copy without the mutant.
+
+`contexts` runs the tests once under coverage.py (``pip install coverage``), forked processes included.
+Libraries are imported once: each trial is a fork that imports grpox from the copy. After an interruption
+``--resume`` goes on where the sample ended.
 """
 
 from __future__ import annotations
@@ -14,47 +21,51 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import difflib
 import gc
 import importlib
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("grpox", "plugins", "tests", "pyproject.toml")
-UNIT = "tests/unit"
-GRADIENTS = tuple(f"test_step_gradient_{name}.py" for name in ("by_hand", "terms_by_hand", "invariance"))
-SAMPLING = (
-    "test_sampler.py",
-    "test_prefetch.py",
-    "test_dynamic_sampling.py",
-    "test_evaluator.py",
-    "test_streaming_scorer.py",
+SOURCES = ("grpox", "plugins/builtin")
+CONTEXTS = ROOT / "build" / "contexts"
+"""What `contexts` writes: the lines of each test, and the seconds that it takes."""
+COPIED = (
+    *SOURCES,
+    "plugins/examples",
+    "tests",
+    "pyproject.toml",
+    "README.md",
+    "docs",
+    "examples",
+    "benchmarks",
 )
-TESTS: dict[str, tuple[str, ...]] = {
-    "grpox/update/objective.py": ("test_objective.py", "test_step_loss.py", "test_mismatch.py", *GRADIENTS),
-    "grpox/update/packing.py": ("test_packing_budget.py", "test_packing.py", "test_reduction.py", *GRADIENTS),
-    "grpox/rollout/sampler.py": SAMPLING,
-    "grpox/rollout/collector.py": SAMPLING,
-    "grpox/checkpoint/resume.py": ("test_checkpoint_resume.py", "test_resume_rules.py"),
-    "grpox/checkpoint/folders.py": (
-        "test_manifest.py",
-        "test_checkpoint_files.py",
-        "test_checkpoint_resume.py",
-    ),
-}
-"""The tests of each file, quickest first."""
+LIGHT = ("unit", "builtin", "contract", "fuzz", "docs")
+"""Folders of tests that run in one process."""
+BATCHES = (6, 18)
+"""Test files in the first and in each further process: each must import its files before it begins."""
+SECONDS = 90.0
+"""Time that the light tests of one mutant may take."""
+HEAVY = 8
+"""Number of whole runs or services that try a mutant."""
+JOBS = 2
+PHASE = re.compile(r" \((setup|call|teardown)\)$")
+"""Of a test, in the names that pytest leaves to the processes that it starts."""
 LIBRARIES = ("torch", "transformers", "deepspeed", "datasets", "mlflow", "peft", "pytest", "pydantic")
 
 FLIPPED: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
@@ -86,41 +97,35 @@ MESSAGES = ("Problem", "print", "warn", "RunFailed", "ValueError")
 SHOWN = ("markup", "highlight", "soft_wrap", "style", "encoding", "strict")
 """Arguments that say how a text is shown, or that check only."""
 ANY_ORDER = ("max", "min", "gcd")
-SURVIVED = "survived"
-
-
-@cache
-def original(path: str) -> str:
-    """The text of a file, as it was when this was first asked for."""
-    return (ROOT / path).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one file."""
+    """One change of one line of a file."""
 
     path: str
     line: int
     what: str
-    source: str
-    """The file with the change."""
+    old: str
+    new: str
 
-    def diff(self) -> str:
-        old = original(self.path).splitlines()
-        lines = difflib.unified_diff(old, self.source.splitlines(), n=0, lineterm="")
-        return "\n".join(f"    {line}" for line in lines if not line.startswith(("---", "+++", "@@")))
+    def source(self, tree: Path) -> str:
+        """Return the file of `tree` with the change."""
+        lines = (tree / self.path).read_text(encoding="utf-8").splitlines(keepends=True)
+        lines[self.line - 1] = f"{self.new}\n"
+        return "".join(lines)
 
 
 class Mutations(ast.NodeVisitor):
-    """Every mutant of a file, in the order of its nodes."""
+    """Every change of one line of a file, in the order of its nodes; some are no Python."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.text = original(path)
-        self.lines = self.text.encode().splitlines(keepends=True)
+        text = (ROOT / path).read_text(encoding="utf-8")
+        self.lines = text.encode().splitlines()
         self.found: list[Mutant] = []
         self.in_message = 0
-        self.visit(ast.parse(self.text))
+        self.visit(ast.parse(text))
 
     # -- parts that are left out -------------------------------------------------------------------------
 
@@ -352,16 +357,11 @@ class Mutations(ast.NodeVisitor):
     # -- the text ----------------------------------------------------------------------------------------
 
     def _change(self, node: ast.expr | ast.stmt, text: str, what: str) -> None:
-        """Add the mutant in which `text` stands in the place of `node`, unless it is no Python."""
-        assert node.end_lineno is not None
-        assert node.end_col_offset is not None
-        first, last = node.lineno - 1, node.end_lineno - 1
-        before = b"".join(self.lines[:first]) + self.lines[first][: node.col_offset]
-        after = self.lines[last][node.end_col_offset :] + b"".join(self.lines[last + 1 :])
-        source = (before + text.encode() + after).decode()
-        with contextlib.suppress(SyntaxError):
-            if ast.dump(ast.parse(source)) != ast.dump(ast.parse(self.text)):
-                self.found.append(Mutant(self.path, node.lineno, what, source))
+        """Add the mutant in which `text` stands in the place of `node`, if that is on one line."""
+        if node.end_lineno == node.lineno:
+            old = self.lines[node.lineno - 1]
+            new = old[: node.col_offset] + text.encode() + old[node.end_col_offset :]
+            self.found.append(Mutant(self.path, node.lineno, what, old.decode(), new.decode()))
 
 
 def _off_by_one(bound: ast.expr | None, none: str) -> Iterator[ast.expr]:
@@ -372,73 +372,250 @@ def _off_by_one(bound: ast.expr | None, none: str) -> Iterator[ast.expr]:
         yield ast.BinOp(bound, operator, ast.Constant(1))
 
 
-def mutants_of(paths: Sequence[str]) -> list[Mutant]:
-    """All mutants of some files, no two of them the same."""
-    found = [mutant for path in paths for mutant in Mutations(path).found]
-    return list({(mutant.path, mutant.source): mutant for mutant in found}.values())
+def is_change(mutant: Mutant) -> bool:
+    """True: the file with the change is Python, and another program."""
+    with contextlib.suppress(SyntaxError):
+        before = (ROOT / mutant.path).read_text(encoding="utf-8")
+        return ast.dump(ast.parse(mutant.source(ROOT))) != ast.dump(ast.parse(before))
+    return False
 
 
-def copy_tree(folder: Path) -> Path:
-    """Copy the files that git knows or would know, as they are now."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *COPIED],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
+# -- Drawing ---------------------------------------------------------------------------------------------
+
+
+def package_of(path: str) -> str:
+    """Return the room of grpox, or the package of built-in components."""
+    parts = Path(path).parts[:-1]
+    return "/".join(parts[: 3 if parts[0] == "plugins" else 2])
+
+
+def drawn(seed: int, count: int) -> list[Mutant]:
+    """Draw lines of each package, in proportion to its number of lines, and of each line one mutant."""
+    packages = defaultdict(list)
+    for path in git("ls-files", "--", *(f"{folder}/*.py" for folder in SOURCES)):
+        packages[package_of(path)].append(path)
+    lines = {name: sum(_line_count(path) for path in paths) for name, paths in packages.items()}
+    shares = {name: count * number / sum(lines.values()) for name, number in lines.items()}
+    wanted = {name: int(share) for name, share in shares.items()}
+    for name in sorted(shares, key=lambda each: wanted[each] - shares[each])[: count - sum(wanted.values())]:
+        wanted[name] += 1
+    return [mutant for name in sorted(packages) for mutant in _drawn_of(packages[name], wanted[name], seed)]
+
+
+def _line_count(path: str) -> int:
+    return len((ROOT / path).read_bytes().splitlines())
+
+
+def _drawn_of(paths: Sequence[str], count: int, seed: int) -> Iterator[Mutant]:
+    generator = random.Random(f"{seed} {paths[0]}")
+    at: dict[tuple[str, int], list[Mutant]] = defaultdict(list)
+    for path in paths:
+        for mutant in Mutations(path).found:
+            at[path, mutant.line].append(mutant)
+    for place in generator.sample(sorted(at), len(at)):
+        if count == 0:
+            return
+        choices = generator.sample(at[place], len(at[place]))
+        if (chosen := next(filter(is_change, choices), None)) is not None:
+            count -= 1
+            yield chosen
+
+
+def still_there(mutants: Iterable[dict[str, Any]]) -> Iterator[Mutant]:
+    """Yield the mutants whose line still exists, once in its file or in the file of this name elsewhere."""
+    texts = {
+        path: (ROOT / path).read_text(encoding="utf-8").splitlines()
+        for path in git("ls-files", "--", *(f"{folder}/*.py" for folder in SOURCES))
+    }
+    for each in mutants:
+        old = each["old"]
+        places = [(path, n) for path, lines in texts.items() for n, line in enumerate(lines, 1) if line == old]
+        own = [place for place in places if place[0] == each["path"]]
+        nearest = sorted(own, key=lambda place: abs(place[1] - each["line"]))[:1]
+        for path, line in nearest or (places if len(places) == 1 else []):
+            yield Mutant(path, line, each["what"], old, each["new"])
+
+
+def git(*arguments: str) -> list[str]:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+# -- Which tests execute a line --------------------------------------------------------------------------
+
+_seconds: Counter[str] = Counter()
+_failed: set[str] = set()
+
+
+def pytest_runtest_protocol(item: Any) -> None:
+    """Name the test whose lines coverage.py records from here on."""
+    import coverage
+
+    if (running := coverage.Coverage.current()) is not None:
+        running.switch_context(item.nodeid)
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    _seconds[report.nodeid] += report.duration
+    if not report.passed:
+        _failed.add(report.nodeid)
+
+
+def pytest_sessionfinish(session: Any) -> None:
+    if not hasattr(session.config, "workerinput"):
+        passed = {name: seconds for name, seconds in _seconds.items() if name not in _failed}
+        (CONTEXTS / "seconds.json").write_text(json.dumps(passed))
+
+
+def record_contexts(folders: Sequence[str]) -> None:
+    """Run the tests once, and write which lines each of them executes."""
+    import coverage
+
+    shutil.rmtree(CONTEXTS, ignore_errors=True)
+    CONTEXTS.mkdir(parents=True)
+    settings = CONTEXTS / "settings"
+    sources = "".join(f"\n    {ROOT / folder}" for folder in SOURCES)
+    settings.write_text(
+        f"[run]\nsource ={sources}\ndata_file = {CONTEXTS / 'data'}\nparallel = true\n"
+        "context = ${PYTEST_CURRENT_TEST-}\npatch = fork,_exit\ndisable_warnings = no-data-collected\n"
     )
-    for name in filter(None, listed.stdout.split("\0")):
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # removed, and the removal not committed
-            shutil.copy2(ROOT / name, target)
-    return folder
+    paths = os.pathsep.join(str(ROOT / folder) for folder in ("tests", ".", "plugins/builtin"))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        str(JOBS),
+        "--dist",
+        "loadfile",
+        "-p",
+        "support.mutants",
+    ]
+    subprocess.run(
+        [*command, "-p", "no:cacheprovider", "--no-loadscope-reorder", *folders],
+        cwd=ROOT,
+        env={**os.environ, "COVERAGE_PROCESS_START": str(settings), "PYTHONPATH": paths},
+        check=False,  # a test that fails is left out
+    )
+    collected = coverage.Coverage(config_file=str(settings))
+    collected.combine()
+    collected.save()
+    (CONTEXTS / "commit").write_text(git("rev-parse", "HEAD")[0])
 
 
-def tests_of(path: str, tree: Path) -> list[str]:
-    names = sorted(str(file.relative_to(tree)) for file in (tree / UNIT).rglob("test_*.py"))
-    return [name for name in names if Path(name).name in TESTS[path]]
+class Contexts:
+    """The tests that execute a line, and how long they take."""
+
+    def __init__(self) -> None:
+        import coverage
+
+        commit = (CONTEXTS / "commit").read_text() if (CONTEXTS / "commit").exists() else None
+        if commit is None or git("diff", "--name-only", commit, "--", *SOURCES):
+            sys.exit("which tests execute which line is not known of this commit: run `mutants.py contexts`")
+        self.seconds: dict[str, float] = json.loads((CONTEXTS / "seconds.json").read_text())
+        self._data = coverage.CoverageData(str(CONTEXTS / "data"))
+        self._data.read()
+
+    @cache  # noqa: B019 - one object, for as long as the process lasts
+    def _lines(self, path: str) -> dict[int, set[str]]:
+        recorded = self._data.contexts_by_lineno(str(ROOT / path))
+        return {line: {PHASE.sub("", name) for name in names} for line, names in recorded.items()}
+
+    def tests(self, mutant: Mutant) -> list[list[str]]:
+        """Return the tests in batches: the light ones, then the heavy ones one by one.
+
+        The tests of a line that runs at import alone are those of its file.
+        """
+        lines = self._lines(mutant.path)
+        names = lines.get(mutant.line, set()) & self.seconds.keys() or {
+            name for each in lines.values() for name in each if name in self.seconds
+        }
+        ordered = sorted(names, key=lambda name: (self.seconds[name], name))
+        is_light = {name: name.split("/")[1] in LIGHT for name in ordered}
+        files: dict[str, list[str]] = defaultdict(list)
+        left = SECONDS
+        for name in ordered:
+            if is_light[name] and left > 0:
+                left -= self.seconds[name]
+                files[name.partition("::")[0]].append(name)
+        listed = list(files.values())
+        bounds = [0, *range(BATCHES[0], len(listed), BATCHES[1]), len(listed)]
+        batches = [[name for each in listed[start:end] for name in each] for start, end in pairwise(bounds)]
+        heavy = [name for name in ordered if not is_light[name]]
+        return [*filter(None, batches), *([name] for name in heavy[:HEAVY])]
+
+
+# -- Trying ----------------------------------------------------------------------------------------------
+
+
+class Failure:
+    """Plugin of pytest: writes the name of the test that fails first."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self.file.exists():
+            self.file.write_text(report.nodeid)
 
 
 @dataclass
-class Trial:
-    """The tests of one file in a copy of the tree, in a fork of this process."""
+class Runner:
+    """Tries mutants one after the other in a copy of the tree."""
 
-    tree: Path
-    path: str
-    limit: float
-    """Seconds after which the tests are taken to loop for ever."""
+    folder: Path
+    seconds: dict[str, float]
 
     def __post_init__(self) -> None:
-        self.log = self.tree.with_suffix(".log")
-        self.began = time.monotonic()
-        self.seconds = 0.0
-        self.pid = os.fork()
-        if self.pid == 0:
-            _test(self.tree, self.path, self.log)
+        self.tree = copy_tree(self.folder / "tree")
+        self.passing: dict[str, bool] = {}
+        """Whether a test passes in the copy without a mutant."""
 
-    def ended(self) -> str | None:
-        """SURVIVED and so on; None: it is still running."""
-        self.seconds = time.monotonic() - self.began
-        if self.seconds > self.limit:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            return "endless"
-        done, status = os.waitpid(self.pid, os.WNOHANG)
-        if not done:
-            return None
-        code = os.waitstatus_to_exitcode(status)
-        return SURVIVED if code == 0 else "caught" if code == 1 else "broken"
+    def outcome(self, mutant: Mutant, batches: Iterable[Sequence[str]]) -> tuple[str, str | None]:
+        """Return the state of a mutant, and the test that caught it."""
+        file = self.tree / mutant.path
+        before = file.read_text(encoding="utf-8")
+        for batch in batches:
+            while names := [name for name in batch if self.passing.get(name, True)]:
+                file.write_text(mutant.source(self.tree), encoding="utf-8")
+                try:
+                    state, test = self._run(names)
+                finally:
+                    file.write_text(before, encoding="utf-8")
+                if state == "passed":
+                    break
+                if all(self._passes(name) for name in ([test] if test else names)):
+                    return state, test
+        return "survived", None
 
-    def wait(self) -> str:
-        while (state := self.ended()) is None:
+    def _passes(self, name: str) -> bool:
+        if name not in self.passing:
+            self.passing[name] = self._run([name])[0] == "passed"
+        return self.passing[name]
+
+    def _run(self, names: Sequence[str]) -> tuple[str, str | None]:
+        failure, log = self.folder / "failure", self.folder / "log"
+        failure.unlink(missing_ok=True)
+        limit = 60 + 6 * sum(self.seconds[name] for name in names)
+        began, pid = time.monotonic(), os.fork()
+        if pid == 0:
+            _test(self.tree, names, failure, log)
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() - began > limit:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return "endless", None
             time.sleep(0.02)
-        return state
+        code = os.waitstatus_to_exitcode(ended[1])
+        if failure.exists():
+            return "caught", failure.read_text()
+        return ("passed", None) if code in (0, 5) else ("broken", None)  # 5: no such test any more
 
 
-def _test(tree: Path, path: str, log: Path) -> None:
-    """In the child: run the tests of the copy and leave with their exit code. Does not return."""
+def _test(tree: Path, names: Sequence[str], failure: Path, log: Path) -> None:
+    """In the child: run the tests in the copy. Does not return."""
     code = 99
     try:
         os.setsid()
@@ -446,7 +623,7 @@ def _test(tree: Path, path: str, log: Path) -> None:
         for stream in (1, 2):
             os.dup2(output, stream)
         os.chdir(tree)
-        os.environ["TMPDIR"] = tempfile.tempdir = str(tree.parent)  # what a killed child leaves goes with it
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(dir=tree.parent)
         sys.dont_write_bytecode = True  # a file changed within a second is not told from its bytecode
         sys.path[:0] = [str(tree), str(tree / "plugins" / "builtin")]
         os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
@@ -456,74 +633,129 @@ def _test(tree: Path, path: str, log: Path) -> None:
 
         if not Path(grpox.__file__ or "").is_relative_to(tree):
             raise SystemExit(f"not the copy is tested, but {grpox.__file__}")
-        arguments = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        code = int(pytest.main([*arguments, *tests_of(path, tree)]))
+        options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        code = int(pytest.main([*options, *names], plugins=[Failure(failure)]))
         sys.stdout.flush()
     except BaseException as error:  # noqa: BLE001 - whatever the mutant makes of it
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
+        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
         os._exit(code)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--count", type=int, default=30, help="how many mutants to draw; 0: all there are")
-    parser.add_argument("--jobs", type=int, default=1, help="how many to try at once")
-    parser.add_argument("--list", action="store_true", help="show the mutants drawn, and try none")
-    parser.add_argument("--only", action="append", choices=list(TESTS), help="draw from this file")
-    options = parser.parse_args()
-    drawn = mutants_of(options.only or list(TESTS))
-    if options.count:
-        drawn = random.Random(options.seed).sample(drawn, min(options.count, len(drawn)))
-    if options.list:
-        for number, mutant in enumerate(drawn, start=1):
-            print(f"{number}. {mutant.path}:{mutant.line} {mutant.what}\n{mutant.diff()}")
-        return 0
+def copy_tree(folder: Path) -> Path:
+    """Copy the files that git knows or would know, as they are now."""
+    for name in git("ls-files", "--cached", "--others", "--exclude-standard", "--", *COPIED):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # removed, and the removal not committed
+            shutil.copy2(ROOT / name, target)
+    return folder
+
+
+def results(mutants: Sequence[Mutant], part: Path) -> list[dict[str, Any]]:
+    """Try those mutants that `part` does not name yet, in `JOBS` processes, and return the results of all."""
+    begun = part.read_text().splitlines() if part.exists() else []
+    done = {(r["path"], r["line"], r["new"]) for r in map(json.loads, begun)}
+    waiting = [each for each in mutants if (each.path, each.line, each.new) not in done]
+    contexts = Contexts()
+    plans = [(each, contexts.tests(each)) for each in waiting]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in LIBRARIES:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page
+    part.touch()
     with tempfile.TemporaryDirectory(prefix="grpox-mutants-") as folder:
-        return _report(drawn, Path(folder), options.jobs)
+        runners = [
+            os.fork() or _try(plans[job::JOBS], Path(folder, str(job)), contexts.seconds, part)
+            for job in range(JOBS)
+        ]
+        for pid in runners:
+            if os.waitpid(pid, 0)[1]:
+                sys.exit("a process that tries mutants has failed; --resume goes on")
+    by_place = {(r["path"], r["line"], r["new"]): r for r in map(json.loads, part.read_text().splitlines())}
+    return [by_place[each.path, each.line, each.new] for each in mutants]
 
 
-def _report(drawn: Sequence[Mutant], folder: Path, jobs: int) -> int:
-    """Try the mutants and tell of those that survive: 1 if any does, 2 if the tests fail without one."""
-    free = [copy_tree(folder / f"tree-{number}") for number in range(jobs)]
-    limits = {}
-    for path in dict.fromkeys(mutant.path for mutant in drawn):
-        trial = Trial(free[0], path, 600)
-        if trial.wait() != SURVIVED:
-            print(f"the tests of {path} fail without a mutant:\n{trial.log.read_text()[-3000:]}")
-            return 2
-        limits[path] = 30 + 5 * trial.seconds * jobs
-        print(f"{path}: its tests take {trial.seconds:.1f} s", flush=True)
-    waiting, states = list(enumerate(drawn, start=1)), Counter[str]()
-    running: list[tuple[int, Mutant, Trial]] = []
-    while waiting or running:
-        if waiting and free:
-            number, mutant = waiting.pop(0)
-            tree = free.pop()
-            (tree / mutant.path).write_text(mutant.source, encoding="utf-8")
-            running.append((number, mutant, Trial(tree, mutant.path, limits[mutant.path])))
-        for each in [*running]:
-            number, mutant, trial = each
-            if (state := trial.ended()) is None:
-                continue
-            running.remove(each)
-            (trial.tree / mutant.path).write_text(original(mutant.path), encoding="utf-8")
-            free.append(trial.tree)
-            states[state] += 1
-            told = f"\n{mutant.diff()}" if state == SURVIVED else ""
-            print(f"{number}. {state}: {mutant.path}:{mutant.line} {mutant.what}{told}", flush=True)
-        time.sleep(0.02)
-    told = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    print(f"of {len(drawn)} mutants: {told}")
-    return 1 if states[SURVIVED] else 0
+def _try(
+    plans: Sequence[tuple[Mutant, list[list[str]]]], folder: Path, seconds: dict[str, float], part: Path
+) -> int:
+    """In a child: try mutants, and append a line to `part` for each. Does not return."""
+    code = 1
+    try:
+        runner = Runner(folder, seconds)
+        for mutant, batches in plans:
+            began = time.monotonic()
+            state, test = runner.outcome(mutant, batches)
+            line = json.dumps({**asdict(mutant), "state": state, "caught_by": test})
+            with part.open("a") as file:
+                file.write(f"{line}\n")
+            took = time.monotonic() - began
+            print(
+                f"{state} {mutant.path}:{mutant.line} {mutant.what} {took:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
+        code = 0
+    finally:
+        os._exit(code)
+
+
+# -- Commands --------------------------------------------------------------------------------------------
+
+STATES = ("caught", "survived", "broken", "endless")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    contexts = commands.add_parser("contexts", help="record which tests execute which line")
+    contexts.add_argument("folders", nargs="*", default=["tests"])
+    sample = commands.add_parser("sample", help="draw mutants, and try them")
+    sample.add_argument("--seed", type=int, required=True)
+    sample.add_argument("--count", type=int, default=240)
+    again = commands.add_parser("again", help="try the mutants of a sample whose lines still exist")
+    again.add_argument("sample", type=Path)
+    for command in (sample, again):
+        command.add_argument("--out", type=Path, required=True)
+        command.add_argument("--resume", action="store_true", help="go on with a sample that was interrupted")
+    line = commands.add_parser("line", help="show what catches changes of a line")
+    line.add_argument("place", metavar="FILE:LINE")
+    options = parser.parse_args()
+    if options.command == "contexts":
+        return record_contexts(options.folders)
+    if options.command == "line":
+        path, _, number = options.place.rpartition(":")
+        mutants = [each for each in Mutations(path).found if each.line == int(number) and is_change(each)]
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(results(list(dict.fromkeys(mutants)), Path(folder, "part")), indent=1))
+        return None
+    if options.command == "sample":
+        seed, mutants = options.seed, drawn(options.seed, options.count)
+    else:
+        before = json.loads(options.sample.read_text())
+        seed, mutants = before["seed"], list(still_there(before["mutants"]))
+    part = options.out.with_suffix(".part")
+    if not options.resume:
+        part.unlink(missing_ok=True)
+    tried = results(mutants, part)
+    packages: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in tried:
+        packages[package_of(each["path"])][each["state"]] += 1
+    total = sum(packages.values(), Counter[str]())
+    report = {
+        "seed": seed,
+        "count": len(tried),
+        **{state: total[state] for state in STATES},
+        "by_package": packages,
+        "mutants": tried,
+    }
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
+    part.unlink()
+    print(json.dumps({name: value for name, value in report.items() if name != "mutants"}))
+    return None
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

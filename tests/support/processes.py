@@ -35,8 +35,9 @@ MODULES = {
     "vllm": ("support.preload_heavy", "support.preload_vllm"),
 }
 """Modules that each of the two servers imports."""
-NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-"""For the servers alone: pyarrow's allocator would start a thread, and a process of several must not fork."""
+OF_SERVERS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "COVERAGE_PROCESS_START": ""}
+"""For the servers alone: pyarrow's allocator would start a thread, and a process of several must not fork; what
+a fork executes is recorded by itself (see mutants.py)."""
 READ_AT_IMPORT = (
     "CUDA_", "DS_", "FORCE_COLOR", "HF_", "HOME", "HUGGINGFACE_", "KMP_", "LANG", "LC_", "LD_",
     "MALLOC_", "MKL_", "MLFLOW_CONFIGURE_LOGGING", "MLFLOW_LOGGING_LEVEL", "MPL", "NO_COLOR", "OMP_",
@@ -352,7 +353,7 @@ def start_server(address: Path, modules: Sequence[str], environment: Mapping[str
     with log.open("ab") as output, open(os.devnull, "rb") as nothing:
         server = subprocess.Popen(
             [sys.executable, str(SERVER), str(address), *modules], cwd=address.parent,
-            env={**environment, **NO_THREADS}, stdin=nothing, stdout=output, stderr=output,
+            env={**environment, **OF_SERVERS}, stdin=nothing, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
     deadline = time.monotonic() + patient(180)
