@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 
 from grpox.config import EnvironmentRef, EpisodesConfig, WhenConfig
@@ -13,7 +12,7 @@ from grpox.environments.from_factory import as_environment
 from grpox.errors import ConfigError, Problem, describe
 from grpox.errors.validation import written
 from grpox.plugins.component import BoundComponent, contract_problem
-from grpox.runfile.checks import CheckContext
+from grpox.runfile.checks import CheckContext, build_problems
 from grpox.runfile.environment_rows import equal
 from grpox.runfile.tools import BoundTool, bound_tool, tools_by_key
 from grpox.runtime.signals import raise_if_signal
@@ -32,18 +31,16 @@ def environment_problems(context: CheckContext) -> Iterator[Problem]:
     yield from _twice(tools)
     classes = {}
     for key in config.environments:
-        if key in context.components:
-            try:
-                classes[key] = _class_of(context.components[key])
-            except ConfigError as error:
-                yield from error.problems
+        try:
+            classes[key] = _class_of(context.components[key])
+        except ConfigError as error:
+            yield from error.problems
     yield from _clashes(classes, tools)
     yield from _unused_weights(context)
     yield from _limits(context)
     generator = context.generator
-    if config.has_episodes and generator is not None and Capability.MAX_TOKENS not in generator.provides:
-        offers = [offer for offer in context.plugins.offers if offer.kind == "generator"]
-        able = ", ".join(offer.spec.name for offer in offers if Capability.MAX_TOKENS in offer.spec.provides)
+    if config.has_episodes and Capability.MAX_TOKENS not in generator.provides:
+        able = ", ".join(context.offered("generator", Capability.MAX_TOKENS))
         what = f"{generator} does not provide '{Capability.MAX_TOKENS}', which turns of an episode need"
         yield Problem(what, "generator", allowed=able)
 
@@ -82,16 +79,8 @@ def _class_of(bound: BoundComponent) -> type[Environment]:
     if problem := contract_problem(bound.kind, target):
         raise ConfigError(f"{bound} {problem}", bound.key, given=repr(target))
     environment = as_environment(target)
-    try:
-        inspect.signature(environment).bind(*(() if bound.config is None else (bound.config,)))
-    except TypeError as error:
-        form = (
-            "without an argument, as it has no Config" if bound.config is None else "with its parameters alone"
-        )
-        what = f"{bound} is built {form}, which its __init__ does not take: {error}"
-        raise ConfigError(what, bound.key, given=repr(target)) from error
-    except ValueError:  # its signature is unknown
-        pass
+    if problems := [*build_problems(bound, environment)]:
+        raise ConfigError(problems)
     return environment
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from grpox.config import EvaluationConfig, RewardRef, RunConfig, labels_of
@@ -13,7 +13,7 @@ from grpox.contracts import FINISH_REASONS
 from grpox.errors import Problem, nearest, nearest_spelling
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
-from grpox.runfile.checks import Check, CheckContext, cut_stream_problems
+from grpox.runfile.checks import CheckContext, cut_stream_problems
 
 LENGTHS = tuple(
     f"completions/{name}"
@@ -124,12 +124,17 @@ def _owners(rewards: Sequence[RewardRef]) -> list[str]:
     return [*labels_of(rewards), *(ref.label.rpartition(":")[2] for ref in rewards)]
 
 
-def _decide_accuracy(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
-    """Call the mean of the first reward accuracy if its scores are declared 0 or 1; finds no problem."""
-    bound = context.components.get("rewards[0]" if evaluation.rewards is None else "evaluation.rewards[0]")
-    declared = bound is not None and bool(getattr(bound.config, "is_binary", False))
-    evaluation._is_binary = rewards_of(context.config)[0].binary or declared
-    yield from ()
+def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find mistakes in the evaluation's settings, and named metrics that will not be logged."""
+    evaluation = context.config.evaluation
+    if evaluation is not None:
+        # The mean of the first reward is called accuracy if its scores are declared 0 or 1.
+        first = context.components["rewards[0]" if evaluation.rewards is None else "evaluation.rewards[0]"]
+        is_declared = bool(getattr(first.config, "is_binary", False))
+        evaluation._is_binary = rewards_of(context.config)[0].binary or is_declared
+        for check in (_sets, _accuracy, _pass_at_k, _sampling, _early_stop):
+            yield from check(context, evaluation)
+    yield from _best(context)
 
 
 def _accuracy(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
@@ -185,7 +190,7 @@ def _sampling(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[P
         yield Problem(what, f"{key}.min_completion_length", given=str(sampling.min_completion_length))
     if "" in (evaluation.sampling.stop or []):
         yield Problem("a text is empty, so every completion would end at once", f"{key}.stop")
-    check = getattr(context.generator and context.generator.config, "check_sampling", None)
+    check = getattr(context.generator.config, "check_sampling", None)
     for problem in () if check is None else check(sampling):
         name = problem.key.removeprefix("sampling.").partition(".")[0].partition("[")[0]
         if getattr(evaluation.sampling, name, None) is not None:  # else `refused_sampling` reports it
@@ -228,22 +233,3 @@ def _best(context: CheckContext) -> Iterator[Problem]:
     is_of_step = not name.startswith(PREFIX) and not near.startswith(PREFIX) and steps.has(name)
     if not (is_known or is_of_step):
         yield Problem("this run logs no such metric", key, given=name, allowed=", ".join(known), nearest=near)
-
-
-def _of_evaluation(check: Callable[[CheckContext, EvaluationConfig], Iterator[Problem]]) -> Check:
-    """Make a check of a run from one that needs an evaluation."""
-
-    def checked(context: CheckContext) -> Iterator[Problem]:
-        if (evaluation := context.config.evaluation) is not None:
-            yield from check(context, evaluation)
-
-    return checked
-
-
-EVALUATION_CHECKS: tuple[Check, ...] = (
-    _of_evaluation(_decide_accuracy),
-    _best,
-    *map(_of_evaluation, (_sets, _accuracy, _pass_at_k, _sampling, _early_stop)),
-)
-"""Checks of the evaluation's settings, and of named metrics that will not be logged: several, because each ends
-at an invalid key that it reads."""

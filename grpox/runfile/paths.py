@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from grpox.config import DataConfig, EvaluationSetConfig, HubConfig, RunConfig
+from grpox.config import ComponentRef, DataConfig, EvaluationSetConfig, HubConfig, RunConfig
 from grpox.config.sampling import path_key
 from grpox.contracts import Input
 from grpox.data.json_rows import UnreadableData
@@ -28,9 +28,8 @@ from grpox.runfile.checks import CheckContext
 from grpox.runfile.data_files import look_at
 from grpox.runfile.environment_rows import missing_columns, row_check
 from grpox.runfile.given import GIVEN
-from grpox.runfile.invalid_keys import InvalidKeyRead
 from grpox.runfile.model_options import checkpoint_problems, media_problem_of
-from grpox.runfile.slots import selected
+from grpox.runfile.slots import REFERENCES, mentions, selected
 
 ADAPTER_CONFIG = "adapter_config.json"
 """File of an adapter in peft's format."""
@@ -55,18 +54,35 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
         for name, each in config.evaluation.sets.items():
             each.path = input_path(each.path, base_of(path_key(name)), DATA_FILES)
     for key, kind, reference in selected(config):
-        # ``path.py:name``; loading refuses any other form.
-        file, colon, name = (reference.path or "").rpartition(":")
-        if colon:
-            path = f"{_absolute(file, base_of(f'{key}.path'))}:{name}"
+        if reference.path is not None:
+            path = _absolute_object(reference.path, base_of(f"{key}.path"))
             if kind == "observer":
                 config.tracking[key.removeprefix("tracking.")]["path"] = path
             else:
                 reference.path = path
     for place, tool in enumerate(config.tools):
-        file, colon, name = tool.rpartition(":")
-        if file.endswith(".py"):
-            config.tools[place] = f"{_absolute(file, base_of(f'tools[{place}]'))}:{name}"
+        if tool.rpartition(":")[0].endswith(".py"):
+            config.tools[place] = _absolute_object(tool, base_of(f"tools[{place}]"))
+
+
+def readable(
+    data: Mapping[str, Any], base_of: Callable[[str], Path]
+) -> Iterator[tuple[str, str, ComponentRef]]:
+    """Yield (key, kind, reference) of the components of a run that does not fit its schema, where they do."""
+    for key, kind, mention in mentions(data):
+        try:
+            reference = REFERENCES.get(kind, ComponentRef).model_validate(mention)
+        except ValidationError:
+            continue
+        if reference.path is not None:
+            reference.path = _absolute_object(reference.path, base_of(f"{key}.path"))
+        yield key, kind, reference
+
+
+def _absolute_object(reference: str, base: Path) -> str:
+    """Make the file of ``path.py:name`` absolute; loading refuses any other form."""
+    file, colon, name = reference.rpartition(":")
+    return f"{_absolute(file, base)}:{name}" if colon else reference
 
 
 def input_path(path: str, base: Path, suffixes: Collection[str] = ()) -> str:
@@ -187,12 +203,8 @@ def model_problems(key: str, given: str) -> Iterator[Problem]:
 
 def _data_problems(key: str, given: str, context: CheckContext) -> tuple[list[Problem], int | None]:
     """Find mistakes in a file of prompts, and count its records."""
-    config, path = context.config, Path(given)
+    config, path, prompt_column = context.config, Path(given), context.config.data.prompt_column
     whens = [each.when for each in config.environments.values()]
-    try:
-        prompt_column = config.data.prompt_column
-    except InvalidKeyRead:
-        prompt_column = None  # the file itself may have mistakes all the same
     what = nearby = allowed = ""
     if given == GIVEN:
         what, allowed = _NOT_GIVEN
@@ -206,13 +218,11 @@ def _data_problems(key: str, given: str, context: CheckContext) -> tuple[list[Pr
         what, allowed = "is not a supported type of file", ", ".join(DATA_FILES)
     else:
         try:
-            file = look_at(path, prompt_column or "", row_check(whens))
+            file = look_at(path, prompt_column, row_check(whens))
         except UnreadableData as error:
             what = str(error)
     if what:
         return [Problem(what, key, given=given, allowed=allowed, nearest=nearby)], None
-    if prompt_column is None:
-        return [], file.records
     column, names = "data.prompt_column", file.columns
     if file.records is not None or path.suffix == ".csv":  # else later records may have further columns
         context.columns[key] = tuple(name for name in names if name != prompt_column)

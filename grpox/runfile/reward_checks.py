@@ -12,7 +12,7 @@ from grpox.data.reward_signature import Signature, column_problem, lacking, miss
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
-from grpox.runfile.checks import CheckContext
+from grpox.runfile.checks import CheckContext, build_problems
 from grpox.runtime.signals import raise_if_signal
 
 
@@ -27,9 +27,7 @@ def reward_problems(context: CheckContext) -> Iterator[Problem]:
         if key == "rewards" and context.trains:
             scored.insert(0, "data.path")
         for place, label in enumerate(labels_of(references)):
-            bound = context.components.get(f"{key}[{place}]")
-            if bound is None:
-                continue
+            bound = context.components[f"{key}[{place}]"]
             try:
                 function = _called(bound)
             except ConfigError as error:
@@ -57,7 +55,8 @@ def _called(bound: BoundComponent) -> Any:
         return None
     name, function = f"reward '{bound.label}'", target
     if inspect.isclass(target):
-        _check_build(bound, target)
+        if problems := [*build_problems(bound, target)]:
+            raise ConfigError(problems)
         if not any("__call__" in vars(each) for each in target.__mro__):
             what = f"{name} is a class whose objects cannot be called"
             raise ConfigError(what, bound.key, given=repr(target), allowed="a class with a method __call__")
@@ -75,22 +74,6 @@ def _called(bound: BoundComponent) -> Any:
         given, allowed = f"{bound.label}{inspect.signature(function)}", "such as (completions, **columns)"
         raise ConfigError(what, bound.key, given=given, allowed=allowed)
     return function
-
-
-def _check_build(bound: BoundComponent, target: type) -> None:
-    """Check that a class can be built with its parameters.
-
-    Raises:
-        ConfigError: it needs others.
-    """
-    try:
-        inspect.signature(target).bind(*(() if bound.config is None else (bound.config,)))
-    except TypeError as error:
-        how = "without an argument, as it has no Config" if bound.config is None else "with its Config alone"
-        what = f"reward '{bound.label}' is built {how}, which its __init__ does not take: {error}"
-        raise ConfigError(what, bound.key, given=repr(target)) from error
-    except ValueError:  # its signature is unknown
-        pass
 
 
 def _missing(bound: BoundComponent, function: Any, columns: tuple[str, ...]) -> list[str]:

@@ -658,9 +658,24 @@ def test_data_too_small_for_one_generation_batch(refuse: Refuse) -> None:
     assert problem.what == "one generation batch needs 10 prompts, but the data has 9"
 
 
-def test_problems_with_components_files_and_batches_are_told_together(refuse: Refuse) -> None:
-    problems = refuse("", "", "loss=dappo", "data.path=none.jsonl", "train.num_generations=3")
-    assert {problem.key for problem in problems} == {"loss", "data.path", "train.num_generations"}
+def test_mistakes_of_the_schema_come_first_and_all_others_together_after_them(refuse: Refuse) -> None:
+    schema = [
+        "loss.clip_hihg=1",
+        "train.beta=-1",
+        "sampling.top_p=true",
+        "rewards.1=exat",
+        "tracking.mine.name=mlflow",
+    ]
+    others = [
+        "data.path=none.jsonl",
+        "train.num_generations=3",
+        "correction=token-truncate",
+        "sampling.top_k=3",
+    ]
+    keys = ["loss.clip_hihg", "train.beta", "sampling.top_p", "rewards[1]", "tracking.mine.name"]
+    assert {problem.key for problem in refuse("", "", *schema, *others)} == set(keys)
+    keys = ["data.path", "train.num_generations", "correction"]
+    assert {problem.key for problem in refuse("", "", *others)} == set(keys)
 
 
 def test_a_ratio_to_the_generators_probabilities_is_not_corrected_by_default(

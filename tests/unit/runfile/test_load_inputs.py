@@ -148,43 +148,6 @@ def test_a_column_of_several_types_is_refused_before_anything_is_loaded(refuse: 
     }
 
 
-@pytest.mark.parametrize("column", [{"prompt_colum": "question"}, {"prompt_column": 3}])
-def test_an_invalid_prompt_column_hides_no_mistake_of_a_file(
-    refuse: Refuse, tmp_path: Path, column: dict[str, Any]
-) -> None:
-    (tmp_path / "bad.jsonl").write_text("{")
-    sets = {"a": {"path": "non.jsonl"}, "b": {"path": "bad.jsonl"}}
-    single, several = {"path": "non.jsonl", "every": 1}, {"sets": sets, "every": 1}
-    (key,) = (f"data.{name}" for name in column)
-    assert {each.key for each in refuse(column, evaluation=single)} == {key, "evaluation.path"}
-    keys = {key, "data.path", "evaluation.sets.a.path", "evaluation.sets.b.path"}
-    assert {each.key for each in refuse(column | {"path": "bad.jsonl"}, evaluation=several)} == keys
-    # The columns of a good file say nothing while the column of prompts is unknown.
-    assert [each.key for each in refuse(column)] == [key]
-
-
-@pytest.mark.parametrize(
-    ("invalid", "valid"),
-    [
-        ({"evaluation": {"accuracy": 3}}, {"evaluation": {"pass_at_k": [4]}}),
-        ({"train": {"learning_rate": "x"}}, {"train": {"lr_scheduler_type": "consine"}}),
-        ({"model": {"path": 3}}, {"evaluation": {"path": "none.jsonl"}}),
-    ],
-)
-def test_an_invalid_key_hides_no_mistake_in_another(
-    refuse: Refuse, invalid: dict[str, Any], valid: dict[str, Any]
-) -> None:
-    sections: dict[str, Any] = {
-        "model": {"path": "model"},
-        "train": {"num_generations": 4, "per_device_train_batch_size": 8},
-        "evaluation": {"path": "train.jsonl", "every": 1},
-    }
-    for changes in (invalid, valid):
-        sections = {name: section | changes.get(name, {}) for name, section in sections.items()}
-    keys = {problem.key.partition("[")[0] for problem in refuse(**sections)}
-    assert keys == {f"{name}.{key}" for part in (invalid, valid) for name in part for key in part[name]}
-
-
 @pytest.mark.parametrize(
     ("section", "key", "near"),
     [
