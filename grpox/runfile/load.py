@@ -44,15 +44,14 @@ from grpox.runfile.model_options import (
 )
 from grpox.runfile.overrides import Origin, apply_overrides
 from grpox.runfile.paths import (
-    evaluation_data_problems,
+    data_problems,
     hub_problems,
     input_path,
     model_input_problems,
-    output_dir_problems,
+    output_problems,
     readable,
     resolve_parameters,
     resolve_paths,
-    training_data_problems,
 )
 from grpox.runfile.recipe_files import recipe_path
 from grpox.runfile.reward_checks import reward_problems
@@ -80,10 +79,9 @@ CHECKS: tuple[Check, ...] = (
     checks.off_policy_problems,
     checks.dynamic_sampling_problems,
     environment_problems,
-    output_dir_problems,
+    output_problems,
     model_input_problems,
-    training_data_problems,
-    evaluation_data_problems,
+    data_problems,
     reward_problems,
     checks.refused_files,
     length_problems,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,14 +223,15 @@ def test_an_output_folder_that_cannot_be(refuse: Refuse, given: str, what: str) 
 def test_an_output_folder_without_permission(
     refuse: Refuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Path] = []
-    monkeypatch.setattr(os, "access", lambda path, mode: asked.append(path))
+    def refuse_all(**_: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("grpox.runfile.paths.TemporaryDirectory", refuse_all)
     (problem,) = refuse(output_dir="runs/new")
     assert (problem.key, problem.what) == (
         "output_dir",
         f"cannot be written: no permission to write in {tmp_path}",
     )
-    assert asked == [tmp_path]
 
 
 def test_inputs_that_the_run_would_move_away_are_refused(refuse: Refuse, tmp_path: Path) -> None:
