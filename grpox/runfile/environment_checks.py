@@ -14,7 +14,7 @@ from grpox.errors.validation import written
 from grpox.plugins.component import BoundComponent, contract_problem
 from grpox.runfile.checks import CheckContext, build_problems
 from grpox.runfile.environment_rows import equal
-from grpox.runfile.tools import BoundTool, bound_tool, tools_by_key
+from grpox.runfile.environments import BoundTool, bound_tool
 from grpox.runtime.signals import raise_if_signal
 
 
@@ -23,19 +23,19 @@ def environment_problems(context: CheckContext) -> Iterator[Problem]:
     config = context.config
     yield from _when_problems(config.environments)
     tools = []
-    for key, reference in tools_by_key(config.tools):
+    for place, reference in enumerate(config.tools):
+        key = f"tools[{place}]"
         try:
             tools.append((key, bound_tool(key, reference, context.given.functions)))
         except ConfigError as error:
             yield from error.problems
-    yield from _twice(tools)
     classes = {}
     for key in config.environments:
         try:
             classes[key] = _class_of(context.components[key])
         except ConfigError as error:
             yield from error.problems
-    yield from _clashes(classes, tools)
+    yield from _name_problems(classes, tools)
     yield from _unused_weights(context)
     yield from _limits(context)
     generator = context.generator
@@ -60,15 +60,6 @@ def _when_problems(environments: Mapping[str, EnvironmentRef]) -> Iterator[Probl
         seen.append((key, each.when))
 
 
-def _twice(tools: Sequence[tuple[str, BoundTool]]) -> Iterator[Problem]:
-    first: dict[str, str] = {}
-    for key, tool in tools:
-        if tool.name in first:
-            what = f"{first[tool.name]} has the same name, by which the model calls it"
-            yield Problem(what, key, given=tool.name, allowed="a function of another name")
-        first.setdefault(tool.name, key)
-
-
 def _class_of(bound: BoundComponent) -> type[Environment]:
     """Load the class of an environment, which a plugin's list only names."""
     try:
@@ -84,14 +75,22 @@ def _class_of(bound: BoundComponent) -> type[Environment]:
     return environment
 
 
-def _clashes(
+def _name_problems(
     classes: Mapping[str, type[Environment]], tools: Sequence[tuple[str, BoundTool]]
 ) -> Iterator[Problem]:
+    first: dict[str, str] = {}
     for key, tool in tools:
-        for owner, each in classes.items():
-            if tool.name in tools_of(each):
-                what = f"{owner} has a tool of this name itself, and the model could not tell them apart"
-                yield Problem(what, key, given=tool.name, allowed="a function of another name")
+        reasons = [
+            f"{owner} has a tool of this name itself"
+            for owner, each in classes.items()
+            if tool.name in tools_of(each)
+        ]
+        if tool.name in first:
+            reasons.append(f"{first[tool.name]} has the same name")
+        first.setdefault(tool.name, key)
+        for reason in reasons:
+            what = f"{reason}, and the model could not tell them apart"
+            yield Problem(what, key, given=tool.name, allowed="a function of another name")
 
 
 def _unused_weights(context: CheckContext) -> Iterator[Problem]:

@@ -35,23 +35,6 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with YAML 1.2's implicit types."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own
-    depth = 0
-
-    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
-        # The scanner alone would take a second to get through thousands of them.
-        if self.flow_level > DEEPEST:
-            raise RecursionError
-        super().fetch_flow_collection_start(TokenClass)
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        # Below any recursion limit.
-        if self.depth > DEEPEST:
-            raise RecursionError
-        self.depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
 
 
 _FORMS: dict[str, re.Pattern[str]] = {}
@@ -157,6 +140,8 @@ class _Reader:
         if self.values > MOST_VALUES:
             what = f"its aliases (*name) expand to more than {MOST_VALUES} values"
             raise ConfigError(what, where=self.source)
+        if len(above) > DEEPEST:
+            raise RecursionError
         if node in above:
             self._refuse(node, key, "an alias to something that contains it")
             return None
