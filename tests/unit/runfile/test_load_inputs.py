@@ -81,17 +81,6 @@ def test_a_part_that_does_not_fill_a_generation_batch_is_refused(refuse: Refuse)
     assert problem.what == "one generation batch needs 2 prompts, but the data has 1"
 
 
-@pytest.mark.parametrize("split", ["test", "train[:3", "", "train[a:]"])
-def test_a_split_that_a_file_does_not_have(refuse: Refuse, split: str) -> None:
-    (problem,) = refuse({"split": split})
-    assert (problem.key, problem.given) == ("data.split", split)
-
-
-def test_a_file_has_no_subset(refuse: Refuse) -> None:
-    (problem,) = refuse({"subset": "main"})
-    assert (problem.key, problem.given) == ("data.subset", "main")
-
-
 def test_a_stream_needs_a_number_of_steps_and_an_uncut_split(resolve: Resolve, refuse: Refuse) -> None:
     train = {"num_generations": 4, "per_device_train_batch_size": 8}
     assert [p.key for p in refuse({"streaming": True})] == ["train.max_steps"]
@@ -104,19 +93,11 @@ def test_a_stream_needs_a_number_of_steps_and_an_uncut_split(resolve: Resolve, r
 # -- What is found in files ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["loop.jsonl", "~nosuchuser/x.jsonl", "n" * 300 + ".jsonl", "a\0.jsonl"])
-def test_a_path_that_the_system_cannot_follow(refuse: Refuse, tmp_path: Path, path: str) -> None:
-    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+@pytest.mark.parametrize("path", ["n" * 300 + ".jsonl", "a\0.jsonl"])
+def test_a_path_that_the_system_cannot_follow(refuse: Refuse, path: str) -> None:
     (problem,) = refuse({"path": path})
     assert problem.key == "data.path"
-    assert problem.what.startswith(("cannot be opened", "no such file"))
-
-
-@pytest.mark.parametrize("content", ['{"prompt": ' + "9" * 5000 + "}", "[" * 100_000])
-def test_what_is_beyond_the_limits_of_a_parser(refuse: Refuse, tmp_path: Path, content: str) -> None:
-    (tmp_path / "deep.jsonl").write_text(content)
-    (problem,) = refuse({"path": "deep.jsonl"})
-    assert (problem.key, problem.what.partition(":")[0]) == ("data.path", "cannot be read")
+    assert problem.what.startswith("cannot be opened")
 
 
 @pytest.mark.parametrize(
@@ -203,21 +184,6 @@ def test_a_folder_named_as_the_run_file_is_said_to_be_one(tmp_path: Path, monkey
 
 
 # -- The output folder -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "what"),
-    [
-        ("", "is empty"),
-        (" ", "is empty"),
-        ("train.jsonl", "is a file"),
-        ("train.jsonl/a/b", "cannot be created"),
-    ],
-)
-def test_an_output_folder_that_cannot_be(refuse: Refuse, given: str, what: str) -> None:
-    (problem,) = refuse(output_dir=given)
-    assert problem.key == "output_dir"
-    assert problem.what.startswith(what)
 
 
 def test_an_output_folder_without_permission(

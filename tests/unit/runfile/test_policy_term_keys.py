@@ -34,26 +34,6 @@ def test_all_of_them_together_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("train.entropy_coef=-0.1", "train.entropy_coef"),
-        ("train.entropy_coef=.inf", "train.entropy_coef"),
-        ("train.adaptive_entropy.delta=0", "train.adaptive_entropy.delta"),
-        ("train.adaptive_entropy.target=-0.1", "train.adaptive_entropy.target"),
-        ("train.adaptive_entropy.max=.inf", "train.adaptive_entropy.max"),
-        ("train.top_entropy_quantile=1.1", "train.top_entropy_quantile"),
-        ("train.top_entropy_quantile=-0.1", "train.top_entropy_quantile"),
-        ("train.off_policy_mask_threshold=-1", "train.off_policy_mask_threshold"),
-        ("train.dynamic_sampling_rounds=0", "train.dynamic_sampling_rounds"),
-        ("train.dynamic_sampling_rounds=1.5", "train.dynamic_sampling_rounds"),
-    ],
-)
-def test_a_value_that_means_nothing_is_refused(override: str, key: str) -> None:
-    (problem,) = problems(override)
-    assert problem.key == key
-
-
-@pytest.mark.parametrize(
     ("start", "adaptive", "key", "given", "nearest"),
     [
         ("0", "{min: 0.5, max: 0.2}", "train.adaptive_entropy.min", "0.5", ""),

@@ -48,9 +48,3 @@ def test_where_there_is_no_correction_it_says_so():
     assert problem.given.startswith("1, sampling with top_p 0.9")
     assert problem.given.endswith("no correction supports")
     assert problem.allowed == "0"
-
-
-@pytest.mark.parametrize("value", ["2", "-1", "0.5"])
-def test_it_is_one_generation_batch_at_most(value):
-    with pytest.raises(ConfigError, match="max_staleness"):
-        load_run("quickstart", [SERVER, f"train.max_staleness={value}"])
