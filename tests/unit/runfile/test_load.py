@@ -512,23 +512,3 @@ def test_a_ratio_to_the_generators_probabilities_is_not_corrected_by_default(
     make_distribution("grpox-other", OTHER_ENGINE)
     ratio = ("num_generations: 4", "num_generations: 4\n  old_logprobs: generator")
     assert load(*ratio, "generator=other").config.correction.name == "none"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        (["correction=token-truncate"], "correction"),
-        (["sampling.top_p=0.8"], "train.old_logprobs"),
-        (["generator=silent"], "train.old_logprobs"),
-    ],
-)
-def test_a_ratio_to_the_generators_probabilities_needs_them_unchanged(
-    refuse: Refuse, make_distribution: Callable[..., Path], overrides: list[str], key: str
-) -> None:
-    silent = OTHER_ENGINE.replace(
-        '"other", "grpox_other:Other", provides=("logprobs", "other-numerics")', '"silent", "x:Y"'
-    )
-    make_distribution("grpox-silent", silent)
-    ratio = ("num_generations: 4", "num_generations: 4\n  old_logprobs: generator")
-    (problem,) = refuse(*ratio, *overrides)
-    assert problem.key == key
