@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
-from operator import eq
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
 
 from grpox.config import LoraConfig, ModelConfig, TrainConfig
 from grpox.config.sampling import sampling_of
@@ -22,11 +22,6 @@ from grpox.runfile.data_files import first_value
 from grpox.runtime.files import read_mapping
 
 INSTALL = "pip install 'grpox[lora]'"
-LONGEST_HEADER = 2**26
-"""Largest safetensors header in bytes; longer ones are left to transformers."""
-CHUNK = 2**24
-"""Bytes of tensors that are compared at a time."""
-
 REFUSED_INIT = {
     "dtype": "use model.dtype",
     "torch_dtype": "use model.dtype",
@@ -131,11 +126,6 @@ def media_problem(config: Mapping[str, Any], key: str, given: str) -> Problem | 
     return Problem(what, key, given=given, allowed="a text model, such as its language model saved alone")
 
 
-def media_problem_of(folder: Path, key: str) -> Problem | None:
-    """Check the model of a folder in the same way; loading refuses an unreadable configuration."""
-    return media_problem(read_mapping(folder / "config.json"), key, str(folder))
-
-
 def quantization_of(config: Mapping[str, Any]) -> str:
     """Name the method by which a model's config says that its weights are quantised; empty if it names none."""
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
@@ -183,7 +173,7 @@ def checkpoint_problems(model: ModelConfig) -> Iterator[Problem]:
         own = tensors[head]
         others = [stored for name, stored in tensors.items() if name != head and not re.search(r"\d", name)]
         same = [stored for stored in others if (stored.dtype, stored.shape) == (own.dtype, own.shape)]
-        if same and not any(all(map(eq, own.chunks(), stored.chunks())) for stored in same):
+        if same and not any(own.read().equal(stored.read()) for stored in same):
             what = f"the checkpoint has a {head} of its own, but config.json says tie_word_embeddings: true"
             allowed = "tie_word_embeddings: false in config.json, or a checkpoint without this weight"
             yield Problem(what, "model.path", given=model.path, allowed=allowed)
@@ -303,16 +293,17 @@ def weight_names(folder: Path) -> list[str]:
 class _Stored(NamedTuple):
     """A tensor in a safetensors file."""
 
+    file: Path
+    name: str
     dtype: str
     shape: list[int]
-    file: Path
-    start: int
-    end: int
 
-    def chunks(self) -> Iterator[bytes]:
-        with self.file.open("rb") as weights:
-            for place in range(weights.seek(self.start), self.end, CHUNK):
-                yield weights.read(min(CHUNK, self.end - place))
+    def read(self) -> Any:
+        """Return its bytes, so that those of any type can be compared."""
+        import torch
+
+        with safe_open(self.file, "pt") as weights:
+            return weights.get_tensor(self.name).view(torch.uint8)
 
 
 def _stored_tensors(folder: Path) -> dict[str, _Stored]:
@@ -320,15 +311,10 @@ def _stored_tensors(folder: Path) -> dict[str, _Stored]:
     index = read_mapping(folder / "model.safetensors.index.json").get("weight_map")
     tensors = {}
     for file in {folder / name for name in index.values()} if index else [folder / "model.safetensors"]:
-        try:
-            with file.open("rb") as weights:
-                size = int.from_bytes(weights.read(8), "little")
-                header = json.loads(weights.read(size)) if size <= LONGEST_HEADER else {}
-            for name in header.keys() - {"__metadata__"}:
-                start, end = (8 + size + offset for offset in header[name]["data_offsets"])
-                tensors[name] = _Stored(header[name]["dtype"], header[name]["shape"], file, start, end)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # loading the model reports the error
+        with suppress(OSError, SafetensorError), safe_open(file, "np") as weights:  # loading reports the error
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
+                part = weights.get_slice(name)
+                tensors[name] = _Stored(file, name, part.get_dtype(), part.get_shape())
     return tensors
 
 

@@ -27,8 +27,9 @@ from grpox.runfile.checks import CheckContext
 from grpox.runfile.data_files import look_at
 from grpox.runfile.environment_rows import missing_columns, row_check
 from grpox.runfile.given import GIVEN
-from grpox.runfile.model_options import checkpoint_problems, media_problem_of
+from grpox.runfile.model_options import checkpoint_problems, media_problem
 from grpox.runfile.slots import REFERENCES, mentions, selected
+from grpox.runtime.files import read_mapping
 
 ADAPTER_CONFIG = "adapter_config.json"
 """File of an adapter in peft's format."""
@@ -107,8 +108,9 @@ def model_input_problems(context: CheckContext) -> Iterator[Problem]:
         return
     path = context.config.model.path
     yield from model_problems("model.path", path)
-    if context.trains and (problem := media_problem_of(Path(path), "model.path")):
-        yield problem
+    media = media_problem(read_mapping(Path(path, "config.json")), "model.path", path)
+    if context.trains and media is not None:
+        yield media
     yield from checkpoint_problems(context.config.model)
 
 
