@@ -157,15 +157,30 @@ def refused_files(context: CheckContext) -> Iterator[Problem]:
             yield from (replace(problem, key=join(key, problem.key)) for problem in check())
 
 
-def old_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find reasons why the ratio cannot use the generator's probabilities."""
-    if context.config.train.old_logprobs == "policy":
-        return
-    correction = context.correction
-    yield from _without_logprobs(context, "train.old_logprobs", "generator", "policy")
-    if Capability.LOGPROBS in correction.needs:
-        what = f"{correction} would correct nothing: the ratio already uses the generator's probabilities"
-        yield Problem(what, "correction", allowed="none")
+def logprobs_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find reasons why the generator's log-probabilities cannot be used by what reads them."""
+    train, loss, correction = context.config.train, context.loss, context.correction
+    threshold = train.off_policy_mask_threshold
+    users = {}
+    if train.old_logprobs == "generator":
+        users["train.old_logprobs"] = ("generator", "policy")
+        if Capability.LOGPROBS in correction.needs:
+            what = f"{correction} would correct nothing: the ratio already uses the generator's probabilities"
+            yield Problem(what, "correction", allowed="none")
+    if Capability.SAMPLER_LOGPROBS in loss.needs:
+        users["loss"] = (
+            f"{loss}, which needs sampler_logprobs",
+            "a loss without them, or another generator",
+        )
+    if threshold is not None:
+        users["train.off_policy_mask_threshold"] = (f"{threshold:g}", "null")
+    for key, (given, allowed) in users.items():
+        if Capability.LOGPROBS not in context.generator.provides:
+            what = f"{context.generator} does not say that it reports log-probabilities"
+            yield Problem(what, key, given=given, allowed=allowed)
+        if context.changed_sampling:
+            what = "the generator's log-probabilities belong to a different distribution than the trainer's"
+            yield Problem(what, key, given=context.changed_sampling, allowed=allowed)
 
 
 def misplaced_needs(context: CheckContext) -> Iterator[Problem]:
@@ -178,13 +193,6 @@ def misplaced_needs(context: CheckContext) -> Iterator[Problem]:
                 yield Problem(
                     what, key, given=f"needs {bound.needs}", allowed="a component that does without it"
                 )
-
-
-def sampler_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find reasons why a loss cannot be given the generator's log-probabilities."""
-    if Capability.SAMPLER_LOGPROBS in context.loss.needs:
-        given = f"{context.loss}, which needs sampler_logprobs"
-        yield from _without_logprobs(context, "loss", given, "a loss without them, or another generator")
 
 
 def reference_sync_problems(context: CheckContext) -> Iterator[Problem]:
@@ -306,22 +314,6 @@ def divides_steps(loss: BoundComponent) -> bool:
     return not is_local and declared_scope(loss, imports=True) != "group"
 
 
-def off_policy_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find reasons why the distance between policy and generator cannot be measured."""
-    threshold = context.config.train.off_policy_mask_threshold
-    if threshold is not None:
-        yield from _without_logprobs(context, "train.off_policy_mask_threshold", f"{threshold:g}", "null")
-
-
-def _without_logprobs(context: CheckContext, key: str, given: str, allowed: str) -> Iterator[Problem]:
-    if Capability.LOGPROBS not in context.generator.provides:
-        what = f"{context.generator} does not say that it reports log-probabilities"
-        yield Problem(what, key, given=given, allowed=allowed)
-    if context.changed_sampling:
-        what = "the generator's log-probabilities belong to a different distribution than the trainer's"
-        yield Problem(what, key, given=context.changed_sampling, allowed=allowed)
-
-
 def staleness_problems(context: CheckContext) -> Iterator[Problem]:
     """Find reasons why samples cannot lag one generation batch behind."""
     train, generator, correction = context.config.train, context.generator, context.correction
@@ -387,9 +379,3 @@ def cut_stream_problems(key: str, split: str) -> Iterator[Problem]:
     if "[" in split:
         allowed = split.partition("[")[0] + ", or streaming: false"
         yield Problem("a stream cannot be cut into parts", key, given=split, allowed=allowed)
-
-
-def streamed_data_problems(context: CheckContext) -> Iterator[Problem]:
-    """Check the keys for streamed data if the data is streamed, in a file or as a Python IterableDataset."""
-    if context.config.data.streaming or context.given.streamed:
-        yield from stream_problems(context.config)

@@ -69,14 +69,12 @@ CHECKS: tuple[Check, ...] = (
     of_section("model", model_problems),
     of_section("hub", hub_problems),
     evaluation_problems,
-    checks.old_logprobs_problems,
+    checks.logprobs_problems,
     checks.misplaced_needs,
-    checks.sampler_logprobs_problems,
     checks.group_scope_problems,
     checks.reference_sync_problems,
     of_section("train", checks.adaptive_entropy_problems),
     checks.staleness_problems,
-    checks.off_policy_problems,
     checks.dynamic_sampling_problems,
     environment_problems,
     output_problems,
@@ -86,7 +84,6 @@ CHECKS: tuple[Check, ...] = (
     checks.refused_files,
     length_problems,
     router_problems,
-    checks.streamed_data_problems,
     lora_problems,
 )
 """Checks of a run file that fits its schema, in this order."""

@@ -23,7 +23,7 @@ from grpox.data.open_data import DATA_FILES, is_data_file
 from grpox.data.unusable_columns import CURE, unusable_columns
 from grpox.errors import Problem, nearest, text_of
 from grpox.plugins.component import BoundComponent
-from grpox.runfile.checks import CheckContext
+from grpox.runfile.checks import CheckContext, stream_problems
 from grpox.runfile.data_files import look_at
 from grpox.runfile.environment_rows import missing_columns, row_check
 from grpox.runfile.given import GIVEN
@@ -153,6 +153,8 @@ def data_problems(context: CheckContext) -> Iterator[Problem]:
             yield from (*problems, *of_split)
             if key == "data.path":
                 context.num_prompts = records
+    if config.data.streaming or given.streamed:
+        yield from stream_problems(config)
     rows = {"data.path": given.dataset} | {path_key(name): each for name, each in given.eval_datasets.items()}
     for key, table in rows.items():
         if names := getattr(table, "column_names", None):  # a stream may not know them
