@@ -33,7 +33,6 @@ from grpox.runfile.environment_checks import environment_problems
 from grpox.runfile.evaluation import evaluation_problems
 from grpox.runfile.given import Given
 from grpox.runfile.lr_schedules import schedule_problems
-from grpox.runfile.masked import give_back_secrets, masked_problems
 from grpox.runfile.model_options import (
     checkpointing_problems,
     length_problems,
@@ -55,6 +54,7 @@ from grpox.runfile.paths import (
 )
 from grpox.runfile.recipe_files import recipe_path
 from grpox.runfile.reward_checks import reward_problems
+from grpox.runfile.secrets import restore_secrets, secret_problems
 from grpox.runfile.slots import selected, tracking_problems
 from grpox.runfile.yaml_lines import LONGEST, read_text, read_yaml
 from grpox.runtime import launch
@@ -204,10 +204,10 @@ def resolve(
     origin = replace(origin, arguments=given.keys)
     if isinstance(data, RunConfig):
         read = data.model_dump(mode="json")
-        problems = masked_problems(read)
+        problems = secret_problems(read)
     else:
         data = read = dict(data)
-        problems = give_back_secrets(read, origin.folder)
+        problems = restore_secrets(read, origin.folder)
     remember_secrets(read)
     _refuse(problems, origin)
     problems = [*truths_for_numbers(read, RunConfig), *tracking_problems(read)]
