@@ -330,16 +330,12 @@ def _bind(
                 components[key] = bound if model is None else _with_model(bound, model)
         except ConfigError as error:
             first, *others = error.problems
-            is_name = kind == "reward" and first.given == reference.name
-            if is_name and _is_model(reference.name, origin.base(key)):
-                first = replace(first, nearest=f"{{name: {REWARD_OF_MODEL}, model: {reference.name}}}")
+            if kind == "reward" and reference.name and first.given == reference.name:
+                folder = input_path(reference.name, origin.base(key))
+                if os.path.isfile(Path(folder, "config.json")):  # False too for an impossible path
+                    first = replace(first, nearest=f"{{name: {REWARD_OF_MODEL}, model: {reference.name}}}")
             problems += [first, *others]
     return components, problems
-
-
-def _is_model(name: str, base: Path) -> bool:
-    """Tell whether `name`, given for a component, is the folder of a model."""
-    return os.path.isfile(Path(input_path(name, base), "config.json"))  # False too for an impossible path
 
 
 def _with_model(bound: BoundComponent, model: Any) -> BoundComponent:

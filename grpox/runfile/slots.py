@@ -66,7 +66,7 @@ def mentions(value: object, key: str = "") -> Iterator[tuple[str, str, object]]:
     if key in SLOTS or (listed and not isinstance(value, list)):
         yield key, SLOTS.get(key) or ("environment" if key.startswith("environment") else "reward"), value
     elif re.fullmatch(r"tracking\.[^.]+", key):
-        params = {} if value is None else value
+        params: Any = {} if value is None else value
         is_bare = isinstance(params, dict) and not {"name", "path"} & params.keys()
         yield key, "observer", {**params, "name": key.partition(".")[2]} if is_bare else params
     elif isinstance(value, Mapping | list):
