@@ -175,14 +175,6 @@ def test_a_column_of_images_or_the_like_is_refused(refuse: Refuse, column: str) 
     assert "grpox cannot read" in problem.what
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
-def test_a_part_of_a_message_that_is_no_text_is_refused_with_its_row(refuse: Refuse, suffix: str) -> None:
-    rows = [{"prompt": messages(TEXT)}, {"prompt": messages(TEXT, {"type": "image"})}]
-    [problem] = refuse({}, rows, suffix)
-    place = {"jsonl": "line 2", "json": "record 1 (from 0)", "parquet": "row 1 (from 0)"}[suffix]
-    assert problem.what == f"{place} has a part of type image, but grpox reads only text"
-
-
 def test_text_messages_of_any_form_are_accepted(refuse: Refuse) -> None:
     assert refuse({}, [{"prompt": messages(TEXT)}, {"prompt": [{"role": "user", "content": "an image"}]}]) == []
 
