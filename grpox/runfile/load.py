@@ -39,7 +39,6 @@ from grpox.runfile.model_options import (
     lora_problems,
     model_problems,
     plain_prompts,
-    router_problems,
 )
 from grpox.runfile.overrides import Origin, apply_overrides
 from grpox.runfile.paths import (
@@ -83,7 +82,6 @@ CHECKS: tuple[Check, ...] = (
     reward_problems,
     checks.refused_files,
     length_problems,
-    router_problems,
     lora_problems,
 )
 """Checks of a run file that fits its schema, in this order."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,15 +156,15 @@ def vocabulary_problems(
 
 
 def checkpoint_problems(model: ModelConfig) -> Iterator[Problem]:
-    """Find reasons why a local model is not what its config.json describes: headers and tokenizer."""
+    """Find weights that a local model's config.json does not describe: quantised ones, or a head of its own."""
     folder = Path(model.path)
     config, tensors = read_mapping(folder / "config.json"), _stored_tensors(folder)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     in_bin = read_mapping(folder / "pytorch_model.bin.index.json").get("weight_map", {})
     narrow = [name for name, stored in tensors.items() if stored.dtype.startswith(("F8", "F6", "F4"))]
     narrow += [name for name in (*tensors, *in_bin) if OF_QUANTIZATION.search(name)]
-    method = quantization_of(config) or (f"see {narrow[0]}; config.json names no method" if narrow else "")
-    yield from quantization_problems(method, model)
+    if narrow and not quantization_of(config):
+        yield from quantization_problems(f"see {narrow[0]}; config.json names no method", model)
     for head in filter(
         HEAD.search,
         tensors if config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is True else (),
@@ -177,15 +176,6 @@ def checkpoint_problems(model: ModelConfig) -> Iterator[Problem]:
             what = f"the checkpoint has a {head} of its own, but config.json says tie_word_embeddings: true"
             allowed = "tie_word_embeddings: false in config.json, or a checkpoint without this weight"
             yield Problem(what, "model.path", given=model.path, allowed=allowed)
-    settings = read_mapping(folder / "tokenizer_config.json")
-    used = " ".join(str(settings.get(key)) for key in ("chat_template", "eos_token", "pad_token"))
-    try:
-        used += template_of(model)
-        tokenizer = import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception:  # noqa: BLE001 - the library has no narrower one, and loading the tokenizer reports it
-        return
-    special = [each.content for each in tokenizer.get_added_tokens_decoder().values() if each.special]
-    yield from vocabulary_problems(tokenizer.get_vocab(), special, used, text.get("vocab_size"), model.path)
 
 
 def positions_of(folder: Path, init: Mapping[str, Any]) -> int | None:
@@ -218,26 +208,6 @@ def template_of(config: ModelConfig) -> str:
     with suppress(ValueError, OSError):
         own = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     return str(config.chat_template_kwargs.get("chat_template") or own)
-
-
-def router_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find a weight of the load-balancing loss for a dense model, whose config.json names no experts."""
-    weight = context.config.train.router_aux_loss_coef
-    if not weight or "model.path" in context.given.inputs or not context.trains:
-        return
-    config = read_mapping(Path(context.config.model.path) / "config.json")
-    if config and not any(OF_EXPERTS.search(name) for name in (*_keys(config), str(config.get("model_type")))):
-        what = f"the model ({config.get('model_type')}) has no experts: its config.json names none"
-        allowed = "0, or a model such as qwen3_moe or mixtral"
-        yield Problem(what, "train.router_aux_loss_coef", given=f"{weight:g}", allowed=allowed)
-
-
-def _keys(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of a model's configuration and of its parts."""
-    for key, value in config.items():
-        yield key
-        if isinstance(value, Mapping):
-            yield from _keys(value)
 
 
 def length_problems(context: CheckContext) -> Iterator[Problem]:

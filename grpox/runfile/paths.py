@@ -27,9 +27,8 @@ from grpox.runfile.checks import CheckContext, stream_problems
 from grpox.runfile.data_files import look_at
 from grpox.runfile.environment_rows import missing_columns
 from grpox.runfile.given import GIVEN
-from grpox.runfile.model_options import checkpoint_problems, media_problem
+from grpox.runfile.model_options import checkpoint_problems
 from grpox.runfile.slots import REFERENCES, mentions, selected
-from grpox.runtime.files import read_mapping
 
 ADAPTER_CONFIG = "adapter_config.json"
 """File of an adapter in peft's format."""
@@ -106,11 +105,7 @@ def model_input_problems(context: CheckContext) -> Iterator[Problem]:
     """Find mistakes in the model folder of a run."""
     if "model.path" in context.given.inputs:
         return
-    path = context.config.model.path
-    yield from model_problems("model.path", path)
-    media = media_problem(read_mapping(Path(path, "config.json")), "model.path", path)
-    if context.trains and media is not None:
-        yield media
+    yield from model_problems("model.path", context.config.model.path)
     yield from checkpoint_problems(context.config.model)
 
 
