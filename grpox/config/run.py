@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -106,3 +106,12 @@ def rewards_of(config: RunConfig) -> list[RewardRef]:
     """Return the reward functions of the evaluation."""
     own = config.evaluation.rewards if config.evaluation is not None else None
     return config.rewards if own is None else own
+
+
+SECTIONS: dict[str, type[Section]] = {
+    name: member
+    for name, field in RunConfig.model_fields.items()
+    for member in (field.annotation, *get_args(field.annotation))
+    if isinstance(member, type) and issubclass(member, Section)
+}
+"""Key -> model of each section of a run file."""

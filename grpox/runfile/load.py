@@ -12,12 +12,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
-from grpox.config import ComponentRef, PluginsConfig, RunConfig, Section
-from grpox.config.run import CORRECTION_OF_OTHERS, REWARD_OF_MODEL
+from grpox.config import ComponentRef, PluginsConfig, RunConfig
+from grpox.config.run import CORRECTION_OF_OTHERS, REWARD_OF_MODEL, SECTIONS
 from grpox.contracts import Capability
 from grpox.data.schedule import BatchPlan, PromptSampler
 from grpox.errors import ConfigError, Problem, nearest, nearest_whole
@@ -274,9 +274,8 @@ def _default_correction(config: RunConfig, registry: Registry) -> None:
 def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
     """Replace null by an empty section: YAML reads a heading without content as null."""
     filled = dict(data)
-    for name, field in RunConfig.model_fields.items():
-        section = isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-        if section and name in filled and filled[name] is None:
+    for name, section in SECTIONS.items():
+        if name in filled and filled[name] is None and RunConfig.model_fields[name].annotation is section:
             filled[name] = {}
     tracking = filled.get("tracking")
     if isinstance(tracking, dict):
@@ -286,13 +285,8 @@ def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def keys_by_name() -> dict[str, str]:
     """Map the names of the keys of sections to the dotted keys: ``max_steps`` -> ``train.max_steps``."""
-    return {
-        name: f"{section}.{name}"
-        for section, field in reversed(RunConfig.model_fields.items())
-        for model in (field.annotation, *get_args(field.annotation))
-        if isinstance(model, type) and issubclass(model, Section)
-        for name in model.model_fields
-    }
+    sections = reversed(SECTIONS.items())
+    return {name: f"{section}.{name}" for section, model in sections for name in model.model_fields}
 
 
 def _schema_problems(error: ValidationError) -> Iterator[Problem]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 
-from grpox.config import ComponentRef, EnvironmentRef, RewardRef, RunConfig, Section
+from grpox.config import ComponentRef, EnvironmentRef, RewardRef, RunConfig
+from grpox.config.run import SECTIONS
 from grpox.errors import ConfigError, Problem, join
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
@@ -103,10 +104,7 @@ def parameter_defaults(
     """
     registry = registry or Registry(discover())
     by_prefix: dict[str, Mapping[str, Any]] = {"": _dumped(RunConfig)}
-    for name, field in RunConfig.model_fields.items():
-        for member in (field.annotation, *get_args(field.annotation)):
-            if isinstance(member, type) and issubclass(member, Section):
-                by_prefix[f"{name}."] = _dumped(member)
+    by_prefix |= {f"{name}.": _dumped(section) for name, section in SECTIONS.items()}
     slots = dict(SLOTS)
     patterns = {
         "reward": r"rewards\.\d+",
