@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from grpox.config.alarms import AlarmsConfig, alarms_off
 from grpox.config.component import ComponentRef, RewardRef, Section, labels_of
-from grpox.config.episodes import EnvironmentRef, Environments, EpisodesConfig, environments_of
+from grpox.config.episodes import EnvironmentRef, Environments, EpisodesConfig
 from grpox.config.inputs import DataConfig, ModelConfig
 from grpox.config.outputs import (
     CheckpointConfig,
@@ -81,7 +81,9 @@ class RunConfig(Section):
     @property
     def environments(self) -> dict[str, EnvironmentRef]:
         """Environments by key: ``environment``, or ``environment[0]`` and so on."""
-        return environments_of(self.environment)
+        if isinstance(self.environment, list):
+            return {f"environment[{place}]": each for place, each in enumerate(self.environment)}
+        return {} if self.environment is None else {"environment": self.environment}
 
     @property
     def has_episodes(self) -> bool:
