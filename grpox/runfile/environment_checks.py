@@ -14,7 +14,7 @@ from grpox.errors.validation import written
 from grpox.plugins.component import BoundComponent, contract_problem
 from grpox.runfile.checks import CheckContext, build_problems
 from grpox.runfile.environment_rows import equal
-from grpox.runfile.environments import BoundTool, bound_tool
+from grpox.runfile.tools import BoundTool, bound_tool
 from grpox.runtime.signals import raise_if_signal
 
 

@@ -1,4 +1,4 @@
-"""What losses, their terms, corrections and samples of an earlier policy need of the rest of a run file."""
+"""Needs of losses, of their terms and of samples of an earlier policy, and the rest of a run file."""
 
 from __future__ import annotations
 
