@@ -144,10 +144,6 @@ def test_an_observer_by_path_stands_under_any_heading(load: Load, tmp_path: Path
     assert run.config.tracking["mine"]["path"] == f"{tmp_path / 'inputs' / 'watch.py'}:Watch"
 
 
-def test_a_hub_id_stays_as_it_is(load: Load) -> None:
-    assert load("{path: model}", "{path: org/name-1.5B}").config.model.path == "org/name-1.5B"
-
-
 def test_checking_a_run_imports_nothing_heavy(load: Load) -> None:
     load()
     code = (
@@ -360,18 +356,19 @@ def test_a_name_of_trl_is_answered_by_ours(refuse: Refuse, name: str, ours: str)
 
 
 @pytest.mark.parametrize(
-    ("keys", "correction"),
+    ("overrides", "correction"),
     [
-        ("", "token-truncate"),
-        ("correction: none\n", "none"),
-        ("sampling: {top_p: 0.8}\n", "none"),  # it would be biased, and nobody asked for it
+        ([], "token-truncate"),
+        (["correction=none"], "none"),
+        (["sampling.top_p=0.8"], "none"),  # it would be biased, and nobody asked for it
+        (["train.old_logprobs=generator"], "none"),
     ],
 )
 def test_a_generator_with_numbers_of_its_own_is_corrected_for_unless_the_run_says_otherwise(
-    load: Load, make_distribution: Callable[..., Path], keys: str, correction: str
+    load: Load, make_distribution: Callable[..., Path], overrides: list[str], correction: str
 ) -> None:
     make_distribution("grpox-other", OTHER_ENGINE)
-    assert load("", f"generator: other\n{keys}").config.correction.name == correction
+    assert load("", "generator: other\n", *overrides).config.correction.name == correction
     assert load().config.correction.name == "none"
 
 
@@ -504,11 +501,3 @@ def test_mistakes_of_the_schema_come_first_and_all_others_together_after_them(re
     assert {problem.key for problem in refuse("", "", *schema, *others)} == set(keys)
     keys = ["data.path", "train.num_generations", "correction"]
     assert {problem.key for problem in refuse("", "", *others)} == set(keys)
-
-
-def test_a_ratio_to_the_generators_probabilities_is_not_corrected_by_default(
-    load: Load, make_distribution: Callable[..., Path]
-) -> None:
-    make_distribution("grpox-other", OTHER_ENGINE)
-    ratio = ("num_generations: 4", "num_generations: 4\n  old_logprobs: generator")
-    assert load(*ratio, "generator=other").config.correction.name == "none"
