@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,6 @@ from grpox.config import LoraConfig, ModelConfig, TrainConfig
 from grpox.config.sampling import sampling_of
 from grpox.data.chat import PLAIN, is_unrendered
 from grpox.errors import Problem, nearest
-from grpox.errors.formatting import some
 from grpox.runfile.checks import CheckContext
 from grpox.runfile.data_files import first_value
 from grpox.runtime.files import read_mapping
@@ -139,20 +138,6 @@ def quantization_problems(method: str, model: ModelConfig) -> Iterator[Problem]:
         what = f"its weights are quantised ({method}), but training needs those of model.dtype"
         widened = "model.dequantize: true, or " if method in DEQUANTIZED else ""
         yield Problem(what, "model.path", given=model.path, allowed=f"{widened}the model before quantisation")
-
-
-def vocabulary_problems(
-    vocabulary: Mapping[str, int], special: Collection[str], used: str, size: object, path: str
-) -> Iterator[Problem]:
-    """Find tokens of text or of the template that lie beyond the `size` embeddings of a model.
-
-    Args:
-        special: tokens of `vocabulary` that are in no text, but may be in `used`.
-    """
-    beyond = [name for name, number in vocabulary.items() if isinstance(size, int) and number >= size]
-    if named := [f"{name} {vocabulary[name]}" for name in beyond if name not in special or name in used]:
-        what = f"its tokenizer has tokens beyond the model's embeddings, {len(named)} in all: {some(named)}"
-        yield Problem(what, "model.path", given=path, allowed=f"tokens below {size}, the model's vocabulary")
 
 
 def checkpoint_problems(model: ModelConfig) -> Iterator[Problem]:

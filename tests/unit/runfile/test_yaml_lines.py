@@ -1,11 +1,14 @@
-"""YAML that cannot be read, or does not mean what it seems to, is told with its place."""
+"""YAML that cannot be read is told with its place, and written YAML reads back unchanged, for any text."""
 
 from __future__ import annotations
 
 import pytest
+import yaml
 
+from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.runfile.yaml_lines import read_yaml
+from grpox.observing.record import config_text
+from grpox.runfile.yaml_lines import Dumper, read_yaml
 
 
 def refused(text: str) -> list[Problem]:
@@ -84,3 +87,28 @@ def test_an_alias_repeats_and_of_merged_mappings_the_first_wins() -> None:
     assert document.data["z"] == {"a": 1, "b": 1, "c": 3}
     assert document.data["again"] == {"a": 1, "b": 1}
     assert document.lines["z.c"] == 3
+
+
+# -- Written YAML -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["1e-6", "0o17", ".5e3", "12", "0x1f", "1_000", "true", "null", "~", "", "+1."]
+)
+def test_a_text_that_looks_like_something_else_stays_a_text(text: str) -> None:
+    written = yaml.dump({"key": text}, Dumper=Dumper)
+    assert read_yaml(written, "f").data == {"key": text}
+
+
+def test_the_recorded_config_reads_back_with_such_a_name() -> None:
+    config = RunConfig.model_validate(
+        {
+            "model": {"path": "m"},
+            "data": {"path": "d.jsonl"},
+            "rewards": ["math"],
+            "tracking": {"mlflow": {"run_name": "1e-6"}},
+        }
+    )
+    read = read_yaml(config_text(config), "config.yaml").data
+    assert read["tracking"]["mlflow"]["run_name"] == "1e-6"
+    assert RunConfig.model_validate(read) == config
