@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from grpox.config import labels_of
-from grpox.config.run import rewards_of
 from grpox.data.reward_signature import Signature, column_problem, lacking, missing_columns, unnamed_parameter
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.component import BoundComponent
@@ -18,26 +16,23 @@ from grpox.runtime.signals import raise_if_signal
 
 def reward_problems(context: CheckContext) -> Iterator[Problem]:
     """Find reward functions that cannot be called, and columns that they need and the data lacks."""
-    config, of_evaluation = context.config, [key for key in context.columns if key.startswith("evaluation.")]
-    own = config.evaluation is not None and config.evaluation.rewards is not None
-    lists = {"rewards": config.rewards} if context.trains or not own else {}
-    lists |= {"evaluation.rewards": rewards_of(config)} if own else {}
-    for key, references in lists.items():
-        scored = list(of_evaluation) if own == (key != "rewards") else []
-        if key == "rewards" and context.trains:
-            scored.insert(0, "data.path")
-        for place, label in enumerate(labels_of(references)):
-            bound = context.components[f"{key}[{place}]"]
-            try:
-                function = _called(bound)
-            except ConfigError as error:
-                yield from error.problems
-                continue
-            for path in scored:
-                if (columns := context.columns.get(path)) is not None:
-                    for name in _missing(bound, function, columns):
-                        of_data = "the evaluation data" if path in of_evaluation else "the data"
-                        yield column_problem(label, name, columns, _key_of(bound, name), of_data)
+    evaluation = context.config.evaluation
+    has_own = evaluation is not None and evaluation.rewards is not None
+    for key, bound in context.components.items():
+        is_own = key.startswith("evaluation.")
+        if bound.kind != "reward" or (has_own and not is_own and not context.trains):
+            continue
+        try:
+            function = _called(bound)
+        except ConfigError as error:
+            yield from error.problems
+            continue
+        for path, columns in context.columns.items():
+            if is_own if path == "data.path" else is_own != has_own:
+                continue  # others score these rows
+            data = "the data" if path == "data.path" else "the evaluation data"
+            for name in _missing(bound, function, columns):
+                yield column_problem(bound.label, name, columns, _key_of(bound, name), data)
 
 
 def _called(bound: BoundComponent) -> Any:
