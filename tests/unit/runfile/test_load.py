@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 from grpox.config import RunConfig
@@ -430,21 +431,11 @@ def test_a_misspelt_folder_is_no_hub_id_when_its_parent_is_there(refuse: Refuse,
 
 
 def write(path: Path, columns: tuple[str, ...], records: int) -> None:
-    rows = [dict.fromkeys(columns, "x\ny") for _ in range(records)]
-    match path.suffix:
-        case ".jsonl":
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        case ".json":
-            path.write_text(json.dumps(rows, indent=1))
-        case ".csv":
-            path.write_text(
-                ",".join(columns) + "\n" + ('"x\ny",' * len(columns))[:-1].join(["", "\n"]) * records
-            )
-        case ".parquet":
-            import pyarrow
-            import pyarrow.parquet
-
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    rows = datasets.Dataset.from_list([dict.fromkeys(columns, "x\ny")] * records)
+    if path.suffix.startswith(".json"):
+        rows.to_json(path, lines=path.suffix == ".jsonl")
+    else:
+        (rows.to_csv if path.suffix == ".csv" else rows.to_parquet)(path)
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
