@@ -9,8 +9,6 @@ import pytest
 from torch.utils.checkpoint import checkpoint
 
 from grpox.config import ModelConfig, TrainConfig
-from grpox.errors import ConfigError
-from grpox.policy.routers import check_routers
 from grpox.runfile.model_options import (
     CHECKPOINT_ARGUMENTS,
     checkpointing_problems,
@@ -52,24 +50,3 @@ def test_the_arguments_of_checkpointing_are_torchs() -> None:
 def test_checkpointing_arguments_that_mean_nothing(train: dict[str, Any], key: str, nearest: str) -> None:
     [problem] = checkpointing_problems(TrainConfig.model_validate(train))
     assert (problem.key, problem.nearest) == (f"train.gradient_checkpointing_kwargs{key}", nearest)
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
-def test_a_dense_model_has_no_routers_to_balance(kind: str) -> None:
-    from transformers import AutoConfig
-
-    config = AutoConfig.for_model(kind)
-    check_routers(config, 0.0)
-    with pytest.raises(ConfigError) as caught:
-        check_routers(config, 0.1)
-    [problem] = caught.value.problems
-    assert (problem.key, problem.given) == ("train.router_aux_loss_coef", "0.1")
-
-
-@pytest.mark.parametrize(
-    "kind", ["mixtral", "qwen3_moe", "gpt_oss", "dbrx", "jamba", "nemotron_h", "deepseek_v3", "longcat_flash"]
-)
-def test_a_model_with_experts_has_routers(kind: str) -> None:
-    from transformers import AutoConfig
-
-    check_routers(AutoConfig.for_model(kind), 0.1)
