@@ -173,19 +173,6 @@ def test_the_default_end_of_a_polynomial_may_be_above_a_small_peak() -> None:
     assert (key, what) == ("train.lr_scheduler_kwargs.lr_end", "is not below train.learning_rate, 1e-07")
 
 
-@pytest.mark.parametrize("name", ["reduce_lr_on_plateau", "greedy"])
-def test_a_schedule_that_follows_a_metric_needs_a_plugin(name: str) -> None:
-    [(key, what, _)] = told(train_config(name))
-    assert key == "train.lr_scheduler_type"
-    for fact in ("evaluation metric", "plugin (train.scheduler)"):
-        assert fact in what
-
-
-def test_warm_up_is_given_in_one_way() -> None:
-    [(key, what, _)] = told(train_config(warmup_steps=2, warmup_ratio=0.1))
-    assert (key, what) == ("train.warmup_ratio", "set only one of warmup_steps and warmup_ratio")
-
-
 @pytest.mark.parametrize("key", ["warmup_steps", "warmup_ratio"])
 def test_a_constant_rate_has_no_warm_up(key: str) -> None:
     value = 2 if key == "warmup_steps" else 0.5
