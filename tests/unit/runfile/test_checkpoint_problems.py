@@ -1,12 +1,14 @@
-"""Models that their config.json does not describe: quantised, with a head or a tokenizer that is not theirs."""
+"""Models that their config.json does not describe, and arguments that a run file may not hand to transformers."""
 
 from __future__ import annotations
 
 import importlib.resources
+import inspect
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,16 +16,23 @@ from safetensors.torch import load_file, save_file
 from support.architectures import FURTHER, OWN, further_model
 from tokenizers import AddedToken
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.base import HfQuantizer
 
-from grpox.config import ModelConfig
+from grpox.config import ModelConfig, TrainConfig
 from grpox.errors import ConfigError, Problem
 from grpox.policy.memory_plan.shape import model_shape
 from grpox.policy.models import check_special_tokens, load_model
 from grpox.policy.saved_whole import save_whole, undescribed
-from grpox.runfile.model_options import DEQUANTIZED, checkpoint_problems
+from grpox.runfile.model_options import (
+    CHECKPOINT_ARGUMENTS,
+    DEQUANTIZED,
+    checkpoint_problems,
+    checkpointing_problems,
+    model_problems,
+)
 
 QUICKSTART = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 Weights = dict[str, Tensor]
@@ -192,3 +201,42 @@ def test_tokens_beyond_the_embeddings(
         check_special_tokens(tokenizer, model, config.path)
     [problem] = caught.value.problems
     assert f"{count} in all: {tokens[0]} 17" in problem.what
+
+
+# -- Arguments ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_the_dtype_is_the_models_own_key(name: str) -> None:
+    [problem] = model_problems(ModelConfig(path="m", init={name: "float16", "revision": "v1"}))
+    assert (problem.key, problem.what) == (f"model.init.{name}", "is not allowed here: use model.dtype")
+
+
+@pytest.mark.parametrize(
+    "name", ["device_map", "load_in_4bit", "quantization_config", "ignore_mismatched_sizes"]
+)
+def test_what_would_place_or_change_weights_is_refused(name: str) -> None:
+    assert [p.key for p in model_problems(ModelConfig(path="m", init={name: "auto"}))] == [f"model.init.{name}"]
+
+
+def test_the_arguments_of_checkpointing_are_torchs() -> None:
+    """Its context_fn is a function, which no run file can hold."""
+    parameters = inspect.signature(checkpoint).parameters
+    named = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY} - {"context_fn"}
+    assert named | {"preserve_rng_state"} == {*CHECKPOINT_ARGUMENTS}
+
+
+@pytest.mark.parametrize(
+    ("train", "key", "nearest"),
+    [
+        (
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrent": True}},
+            ".use_reentrent",
+            "use_reentrant",
+        ),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "", ""),
+    ],
+)
+def test_checkpointing_arguments_that_mean_nothing(train: dict[str, Any], key: str, nearest: str) -> None:
+    [problem] = checkpointing_problems(TrainConfig.model_validate(train))
+    assert (problem.key, problem.nearest) == (f"train.gradient_checkpointing_kwargs{key}", nearest)
