@@ -1,4 +1,4 @@
-"""Models that their config.json does not describe, and arguments that a run file may not hand to transformers."""
+"""Models that their config.json does not describe, and arguments that transformers may not be handed."""
 
 from __future__ import annotations
 
