@@ -9,6 +9,7 @@ from grpox.config import WhenConfig
 from grpox.data.prompts import PromptSet
 from grpox.errors import ConfigError, Problem, RunFailed, nearest
 from grpox.errors.validation import written
+from grpox.runfile.data_files import RowCheck
 
 
 class EnvironmentOfRow:
@@ -100,3 +101,14 @@ def missing_columns(whens: Sequence[WhenConfig | None], columns: Sequence[str], 
             near, names = nearest(when.column, columns), ", ".join(columns) or "no column beside the prompt"
             key = f"{key_of(place, whens)}.when.column"
             yield Problem(f"no such column in {data}", key, given=when.column, allowed=names, nearest=near)
+
+
+def row_check(whens: Sequence[WhenConfig | None]) -> RowCheck | None:
+    """Return the check of the rows of a file; None if every row has the run's only environment.
+
+    It is also None for several environments of which one names no rows, which is a mistake of its own.
+    """
+    if None in whens:
+        return None
+    columns = {when.column for when in whens if when is not None}
+    return RowCheck(columns, lambda row, place: misfit(row, whens, place)) if columns else None

@@ -20,12 +20,12 @@ from grpox.config.sampling import path_key
 from grpox.contracts import Input
 from grpox.data.json_rows import UnreadableData
 from grpox.data.open_data import DATA_FILES, is_data_file
-from grpox.data.unusable_columns import unusable_columns
+from grpox.data.unusable_columns import CURE, unusable_columns
 from grpox.errors import Problem, nearest, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.runfile.checks import CheckContext, stream_problems
 from grpox.runfile.data_files import look_at
-from grpox.runfile.environment_rows import missing_columns
+from grpox.runfile.environment_rows import missing_columns, row_check
 from grpox.runfile.given import GIVEN
 from grpox.runfile.model_options import checkpoint_problems
 from grpox.runfile.slots import REFERENCES, mentions, selected
@@ -182,6 +182,7 @@ def _split_problems(
 def _file_problems(key: str, given: str, context: CheckContext) -> tuple[list[Problem], int | None]:
     """Find mistakes in a file of prompts, and count its records."""
     config, path, prompt_column = context.config, Path(given), context.config.data.prompt_column
+    whens = [each.when for each in config.environments.values()]
     what = nearby = allowed = ""
     if given == GIVEN:
         what, allowed = _NOT_GIVEN
@@ -195,7 +196,7 @@ def _file_problems(key: str, given: str, context: CheckContext) -> tuple[list[Pr
         what, allowed = "is not a supported type of file", ", ".join(DATA_FILES)
     else:
         try:
-            file = look_at(path)
+            file = look_at(path, prompt_column, row_check(whens))
         except UnreadableData as error:
             what = str(error)
     if what:
@@ -208,7 +209,13 @@ def _file_problems(key: str, given: str, context: CheckContext) -> tuple[list[Pr
         what, near = f"no such column in {path.name}", nearest(prompt_column, names)
         return [Problem(what, column, "", prompt_column, ", ".join(names), near)], file.records
     problems = unusable_columns(names, prompt_column, path.name, key, config.has_episodes)
-    problems += missing_columns([each.when for each in config.environments.values()], others, path.name)
+    missing = [*missing_columns(whens, others, path.name)]
+    problems += missing or ([file.misfit] if file.misfit is not None else [])
+    if file.without_prompt:
+        what = f"{file.without_prompt} of {path.name} has no prompt"
+        problems.append(Problem(what, column, given=prompt_column))
+    if file.media:
+        problems.append(Problem(f"{file.media}, but grpox reads only text", key, given=given, allowed=CURE))
     return problems, file.records
 
 

@@ -34,7 +34,7 @@ def _files() -> list[Case]:
         "JSON lines: nested 100000 deep": ("a.jsonl", deep, ("cannot be read",)),
         "JSON lines: an integer of 5000 digits": ("a.jsonl", '{"prompt": ' + "9" * 5000 + "}\n", ("digits",)),
         "JSON lines: other columns": ("a.jsonl", '{"question": "1"}\n', ("data.prompt_column", "question")),
-        "JSON lines: an empty record": ("a.jsonl", "{}\n" + LINE, ("data.prompt_column", "row 0")),
+        "JSON lines: an empty record": ("a.jsonl", "{}\n" + LINE, ("data.prompt_column", "line 1")),
         "JSON lines: too few": ("a.jsonl", LINE, ("2 prompts", "has 1")),
         "JSON lines: a column with colours": ("a.jsonl", '{"\\u001b[31m": 1}\n', ("\\x1b[31m",)),
         "JSON lines: 3000 columns": (
@@ -140,10 +140,10 @@ def _parquet_files() -> list[Case]:
 def _prompts() -> list[Case]:
     """Files that read well, and rows that hold no prompt or one that the model cannot take."""
     rows: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...]]] = {
-        "null": ([ROW, {**ROW, "prompt": None}] * 4, {}, ("row 1",)),
-        "null from the first on": ([{**ROW, "prompt": None}] * 8, {}, ("row 0",)),
+        "null": ([ROW, {**ROW, "prompt": None}] * 4, {}, ("line 2",)),
+        "null from the first on": ([{**ROW, "prompt": None}] * 8, {}, ("line 1",)),
         "an empty text": ([*[ROW] * 5, {**ROW, "prompt": ""}], {}, ("row 5",)),
-        "left out": ([*[ROW] * 5, {"answer": "2"}], {}, ("row 5",)),
+        "left out": ([*[ROW] * 5, {"answer": "2"}], {}, ("line 6",)),
         "a number": ([{**ROW, "prompt": 7}] * 8, {}, ("row 0",)),
         "a mapping": ([{**ROW, "prompt": {"role": "user"}}] * 8, {}, ("row 0",)),
         "an empty list": ([{**ROW, "prompt": []}] * 8, {}, ("row 0",)),

@@ -47,15 +47,21 @@ def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refuse:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
-    def run(rows: list[dict[str, Any]]) -> list[Problem]:
+    def run(rows: list[dict[str, Any]], suffix: str = "jsonl") -> list[Problem]:
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text("{}")
-        (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 8))
+        path = tmp_path / f"train.{suffix}"
+        if suffix == "parquet":
+            datasets.Dataset.from_list(rows * 8).to_parquet(path)
+        elif suffix == "json":
+            path.write_text(json.dumps(rows * 8))
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows * 8))
         try:
             resolve_config(
                 {
                     "model": {"path": "model"},
-                    "data": {"path": "train.jsonl"},
+                    "data": {"path": path.name},
                     "rewards": [{"name": "length", "target": 3}],
                     "train": {"num_generations": 4, "per_device_train_batch_size": 8},
                 },
@@ -168,6 +174,18 @@ def test_a_column_of_images_or_the_like_is_refused(refuse: Refuse, column: str) 
     [problem] = refuse([ROWS[0] | {column: "a.png"}])
     assert (problem.key, problem.given) == ("data.path", column)
     assert "grpox cannot read" in problem.what
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
+def test_a_part_of_a_message_that_is_no_text_is_refused_with_its_row(refuse: Refuse, suffix: str) -> None:
+    rows = [{"prompt": messages(TEXT)}, {"prompt": messages(TEXT, {"type": "image"})}]
+    [problem] = refuse(rows, suffix)
+    place = {"jsonl": "line 2", "json": "record 1 (from 0)", "parquet": "row 1 (from 0)"}[suffix]
+    assert problem.what == f"{place} has a part of type image, but grpox reads only text"
+
+
+def test_text_messages_of_any_form_are_accepted(refuse: Refuse) -> None:
+    assert refuse([{"prompt": messages(TEXT)}, {"prompt": [{"role": "user", "content": "an image"}]}]) == []
 
 
 @pytest.mark.parametrize(
