@@ -41,9 +41,9 @@ from grpox.policy.forward_trial import ForwardTrial
 from grpox.policy.models import load_model, load_tokenizer
 from grpox.policy.routers import RouterBalance
 from grpox.policy.saved_whole import save_whole
-from grpox.runfile.masked import give_back_secrets
 from grpox.runfile.overrides import COMMAND_LINE, apply_overrides
 from grpox.runfile.paths import resolve_paths
+from grpox.runfile.secrets import restore_secrets
 from grpox.runtime.files import parse_json, read_small
 from grpox.runtime.world import World
 from grpox.update.nonfinite import NonFinite, find, in_order
@@ -330,7 +330,7 @@ def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:
     ]
     # Rewards, trackers and the generator are not used, and so need no secrets.
     needed = {name: data[name] for name in ("loss", "correction", "model")}
-    problems += give_back_secrets(needed, dump.folder.absolute().parents[1])
+    problems += restore_secrets(needed, dump.folder.absolute().parents[1])
     if problems:
         raise ConfigError(problems)
     data |= needed

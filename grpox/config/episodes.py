@@ -56,10 +56,3 @@ class EpisodesConfig(Section):
     isolation: Literal["process", "none"] = "process"
     """Place of the environments: a process for each episode, or the trainer, where only async tools have a time
     limit."""
-
-
-def environments_of(environment: EnvironmentRef | list[EnvironmentRef] | None) -> dict[str, EnvironmentRef]:
-    """Return the environments of a run by their keys: ``environment``, or ``environment[0]`` and so on."""
-    if isinstance(environment, list):
-        return {f"environment[{place}]": each for place, each in enumerate(environment)}
-    return {} if environment is None else {"environment": environment}

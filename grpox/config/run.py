@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field
 
 from grpox.config.alarms import AlarmsConfig, alarms_off
 from grpox.config.component import ComponentRef, RewardRef, Section, labels_of
-from grpox.config.episodes import EnvironmentRef, Environments, EpisodesConfig, environments_of
+from grpox.config.episodes import EnvironmentRef, Environments, EpisodesConfig
 from grpox.config.inputs import DataConfig, ModelConfig
 from grpox.config.outputs import (
     CheckpointConfig,
@@ -81,7 +81,9 @@ class RunConfig(Section):
     @property
     def environments(self) -> dict[str, EnvironmentRef]:
         """Environments by key: ``environment``, or ``environment[0]`` and so on."""
-        return environments_of(self.environment)
+        if isinstance(self.environment, list):
+            return {f"environment[{place}]": each for place, each in enumerate(self.environment)}
+        return {} if self.environment is None else {"environment": self.environment}
 
     @property
     def has_episodes(self) -> bool:
@@ -106,3 +108,12 @@ def rewards_of(config: RunConfig) -> list[RewardRef]:
     """Return the reward functions of the evaluation."""
     own = config.evaluation.rewards if config.evaluation is not None else None
     return config.rewards if own is None else own
+
+
+SECTIONS: dict[str, type[Section]] = {
+    name: member
+    for name, field in RunConfig.model_fields.items()
+    for member in (field.annotation, *get_args(field.annotation))
+    if isinstance(member, type) and issubclass(member, Section)
+}
+"""Key -> model of each section of a run file."""

@@ -28,7 +28,7 @@ from grpox.observing.record_files import CompletionFiles, MetricsFile, MetricsLi
 from grpox.observing.token_files import step_of
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runfile.lock.differences import AUTOMATIC, CHAT_DATE, DTYPE, changes
-from grpox.runfile.masked import VERSIONS
+from grpox.runfile.secrets import VERSIONS
 from grpox.runfile.yaml_lines import Dumper, leaves, read_yaml
 from grpox.runtime.files import (
     open_regular,

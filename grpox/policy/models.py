@@ -36,7 +36,7 @@ from grpox.policy.precision import dtype_here
 from grpox.policy.randomness import disable_dropout
 from grpox.policy.rope import fix_rope
 from grpox.policy.saved_whole import undescribed
-from grpox.runfile.model_options import quantization_of, quantization_problems, vocabulary_problems
+from grpox.runfile.model_options import quantization_of, quantization_problems
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
 
@@ -218,8 +218,14 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedCo
     """
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     used = f"{tokenizer.chat_template} {tokenizer.pad_token} {tokenizer.eos_token}"
-    if problems := list(vocabulary_problems(tokenizer.get_vocab(), special, used, vocabulary_of(model), path)):
-        raise ConfigError(problems)
+    size, vocabulary = vocabulary_of(model), tokenizer.get_vocab()
+    beyond = [name for name, number in vocabulary.items() if size is not None and number >= size]
+    # A special token that the template does not write is in no text; a prompt with it is refused by its row.
+    if named := [f"{name} {vocabulary[name]}" for name in beyond if name not in special or name in used]:
+        what = f"its tokenizer has tokens beyond the model's embeddings, {len(named)} in all: {some(named)}"
+        raise ConfigError(
+            what, "model.path", given=path, allowed=f"tokens below {size}, the model's vocabulary"
+        )
 
 
 def _check_stop_tokens(model: PreTrainedModel, path: str) -> None:

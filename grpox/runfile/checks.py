@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from grpox.config import RunConfig, SamplingConfig, TrainConfig
 from grpox.contracts import Capability, Reduction
 from grpox.errors import Problem, join
-from grpox.plugins.component import LEVELS, BoundComponent, level_of
+from grpox.plugins.component import LEVELS, BoundComponent
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.requirements import canonical_name, unmet
 from grpox.runfile.given import Given
@@ -59,12 +61,12 @@ def changed_distribution(sampling: SamplingConfig) -> list[str]:
 
 @dataclass
 class CheckContext:
-    """Argument of every check: a run file that fits its schema, with its bound components."""
+    """Argument of every check: a run file that fits its schema, with all its components."""
 
     config: RunConfig
     """Config with absolute input paths."""
     components: Mapping[str, BoundComponent]
-    """Bound components by key; one that could not be bound is missing."""
+    """Bound components by key."""
     plugins: PluginSet
     """Installed plugins."""
     given: Given
@@ -77,18 +79,27 @@ class CheckContext:
     """``data.path`` and ``evaluation.path`` -> columns beside the prompt, once a check has read all of them."""
 
     @property
-    def generator(self) -> BoundComponent | None:
-        return self.components.get("generator")
+    def generator(self) -> BoundComponent:
+        return self.components["generator"]
 
     @property
-    def correction(self) -> BoundComponent | None:
-        return self.components.get("correction")
+    def correction(self) -> BoundComponent:
+        return self.components["correction"]
+
+    @property
+    def loss(self) -> BoundComponent:
+        return self.components["loss"]
 
     @property
     def changed_sampling(self) -> str:
         """Name the settings that change only the sampled distribution: ``sampling with top_p 0.9``."""
         changed = changed_distribution(self.config.sampling)
         return f"sampling with {', '.join(changed)}" if changed else ""
+
+    def offered(self, kind: str, capability: str) -> list[str]:
+        """Name the installed components of a kind that provide a capability."""
+        offers = (offer for offer in self.plugins.offers if offer.kind == kind)
+        return [offer.spec.name for offer in offers if capability in offer.spec.provides]
 
 
 Check = Callable[[CheckContext], Iterable[Problem]]
@@ -120,7 +131,7 @@ def missing_plugins(context: CheckContext) -> Iterator[Problem]:
 def biased_correction(context: CheckContext) -> Iterator[Problem]:
     """Refuse a correction if sampling settings change the distribution: they change mu but not pi_old."""
     correction = context.correction
-    if correction is None or not context.changed_sampling or Capability.LOGPROBS not in correction.needs:
+    if not context.changed_sampling or Capability.LOGPROBS not in correction.needs:
         return
     neutral = ", ".join(f"{name} {value:g}" for name, value in NEUTRAL.items())
     what = (
@@ -133,7 +144,7 @@ def biased_correction(context: CheckContext) -> Iterator[Problem]:
 
 def refused_sampling(context: CheckContext) -> Iterator[Problem]:
     """Ask the generator's config for settings that it cannot honour; see `grpox.contracts.Generator`."""
-    config = context.generator and context.generator.config
+    config = context.generator.config
     for name, argument in (("check_sampling", context.config.sampling), ("check_run", context.config)):
         if check := getattr(config, name, None):
             yield from check(argument)
@@ -146,15 +157,30 @@ def refused_files(context: CheckContext) -> Iterator[Problem]:
             yield from (replace(problem, key=join(key, problem.key)) for problem in check())
 
 
-def old_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find reasons why the ratio cannot use the generator's probabilities."""
-    if context.config.train.old_logprobs == "policy":
-        return
-    correction = context.correction
-    yield from _without_logprobs(context, "train.old_logprobs", "generator", "policy")
-    if correction is not None and Capability.LOGPROBS in correction.needs:
-        what = f"{correction} would correct nothing: the ratio already uses the generator's probabilities"
-        yield Problem(what, "correction", allowed="none")
+def logprobs_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find reasons why the generator's log-probabilities cannot be used by what reads them."""
+    train, loss, correction = context.config.train, context.loss, context.correction
+    threshold = train.off_policy_mask_threshold
+    users = {}
+    if train.old_logprobs == "generator":
+        users["train.old_logprobs"] = ("generator", "policy")
+        if Capability.LOGPROBS in correction.needs:
+            what = f"{correction} would correct nothing: the ratio already uses the generator's probabilities"
+            yield Problem(what, "correction", allowed="none")
+    if Capability.SAMPLER_LOGPROBS in loss.needs:
+        users["loss"] = (
+            f"{loss}, which needs sampler_logprobs",
+            "a loss without them, or another generator",
+        )
+    if threshold is not None:
+        users["train.off_policy_mask_threshold"] = (f"{threshold:g}", "null")
+    for key, (given, allowed) in users.items():
+        if Capability.LOGPROBS not in context.generator.provides:
+            what = f"{context.generator} does not say that it reports log-probabilities"
+            yield Problem(what, key, given=given, allowed=allowed)
+        if context.changed_sampling:
+            what = "the generator's log-probabilities belong to a different distribution than the trainer's"
+            yield Problem(what, key, given=context.changed_sampling, allowed=allowed)
 
 
 def misplaced_needs(context: CheckContext) -> Iterator[Problem]:
@@ -169,20 +195,10 @@ def misplaced_needs(context: CheckContext) -> Iterator[Problem]:
                 )
 
 
-def sampler_logprobs_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find reasons why a loss cannot be given the generator's log-probabilities."""
-    loss = context.components.get("loss")
-    if loss is not None and Capability.SAMPLER_LOGPROBS in loss.needs:
-        given = f"{loss}, which needs sampler_logprobs"
-        yield from _without_logprobs(context, "loss", given, "a loss without them, or another generator")
-
-
 def reference_sync_problems(context: CheckContext) -> Iterator[Problem]:
     """Find out whether a reference that is to follow the policy exists."""
-    train, loss = context.config.train, context.components.get("loss")
-    if not train.sync_ref_model or train.beta > 0 or loss is None:
-        return
-    if Capability.REFERENCE_LOGPROBS not in loss.needs:
+    train = context.config.train
+    if train.sync_ref_model and train.beta == 0 and Capability.REFERENCE_LOGPROBS not in context.loss.needs:
         what = "sync_ref_model needs beta > 0: with beta 0 there is no reference"
         allowed = "false, or train.beta above 0, or a loss that needs reference_logprobs"
         yield Problem(what, "train.sync_ref_model", given="true", allowed=allowed)
@@ -207,9 +223,8 @@ def adaptive_entropy_problems(train: TrainConfig) -> Iterator[Problem]:
 
 def group_scope_problems(context: CheckContext) -> Iterator[Problem]:
     """Find keys that would part the groups of a loss that is given whole ones."""
-    loss = context.components.get("loss")
-    if loss is not None and declared_scope(loss) == "group":
-        yield from parted_groups(context.config, loss)
+    if declared_scope(context.loss) == "group":
+        yield from parted_groups(context.config, context.loss)
 
 
 def parted_groups(config: RunConfig, loss: BoundComponent) -> Iterator[Problem]:
@@ -246,29 +261,30 @@ def declared_scope(loss: BoundComponent, imports: bool = False) -> str:
     """
     if loss.offer is not None and Capability.GROUP_IDS not in loss.needs and not imports:
         return "token"
-    try:
-        scope = getattr(loss.load(), "scope", "token")
-    except BaseException as error:  # noqa: BLE001 - a plugin's own code; building it reports the failure
-        raise_if_signal(error)
-        return "token"
+    scope = _declared(loss, "scope")
     return scope if isinstance(scope, str) else "token"
 
 
-def declared_level(bound: BoundComponent) -> str | None:
-    """Read the level of a loss or correction: its config's, else its class's; None if it is unknown."""
-    if (level := getattr(bound.config, "level", None)) in LEVELS:
-        return str(level)
+def _declared(bound: BoundComponent, name: str) -> Any:
+    """Read an attribute of a component's class; None if it lacks it, or cannot be loaded."""
     try:
-        return level_of(bound.load())
-    except BaseException as error:  # noqa: BLE001 - as in `declared_scope`
+        return getattr(bound.load(), name, None)
+    except BaseException as error:  # noqa: BLE001 - a plugin's own code; building it reports the failure
         raise_if_signal(error)
         return None
 
 
+def declared_level(bound: BoundComponent) -> str | None:
+    """Read the level of a loss or correction: its config's, else its class's; None if it is unknown."""
+    level = getattr(bound.config, "level", None)
+    level = level if level in LEVELS else _declared(bound, "level")
+    return level if level in LEVELS else None
+
+
 def mixed_levels(context: CheckContext) -> Iterator[str]:
     """Warn of weights of whole completions in a loss of single tokens."""
-    correction, loss = context.correction, context.components.get("loss")
-    if correction is None or loss is None or Capability.LOGPROBS not in correction.needs:
+    correction, loss = context.correction, context.loss
+    if Capability.LOGPROBS not in correction.needs:
         return
     if declared_level(correction) == "sequence" and declared_level(loss) == "token":
         yield (
@@ -281,16 +297,10 @@ def mixed_levels(context: CheckContext) -> Iterator[str]:
 
 def sequences_by_length(context: CheckContext) -> Iterator[str]:
     """Warn of one ratio for each sequence in a loss whose tokens are summed over all sequences."""
-    loss = context.components.get("loss")
-    fields = {} if loss is None or loss.config is None else type(loss.config).model_fields
-    if loss is None or "level" not in fields or declared_level(loss) != "sequence":
+    loss = context.loss
+    if not hasattr(loss.config, "level") or declared_level(loss) != "sequence":
         return
-    try:
-        reduction = getattr(loss.load(), "reduction", None)
-    except BaseException as error:  # noqa: BLE001 - as in `declared_scope`
-        raise_if_signal(error)
-        return
-    if reduction in OF_TOKENS:
+    if _declared(loss, "reduction") in OF_TOKENS:
         yield (
             f"loss: {loss.label} with level: sequence sums over tokens, so that a completion counts by its "
             "length: GSPO is loss: {name: grpo, level: sequence} (docs/algorithms.md#clipped)"
@@ -299,29 +309,9 @@ def sequences_by_length(context: CheckContext) -> Iterator[str]:
 
 def divides_steps(loss: BoundComponent) -> bool:
     """Tell whether a step may be divided into micro-batches in any way; False if that is known only later."""
-    try:
-        reduction = getattr(loss.load(), "reduction", None)
-    except BaseException as error:  # noqa: BLE001 - as in `declared_scope`
-        raise_if_signal(error)
-        return False
+    reduction = _declared(loss, "reduction")
     is_local = not isinstance(reduction, Reduction) or reduction is Reduction.LOCAL_TOKEN_MEAN
     return not is_local and declared_scope(loss, imports=True) != "group"
-
-
-def off_policy_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find reasons why the distance between policy and generator cannot be measured."""
-    threshold = context.config.train.off_policy_mask_threshold
-    if threshold is not None:
-        yield from _without_logprobs(context, "train.off_policy_mask_threshold", f"{threshold:g}", "null")
-
-
-def _without_logprobs(context: CheckContext, key: str, given: str, allowed: str) -> Iterator[Problem]:
-    if context.generator is not None and Capability.LOGPROBS not in context.generator.provides:
-        what = f"{context.generator} does not say that it reports log-probabilities"
-        yield Problem(what, key, given=given, allowed=allowed)
-    if context.changed_sampling:
-        what = "the generator's log-probabilities belong to a different distribution than the trainer's"
-        yield Problem(what, key, given=context.changed_sampling, allowed=allowed)
 
 
 def staleness_problems(context: CheckContext) -> Iterator[Problem]:
@@ -330,13 +320,12 @@ def staleness_problems(context: CheckContext) -> Iterator[Problem]:
     if train.max_staleness == 0:
         return
     given = str(train.max_staleness)
-    if generator is not None and Capability.AHEAD not in generator.provides:
-        offers = [offer for offer in context.plugins.offers if offer.kind == "generator"]
-        able = [offer.spec.name for offer in offers if Capability.AHEAD in offer.spec.provides]
+    if Capability.AHEAD not in generator.provides:
+        able = context.offered("generator", Capability.AHEAD)
         allowed = " or ".join(["0", *(f"with generator {name}" for name in able)])
         what = f"{generator} cannot sample while the policy is updated"
         yield Problem(what, STALENESS, given=given, allowed=allowed)
-    if correction is None or Capability.LOGPROBS in correction.needs or train.old_logprobs != "policy":
+    if Capability.LOGPROBS in correction.needs or train.old_logprobs != "policy":
         return
     allowed = "0, or a correction such as token-truncate, or train.old_logprobs: generator"
     if context.changed_sampling:
@@ -362,6 +351,20 @@ def dynamic_sampling_problems(context: CheckContext) -> Iterator[Problem]:
         yield Problem(what, DYNAMIC_SAMPLING, given=str(rounds), allowed=allowed)
 
 
+def build_problems(bound: BoundComponent, target: type) -> Iterator[Problem]:
+    """Find out whether a class needs other arguments than its parameters to be built."""
+    try:
+        inspect.signature(target).bind(*(() if bound.config is None else (bound.config,)))
+    except TypeError as error:
+        form = (
+            "without an argument, as it has no Config" if bound.config is None else "with its parameters alone"
+        )
+        what = f"{bound} is built {form}, which its __init__ does not take: {error}"
+        yield Problem(what, bound.key, given=repr(target))
+    except ValueError:  # its signature is unknown
+        pass
+
+
 def stream_problems(config: RunConfig) -> Iterator[Problem]:
     """Find keys that do not fit streamed data."""
     steps = config.train.max_steps
@@ -376,9 +379,3 @@ def cut_stream_problems(key: str, split: str) -> Iterator[Problem]:
     if "[" in split:
         allowed = split.partition("[")[0] + ", or streaming: false"
         yield Problem("a stream cannot be cut into parts", key, given=split, allowed=allowed)
-
-
-def streamed_data_problems(context: CheckContext) -> Iterator[Problem]:
-    """Check the keys for streamed data if the data is streamed, in a file or as a Python IterableDataset."""
-    if context.config.data.streaming or context.given.streamed:
-        yield from stream_problems(context.config)

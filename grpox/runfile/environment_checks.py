@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 
 from grpox.config import EnvironmentRef, EpisodesConfig, WhenConfig
@@ -13,9 +12,9 @@ from grpox.environments.from_factory import as_environment
 from grpox.errors import ConfigError, Problem, describe
 from grpox.errors.validation import written
 from grpox.plugins.component import BoundComponent, contract_problem
-from grpox.runfile.checks import CheckContext
+from grpox.runfile.checks import CheckContext, build_problems
 from grpox.runfile.environment_rows import equal
-from grpox.runfile.tools import BoundTool, bound_tool, tools_by_key
+from grpox.runfile.tools import BoundTool, bound_tool
 from grpox.runtime.signals import raise_if_signal
 
 
@@ -24,26 +23,24 @@ def environment_problems(context: CheckContext) -> Iterator[Problem]:
     config = context.config
     yield from _when_problems(config.environments)
     tools = []
-    for key, reference in tools_by_key(config.tools):
+    for place, reference in enumerate(config.tools):
+        key = f"tools[{place}]"
         try:
             tools.append((key, bound_tool(key, reference, context.given.functions)))
         except ConfigError as error:
             yield from error.problems
-    yield from _twice(tools)
     classes = {}
     for key in config.environments:
-        if key in context.components:
-            try:
-                classes[key] = _class_of(context.components[key])
-            except ConfigError as error:
-                yield from error.problems
-    yield from _clashes(classes, tools)
+        try:
+            classes[key] = _class_of(context.components[key])
+        except ConfigError as error:
+            yield from error.problems
+    yield from _name_problems(classes, tools)
     yield from _unused_weights(context)
     yield from _limits(context)
     generator = context.generator
-    if config.has_episodes and generator is not None and Capability.MAX_TOKENS not in generator.provides:
-        offers = [offer for offer in context.plugins.offers if offer.kind == "generator"]
-        able = ", ".join(offer.spec.name for offer in offers if Capability.MAX_TOKENS in offer.spec.provides)
+    if config.has_episodes and Capability.MAX_TOKENS not in generator.provides:
+        able = ", ".join(context.offered("generator", Capability.MAX_TOKENS))
         what = f"{generator} does not provide '{Capability.MAX_TOKENS}', which turns of an episode need"
         yield Problem(what, "generator", allowed=able)
 
@@ -63,15 +60,6 @@ def _when_problems(environments: Mapping[str, EnvironmentRef]) -> Iterator[Probl
         seen.append((key, each.when))
 
 
-def _twice(tools: Sequence[tuple[str, BoundTool]]) -> Iterator[Problem]:
-    first: dict[str, str] = {}
-    for key, tool in tools:
-        if tool.name in first:
-            what = f"{first[tool.name]} has the same name, by which the model calls it"
-            yield Problem(what, key, given=tool.name, allowed="a function of another name")
-        first.setdefault(tool.name, key)
-
-
 def _class_of(bound: BoundComponent) -> type[Environment]:
     """Load the class of an environment, which a plugin's list only names."""
     try:
@@ -82,27 +70,27 @@ def _class_of(bound: BoundComponent) -> type[Environment]:
     if problem := contract_problem(bound.kind, target):
         raise ConfigError(f"{bound} {problem}", bound.key, given=repr(target))
     environment = as_environment(target)
-    try:
-        inspect.signature(environment).bind(*(() if bound.config is None else (bound.config,)))
-    except TypeError as error:
-        form = (
-            "without an argument, as it has no Config" if bound.config is None else "with its parameters alone"
-        )
-        what = f"{bound} is built {form}, which its __init__ does not take: {error}"
-        raise ConfigError(what, bound.key, given=repr(target)) from error
-    except ValueError:  # its signature is unknown
-        pass
+    if problems := [*build_problems(bound, environment)]:
+        raise ConfigError(problems)
     return environment
 
 
-def _clashes(
+def _name_problems(
     classes: Mapping[str, type[Environment]], tools: Sequence[tuple[str, BoundTool]]
 ) -> Iterator[Problem]:
+    first: dict[str, str] = {}
     for key, tool in tools:
-        for owner, each in classes.items():
-            if tool.name in tools_of(each):
-                what = f"{owner} has a tool of this name itself, and the model could not tell them apart"
-                yield Problem(what, key, given=tool.name, allowed="a function of another name")
+        reasons = [
+            f"{owner} has a tool of this name itself"
+            for owner, each in classes.items()
+            if tool.name in tools_of(each)
+        ]
+        if tool.name in first:
+            reasons.append(f"{first[tool.name]} has the same name")
+        first.setdefault(tool.name, key)
+        for reason in reasons:
+            what = f"{reason}, and the model could not tell them apart"
+            yield Problem(what, key, given=tool.name, allowed="a function of another name")
 
 
 def _unused_weights(context: CheckContext) -> Iterator[Problem]:

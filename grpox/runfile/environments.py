@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from grpox.config import WhenConfig, labels_of
 from grpox.environments import Environment
 from grpox.plugins.component import BoundComponent
-from grpox.runfile.tools import BoundTool, bound_tool, tools_by_key
+from grpox.runfile.tools import BoundTool, bound_tool
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -50,4 +50,5 @@ def bound_environments(run: ResolvedRun) -> list[BoundEnvironment]:
 
 def bound_tools(run: ResolvedRun) -> list[BoundTool]:
     """Return the tools of a run, in the order of the run file; a file is executed once per process."""
-    return [bound_tool(key, each, run.given.functions) for key, each in tools_by_key(run.config.tools)]
+    functions = run.given.functions
+    return [bound_tool(f"tools[{place}]", each, functions) for place, each in enumerate(run.config.tools)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from grpox.config import EvaluationConfig, RewardRef, RunConfig, labels_of
 from grpox.config.run import rewards_of
@@ -13,7 +13,7 @@ from grpox.contracts import FINISH_REASONS
 from grpox.errors import Problem, nearest, nearest_spelling
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
-from grpox.runfile.checks import Check, CheckContext, cut_stream_problems
+from grpox.runfile.checks import CheckContext, cut_stream_problems
 
 LENGTHS = tuple(
     f"completions/{name}"
@@ -31,12 +31,10 @@ OF_STEPS = (
 )
 """Full names of metrics of an optimizer step."""
 FAMILIES = (
-    *("ratio/", "clip_ratio/", "mismatch/", "sampling/", "dynamic_sampling/", "top_entropy/"),
-    *("time/", "tokens_per_second/", "memory/", "observers/"),
+    *("ratio", "clip_ratio", "mismatch", "sampling", "dynamic_sampling", "top_entropy"),
+    *("time", "tokens_per_second", "memory", "observers"),
 )
-"""Prefixes of further metrics of a step."""
-
-
+"""Beginnings of further metrics of a step."""
 OF_EPISODES = (
     *("turns/mean", "turns/min", "turns/max", "episodes/observation_tokens", "episodes/lost"),
     *(f"episodes/ended_by/{reason}" for reason in FINISH_REASONS),
@@ -46,6 +44,7 @@ EPISODE_FAMILIES = ("tools", "info", "rewards/environment")
 """Beginnings of further metrics of episodes, whose names tools and environments choose."""
 
 
+@dataclass(frozen=True)
 class MetricNames:
     """Names of the metrics of steps or evaluations, as far as they are known before the run.
 
@@ -54,64 +53,57 @@ class MetricNames:
     exist.
     """
 
-    def __init__(
-        self, known: Collection[str], owners: Collection[str], components: Collection[BoundComponent]
-    ) -> None:
-        """
-        Args:
-            owners: names of the components that log additional metrics.
-            components: the components.
-        """
-        self.known = list(known)
-        self.instead: Mapping[str, str] = {}  # names that the run does not log -> those to use
-        self._beginnings = tuple(f"{owner}/" for owner in owners if owner not in ("rewards", "completions"))
-        self._open_ended = any(
-            bound.offer is None or canonical_name(bound.offer.distribution) != "grpox" for bound in components
-        )
+    known: Sequence[str]
+    owners: Iterable[str]
+    """Names of the components that log additional metrics, and beginnings of families of metrics."""
+    components: Iterable[BoundComponent]
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """Names that the run does not log -> those to use."""
 
     def has(self, name: str) -> bool:
         """Return True if a metric of this name may exist."""
-        if name in self.known or name.startswith(self._beginnings):
+        beginnings = tuple(f"{each}/" for each in self.owners if each not in ("rewards", "completions"))
+        if name in self.known or name.startswith(beginnings):
             return True
-        may_be = self._open_ended and name not in self.instead and not name.startswith("rewards/")
-        return may_be and not nearest_spelling(name, self.known)
+        if name in self.instead or name.startswith("rewards/") or nearest_spelling(name, self.known):
+            return False
+        offers = [bound.offer for bound in self.components]
+        return any(each is None or canonical_name(each.distribution) != "grpox" for each in offers)
 
 
 def of_evaluations(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
     """Name the metrics of the run's evaluations, without the prefix ``evaluation/``."""
-    rewards = rewards_of(config)
-    ks = config.evaluation.pass_at_k if config.evaluation is not None else []
-    known = [*(f"pass_at_{k}" for k in ks), "reward", "reward_std", *_of_rewards(rewards), *LENGTHS]
-    main = bare_name(config.main_metric)
-    is_said = config.evaluation is None or main == "accuracy"
-    known = ["accuracy", *known] if is_said else known
-    families: Sequence[str] = ()
+    rewards, evaluation, main = rewards_of(config), config.evaluation, bare_name(config.main_metric)
+    known = ["reward", "reward_std", *_of_rewards(rewards), *LENGTHS]
+    sets = [""]
+    instead = {}
+    if evaluation is not None:
+        known = [*(f"pass_at_{k}" for k in evaluation.pass_at_k), *known]
+        sets += [f"{name}/" for name in evaluation.sets]
+    if evaluation is None or main == "accuracy":
+        known = ["accuracy", *known]
+    else:
+        instead = {f"{each}accuracy": f"{each}{main}" for each in sets}
+    owners = _owners(rewards)
     if config.has_episodes:
-        known, families = [*known, "success", *OF_EPISODES], EPISODE_FAMILIES
+        known, owners = [*known, "success", *OF_EPISODES], [*owners, *EPISODE_FAMILIES]
     prefix = "rewards[" if rewards is config.rewards else "evaluation.rewards["
-    parts = [bound for key, bound in components.items() if key.startswith(prefix)]
-    beginnings = ["", *(f"{name}/" for name in (config.evaluation.sets if config.evaluation else ()))]
-    names = MetricNames(
-        [f"{beginning}{name}" for beginning in beginnings for name in known],
-        [f"{beginning}{owner}" for beginning in beginnings for owner in (*_owners(rewards), *families)],
-        parts,
+    return MetricNames(
+        [f"{each}{name}" for each in sets for name in known],
+        [f"{each}{owner}" for each in sets for owner in owners],
+        [bound for key, bound in components.items() if key.startswith(prefix)],
+        instead,
     )
-    names.instead = {} if is_said else {f"{each}accuracy": f"{each}{main}" for each in beginnings}
-    return names
 
 
 def of_steps(config: RunConfig, components: Mapping[str, BoundComponent]) -> MetricNames:
     """Name the metrics of the run's optimizer steps."""
     known = [*OF_STEPS, *_of_rewards(config.rewards)]
-    parts = [
-        bound
-        for key, bound in components.items()
-        if key in ("loss", "correction") or key.startswith("rewards[")
-    ]
-    families = [family.rstrip("/") for family in FAMILIES]
+    owners = [*_owners(config.rewards), config.loss.label, *FAMILIES]
     if config.has_episodes:
-        known, families = [*known, "episodes/success", *OF_EPISODES], [*families, *EPISODE_FAMILIES]
-    return MetricNames(known, [*_owners(config.rewards), config.loss.label, *families], parts)
+        known, owners = [*known, "episodes/success", *OF_EPISODES], [*owners, *EPISODE_FAMILIES]
+    logging = ("loss", "correction", "rewards[")
+    return MetricNames(known, owners, [each for key, each in components.items() if key.startswith(logging)])
 
 
 def _of_rewards(rewards: Sequence[RewardRef]) -> Iterator[str]:
@@ -124,12 +116,17 @@ def _owners(rewards: Sequence[RewardRef]) -> list[str]:
     return [*labels_of(rewards), *(ref.label.rpartition(":")[2] for ref in rewards)]
 
 
-def _decide_accuracy(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
-    """Call the mean of the first reward accuracy if its scores are declared 0 or 1; finds no problem."""
-    bound = context.components.get("rewards[0]" if evaluation.rewards is None else "evaluation.rewards[0]")
-    declared = bound is not None and bool(getattr(bound.config, "is_binary", False))
-    evaluation._is_binary = rewards_of(context.config)[0].binary or declared
-    yield from ()
+def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find mistakes in the evaluation's settings, and named metrics that will not be logged."""
+    evaluation = context.config.evaluation
+    if evaluation is not None:
+        # The mean of the first reward is called accuracy if its scores are declared 0 or 1.
+        first = context.components["rewards[0]" if evaluation.rewards is None else "evaluation.rewards[0]"]
+        is_declared = bool(getattr(first.config, "is_binary", False))
+        evaluation._is_binary = rewards_of(context.config)[0].binary or is_declared
+        for check in (_sets, _accuracy, _pass_at_k, _sampling, _early_stop):
+            yield from check(context, evaluation)
+    yield from _best(context)
 
 
 def _accuracy(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
@@ -185,7 +182,7 @@ def _sampling(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[P
         yield Problem(what, f"{key}.min_completion_length", given=str(sampling.min_completion_length))
     if "" in (evaluation.sampling.stop or []):
         yield Problem("a text is empty, so every completion would end at once", f"{key}.stop")
-    check = getattr(context.generator and context.generator.config, "check_sampling", None)
+    check = getattr(context.generator.config, "check_sampling", None)
     for problem in () if check is None else check(sampling):
         name = problem.key.removeprefix("sampling.").partition(".")[0].partition("[")[0]
         if getattr(evaluation.sampling, name, None) is not None:  # else `refused_sampling` reports it
@@ -228,22 +225,3 @@ def _best(context: CheckContext) -> Iterator[Problem]:
     is_of_step = not name.startswith(PREFIX) and not near.startswith(PREFIX) and steps.has(name)
     if not (is_known or is_of_step):
         yield Problem("this run logs no such metric", key, given=name, allowed=", ".join(known), nearest=near)
-
-
-def _of_evaluation(check: Callable[[CheckContext, EvaluationConfig], Iterator[Problem]]) -> Check:
-    """Make a check of a run from one that needs an evaluation."""
-
-    def checked(context: CheckContext) -> Iterator[Problem]:
-        if (evaluation := context.config.evaluation) is not None:
-            yield from check(context, evaluation)
-
-    return checked
-
-
-EVALUATION_CHECKS: tuple[Check, ...] = (
-    _of_evaluation(_decide_accuracy),
-    _best,
-    *map(_of_evaluation, (_sets, _accuracy, _pass_at_k, _sampling, _early_stop)),
-)
-"""Checks of the evaluation's settings, and of named metrics that will not be logged: several, because each ends
-at an invalid key that it reads."""

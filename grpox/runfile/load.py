@@ -1,22 +1,23 @@
 """Loads a run file with overrides and checks the whole run before anything heavy is imported.
 
-First the schema (`grpox.config`) is checked, then components, capabilities, files and batch arithmetic, as far
-as the keys that they need fit the schema. All problems are reported at once, each with its line.
+First comes the schema: keys, types and bounds of the sections (`grpox.config`) and of components' parameters.
+All its problems are reported at once, each with its line. A run that fits it is checked for all else, such as
+capabilities, files and batch arithmetic; again all problems are reported at once.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
-from grpox.config import ComponentRef, RunConfig, Section
-from grpox.config.run import CORRECTION_OF_OTHERS, REWARD_OF_MODEL
+from grpox.config import ComponentRef, PluginsConfig, RunConfig
+from grpox.config.run import CORRECTION_OF_OTHERS, REWARD_OF_MODEL, SECTIONS
 from grpox.contracts import Capability
 from grpox.data.schedule import BatchPlan, PromptSampler
 from grpox.errors import ConfigError, Problem, nearest, nearest_whole
@@ -29,32 +30,30 @@ from grpox.runfile import checks
 from grpox.runfile.checks import Check, CheckContext, of_section
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.environment_checks import environment_problems
-from grpox.runfile.evaluation import EVALUATION_CHECKS
+from grpox.runfile.evaluation import evaluation_problems
 from grpox.runfile.given import Given
-from grpox.runfile.invalid_keys import InvalidKeyRead, hide, path_of, without_invalid
 from grpox.runfile.lr_schedules import schedule_problems
-from grpox.runfile.masked import give_back_secrets, masked_problems
 from grpox.runfile.model_options import (
     checkpointing_problems,
     length_problems,
     lora_problems,
     model_problems,
     plain_prompts,
-    router_problems,
 )
 from grpox.runfile.overrides import Origin, apply_overrides
 from grpox.runfile.paths import (
-    evaluation_data_problems,
+    data_problems,
     hub_problems,
     input_path,
     model_input_problems,
-    output_dir_problems,
+    output_problems,
+    readable,
     resolve_parameters,
     resolve_paths,
-    training_data_problems,
 )
 from grpox.runfile.recipe_files import recipe_path
 from grpox.runfile.reward_checks import reward_problems
+from grpox.runfile.secrets import restore_secrets, secret_problems
 from grpox.runfile.slots import selected, tracking_problems
 from grpox.runfile.yaml_lines import LONGEST, read_text, read_yaml
 from grpox.runtime import launch
@@ -68,26 +67,21 @@ CHECKS: tuple[Check, ...] = (
     of_section("deepspeed", deepspeed_problems),
     of_section("model", model_problems),
     of_section("hub", hub_problems),
-    *EVALUATION_CHECKS,
-    checks.old_logprobs_problems,
+    evaluation_problems,
+    checks.logprobs_problems,
     checks.misplaced_needs,
-    checks.sampler_logprobs_problems,
     checks.group_scope_problems,
     checks.reference_sync_problems,
     of_section("train", checks.adaptive_entropy_problems),
     checks.staleness_problems,
-    checks.off_policy_problems,
     checks.dynamic_sampling_problems,
     environment_problems,
-    output_dir_problems,
+    output_problems,
     model_input_problems,
-    training_data_problems,
-    evaluation_data_problems,
+    data_problems,
     reward_problems,
     checks.refused_files,
     length_problems,
-    router_problems,
-    checks.streamed_data_problems,
     lora_problems,
 )
 """Checks of a run file that fits its schema, in this order."""
@@ -208,33 +202,35 @@ def resolve(
     origin = replace(origin, arguments=given.keys)
     if isinstance(data, RunConfig):
         read = data.model_dump(mode="json")
-        problems = masked_problems(read)
+        problems = secret_problems(read)
     else:
         data = read = dict(data)
-        problems = give_back_secrets(read, origin.folder)
+        problems = restore_secrets(read, origin.folder)
     remember_secrets(read)
     _refuse(problems, origin)
-    truths = truths_for_numbers(data, RunConfig)
+    problems = [*truths_for_numbers(read, RunConfig), *tracking_problems(read)]
     try:
         config = RunConfig.model_validate(data if isinstance(data, RunConfig) else _empty_sections(data))
     except ValidationError as error:
-        problems = [*truths, *_schema_problems(error)]
-        further = _problems_of_parts(data, problems, origin, given, world_size, trains)
-        raise ConfigError(origin.place([*problems, *further])) from error
-    if wrong := [*truths, *tracking_problems(config)]:
-        _refuse([*wrong, *_problems_of_parts(data, wrong, origin, given, world_size, trains)], origin)
+        problems += _schema_problems(error)
+    if problems:
+        _, of_components = _bind(readable(read, origin.base), _registry(read), given, origin)
+        raise ConfigError(origin.place([*problems, *of_components]))
     resolve_paths(config, origin.base)
-    registry = Registry(discover(config.plugins.disable))
+    registry = _registry(read)
     _default_correction(config, registry)
-    components, problems = _bind(config, registry, given, origin)
-    if not problems:
-        problems = registry.negotiate(list(components.values()), checks.LOSS_INPUTS)
+    components, problems = _bind(selected(config), registry, given, origin)
+    _refuse(problems, origin)
+    problems = registry.negotiate(list(components.values()), checks.LOSS_INPUTS)
     problems += resolve_parameters(config, components, origin.base)
     context = CheckContext(config, components, registry.plugins, given, trains)
     problems += [problem for check in CHECKS for problem in check(context)]
     num_prompts = context.num_prompts if given.dataset is None else given.num_prompts
     try:
-        plan = _batch_plan(config, num_prompts, world_size)
+        plan = BatchPlan.from_config(config.train, world_size or launch.world_size())
+        if num_prompts is not None:
+            # The sampler itself refuses data that does not fill one generation batch.
+            PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)
     except ConfigError as error:
         problems += error.problems
     _refuse(problems, origin)
@@ -243,90 +239,13 @@ def resolve(
     return ResolvedRun(config, components, registry, source, plan, counted, given, warnings)
 
 
-def _batch_plan(config: RunConfig, num_prompts: int | None, world_size: int | None) -> BatchPlan:
-    """Return the batch arithmetic of a run.
-
-    Raises:
-        ConfigError: sizes do not divide each other, or the data does not fill one generation batch.
-    """
-    plan = BatchPlan.from_config(config.train, world_size or launch.world_size())
-    if num_prompts is not None:
-        # The sampler itself refuses data that does not fill one generation batch.
-        PromptSampler(num_prompts, plan.prompts_per_generation, shuffle=False, seed=0)
-    return plan
-
-
-def _problems_of_parts(
-    data: Mapping[str, Any] | RunConfig,
-    wrong: Sequence[Problem],
-    origin: Origin,
-    given: Given,
-    world_size: int | None,
-    trains: bool,
-) -> list[Problem]:
-    """Find the mistakes of a run with invalid keys that the other keys make among themselves.
-
-    Args:
-        wrong: the problems of the schema. A check that reads one of their keys is not done.
-    """
-    if isinstance(data, RunConfig):
-        return []
-    remainder = without_invalid(copy.deepcopy(_empty_sections(data)), wrong)
-    if remainder is None:
-        return []
-    config, unknown, unclear = remainder
-    of_tracking = tracking_problems(config)
-    # Without its invalid key a heading may name another observer.
-    of_observers = [each.key for each in (*of_tracking, *wrong) if each.key.startswith("tracking.")]
-    headings = {path_of(key)[1] for key in of_observers}
-    config.tracking = {name: value for name, value in config.tracking.items() if name not in headings}
-    resolve_paths(config, origin.base)
-    registry = Registry(discover(config.plugins.disable))
-    whole = config.model_copy(deep=True)
-    hide(config, unknown)
+def _registry(data: Mapping[str, Any]) -> Registry:
+    """Find the components of the plugins that a run does not disable."""
     try:
-        _default_correction(config, registry)
-        whole.correction = config.correction
-    except InvalidKeyRead:
-        unknown.append("correction")
-    bound, problems = _bind(whole, registry, given, origin)
-    components = {
-        key: each for key, each in bound.items() if not any(_is_within(key, outer) for outer in unknown)
-    }
-    if not problems and components.keys() == bound.keys():
-        problems = registry.negotiate(list(components.values()), checks.LOSS_INPUTS)
-    problems += resolve_parameters(whole, components, origin.base)
-    context = CheckContext(config, components, registry.plugins, given, trains)
-    for check in CHECKS:
-        problems += _problems_of_check(check, context)
-        # Another column may hold the prompts, and other rewards may score evaluations, than are left.
-        for key in list(context.columns):  # after each check, because one of them reads the columns
-            if "data" in unclear or ("evaluation" in unclear and key != "data.path"):
-                del context.columns[key]
-    num_prompts = context.num_prompts if given.dataset is None else given.num_prompts
-    try:
-        _batch_plan(config, None if "data" in unclear else num_prompts, world_size)
-    except ConfigError as error:
-        problems += error.problems
-    except InvalidKeyRead:
-        pass  # the schema's problem of that key is reported
-    reported = (*unknown, *(("data",) if "data" in unclear else ()))
-    others = [problem for problem in problems if not any(_is_within(problem.key, key) for key in reported)]
-    known = {problem.key for problem in wrong}
-    return [*(problem for problem in of_tracking if problem.key not in known), *others]
-
-
-def _problems_of_check(check: Check, context: CheckContext) -> Iterator[Problem]:
-    """Yield what a check finds until it reads an invalid key."""
-    try:
-        yield from check(context)
-    except InvalidKeyRead:
-        return  # the schema's problem of that key is reported
-
-
-def _is_within(key: str, outer: str) -> bool:
-    """Tell whether a dotted key is `outer`, or lies in it."""
-    return key == outer or key.startswith((f"{outer}.", f"{outer}["))
+        plugins = PluginsConfig.model_validate(data.get("plugins") or {})
+    except ValidationError:  # reported with the other mistakes
+        plugins = PluginsConfig()
+    return Registry(discover(plugins.disable))
 
 
 def _refuse(problems: Sequence[Problem], origin: Origin) -> None:
@@ -355,9 +274,8 @@ def _default_correction(config: RunConfig, registry: Registry) -> None:
 def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
     """Replace null by an empty section: YAML reads a heading without content as null."""
     filled = dict(data)
-    for name, field in RunConfig.model_fields.items():
-        section = isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-        if section and name in filled and filled[name] is None:
+    for name, section in SECTIONS.items():
+        if name in filled and filled[name] is None and RunConfig.model_fields[name].annotation is section:
             filled[name] = {}
     tracking = filled.get("tracking")
     if isinstance(tracking, dict):
@@ -367,13 +285,8 @@ def _empty_sections(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def keys_by_name() -> dict[str, str]:
     """Map the names of the keys of sections to the dotted keys: ``max_steps`` -> ``train.max_steps``."""
-    return {
-        name: f"{section}.{name}"
-        for section, field in reversed(RunConfig.model_fields.items())
-        for model in (field.annotation, *get_args(field.annotation))
-        if isinstance(model, type) and issubclass(model, Section)
-        for name in model.model_fields
-    }
+    sections = reversed(SECTIONS.items())
+    return {name: f"{section}.{name}" for section, model in sections for name in model.model_fields}
 
 
 def _schema_problems(error: ValidationError) -> Iterator[Problem]:
@@ -395,11 +308,11 @@ def _schema_problems(error: ValidationError) -> Iterator[Problem]:
 
 
 def _bind(
-    config: RunConfig, registry: Registry, given: Given, origin: Origin
+    references: Iterable[tuple[str, str, ComponentRef]], registry: Registry, given: Given, origin: Origin
 ) -> tuple[dict[str, BoundComponent], list[Problem]]:
     components: dict[str, BoundComponent] = {}
     problems: list[Problem] = []
-    for key, kind, reference in selected(config):
+    for key, kind, reference in references:
         try:
             if key in given.functions:
                 function = given.functions[key]
@@ -409,19 +322,12 @@ def _bind(
                 components[key] = bound if model is None else _with_model(bound, model)
         except ConfigError as error:
             first, *others = error.problems
-            if (
-                kind == "reward"
-                and first.given == reference.name
-                and _is_model(reference.name, origin.base(key))
-            ):
-                first = replace(first, nearest=f"{{name: {REWARD_OF_MODEL}, model: {reference.name}}}")
+            if kind == "reward" and reference.name and first.given == reference.name:
+                folder = input_path(reference.name, origin.base(key))
+                if os.path.isfile(Path(folder, "config.json")):  # False too for an impossible path
+                    first = replace(first, nearest=f"{{name: {REWARD_OF_MODEL}, model: {reference.name}}}")
             problems += [first, *others]
     return components, problems
-
-
-def _is_model(name: str, base: Path) -> bool:
-    """Tell whether `name`, given for a component, is the folder of a model."""
-    return os.path.isfile(Path(input_path(name, base), "config.json"))  # False too for an impossible path
 
 
 def _with_model(bound: BoundComponent, model: Any) -> BoundComponent:

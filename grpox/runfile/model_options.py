@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from importlib.util import find_spec
-from operator import eq
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
 
 from grpox.config import LoraConfig, ModelConfig, TrainConfig
 from grpox.config.sampling import sampling_of
 from grpox.data.chat import PLAIN, is_unrendered
 from grpox.errors import Problem, nearest
-from grpox.errors.formatting import some
 from grpox.runfile.checks import CheckContext
 from grpox.runfile.data_files import first_value
 from grpox.runtime.files import read_mapping
 
 INSTALL = "pip install 'grpox[lora]'"
-LONGEST_HEADER = 2**26
-"""Largest safetensors header in bytes; longer ones are left to transformers."""
-CHUNK = 2**24
-"""Bytes of tensors that are compared at a time."""
-
 REFUSED_INIT = {
     "dtype": "use model.dtype",
     "torch_dtype": "use model.dtype",
@@ -131,11 +124,6 @@ def media_problem(config: Mapping[str, Any], key: str, given: str) -> Problem | 
     return Problem(what, key, given=given, allowed="a text model, such as its language model saved alone")
 
 
-def media_problem_of(folder: Path, key: str) -> Problem | None:
-    """Check the model of a folder in the same way; loading refuses an unreadable configuration."""
-    return media_problem(read_mapping(folder / "config.json"), key, str(folder))
-
-
 def quantization_of(config: Mapping[str, Any]) -> str:
     """Name the method by which a model's config says that its weights are quantised; empty if it names none."""
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, Mapping)]
@@ -152,30 +140,16 @@ def quantization_problems(method: str, model: ModelConfig) -> Iterator[Problem]:
         yield Problem(what, "model.path", given=model.path, allowed=f"{widened}the model before quantisation")
 
 
-def vocabulary_problems(
-    vocabulary: Mapping[str, int], special: Collection[str], used: str, size: object, path: str
-) -> Iterator[Problem]:
-    """Find tokens of text or of the template that lie beyond the `size` embeddings of a model.
-
-    Args:
-        special: tokens of `vocabulary` that are in no text, but may be in `used`.
-    """
-    beyond = [name for name, number in vocabulary.items() if isinstance(size, int) and number >= size]
-    if named := [f"{name} {vocabulary[name]}" for name in beyond if name not in special or name in used]:
-        what = f"its tokenizer has tokens beyond the model's embeddings, {len(named)} in all: {some(named)}"
-        yield Problem(what, "model.path", given=path, allowed=f"tokens below {size}, the model's vocabulary")
-
-
 def checkpoint_problems(model: ModelConfig) -> Iterator[Problem]:
-    """Find reasons why a local model is not what its config.json describes: headers and tokenizer."""
+    """Find weights that a local model's config.json does not describe: quantised ones, or a head of its own."""
     folder = Path(model.path)
     config, tensors = read_mapping(folder / "config.json"), _stored_tensors(folder)
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     in_bin = read_mapping(folder / "pytorch_model.bin.index.json").get("weight_map", {})
     narrow = [name for name, stored in tensors.items() if stored.dtype.startswith(("F8", "F6", "F4"))]
     narrow += [name for name in (*tensors, *in_bin) if OF_QUANTIZATION.search(name)]
-    method = quantization_of(config) or (f"see {narrow[0]}; config.json names no method" if narrow else "")
-    yield from quantization_problems(method, model)
+    if narrow and not quantization_of(config):
+        yield from quantization_problems(f"see {narrow[0]}; config.json names no method", model)
     for head in filter(
         HEAD.search,
         tensors if config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is True else (),
@@ -183,19 +157,10 @@ def checkpoint_problems(model: ModelConfig) -> Iterator[Problem]:
         own = tensors[head]
         others = [stored for name, stored in tensors.items() if name != head and not re.search(r"\d", name)]
         same = [stored for stored in others if (stored.dtype, stored.shape) == (own.dtype, own.shape)]
-        if same and not any(all(map(eq, own.chunks(), stored.chunks())) for stored in same):
+        if same and not any(own.read().equal(stored.read()) for stored in same):
             what = f"the checkpoint has a {head} of its own, but config.json says tie_word_embeddings: true"
             allowed = "tie_word_embeddings: false in config.json, or a checkpoint without this weight"
             yield Problem(what, "model.path", given=model.path, allowed=allowed)
-    settings = read_mapping(folder / "tokenizer_config.json")
-    used = " ".join(str(settings.get(key)) for key in ("chat_template", "eos_token", "pad_token"))
-    try:
-        used += template_of(model)
-        tokenizer = import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception:  # noqa: BLE001 - the library has no narrower one, and loading the tokenizer reports it
-        return
-    special = [each.content for each in tokenizer.get_added_tokens_decoder().values() if each.special]
-    yield from vocabulary_problems(tokenizer.get_vocab(), special, used, text.get("vocab_size"), model.path)
 
 
 def positions_of(folder: Path, init: Mapping[str, Any]) -> int | None:
@@ -228,26 +193,6 @@ def template_of(config: ModelConfig) -> str:
     with suppress(ValueError, OSError):
         own = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     return str(config.chat_template_kwargs.get("chat_template") or own)
-
-
-def router_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find a weight of the load-balancing loss for a dense model, whose config.json names no experts."""
-    weight = context.config.train.router_aux_loss_coef
-    if not weight or "model.path" in context.given.inputs or not context.trains:
-        return
-    config = read_mapping(Path(context.config.model.path) / "config.json")
-    if config and not any(OF_EXPERTS.search(name) for name in (*_keys(config), str(config.get("model_type")))):
-        what = f"the model ({config.get('model_type')}) has no experts: its config.json names none"
-        allowed = "0, or a model such as qwen3_moe or mixtral"
-        yield Problem(what, "train.router_aux_loss_coef", given=f"{weight:g}", allowed=allowed)
-
-
-def _keys(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of a model's configuration and of its parts."""
-    for key, value in config.items():
-        yield key
-        if isinstance(value, Mapping):
-            yield from _keys(value)
 
 
 def length_problems(context: CheckContext) -> Iterator[Problem]:
@@ -303,16 +248,17 @@ def weight_names(folder: Path) -> list[str]:
 class _Stored(NamedTuple):
     """A tensor in a safetensors file."""
 
+    file: Path
+    name: str
     dtype: str
     shape: list[int]
-    file: Path
-    start: int
-    end: int
 
-    def chunks(self) -> Iterator[bytes]:
-        with self.file.open("rb") as weights:
-            for place in range(weights.seek(self.start), self.end, CHUNK):
-                yield weights.read(min(CHUNK, self.end - place))
+    def read(self) -> Any:
+        """Return its bytes, so that those of any type can be compared."""
+        import torch
+
+        with safe_open(self.file, "pt") as weights:
+            return weights.get_tensor(self.name).view(torch.uint8)
 
 
 def _stored_tensors(folder: Path) -> dict[str, _Stored]:
@@ -320,15 +266,10 @@ def _stored_tensors(folder: Path) -> dict[str, _Stored]:
     index = read_mapping(folder / "model.safetensors.index.json").get("weight_map")
     tensors = {}
     for file in {folder / name for name in index.values()} if index else [folder / "model.safetensors"]:
-        try:
-            with file.open("rb") as weights:
-                size = int.from_bytes(weights.read(8), "little")
-                header = json.loads(weights.read(size)) if size <= LONGEST_HEADER else {}
-            for name in header.keys() - {"__metadata__"}:
-                start, end = (8 + size + offset for offset in header[name]["data_offsets"])
-                tensors[name] = _Stored(header[name]["dtype"], header[name]["shape"], file, start, end)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # loading the model reports the error
+        with suppress(OSError, SafetensorError), safe_open(file, "np") as weights:  # loading reports the error
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
+                part = weights.get_slice(name)
+                tensors[name] = _Stored(file, name, part.get_dtype(), part.get_shape())
     return tensors
 
 

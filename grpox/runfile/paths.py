@@ -6,17 +6,16 @@ Components may have inputs too: the types in their configs mark the parameters t
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from grpox.config import DataConfig, EvaluationSetConfig, HubConfig, RunConfig
+from grpox.config import ComponentRef, DataConfig, EvaluationSetConfig, HubConfig, RunConfig
 from grpox.config.sampling import path_key
 from grpox.contracts import Input
 from grpox.data.json_rows import UnreadableData
@@ -24,13 +23,12 @@ from grpox.data.open_data import DATA_FILES, is_data_file
 from grpox.data.unusable_columns import CURE, unusable_columns
 from grpox.errors import Problem, nearest, text_of
 from grpox.plugins.component import BoundComponent
-from grpox.runfile.checks import CheckContext
+from grpox.runfile.checks import CheckContext, stream_problems
 from grpox.runfile.data_files import look_at
 from grpox.runfile.environment_rows import missing_columns, row_check
 from grpox.runfile.given import GIVEN
-from grpox.runfile.invalid_keys import InvalidKeyRead
-from grpox.runfile.model_options import checkpoint_problems, media_problem_of
-from grpox.runfile.slots import selected
+from grpox.runfile.model_options import checkpoint_problems
+from grpox.runfile.slots import REFERENCES, mentions, selected
 
 ADAPTER_CONFIG = "adapter_config.json"
 """File of an adapter in peft's format."""
@@ -55,18 +53,35 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
         for name, each in config.evaluation.sets.items():
             each.path = input_path(each.path, base_of(path_key(name)), DATA_FILES)
     for key, kind, reference in selected(config):
-        # ``path.py:name``; loading refuses any other form.
-        file, colon, name = (reference.path or "").rpartition(":")
-        if colon:
-            path = f"{_absolute(file, base_of(f'{key}.path'))}:{name}"
+        if reference.path is not None:
+            path = _absolute_object(reference.path, base_of(f"{key}.path"))
             if kind == "observer":
                 config.tracking[key.removeprefix("tracking.")]["path"] = path
             else:
                 reference.path = path
     for place, tool in enumerate(config.tools):
-        file, colon, name = tool.rpartition(":")
-        if file.endswith(".py"):
-            config.tools[place] = f"{_absolute(file, base_of(f'tools[{place}]'))}:{name}"
+        if tool.rpartition(":")[0].endswith(".py"):
+            config.tools[place] = _absolute_object(tool, base_of(f"tools[{place}]"))
+
+
+def readable(
+    data: Mapping[str, Any], base_of: Callable[[str], Path]
+) -> Iterator[tuple[str, str, ComponentRef]]:
+    """Yield (key, kind, reference) of the components of a run that does not fit its schema, where they do."""
+    for key, kind, mention in mentions(data):
+        try:
+            reference = REFERENCES.get(kind, ComponentRef).model_validate(mention)
+        except ValidationError:
+            continue
+        if reference.path is not None:
+            reference.path = _absolute_object(reference.path, base_of(f"{key}.path"))
+        yield key, kind, reference
+
+
+def _absolute_object(reference: str, base: Path) -> str:
+    """Make the file of ``path.py:name`` absolute; loading refuses any other form."""
+    file, colon, name = reference.rpartition(":")
+    return f"{_absolute(file, base)}:{name}" if colon else reference
 
 
 def input_path(path: str, base: Path, suffixes: Collection[str] = ()) -> str:
@@ -86,80 +101,12 @@ def _absolute(path: str, base: Path) -> str:
         return str(base / path)
 
 
-def output_dir_problems(context: CheckContext) -> list[Problem]:
-    """Find mistakes in the output folder of a run that writes one."""
-    return output_problems(context.config) if context.trains else []
-
-
 def model_input_problems(context: CheckContext) -> Iterator[Problem]:
     """Find mistakes in the model folder of a run."""
     if "model.path" in context.given.inputs:
         return
-    path = context.config.model.path
-    yield from model_problems("model.path", path)
-    if context.trains and (problem := media_problem_of(Path(path), "model.path")):
-        yield problem
+    yield from model_problems("model.path", context.config.model.path)
     yield from checkpoint_problems(context.config.model)
-
-
-def training_data_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find mistakes in the training data; counts its prompts."""
-    data = context.config.data
-    if context.trains and data.path is not None and "data.path" not in context.given.inputs:
-        if is_data_file(data.path):
-            problems, records = _data_problems("data.path", data.path, context)
-            yield from problems
-            of_split, context.num_prompts = _split_of_file(data, records, "data")
-            yield from of_split
-        elif data.path == GIVEN:
-            yield Problem(_NOT_GIVEN[0], "data.path", given=GIVEN, allowed=_NOT_GIVEN[1])
-    _note_columns("data.path", context.given.dataset, context)
-
-
-def evaluation_data_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find mistakes in the files of held-out prompts."""
-    evaluation, given = context.config.evaluation, context.given.inputs
-    if evaluation is None:
-        return
-    if evaluation.path is not None and path_key("") not in given:
-        yield from _data_problems(path_key(""), evaluation.path, context)[0]
-    for name, each in evaluation.sets.items():
-        key = path_key(name)
-        if key not in given and (is_data_file(each.path) or each.path == GIVEN):
-            problems, records = _data_problems(key, each.path, context)
-            yield from (*problems, *_split_of_file(each, records, key.removesuffix(".path"))[0])
-    for name, rows in context.given.eval_datasets.items():
-        _note_columns(path_key(name), rows, context)
-
-
-def _note_columns(key: str, rows: Any, context: CheckContext) -> None:
-    """Note the columns beside the prompt of rows given in Python."""
-    if names := getattr(rows, "column_names", None):  # a stream may not know them
-        prompt_column = context.config.data.prompt_column
-        context.columns[key] = tuple(name for name in names if name != prompt_column)
-
-
-def _split_of_file(
-    data: DataConfig | EvaluationSetConfig, records: int | None, section: str
-) -> tuple[list[Problem], int | None]:
-    """Find mistakes in `subset` and `split` of a file, and count the `records` of the split."""
-    problems = []
-    if data.subset is not None:
-        what = "a file has no subsets; only hub datasets do"
-        problems.append(Problem(what, key=f"{section}.subset", given=data.subset, allowed="null"))
-    if data.split == "train":
-        return problems, records
-    # Imported here because it takes a second.
-    from datasets import ReadInstruction
-
-    try:
-        parts = ReadInstruction.from_spec(data.split).to_absolute({"train": records or 0})
-        num_records = sum(max(0, part.to - part.from_) for part in parts)
-    except (ValueError, AssertionError) as error:
-        allowed = "train, or a part of it such as train[:100] or train[10%:]"
-        what = f"is not a valid split of a file: {text_of(error)}"
-        return [*problems, Problem(what, key=f"{section}.split", given=data.split, allowed=allowed)], None
-    return problems, None if records is None else num_records
 
 
 def model_problems(key: str, given: str) -> Iterator[Problem]:
@@ -185,14 +132,57 @@ def model_problems(key: str, given: str) -> Iterator[Problem]:
         yield Problem(what, key=key, given=given, allowed=allowed)
 
 
-def _data_problems(key: str, given: str, context: CheckContext) -> tuple[list[Problem], int | None]:
-    """Find mistakes in a file of prompts, and count its records."""
-    config, path = context.config, Path(given)
-    whens = [each.when for each in config.environments.values()]
+def data_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find mistakes in the files of prompts; counts those of training, and notes the columns beside them."""
+    config, given = context.config, context.given
+    sets: dict[str, DataConfig | EvaluationSetConfig] = {}
+    if context.trains and config.data.path is not None:
+        sets["data.path"] = config.data
+    if config.evaluation is not None:
+        sets |= {path_key(name): each for name, each in config.evaluation.named_sets.items()}
+    for key, each in sets.items():
+        path = each.path or ""
+        if key not in given.inputs and (is_data_file(path) or path == GIVEN):
+            problems, records = _file_problems(key, path, context)
+            of_split, records = _split_problems(each, records, key.removesuffix(".path"))
+            yield from (*problems, *of_split)
+            if key == "data.path":
+                context.num_prompts = records
+    if config.data.streaming or given.streamed:
+        yield from stream_problems(config)
+    rows = {"data.path": given.dataset} | {path_key(name): each for name, each in given.eval_datasets.items()}
+    for key, table in rows.items():
+        if names := getattr(table, "column_names", None):  # a stream may not know them
+            context.columns[key] = tuple(name for name in names if name != config.data.prompt_column)
+
+
+def _split_problems(
+    data: DataConfig | EvaluationSetConfig, records: int | None, section: str
+) -> tuple[list[Problem], int | None]:
+    """Find mistakes in `subset` and `split` of a file, and count the `records` of the split."""
+    problems = []
+    if data.subset is not None:
+        what = "a file has no subsets; only hub datasets do"
+        problems.append(Problem(what, key=f"{section}.subset", given=data.subset, allowed="null"))
+    if data.split == "train":
+        return problems, records
+    # Imported here because it takes a second.
+    from datasets import ReadInstruction
+
     try:
-        prompt_column = config.data.prompt_column
-    except InvalidKeyRead:
-        prompt_column = None  # the file itself may have mistakes all the same
+        parts = ReadInstruction.from_spec(data.split).to_absolute({"train": records or 0})
+        num_records = sum(max(0, part.to - part.from_) for part in parts)
+    except (ValueError, AssertionError) as error:
+        allowed = "train, or a part of it such as train[:100] or train[10%:]"
+        what = f"is not a valid split of a file: {text_of(error)}"
+        return [*problems, Problem(what, key=f"{section}.split", given=data.split, allowed=allowed)], None
+    return problems, None if records is None else num_records
+
+
+def _file_problems(key: str, given: str, context: CheckContext) -> tuple[list[Problem], int | None]:
+    """Find mistakes in a file of prompts, and count its records."""
+    config, path, prompt_column = context.config, Path(given), context.config.data.prompt_column
+    whens = [each.when for each in config.environments.values()]
     what = nearby = allowed = ""
     if given == GIVEN:
         what, allowed = _NOT_GIVEN
@@ -206,21 +196,19 @@ def _data_problems(key: str, given: str, context: CheckContext) -> tuple[list[Pr
         what, allowed = "is not a supported type of file", ", ".join(DATA_FILES)
     else:
         try:
-            file = look_at(path, prompt_column or "", row_check(whens))
+            file = look_at(path, prompt_column, row_check(whens))
         except UnreadableData as error:
             what = str(error)
     if what:
         return [Problem(what, key, given=given, allowed=allowed, nearest=nearby)], None
-    if prompt_column is None:
-        return [], file.records
     column, names = "data.prompt_column", file.columns
+    others = tuple(name for name in names if name != prompt_column)
     if file.records is not None or path.suffix == ".csv":  # else later records may have further columns
-        context.columns[key] = tuple(name for name in names if name != prompt_column)
+        context.columns[key] = others
     if prompt_column not in names:
         what, near = f"no such column in {path.name}", nearest(prompt_column, names)
         return [Problem(what, column, "", prompt_column, ", ".join(names), near)], file.records
     problems = unusable_columns(names, prompt_column, path.name, key, config.has_episodes)
-    others = [name for name in names if name != prompt_column]
     missing = [*missing_columns(whens, others, path.name)]
     problems += missing or ([file.misfit] if file.misfit is not None else [])
     if file.without_prompt:
@@ -272,22 +260,13 @@ def resolve_parameters(
                 sufficient = there.is_dir if what is Input.TOKENIZER else (there / ADAPTER_CONFIG).is_file
                 problems += model_problems(place, path) if unreachable(there) or not sufficient() else []
             elif what is Input.CACHE:
-                problems += [*_cache_problems(place, path)]
+                if obstacle := _obstacle(Path(path)):
+                    problems.append(Problem(obstacle, place, given=path))
             elif not Path(path).exists():
                 near = sibling(Path(path), Path.exists)
                 problems.append(Problem("no such file or folder", place, given=path, nearest=near))
         components[key] = bound
     return problems
-
-
-def _cache_problems(key: str, given: str) -> Iterator[Problem]:
-    """Find the reason why a component cannot make or use the folder `given`, an absolute path."""
-    folder = Path(given)
-    if reason := unreachable(folder):
-        yield Problem(f"cannot be created: {reason}", key, given=given)
-    elif not (there := next(path for path in (folder, *folder.parents) if path.exists())).is_dir():
-        what = "is a file, not a folder" if there == folder else f"cannot be created: {there} is a file"
-        yield Problem(what, key, given=given)
 
 
 def _input_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, Input]]:
@@ -319,21 +298,31 @@ def unreachable(path: Path) -> str:
     return ""
 
 
-def output_problems(config: RunConfig) -> list[Problem]:
-    """Find mistakes in `output_dir` of a config with absolute input paths."""
+def _obstacle(folder: Path) -> str:
+    """Return the reason why a folder, an absolute path, can neither be made nor used; else empty."""
+    if reason := unreachable(folder):
+        return f"cannot be created: {reason}"
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if there.is_dir():
+        return ""
+    return "is a file, not a folder" if there == folder else f"cannot be created: {there} is a file"
+
+
+def output_problems(context: CheckContext) -> list[Problem]:
+    """Find mistakes in the output folder of a run that writes one."""
+    config = context.config
+    if not context.trains:
+        return []
     if not config.output_dir.strip():
         return [Problem("is empty", key="output_dir", given=repr(config.output_dir), allowed="a folder")]
-    folder, what = Path(config.output_dir).absolute(), ""
-    if reason := unreachable(folder):
-        what = f"cannot be created: {reason}"
-    elif not (there := next(path for path in (folder, *folder.parents) if path.exists())).is_dir():
-        what = "is a file, not a folder" if there == folder else f"cannot be created: {there} is a file"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        what = f"cannot be written: no permission to write in {there}"
-    else:
+    folder = Path(config.output_dir).absolute()
+    if not (what := _obstacle(folder)):
+        there = next(path for path in (folder, *folder.parents) if path.exists())
         try:  # a file system may refuse what its permissions allow, such as /proc, or a name
             with TemporaryDirectory(prefix=".grpox-", dir=there) as trial:
                 Path(trial, folder.relative_to(there)).mkdir(parents=True, exist_ok=True)
+        except PermissionError:
+            what = f"cannot be written: no permission to write in {there}"
         except OSError as error:
             what = f"cannot be created in {there}: {error.strerror}"
     if what:

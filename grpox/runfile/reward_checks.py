@@ -6,40 +6,33 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from grpox.config import labels_of
-from grpox.config.run import rewards_of
 from grpox.data.reward_signature import Signature, column_problem, lacking, missing_columns, unnamed_parameter
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
-from grpox.runfile.checks import CheckContext
+from grpox.runfile.checks import CheckContext, build_problems
 from grpox.runtime.signals import raise_if_signal
 
 
 def reward_problems(context: CheckContext) -> Iterator[Problem]:
     """Find reward functions that cannot be called, and columns that they need and the data lacks."""
-    config, of_evaluation = context.config, [key for key in context.columns if key.startswith("evaluation.")]
-    own = config.evaluation is not None and config.evaluation.rewards is not None
-    lists = {"rewards": config.rewards} if context.trains or not own else {}
-    lists |= {"evaluation.rewards": rewards_of(config)} if own else {}
-    for key, references in lists.items():
-        scored = list(of_evaluation) if own == (key != "rewards") else []
-        if key == "rewards" and context.trains:
-            scored.insert(0, "data.path")
-        for place, label in enumerate(labels_of(references)):
-            bound = context.components.get(f"{key}[{place}]")
-            if bound is None:
-                continue
-            try:
-                function = _called(bound)
-            except ConfigError as error:
-                yield from error.problems
-                continue
-            for path in scored:
-                if (columns := context.columns.get(path)) is not None:
-                    for name in _missing(bound, function, columns):
-                        of_data = "the evaluation data" if path in of_evaluation else "the data"
-                        yield column_problem(label, name, columns, _key_of(bound, name), of_data)
+    evaluation = context.config.evaluation
+    has_own = evaluation is not None and evaluation.rewards is not None
+    for key, bound in context.components.items():
+        is_own = key.startswith("evaluation.")
+        if bound.kind != "reward" or (has_own and not is_own and not context.trains):
+            continue
+        try:
+            function = _called(bound)
+        except ConfigError as error:
+            yield from error.problems
+            continue
+        for path, columns in context.columns.items():
+            if is_own if path == "data.path" else is_own != has_own:
+                continue  # others score these rows
+            data = "the data" if path == "data.path" else "the evaluation data"
+            for name in _missing(bound, function, columns):
+                yield column_problem(bound.label, name, columns, _key_of(bound, name), data)
 
 
 def _called(bound: BoundComponent) -> Any:
@@ -57,7 +50,8 @@ def _called(bound: BoundComponent) -> Any:
         return None
     name, function = f"reward '{bound.label}'", target
     if inspect.isclass(target):
-        _check_build(bound, target)
+        if problems := [*build_problems(bound, target)]:
+            raise ConfigError(problems)
         if not any("__call__" in vars(each) for each in target.__mro__):
             what = f"{name} is a class whose objects cannot be called"
             raise ConfigError(what, bound.key, given=repr(target), allowed="a class with a method __call__")
@@ -75,22 +69,6 @@ def _called(bound: BoundComponent) -> Any:
         given, allowed = f"{bound.label}{inspect.signature(function)}", "such as (completions, **columns)"
         raise ConfigError(what, bound.key, given=given, allowed=allowed)
     return function
-
-
-def _check_build(bound: BoundComponent, target: type) -> None:
-    """Check that a class can be built with its parameters.
-
-    Raises:
-        ConfigError: it needs others.
-    """
-    try:
-        inspect.signature(target).bind(*(() if bound.config is None else (bound.config,)))
-    except TypeError as error:
-        how = "without an argument, as it has no Config" if bound.config is None else "with its Config alone"
-        what = f"reward '{bound.label}' is built {how}, which its __init__ does not take: {error}"
-        raise ConfigError(what, bound.key, given=repr(target)) from error
-    except ValueError:  # its signature is unknown
-        pass
 
 
 def _missing(bound: BoundComponent, function: Any, columns: tuple[str, ...]) -> list[str]:

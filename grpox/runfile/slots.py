@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 
-from grpox.config import ComponentRef, EnvironmentRef, RewardRef, RunConfig, Section
-from grpox.errors import ConfigError, Problem
+from grpox.config import ComponentRef, EnvironmentRef, RewardRef, RunConfig
+from grpox.config.run import SECTIONS
+from grpox.errors import ConfigError, Problem, join
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 
@@ -60,17 +61,32 @@ def selected(config: RunConfig) -> Iterator[tuple[str, str, ComponentRef]]:
         yield f"tracking.{name}", "observer", ComponentRef.model_validate(mention)
 
 
-def tracking_problems(config: RunConfig) -> list[Problem]:
+def mentions(value: object, key: str = "") -> Iterator[tuple[str, str, object]]:
+    """Yield (key, kind, value) of every slot for a component in the unchecked data of a run file."""
+    listed = LISTED.fullmatch(key)
+    if key in SLOTS or (listed and not isinstance(value, list)):
+        yield key, SLOTS.get(key) or ("environment" if key.startswith("environment") else "reward"), value
+    elif re.fullmatch(r"tracking\.[^.]+", key):
+        params: Any = {} if value is None else value
+        is_bare = isinstance(params, dict) and not {"name", "path"} & params.keys()
+        yield key, "observer", {**params, "name": key.partition(".")[2]} if is_bare else params
+    elif isinstance(value, Mapping | list):
+        for name, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from mentions(part, join(key, name))
+
+
+def tracking_problems(data: Mapping[str, Any]) -> Iterator[Problem]:
     """Find observers with a `name`, which their heading already gives, or with a `path` that is not text."""
-    problems = []
-    for heading, params in config.tracking.items():
+    tracking = data.get("tracking")
+    for heading, params in tracking.items() if isinstance(tracking, Mapping) else ():
+        if not isinstance(params, Mapping):
+            continue  # empty, or refused by the schema
         if "name" in params:
             what = "remove this key: the heading is the observer's name; with `path`, any heading will do"
-            problems.append(Problem(what, key=f"tracking.{heading}.name", given=str(params["name"])))
+            yield Problem(what, key=f"tracking.{heading}.name", given=str(params["name"]))
         if not isinstance(path := params.get("path", ""), str):
             what, key = "should be a valid string", f"tracking.{heading}.path"
-            problems.append(Problem(what, key, given=str(path), allowed="path.py:name"))
-    return problems
+            yield Problem(what, key, given=str(path), allowed="path.py:name")
 
 
 def parameter_defaults(
@@ -88,10 +104,7 @@ def parameter_defaults(
     """
     registry = registry or Registry(discover())
     by_prefix: dict[str, Mapping[str, Any]] = {"": _dumped(RunConfig)}
-    for name, field in RunConfig.model_fields.items():
-        for member in (field.annotation, *get_args(field.annotation)):
-            if isinstance(member, type) and issubclass(member, Section):
-                by_prefix[f"{name}."] = _dumped(member)
+    by_prefix |= {f"{name}.": _dumped(section) for name, section in SECTIONS.items()}
     slots = dict(SLOTS)
     patterns = {
         "reward": r"rewards\.\d+",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,10 +24,6 @@ class BoundTool:
     """``/path/to/file.py:name`` or ``package.module:name``."""
     given: bool = False
     """True if it is an object given in Python."""
-
-
-def tools_by_key(references: Sequence[str]) -> Iterator[tuple[str, str]]:
-    yield from ((f"tools[{place}]", reference) for place, reference in enumerate(references))
 
 
 def bound_tool(key: str, reference: str, given: Mapping[str, Callable[..., Any]]) -> BoundTool:

@@ -35,23 +35,6 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with YAML 1.2's implicit types."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own
-    depth = 0
-
-    def fetch_flow_collection_start(self, TokenClass: Any) -> None:
-        # The scanner alone would take a second to get through thousands of them.
-        if self.flow_level > DEEPEST:
-            raise RecursionError
-        super().fetch_flow_collection_start(TokenClass)
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        # Below any recursion limit.
-        if self.depth > DEEPEST:
-            raise RecursionError
-        self.depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
 
 
 _FORMS: dict[str, re.Pattern[str]] = {}
@@ -157,9 +140,10 @@ class _Reader:
         if self.values > MOST_VALUES:
             what = f"its aliases (*name) expand to more than {MOST_VALUES} values"
             raise ConfigError(what, where=self.source)
+        if len(above) > DEEPEST:
+            raise RecursionError
         if node in above:
-            self._refuse(node, key, "an alias to something that contains it")
-            return None
+            return self._refuse(node, key, "an alias to something that contains it")
         if isinstance(node, yaml.MappingNode) and node.tag == f"{_TAG}map":
             return self._mapping(node, key, (*above, node))
         if isinstance(node, yaml.SequenceNode) and node.tag == f"{_TAG}seq":
@@ -167,15 +151,20 @@ class _Reader:
             return [self.value(item, join(key, index), (*above, node)) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, key)
-        self._refuse(node, key, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
-        return None
+        return self._refuse(node, key, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
 
     def _mapping(self, node: yaml.MappingNode, key: str, above: tuple[yaml.Node, ...]) -> dict[str, Any]:
         result: dict[str, Any] = {}
         own: dict[str, int] = {}
         for key_node, value_node in node.value:
             if key_node.tag == f"{_TAG}merge":
-                result = result | self._merged(value_node, key, above) | result
+                # In a list of anchors, the first one wins.
+                for source in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
+                    merged = self.value(source, key, above)
+                    if not isinstance(merged, dict):
+                        self._refuse(value_node, key, "<< needs a mapping or a list of mappings")
+                        continue
+                    result |= {name: each for name, each in merged.items() if name not in result}
                 continue
             # A key that looks like an integer or null is read as text, which the schema refuses.
             if not isinstance(key_node, yaml.ScalarNode):
@@ -190,30 +179,20 @@ class _Reader:
             result[name] = self.value(value_node, dotted, above)
         return result
 
-    def _merged(self, node: yaml.Node, key: str, above: tuple[yaml.Node, ...]) -> dict[str, Any]:
-        """Return the pairs that ``<<: *anchor`` merges; in a list of anchors, the first one wins."""
-        pairs: dict[str, Any] = {}
-        for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
-            value = self.value(source, key, above)
-            if isinstance(value, dict):
-                pairs = pairs | value | pairs
-            else:
-                self._refuse(node, key, "<< needs a mapping or a list of mappings")
-        return pairs
-
     def _scalar(self, node: yaml.ScalarNode, key: str) -> Any:
         text, kind = node.value, node.tag.removeprefix(_TAG)
         if kind in _FORMS and not _FORMS[kind].match(text):
             # Only an explicit tag comes here, such as `!!bool yes`.
-            self._refuse(node, key, f"{text!r} is not of the type !!{kind}")
-            return None
+            return self._refuse(node, key, f"{text!r} is not of the type !!{kind}")
         match kind:
             case "null":
                 return None
             case "bool":
                 return text.lower() == "true"
             case "int" if len(text) > MOST_DIGITS:
-                self._refuse(node, key, f"a number of {len(text)} digits; at most {MOST_DIGITS} are allowed")
+                return self._refuse(
+                    node, key, f"a number of {len(text)} digits; at most {MOST_DIGITS} are allowed"
+                )
             case "int":
                 return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
             case "float":
@@ -221,16 +200,15 @@ class _Reader:
                 if math.isfinite(number) or text.lower().endswith(".inf"):
                     return number
                 too_large = f"{plain(text, 50)} is too large a number"
-                self._refuse(node, key, f"{text} is not a number" if math.isnan(number) else too_large)
+                return self._refuse(node, key, f"{text} is not a number" if math.isnan(number) else too_large)
             case "str" if unusable := _UNUSABLE.search(text):
-                self._refuse(node, key, f"the character U+{ord(unusable.group()):04X} cannot be used")
+                return self._refuse(node, key, f"the character U+{ord(unusable.group()):04X} cannot be used")
             case "str":
                 return text
             case _:
-                self._refuse(node, key, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
-        return None
+                return self._refuse(node, key, f"the tag {node.tag.replace(_TAG, '!!')} is not supported")
 
-    def _refuse(self, node: yaml.Node, key: str, what: str) -> None:
+    def _refuse(self, node: yaml.Node, key: str, what: str) -> Any:
         where = f"{self.source}:{node.start_mark.line + 1}"
         self.problems.append(Problem(what, key=key, where=where))
 

@@ -25,7 +25,6 @@ from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.layers import describe_training
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference import BaseAsReference
-from grpox.policy.routers import check_routers
 from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards
@@ -41,7 +40,6 @@ from grpox.training.generation_feed import GenerationFeed, TokenChoice
 from grpox.training.inputs import (
     EvaluationInputs,
     check_scope,
-    model_config,
     open_prompts,
     open_reference,
     open_schedule,
@@ -92,7 +90,6 @@ class TrainInputs:
             RunFailed: the first rows of a stream cannot be read.
         """
         check_scope(run)
-        check_routers(model_config(run), run.config.train.router_aux_loss_coef)
         tools_of = None if code.episodes is None else code.episodes.tools_of
         prompts, evaluation_rows = open_prompts(run, tokenizer, components.build, tools_of)
         if code.episodes is not None:

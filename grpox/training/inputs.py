@@ -40,6 +40,7 @@ from grpox.policy.models import (
     vocabulary_of,
 )
 from grpox.policy.rope import fix_config, fix_rope, longest_sequence, rope_choice
+from grpox.policy.routers import check_routers
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards, check_scored_rows
 from grpox.rollout.sampler import CompletionSampler, WeightSource
@@ -147,6 +148,7 @@ def _training_prompts(
     config, model = run.config, model_config(run)
     if problem := media_problem(model.to_dict(), "model.path", config.model.path):
         raise ConfigError(problem)
+    check_routers(model, config.train.router_aux_loss_coef)
     return _prompt_set(run, tokenizer, lambda: _training_rows(run, build), config.sampling, tools_of)
 
 

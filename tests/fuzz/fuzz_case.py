@@ -9,7 +9,6 @@ import contextlib
 import copy
 import importlib.resources
 import io
-import os
 import re
 import shutil
 import signal
@@ -175,14 +174,3 @@ def given_up_when_it_hangs() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         assert not interrupted, "it hangs"
-
-
-@contextlib.contextmanager
-def inside(folder: Path) -> Any:
-    """Work in `folder` for a while."""
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from grpox.config import ComponentRef, RewardRef, RunConfig, Section
+from grpox.config.run import SECTIONS
 from grpox.errors.validation import fields_by_key
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
@@ -41,24 +42,16 @@ def schema_cases() -> list[Case]:
 def _section_cases() -> Iterator[Case]:
     for key, field in _keys(RunConfig, ""):
         yield from _cases(key, field)
-    for key in ("rewards.0", *(name for name, section in _sections())):
+    for key in ("rewards.0", *SECTIONS):
         yield from _misspelt(key)
 
 
-def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
-    for name, field in RunConfig.model_fields.items():
-        for member in (field.annotation, *get_args(field.annotation)):
-            if isinstance(member, type) and issubclass(member, Section):
-                yield name, member
-
-
 def _keys(model: type[BaseModel], above: str) -> Iterator[tuple[str, FieldInfo]]:
-    sections = dict(_sections())
     for name, field in model.model_fields.items():
         key = f"{above}.{name}" if above else name
         yield key, field
-        if not above and name in sections:
-            yield from _keys(sections[name], name)
+        if not above and name in SECTIONS:
+            yield from _keys(SECTIONS[name], name)
     if not above:
         for name in ("weight", "on_error", "timeout"):
             yield f"rewards.0.{name}", RewardRef.model_fields[name]
@@ -66,7 +59,7 @@ def _keys(model: type[BaseModel], above: str) -> Iterator[tuple[str, FieldInfo]]
 
 def _misspelt(section: str) -> Iterator[Case]:
     """A key of each section, one letter of it doubled, is answered by the right one."""
-    models = {**dict(_sections()), "rewards.0": RewardRef}
+    models = {**SECTIONS, "rewards.0": RewardRef}
     name = "timeout" if section == "rewards.0" else list(models[section].model_fields)[-1]
     wrong = name[:2] + name[1:]
     run = _with_needed(f"{section}.{wrong}", 1)

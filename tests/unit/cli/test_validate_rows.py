@@ -63,6 +63,22 @@ def test_a_row_that_a_run_refuses_is_refused(validate, row, what):
         assert validate([[USER], [USER], row], "--rows", "2")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("config", "override", "what"),
+    [
+        ({"vision_config": {"depth": 2}}, "train.beta=0", "vision_config"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "train.beta=0", "quantised (gptq)"),
+        ({"vocab_size": 100}, "train.beta=0", "tokens beyond the model's embeddings"),
+        ({}, "train.router_aux_loss_coef=0.1", "has no routers"),
+    ],
+)
+def test_a_model_that_a_run_refuses_is_refused(validate, tmp_path, config, override, what):
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    code, output = validate([[USER], [USER]], override)
+    assert (code != 0, what in output) == (True, True), output
+
+
 def test_integers_and_messages_without_a_template_are_refused(validate, tmp_path):
     assert "no prompt" in validate([3, 4])[1]
     byte_tokenizer(None).save_pretrained(tmp_path / "model")

@@ -21,7 +21,7 @@ from grpox.errors.validation import fields_by_key
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.runfile.load import load_run, resolve_config
-from grpox.runfile.masked import give_back_secrets
+from grpox.runfile.secrets import restore_secrets
 
 DRAWN = "q8Zt3vLw5Xc1Nb7Rk2Ym9Hd4Gs6Pj0Fa8Ue"
 """As a machine draws a secret."""
@@ -349,7 +349,7 @@ def test_a_resume_takes_secrets_under_keys_that_are_no_dotted_names(folder: Path
     (folder / "config.yaml").write_text(yaml.safe_dump(redacted(run)))
     (folder.parents[1] / "run.yaml").write_text(yaml.safe_dump(run))
     data = redacted(run)
-    assert give_back_secrets(data, folder) == []
+    assert restore_secrets(data, folder) == []
     assert data == run
 
 

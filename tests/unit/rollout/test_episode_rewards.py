@@ -31,7 +31,7 @@ from grpox.rollout.rewards.lists import ListShape
 from grpox.rollout.rewards.messages import Blueprint
 from grpox.rollout.rewards.process import RewardProcess
 from grpox.rollout.rewards.scoring import ScoredRows, as_one_call, score_rows, unscored
-from grpox.runfile.paths import _data_problems
+from grpox.runfile.paths import _file_problems
 from grpox_rewards.configs import CosineConfig, EnvironmentConfig, ExactConfig, LengthConfig, RepetitionConfig
 from grpox_rewards.cosine import Cosine
 from grpox_rewards.environment import EnvironmentReward
@@ -256,7 +256,7 @@ def test_a_run_with_episodes_refuses_such_a_column_by_name(tmp_path: Path) -> No
             has_episodes=has_episodes, environments={}, data=DataConfig(path="data.jsonl")
         )
         context: Any = SimpleNamespace(config=run, columns={})
-        problems, _ = _data_problems("data.path", str(tmp_path / "data.jsonl"), context)
+        problems, _ = _file_problems("data.path", str(tmp_path / "data.jsonl"), context)
         assert [problem.given for problem in problems] == ["tool_calls"] * has_episodes
 
 

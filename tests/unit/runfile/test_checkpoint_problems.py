@@ -1,12 +1,14 @@
-"""Models that their config.json does not describe: quantised, with a head or a tokenizer that is not theirs."""
+"""Models that their config.json does not describe, and arguments that transformers may not be handed."""
 
 from __future__ import annotations
 
 import importlib.resources
+import inspect
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,16 +16,23 @@ from safetensors.torch import load_file, save_file
 from support.architectures import FURTHER, OWN, further_model
 from tokenizers import AddedToken
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.base import HfQuantizer
 
-from grpox.config import ModelConfig
+from grpox.config import ModelConfig, TrainConfig
 from grpox.errors import ConfigError, Problem
 from grpox.policy.memory_plan.shape import model_shape
 from grpox.policy.models import check_special_tokens, load_model
 from grpox.policy.saved_whole import save_whole, undescribed
-from grpox.runfile.model_options import DEQUANTIZED, checkpoint_problems
+from grpox.runfile.model_options import (
+    CHECKPOINT_ARGUMENTS,
+    DEQUANTIZED,
+    checkpoint_problems,
+    checkpointing_problems,
+    model_problems,
+)
 
 QUICKSTART = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 Weights = dict[str, Tensor]
@@ -84,12 +93,10 @@ def refused(config: ModelConfig) -> Problem:
 @pytest.mark.parametrize("method", SETTINGS)
 def test_a_quantised_model_is_refused_or_widened(method: str, tmp_path: Path) -> None:
     config, model = quantised(tmp_path, method)
-    [problem] = checkpoint_problems(config)
-    assert problem == refused(config)
+    problem = refused(config)
     assert method in problem.what
     assert problem.allowed.startswith("model.dequantize: true, or")
     config.dequantize = True
-    assert list(checkpoint_problems(config)) == []
     assert model_shape(config).parameters == model.num_parameters()
     widened = load_model(config)
     assert {weight.dtype for weight in widened.parameters()} == {torch.float32}
@@ -105,8 +112,7 @@ def test_what_transformers_cannot_widen_is_refused_in_any_case(method: str, tmp_
     further_model("qwen2").save_pretrained(tmp_path)
     config = changed(tmp_path, lambda weights: None, quantization_config={"quant_method": method, "bits": 4})
     config.dequantize = True
-    [problem] = checkpoint_problems(config)
-    assert problem == refused(config)
+    problem = refused(config)
     assert method in problem.what
     assert "dequantize" not in problem.allowed
 
@@ -187,13 +193,50 @@ def test_tokens_beyond_the_embeddings(
     tokens: tuple[str, ...], special: bool, template: str | None, count: int, tmp_path: Path
 ) -> None:
     config = with_tokens(tmp_path, *tokens, special=special, template=template)
-    problems = list(checkpoint_problems(config))
-    assert len(problems) == bool(count)
     tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), load_model(config).config
     if not count:
         check_special_tokens(tokenizer, model, config.path)
         return
     with pytest.raises(ConfigError) as caught:
         check_special_tokens(tokenizer, model, config.path)
-    assert list(caught.value.problems) == problems
-    assert f"{count} in all: {tokens[0]} 17" in problems[0].what
+    [problem] = caught.value.problems
+    assert f"{count} in all: {tokens[0]} 17" in problem.what
+
+
+# -- Arguments ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+def test_the_dtype_is_the_models_own_key(name: str) -> None:
+    [problem] = model_problems(ModelConfig(path="m", init={name: "float16", "revision": "v1"}))
+    assert (problem.key, problem.what) == (f"model.init.{name}", "is not allowed here: use model.dtype")
+
+
+@pytest.mark.parametrize(
+    "name", ["device_map", "load_in_4bit", "quantization_config", "ignore_mismatched_sizes"]
+)
+def test_what_would_place_or_change_weights_is_refused(name: str) -> None:
+    assert [p.key for p in model_problems(ModelConfig(path="m", init={name: "auto"}))] == [f"model.init.{name}"]
+
+
+def test_the_arguments_of_checkpointing_are_torchs() -> None:
+    """Its context_fn is a function, which no run file can hold."""
+    parameters = inspect.signature(checkpoint).parameters
+    named = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY} - {"context_fn"}
+    assert named | {"preserve_rng_state"} == {*CHECKPOINT_ARGUMENTS}
+
+
+@pytest.mark.parametrize(
+    ("train", "key", "nearest"),
+    [
+        (
+            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrent": True}},
+            ".use_reentrent",
+            "use_reentrant",
+        ),
+        ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "", ""),
+    ],
+)
+def test_checkpointing_arguments_that_mean_nothing(train: dict[str, Any], key: str, nearest: str) -> None:
+    [problem] = checkpointing_problems(TrainConfig.model_validate(train))
+    assert (problem.key, problem.nearest) == (f"train.gradient_checkpointing_kwargs{key}", nearest)

@@ -506,7 +506,7 @@ def test_two_tools_of_one_name_are_refused(refuse: Refuse) -> None:
     [problem] = refuse(tools=["tools.py:add", "tools.py:add"])
     assert (problem.key, problem.what) == (
         "tools[1]",
-        "tools[0] has the same name, by which the model calls it",
+        "tools[0] has the same name, and the model could not tell them apart",
     )
 
 

@@ -32,12 +32,6 @@ def problem(*overrides: str) -> Problem:
     return found
 
 
-def test_existing_run_files_keep_their_meaning() -> None:
-    evaluation = load_run("quickstart").config.evaluation
-    assert evaluation is not None
-    assert (evaluation.temperature, evaluation.num_generations, evaluation.pass_at_k) == (0.0, 1, [])
-
-
 @pytest.mark.parametrize("k", ["5", "0", "-1"])
 def test_a_k_that_is_no_number_of_completions(k: str) -> None:
     found = problem(*SAMPLED, f"evaluation.pass_at_k=[1, {k}]")

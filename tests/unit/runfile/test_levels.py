@@ -9,8 +9,6 @@ from typer.testing import CliRunner
 
 from grpox.cli.app import app
 from grpox.errors import ConfigError
-from grpox.plugins.registry import installed
-from grpox.runfile.checks import declared_level
 from grpox.runfile.load import load_run
 from grpox.testing import CorrectionConformance
 from grpox.testing.runner import outcomes
@@ -108,14 +106,6 @@ def test_validate_prints_it_once_and_is_content() -> None:
     assert done.exit_code == 0
     assert done.stderr.count("warning: correction: sequence-mask") == 1
     assert CliRunner().invoke(app, ["validate", "quickstart"]).stderr == ""
-
-
-def test_built_in_components_declare_what_they_do() -> None:
-    for kind, levels in (("loss", LOSSES), ("correction", CORRECTIONS)):
-        names = {offer.spec.name for offer in installed().plugins.offers if offer.kind == kind}
-        assert levels.keys() <= names
-        for name in levels:
-            assert declared_level(load_run("quickstart", [f"{kind}={name}"]).components[kind]) == levels[name]
 
 
 @pytest.mark.parametrize(

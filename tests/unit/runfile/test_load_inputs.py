@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,17 +81,6 @@ def test_a_part_that_does_not_fill_a_generation_batch_is_refused(refuse: Refuse)
     assert problem.what == "one generation batch needs 2 prompts, but the data has 1"
 
 
-@pytest.mark.parametrize("split", ["test", "train[:3", "", "train[a:]"])
-def test_a_split_that_a_file_does_not_have(refuse: Refuse, split: str) -> None:
-    (problem,) = refuse({"split": split})
-    assert (problem.key, problem.given) == ("data.split", split)
-
-
-def test_a_file_has_no_subset(refuse: Refuse) -> None:
-    (problem,) = refuse({"subset": "main"})
-    assert (problem.key, problem.given) == ("data.subset", "main")
-
-
 def test_a_stream_needs_a_number_of_steps_and_an_uncut_split(resolve: Resolve, refuse: Refuse) -> None:
     train = {"num_generations": 4, "per_device_train_batch_size": 8}
     assert [p.key for p in refuse({"streaming": True})] == ["train.max_steps"]
@@ -105,19 +93,11 @@ def test_a_stream_needs_a_number_of_steps_and_an_uncut_split(resolve: Resolve, r
 # -- What is found in files ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["loop.jsonl", "~nosuchuser/x.jsonl", "n" * 300 + ".jsonl", "a\0.jsonl"])
-def test_a_path_that_the_system_cannot_follow(refuse: Refuse, tmp_path: Path, path: str) -> None:
-    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+@pytest.mark.parametrize("path", ["n" * 300 + ".jsonl", "a\0.jsonl"])
+def test_a_path_that_the_system_cannot_follow(refuse: Refuse, path: str) -> None:
     (problem,) = refuse({"path": path})
     assert problem.key == "data.path"
-    assert problem.what.startswith(("cannot be opened", "no such file"))
-
-
-@pytest.mark.parametrize("content", ['{"prompt": ' + "9" * 5000 + "}", "[" * 100_000])
-def test_what_is_beyond_the_limits_of_a_parser(refuse: Refuse, tmp_path: Path, content: str) -> None:
-    (tmp_path / "deep.jsonl").write_text(content)
-    (problem,) = refuse({"path": "deep.jsonl"})
-    assert (problem.key, problem.what.partition(":")[0]) == ("data.path", "cannot be read")
+    assert problem.what.startswith("cannot be opened")
 
 
 @pytest.mark.parametrize(
@@ -146,43 +126,6 @@ def test_a_column_of_several_types_is_refused_before_anything_is_loaded(refuse: 
         ("data.path", told),
         ("evaluation.path", told),
     }
-
-
-@pytest.mark.parametrize("column", [{"prompt_colum": "question"}, {"prompt_column": 3}])
-def test_an_invalid_prompt_column_hides_no_mistake_of_a_file(
-    refuse: Refuse, tmp_path: Path, column: dict[str, Any]
-) -> None:
-    (tmp_path / "bad.jsonl").write_text("{")
-    sets = {"a": {"path": "non.jsonl"}, "b": {"path": "bad.jsonl"}}
-    single, several = {"path": "non.jsonl", "every": 1}, {"sets": sets, "every": 1}
-    (key,) = (f"data.{name}" for name in column)
-    assert {each.key for each in refuse(column, evaluation=single)} == {key, "evaluation.path"}
-    keys = {key, "data.path", "evaluation.sets.a.path", "evaluation.sets.b.path"}
-    assert {each.key for each in refuse(column | {"path": "bad.jsonl"}, evaluation=several)} == keys
-    # The columns of a good file say nothing while the column of prompts is unknown.
-    assert [each.key for each in refuse(column)] == [key]
-
-
-@pytest.mark.parametrize(
-    ("invalid", "valid"),
-    [
-        ({"evaluation": {"accuracy": 3}}, {"evaluation": {"pass_at_k": [4]}}),
-        ({"train": {"learning_rate": "x"}}, {"train": {"lr_scheduler_type": "consine"}}),
-        ({"model": {"path": 3}}, {"evaluation": {"path": "none.jsonl"}}),
-    ],
-)
-def test_an_invalid_key_hides_no_mistake_in_another(
-    refuse: Refuse, invalid: dict[str, Any], valid: dict[str, Any]
-) -> None:
-    sections: dict[str, Any] = {
-        "model": {"path": "model"},
-        "train": {"num_generations": 4, "per_device_train_batch_size": 8},
-        "evaluation": {"path": "train.jsonl", "every": 1},
-    }
-    for changes in (invalid, valid):
-        sections = {name: section | changes.get(name, {}) for name, section in sections.items()}
-    keys = {problem.key.partition("[")[0] for problem in refuse(**sections)}
-    assert keys == {f"{name}.{key}" for part in (invalid, valid) for name in part for key in part[name]}
 
 
 @pytest.mark.parametrize(
@@ -243,32 +186,18 @@ def test_a_folder_named_as_the_run_file_is_said_to_be_one(tmp_path: Path, monkey
 # -- The output folder -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("given", "what"),
-    [
-        ("", "is empty"),
-        (" ", "is empty"),
-        ("train.jsonl", "is a file"),
-        ("train.jsonl/a/b", "cannot be created"),
-    ],
-)
-def test_an_output_folder_that_cannot_be(refuse: Refuse, given: str, what: str) -> None:
-    (problem,) = refuse(output_dir=given)
-    assert problem.key == "output_dir"
-    assert problem.what.startswith(what)
-
-
 def test_an_output_folder_without_permission(
     refuse: Refuse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Path] = []
-    monkeypatch.setattr(os, "access", lambda path, mode: asked.append(path))
+    def refuse_all(**_: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("grpox.runfile.paths.TemporaryDirectory", refuse_all)
     (problem,) = refuse(output_dir="runs/new")
     assert (problem.key, problem.what) == (
         "output_dir",
         f"cannot be written: no permission to write in {tmp_path}",
     )
-    assert asked == [tmp_path]
 
 
 def test_inputs_that_the_run_would_move_away_are_refused(refuse: Refuse, tmp_path: Path) -> None:

@@ -110,33 +110,10 @@ def test_a_cosine_to_a_least_rate_stops_there() -> None:
     assert rates(as_rate, 4) == pytest.approx(rates(config, 4))
 
 
-def test_a_cosine_whose_warm_up_starts_above_zero() -> None:
-    """Two warm-up steps from 0.4 to the peak; then cosine over 2 steps, the last at the least rate."""
-    kwargs = {"min_lr_rate": 0.1, "warmup_lr_rate": 0.4}
-    config = train_config("cosine_warmup_with_min_lr", warmup_steps=2, lr_scheduler_kwargs=kwargs)
-    assert rates(config, 4) == pytest.approx([0.4, 1, 0.55, 0.1])
-
-
 def test_warm_up_stable_and_decay_share_the_steps() -> None:
     kwargs = {"num_decay_steps": 4, "decay_type": "linear", "min_lr_ratio": 0.2}
     config = train_config("warmup_stable_decay", warmup_steps=2, lr_scheduler_kwargs=kwargs)
     assert rates(config, 9) == pytest.approx([0.2, 0.6, 1, 1, 1, 1, 0.8, 0.6, 0.4])
-
-
-def test_a_polynomial_of_power_two_is_a_parabola() -> None:
-    """((1 - t/4)^2 * (0.01 - 0.002) + 0.002) / 0.01."""
-    config = train_config("polynomial", lr_scheduler_kwargs={"power": 2, "lr_end": 0.002})
-    assert rates(config, 4) == pytest.approx([1, 0.65, 0.4, 0.25])
-
-
-def test_restarts_jump_back_to_the_peak() -> None:
-    config = train_config("cosine_with_restarts", lr_scheduler_kwargs={"num_cycles": 2})
-    assert rates(config, 8)[::2] == pytest.approx([1, 0.5, 1, 0.5])
-
-
-def test_an_inverse_root_halves_after_three_timescales() -> None:
-    config = train_config("inverse_sqrt", lr_scheduler_kwargs={"timescale": 2})
-    assert rates(config, 7)[6] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("ratio", "total", "steps"), [(0.1, 20, 2), (0.1, 21, 3), (0.0, 20, 0), (0.5, 1, 1)])
@@ -194,19 +171,6 @@ def test_a_value_that_makes_no_schedule_is_refused(name: str, kwargs: dict[str, 
 def test_the_default_end_of_a_polynomial_may_be_above_a_small_peak() -> None:
     [(key, what, _)] = told(train_config("polynomial", learning_rate=1e-7))
     assert (key, what) == ("train.lr_scheduler_kwargs.lr_end", "is not below train.learning_rate, 1e-07")
-
-
-@pytest.mark.parametrize("name", ["reduce_lr_on_plateau", "greedy"])
-def test_a_schedule_that_follows_a_metric_needs_a_plugin(name: str) -> None:
-    [(key, what, _)] = told(train_config(name))
-    assert key == "train.lr_scheduler_type"
-    for fact in ("evaluation metric", "plugin (train.scheduler)"):
-        assert fact in what
-
-
-def test_warm_up_is_given_in_one_way() -> None:
-    [(key, what, _)] = told(train_config(warmup_steps=2, warmup_ratio=0.1))
-    assert (key, what) == ("train.warmup_ratio", "set only one of warmup_steps and warmup_ratio")
 
 
 @pytest.mark.parametrize("key", ["warmup_steps", "warmup_ratio"])

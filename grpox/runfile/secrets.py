@@ -18,7 +18,7 @@ VERSIONS = "versions.json"
 """File in a run's folder that names the run file."""
 
 
-def give_back_secrets(data: dict[str, Any], folder: Path) -> list[Problem]:
+def restore_secrets(data: dict[str, Any], folder: Path) -> list[Problem]:
     """Replace masked secrets in `data` by their values, in place.
 
     Args:
@@ -30,11 +30,11 @@ def give_back_secrets(data: dict[str, Any], folder: Path) -> list[Problem]:
     masked = frozenset(masked_keys(data))
     if masked:
         source = _run_file(folder)
-        _give_back(data, redacted(source), source, masked, "")
-    return masked_problems(data)
+        _restore(data, redacted(source), source, masked, "")
+    return secret_problems(data)
 
 
-def masked_problems(data: Mapping[str, Any]) -> list[Problem]:
+def secret_problems(data: Mapping[str, Any]) -> list[Problem]:
     """Return a problem for each value of `data` that is a masked secret."""
     what = "pass this secret again: it is masked here, because a run's folder stores no secrets"
     return [
@@ -61,7 +61,7 @@ def _run_file(folder: Path) -> Any:
         return None
 
 
-def _give_back(value: Any, shown: Any, source: Any, masked: frozenset[str], key: str) -> Any:
+def _restore(value: Any, shown: Any, source: Any, masked: frozenset[str], key: str) -> Any:
     """Return `value` with masks replaced by secrets from the environment or the run file.
 
     Args:
@@ -76,7 +76,7 @@ def _give_back(value: Any, shown: Any, source: Any, masked: frozenset[str], key:
                 parts = shown[name], source[name]
             except (TypeError, LookupError):  # the run file has no such key
                 parts = None, None
-            value[name] = _give_back(value[name], *parts, masked, f"{key}.{name}".lstrip("."))
+            value[name] = _restore(value[name], *parts, masked, f"{key}.{name}".lstrip("."))
     elif key in masked:
         return os.environ.get(_variable(key), source if shown == value and source is not None else value)
     return value
