@@ -17,7 +17,7 @@ from typing import Literal
 import pluggy
 
 from grpox.errors import describe, nearest
-from grpox.plugins.hookspecs import API_VERSIONS, ENTRY_POINT_GROUP, OLDEST_API, CommandSpec, ComponentSpec
+from grpox.plugins.hookspecs import API_VERSION, ENTRY_POINT_GROUP, CommandSpec, ComponentSpec
 from grpox.plugins.loader import load, new_manager
 from grpox.plugins.requirements import canonical_name, unmet
 
@@ -129,7 +129,7 @@ class PluginSet:
             return
         origin = (record.distribution, record.version)
         self.offers += [
-            Offer(kind, spec, *origin, *_usable(kind, spec), record.module) for kind, spec in loaded.components
+            Offer(kind, spec, *origin, *_usable(spec), record.module) for kind, spec in loaded.components
         ]
         self.commands += [OfferedCommand(spec, *origin) for spec in loaded.commands]
         self.records.append(replace(record, observes=loaded.observes))
@@ -154,13 +154,14 @@ class PluginSet:
         }
 
 
-def _usable(kind: str, spec: ComponentSpec) -> tuple[OfferStatus, str]:
+def _usable(spec: ComponentSpec) -> tuple[OfferStatus, str]:
     """Return the status of a component here, and the reason if it cannot be used."""
-    oldest, newest = OLDEST_API[kind], API_VERSIONS[kind]
-    if not oldest <= spec.api <= newest:
-        has = f"has {newest}" + (f" and supports {oldest} and later" if oldest < newest else "")
-        remedy = "upgrade grpox" if spec.api > newest else "upgrade the plugin"
-        return "incompatible", f"written for {kind} API {spec.api}, but this grpox {has}: {remedy}"
+    if spec.api != API_VERSION:
+        remedy = "upgrade grpox" if spec.api > API_VERSION else "upgrade the plugin"
+        return (
+            "incompatible",
+            f"written for plugin API {spec.api}, but this grpox has {API_VERSION}: {remedy}",
+        )
     lacks = _lacking(spec)
     return ("unavailable", lacks) if lacks else ("ok", "")
 

@@ -16,7 +16,7 @@ from grpox import __version__
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.errors.formatting import with_article
 from grpox.plugins.discovery import PluginSet
-from grpox.plugins.hookspecs import API_VERSIONS, KINDS
+from grpox.plugins.hookspecs import API_VERSION, KINDS
 from grpox.plugins.requirements import canonical_name
 
 TRAIN = {
@@ -190,7 +190,7 @@ def _rendered(names: Names) -> dict[str, str]:
         "hook": KINDS[kind],
         "train": names.train_command,
         "run_file": RUN_FILE.get(kind, f"{kind}: {{}}").format(component),
-        "api": str(API_VERSIONS[kind]),
+        "api": str(API_VERSION),
         "grpox": ".".join(__version__.split(".")[:2]),
     }
     files = {}

@@ -17,7 +17,7 @@ from urllib.request import url2pathname
 
 from grpox.config import ComponentRef
 from grpox.errors.redaction import redact, redacted
-from grpox.plugins.hookspecs import API_VERSIONS
+from grpox.plugins.hookspecs import API_VERSION
 from grpox.runfile.environments import bound_tools
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution, config_hash
@@ -45,7 +45,7 @@ def lock_of(run: ResolvedRun) -> Lock:
     names = {component.distribution for component in components.values() if component.distribution}
     libraries = {name: library.version for name in LIBRARIES if (library := _installed(name)) is not None}
     return Lock(
-        api=max(API_VERSIONS.values()),
+        api=API_VERSION,
         config=config_hash(redacted(run.config.model_dump(mode="json"))),
         versions={"python": platform.python_version(), **libraries},
         distributions={name: _distribution(run, name, components.values()) for name in sorted(names)},

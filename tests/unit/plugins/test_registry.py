@@ -172,7 +172,7 @@ def test_a_distribution_that_offers_a_name_twice_is_told_so(make_distribution):
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("newer", "loss API 99"), ("lacking", "pip install 'nothing-such>=1'")]
+    ("name", "reason"), [("newer", "plugin API 99"), ("lacking", "pip install 'nothing-such>=1'")]
 )
 def test_an_offer_that_cannot_be_used_here_is_refused_with_its_reason(registry, name, reason):
     (problem,) = problems(registry.find, "loss", name)

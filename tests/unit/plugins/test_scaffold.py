@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from grpox.cli.plugins import new_plugin
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.discovery import PluginSet, discover
-from grpox.plugins.hookspecs import API_VERSIONS
+from grpox.plugins.hookspecs import API_VERSION
 from grpox.plugins.scaffold.make import TEMPLATED, NewPlugin, make, names_of
 
 ROOT = Path(__file__).parents[3]
@@ -263,7 +263,7 @@ def test_licence_and_style_are_those_of_grpox(rendered: Callable[..., NewPlugin]
 @pytest.mark.parametrize("kind", TEMPLATED)
 def test_the_version_of_the_plugin_api_is_written_out(kind: str, rendered: Callable[..., NewPlugin]) -> None:
     folder = rendered(kind).folder
-    assert f"api={API_VERSIONS[kind]}," in (folder / "src" / "grpox_mine" / "plugin.py").read_text()
+    assert f"api={API_VERSION}," in (folder / "src" / "grpox_mine" / "plugin.py").read_text()
 
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
