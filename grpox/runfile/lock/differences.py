@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox.config import RunConfig
@@ -15,8 +16,8 @@ from grpox.config.inputs import AUTO
 from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import redacted
 from grpox.plugins.requirements import canonical_name
-from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution
-from grpox.runfile.yaml_lines import leaves
+from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution, read_lock
+from grpox.runfile.yaml_lines import leaves, read_yaml
 from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
@@ -63,23 +64,30 @@ class Difference:
         return f"{self.severity.value}: {self.what}: {self.old} -> {self.new}"
 
 
-def differences(old: Lock, new: Lock, *severities: Severity) -> list[str]:
-    """Describe each difference of two locks in a line: ``drift: grpox-foo version: 1.0 -> 1.1``.
-
-    Args:
-        severities: severities to include; default: all. A DRIFT must stop a resume unless the user allows it.
-    """
-    return [str(each) for each in compare(old, new) if not severities or each.severity in severities]
-
-
 def compare(old: Lock, new: Lock) -> list[Difference]:
     """List the differences of two locks, the most severe first; locks with equal digests have none."""
     config = _changed(Severity.CONFIG, RESOLVED_CONFIG, old.config[:12], new.config[:12])
-    return by_gravity([*_distributions(old, new), *_components(old, new), *_environment(old, new), *config])
+    return _by_gravity([*_distributions(old, new), *_components(old, new), *_environment(old, new), *config])
 
 
-def by_gravity(unsorted: Iterable[Difference]) -> list[Difference]:
-    """Sort differences by severity, the most severe first, otherwise in the given order."""
+def run_differences(old: Path, new: Path) -> list[Difference]:
+    """List the differences of two run folders or lock files, the most severe first."""
+    found = compare(read_lock(old), read_lock(new))
+    configs = [_saved_config(folder) for folder in (old, new)]
+    if all(configs) and (keys := config_differences(*configs)):
+        # The differing keys are more informative than the hash.
+        found = _by_gravity([*(each for each in found if each.what != RESOLVED_CONFIG), *keys])
+    return found
+
+
+def _saved_config(folder: Path) -> dict[str, Any]:
+    """Read the resolved config in a run's folder; empty if there is none."""
+    file = folder / "config.yaml"
+    data = read_yaml(file.read_text(encoding="utf-8"), str(file)).data if file.is_file() else {}
+    return data if isinstance(data, dict) else {}
+
+
+def _by_gravity(unsorted: Iterable[Difference]) -> list[Difference]:
     order = list(Severity)
     return sorted(unsorted, key=lambda difference: order.index(difference.severity))
 
@@ -131,12 +139,11 @@ def _distributions(old: Lock, new: Lock) -> Iterator[Difference]:
             yield from _changed(Severity.ORIGIN, f"{name} editable", before.editable, after.editable)
         elif before.version == after.version:
             # A different version always has different sources.
-            yield from _changed(Severity.DRIFT, f"{name} sources", _sources(before), _sources(after))
-
-
-def _sources(locked: LockedDistribution) -> str:
-    sources = f"{locked.sha256[:12]} ({locked.files} files)"
-    return f"{sources} at {_commit(locked)}" if locked.commit else sources
+            sources = (
+                f"{each.sha256[:12]} ({each.files} files)" + (f" at {_commit(each)}" if each.commit else "")
+                for each in (before, after)
+            )
+            yield from _changed(Severity.DRIFT, f"{name} sources", *sources)
 
 
 def _commit(locked: LockedDistribution) -> str:
@@ -146,19 +153,18 @@ def _commit(locked: LockedDistribution) -> str:
 def _components(old: Lock, new: Lock) -> Iterator[Difference]:
     for key in dict.fromkeys([*old.components, *new.components]):
         before, after = old.components.get(key), new.components.get(key)
-        if before and after and (before.name, before.given) == (after.name, after.given):
-            yield from _component(key, before, after)
-        else:
+        if not (before and after and (before.name, before.given) == (after.name, after.given)):
             unasked = {each.given for each in (before, after) if each} == {"unasked"}
             severity = Severity.ENVIRONMENT if unasked else Severity.CONFIG
             yield from _changed(severity, key, _named(before), _named(after))
+        elif canonical_name(before.distribution or "") != canonical_name(after.distribution or ""):
+            yield from _changed(Severity.DRIFT, key, _named(before), _named(after))
+        else:
+            yield from _code(key, before, after)
 
 
-def _component(key: str, old: LockedComponent, new: LockedComponent) -> Iterator[Difference]:
-    """Compare the code and the declarations of two components of one name."""
-    if canonical_name(old.distribution or "") != canonical_name(new.distribution or ""):
-        yield from _changed(Severity.DRIFT, key, _named(old), _named(new))
-        return
+def _code(key: str, old: LockedComponent, new: LockedComponent) -> Iterator[Difference]:
+    """Compare the code and the declarations of two components of one name and distribution."""
     if old.sha256 != new.sha256:
         files = (f"{each.target} {(each.sha256 or '')[:12]}" for each in (old, new))
         yield from _changed(Severity.DRIFT, f"{key} file", *files)
@@ -221,8 +227,7 @@ def across_ranks(
         ranks: (digest of the lock, host) of each rank.
         locks: each distinct lock with a resolved config, in the order of its first digest in `ranks`.
     """
-    first, first_config = locks[0]
-    there = f"rank 0 ({ranks[0][1]})"
+    (first, first_config), there = locks[0], f"rank 0 ({ranks[0][1]})"
     problems: list[Problem] = []
     warnings: list[str] = []
     for digest, (other, config) in zip(dict.fromkeys(digest for digest, _ in ranks), locks, strict=True):
@@ -230,12 +235,17 @@ def across_ranks(
         hosts = ", ".join(dict.fromkeys(ranks[rank][1] for rank in numbers))
         # ``rank 1 (node-b)``, ``ranks 8, 9, 10 (node-b, node-c)``
         here = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))} ({hosts})"
-        for each in compare(first, other):
+        problems += [
+            Problem(
+                f"{here}: {each.what} differs from {there}; install the same code on every machine",
+                given=each.new,
+                allowed=each.old,
+            )
+            for each in compare(first, other)
             # A library that a rank lacks is not needed; otherwise its absence was an error before.
-            is_other_library = each.severity is Severity.ENVIRONMENT and ABSENT not in (each.old, each.new)
-            if each.severity is Severity.DRIFT or is_other_library:
-                what = f"{here}: {each.what} differs from {there}; install the same code on every machine"
-                problems.append(Problem(what, given=each.new, allowed=each.old))
+            if each.severity is Severity.DRIFT
+            or (each.severity is Severity.ENVIRONMENT and ABSENT not in (each.old, each.new))
+        ]
         lines = [
             f"    {each.what}: {each.new}, not {each.old}"
             for each in config_differences(first_config, config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -13,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from support.golden import Golden
+from typer.testing import CliRunner
 
-from grpox.cli.plugin_lock import tell_differences, tell_lock
+from grpox.cli.plugins import app
 from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.errors import ConfigError
 from grpox.observing.record import LocalRecord
 from grpox.runfile.load import load_run, resolve_config
-from grpox.runfile.lock.differences import Severity, across_ranks, compare, differences
+from grpox.runfile.lock.differences import Severity, across_ranks, compare, run_differences
 from grpox.runfile.lock.model import LOCK_FILE, Lock, LockFile, config_hash, read_lock
 from grpox.runfile.lock.of_run import lock_of, origin_of, recorded_files
 from grpox.training.given import given_objects
@@ -53,6 +52,10 @@ class Mine:
 
 def locked(*overrides: str) -> Lock:
     return lock_of(load_run("quickstart", overrides))
+
+
+def differences(old: Lock, new: Lock) -> list[str]:
+    return [str(each) for each in compare(old, new)]
 
 
 def run_git(folder: Path, *arguments: str) -> str:
@@ -112,7 +115,7 @@ def test_a_lock_imports_no_component(tiny: Path) -> None:
 
 def test_making_a_lock_does_not_import_torch() -> None:
     code = (
-        "import sys; from grpox.cli.plugin_lock import tell_lock; tell_lock('quickstart', [], None, None); "
+        "import sys; from grpox.cli.plugins import app; app(['lock', 'quickstart'], standalone_mode=False); "
         "assert not {'torch', 'transformers', 'deepspeed', 'mlflow'} & set(sys.modules), 'heavy'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -127,8 +130,6 @@ def test_a_changed_source_file_of_a_selected_plugin_is_drift(tiny: Path) -> None
         file.write("# changed\n")
     (found,) = compare(before, locked("loss=tiny"))
     assert (found.severity, found.what) == (Severity.DRIFT, "grpox-tiny sources")
-    (line,) = differences(before, locked("loss=tiny"), Severity.DRIFT)
-    assert line.startswith("drift: grpox-tiny sources: ")
 
 
 def test_a_working_copy_before_a_wheel_is_what_the_lock_identifies(
@@ -351,47 +352,34 @@ def context(folder: Path) -> RunContext:
     return RunContext(RunConfig.model_validate(data), folder, 10, 1, {}, None, "run.yaml")
 
 
-def drawn(old: Path, new: Path) -> tuple[bool, str]:
-    output = io.StringIO()
-    return tell_differences(old, new, Console(file=output, width=200)), output.getvalue()
-
-
-def test_lock_prints_what_it_would_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tell_lock("quickstart", ["train.seed=1"], None, None)
-    printed = capsys.readouterr().out
+def test_lock_prints_what_it_would_write_and_changes_no_lock_of_a_run(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(app, ["lock", "quickstart", "train.seed=1"]).stdout
     assert printed == locked("train.seed=1").text()
-    tell_lock("quickstart", ["train.seed=1"], None, tmp_path / "saved.json")
-    assert (tmp_path / "saved.json").read_text() == printed
-    capsys.readouterr()
-    tell_lock(str(tmp_path / "saved.json"), [], None, None)
-    assert capsys.readouterr().out == printed
+    (tmp_path / LOCK_FILE).write_text(printed)
+    for path in (tmp_path, tmp_path / LOCK_FILE):
+        assert CliRunner().invoke(app, ["lock", str(path)]).stdout == printed
+    saved = tmp_path / "saved.json"
+    CliRunner().invoke(app, ["lock", str(tmp_path), "--output", str(saved)])
+    assert saved.read_text() == printed
+    refused = CliRunner().invoke(app, ["lock", str(tmp_path), "train.seed=1"]).exception
+    assert isinstance(refused, ConfigError)
+    assert "overrides need a run file or recipe" in str(refused)
 
 
-def test_changes_to_the_lock_of_a_run_that_was_made_are_refused(tmp_path: Path) -> None:
-    (tmp_path / LOCK_FILE).write_text(locked().text())
-    with pytest.raises(ConfigError, match="overrides need a run file or recipe"):
-        tell_lock(str(tmp_path), ["train.seed=1"], None, None)
-
-
-def test_diff_of_two_equal_locks_says_so(tmp_path: Path) -> None:
-    for name in ("a.json", "b.json"):
-        (tmp_path / name).write_text(locked().text())
-    differs, text = drawn(tmp_path / "a.json", tmp_path / "b.json")
-    assert not differs
-    assert text.startswith("no difference between ")
-
-
-def test_diff_of_two_runs_names_the_keys_of_the_config(tmp_path: Path) -> None:
+def test_diff_names_the_keys_of_the_config_and_says_so_if_there_are_none(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 7)):
         folder = tmp_path / name
         folder.mkdir()
         (folder / LOCK_FILE).write_text(locked(f"train.seed={seed}").text())
         (folder / "config.yaml").write_text(f"train: {{seed: {seed}}}\noutput_dir: runs/{name}\n")
-    differs, text = drawn(tmp_path / "a", tmp_path / "b")
-    assert differs
-    (row,) = [line.split() for line in text.splitlines() if "config" in line]
-    assert row == ["config", "train.seed", "0", "7"]
-    assert "output_dir" not in text
+    (found,) = run_differences(tmp_path / "a", tmp_path / "b")
+    assert (found.severity, found.what, found.old, found.new) == (Severity.CONFIG, "train.seed", "0", "7")
+    paths = [str(tmp_path / name) for name in ("a", "b")]
+    differ = CliRunner().invoke(app, ["diff", *paths], env={"COLUMNS": "200"})
+    assert differ.exit_code == 1
+    assert ["config", "train.seed", "0", "7"] in [line.split() for line in differ.stdout.splitlines()]
+    equal = CliRunner().invoke(app, ["diff", paths[0], paths[0]])
+    assert (equal.exit_code, equal.stdout.startswith("no difference between ")) == (0, True)
 
 
 def test_a_folder_without_a_lock_is_answered_with_those_around_it(tmp_path: Path) -> None:
