@@ -182,10 +182,10 @@ def check_component(
         name = f"{kind}/{name.removeprefix(f'{kind}/')}"
     offers = [] if is_path else select(discovered(), name)
     # Imported here because it imports torch: mistakes in the command line are reported before.
-    from grpox.cli.plugin_check import check, check_path
+    from grpox.cli.plugin_check import check_offer, check_path
 
     results = [check_path(console, name, given, kind)] if is_path else []
-    results += [check(console, offer, given) for offer in offers]
+    results += [check_offer(console, offer, given) for offer in offers]
     if not all(results):
         raise typer.Exit(1)
 

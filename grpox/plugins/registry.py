@@ -23,13 +23,10 @@ from grpox.plugins.component import (
     bind_object,
     check_params,
     contract_problem,
+    declaration_problem,
     implied,
     is_model,
-    level_problem,
     missing_method,
-    reduction_problem,
-    scaler_problem,
-    scope_problem,
 )
 from grpox.plugins.discovery import Offer, PluginSet, discover
 from grpox.plugins.hookspecs import KINDS
@@ -184,16 +181,10 @@ class Registry:
 
 
 def _construct(bound: BoundComponent, target: Any) -> Any:
-    """Build the component, after checking its class and reduction for its kind."""
+    """Build the component; check its class for its kind before, and what it declares afterwards too."""
     problem = contract_problem(bound.kind, target)
     component = None if problem else target() if bound.config is None else target(bound.config)
-    if not problem and bound.kind == "loss":
-        problem = reduction_problem(component) or scope_problem(component)
-    if not problem and bound.kind in ("loss", "correction"):
-        problem = level_problem(component)
-    if not problem and bound.kind == "advantage":
-        problem = scaler_problem(component)
-    if problem:
+    if problem := problem or declaration_problem(bound.kind, component):
         raise ConfigError(f"{bound} {problem}", bound.key, given=repr(target))
     return component
 
