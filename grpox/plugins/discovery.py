@@ -20,6 +20,7 @@ from grpox.errors import describe, nearest
 from grpox.plugins.hookspecs import API_VERSION, ENTRY_POINT_GROUP, CommandSpec, ComponentSpec
 from grpox.plugins.loader import load, new_manager
 from grpox.plugins.requirements import canonical_name, unmet
+from grpox.runtime.signals import raise_if_signal
 
 __all__ = ["DISABLE_VARIABLE", "Offer", "OfferedCommand", "PluginRecord", "PluginSet", "discover"]
 
@@ -115,16 +116,17 @@ class PluginSet:
     commands: list[OfferedCommand] = field(default_factory=list)
 
     def add(self, entry_point: metadata.EntryPoint, record: PluginRecord) -> None:
-        """Import a plugin, register its lifecycle hooks, and add its components and commands to the set."""
-        loaded = load(entry_point)
-        error = loaded.error
-        # If two distributions contain one module, both offer its components, but observers are called once.
-        if error is None and loaded.observes and not self.manager.is_registered(loaded.plugin):
-            try:
+        """Import a plugin, register its lifecycle hooks, and add its components and commands to the set.
+
+        A broken plugin adds its error alone. No plugin can make this method raise; only a signal can.
+        """
+        try:
+            loaded = load(entry_point)
+            # If two distributions contain one module, both offer its components, but observers are called once.
+            if loaded.observes and not self.manager.is_registered(loaded.plugin):
                 self.manager.register(loaded.plugin, f"{record.distribution}:{record.entry_point}")
-            except Exception as refused:  # noqa: BLE001 - one distribution may use a name twice, for two modules
-                error = refused
-        if error is not None:
+        except BaseException as error:  # noqa: BLE001 - a plugin may raise anything, which is recorded
+            raise_if_signal(error)
             self.records.append(replace(record, status="broken", reason=describe(error), error=error))
             return
         origin = (record.distribution, record.version)
