@@ -6,7 +6,7 @@ import shlex
 import textwrap
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,9 +14,6 @@ from grpox.cli.arguments import NARROW, Ranks, discovered, tell_warnings
 from grpox.errors import ConfigError
 from grpox.errors.console import Console
 from grpox.plugins.discovery import discover
-
-if TYPE_CHECKING:
-    from grpox.plugins.scaffold.make import NewPlugin
 
 HELP = """List, show and check installed components and plugins, and write the skeleton of a new one.
 
@@ -67,30 +64,27 @@ def new_plugin(
       grpox plugins new mine --kind loss
       grpox plugins new grpox-mine --kind reward --folder ~/plugins
     """
-    from grpox.plugins.scaffold.make import make
+    from grpox.plugins.scaffold.make import make, names_of
 
-    typer.echo("\n".join(_describe(make(name, kind, folder, discovered(), force))))
-
-
-def _describe(new: NewPlugin) -> list[str]:
-    """List the files of a new plugin and the next commands."""
-    names, place = new.names, shlex.quote(str(new.folder))
-    test = names.component.replace("-", "_")
+    names = names_of(name, kind)
+    files = make(names, folder, discovered(), force)
+    place, test = folder / names.distribution, names.component.replace("-", "_")
     notes = {path.format(module=names.module, kind=names.kind, test=test): note for path, note in NOTES.items()}
     width = max(map(len, notes))
-    others = "and " + ", ".join(path for path in new.files if path not in notes)
-    return [
-        f"{new.folder}: {names.kind} '{names.component}', as its own distribution",
+    others = "and " + ", ".join(path for path in files if path not in notes)
+    lines = [
+        f"{place}: {names.kind} '{names.component}', as its own distribution",
         "",
         *(f"  {path:<{width}}  {note}" for path, note in notes.items()),
         textwrap.fill(others, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False),
         "",
         "Next:",
-        f"  pip install -e {shlex.quote(f'{new.folder}[dev]')}",
+        f"  pip install -e {shlex.quote(f'{place}[dev]')}",
         f"  grpox plugins check {names.component}",
-        f"  pytest {place}",
+        f"  pytest {shlex.quote(str(place))}",
         f"  {names.train_command}",
     ]
+    typer.echo("\n".join(lines))
 
 
 @app.command("list")

@@ -180,7 +180,7 @@ def _check_offer(spec: Any, hook: str) -> None:
     Raises:
         InvalidPlugin: the result is neither.
     """
-    wanted: type = ComponentSpec
+    wanted: type[Any] = ComponentSpec
     names, rule = r"[^\s:/]+", "a name may contain no space, ':' or '/'"
     if hook == COMMANDS:
         rule = "a command may contain only lower-case letters, digits and hyphens"
