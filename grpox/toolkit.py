@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # for files and processes
     from grpox.runtime.files import open_regular as open_regular
     from grpox.runtime.files import read_mapping as read_mapping
     from grpox.runtime.files import read_small as read_small
-    from grpox.runtime.files import sync as flush_to_disk  # noqa: F401 - a name that says more
+    from grpox.runtime.files import sync as flush_to_disk
     from grpox.runtime.files import write_atomically as write_atomically
     from grpox.runtime.run_lock import hold as hold
     from grpox.runtime.run_lock import is_locked as is_locked
@@ -95,7 +95,8 @@ _HOMES = {
     for name in node.names
 }
 """Name -> its module and its name there, read from the imports above, which only type checkers execute."""
-__all__ = list(_HOMES)
+__all__ = ["flush_to_disk"]  # type checkers know the other names by their imports
+__all__ += [name for name in _HOMES if name not in __all__]
 
 
 def __getattr__(name: str) -> Any:
