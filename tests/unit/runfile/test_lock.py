@@ -106,13 +106,6 @@ def test_where_a_run_writes_does_not_change_its_config_hash() -> None:
     assert config_hash({"b": 1, "a": [1.0]}) == config_hash({"a": [1.0], "b": 1}) != config_hash({"a": [1.0]})
 
 
-def test_a_lock_imports_no_component(tiny: Path) -> None:
-    lock = locked("loss=tiny")
-    assert lock.components["loss"].provides == ("smallness",)
-    assert lock.distributions["grpox-tiny"].files == 2
-    assert "grpox_tiny_loss" not in sys.modules
-
-
 def test_making_a_lock_does_not_import_torch() -> None:
     code = (
         "import sys; from grpox.cli.plugins import app; app(['lock', 'quickstart'], standalone_mode=False); "
@@ -123,13 +116,17 @@ def test_making_a_lock_does_not_import_torch() -> None:
     assert json.loads(done.stdout)["components"]["loss"]["name"] == "dapo"
 
 
-def test_a_changed_source_file_of_a_selected_plugin_is_drift(tiny: Path) -> None:
-    before = locked("loss=tiny")
+def test_a_changed_source_file_is_drift_for_those_who_select_the_plugin(tiny: Path) -> None:
+    before, others = locked("loss=tiny"), locked()
+    assert before.components["loss"].provides == ("smallness",)
+    assert before.distributions["grpox-tiny"].files == 2
+    assert "grpox_tiny_loss" not in sys.modules
     assert compare(before, locked("loss=tiny")) == []
     with (tiny / "grpox_tiny_loss.py").open("a") as file:
         file.write("# changed\n")
     (found,) = compare(before, locked("loss=tiny"))
     assert (found.severity, found.what) == (Severity.DRIFT, "grpox-tiny sources")
+    assert locked() == others
 
 
 def test_a_working_copy_before_a_wheel_is_what_the_lock_identifies(
@@ -148,12 +145,6 @@ def test_a_working_copy_before_a_wheel_is_what_the_lock_identifies(
     assert (found.severity, found.what) == (Severity.DRIFT, "grpox-tiny sources")
     (tmp_path / "copy" / "grpox_tiny_loss.py").write_text((tiny / "grpox_tiny_loss.py").read_text())
     assert locked("loss=tiny") == before  # the same code, whatever installed it
-
-
-def test_a_changed_source_file_of_a_plugin_that_is_not_selected_is_nothing(tiny: Path) -> None:
-    before = locked()
-    (tiny / "grpox_tiny_loss.py").write_text("# changed\n")
-    assert locked() == before
 
 
 def test_another_version_is_drift_told_once(tiny: Path) -> None:
@@ -181,53 +172,49 @@ def test_the_same_name_from_another_distribution_is_drift(
     assert differences(before, after) == ["drift: loss: tiny (grpox-tiny) -> tiny (grpox-other)"]
 
 
-def test_a_changed_capability_is_drift() -> None:
+@pytest.mark.parametrize(
+    ("part", "changed", "told"),
+    [
+        ("components", {"generator": {"provides": []}}, "drift: generator provides: logprobs, max_tokens -> -"),
+        ("versions", {"torch": "1.0"}, f"environment: torch version: {metadata.version('torch')} -> 1.0"),
+        # grpox is one of the distributions, which tell its version.
+        ("versions", {"grpox": "9.9"}, ""),
+        ("distributions", {"grpox": {"api": 2}}, "drift: grpox plugin API: 1 -> 2"),
+    ],
+)
+def test_each_change_has_its_severity(part: str, changed: dict[str, Any], told: str) -> None:
     before = locked()
-    data = before.model_dump(mode="json")
-    data["components"]["generator"]["provides"] = []
-    assert differences(before, Lock.model_validate(data)) == [
-        "drift: generator provides: logprobs, max_tokens -> -"
-    ]
+    assert differences(before, with_changes(before, part, changed)) == [told] * bool(told)
 
 
-def test_another_torch_is_neither_drift_nor_config() -> None:
-    before = locked()
-    data = before.model_dump(mode="json")
-    data["versions"] |= {"torch": "1.0", "grpox": "9.9"}
-    here = metadata.version("torch")
-    # grpox is one of the distributions, which tell its version.
-    assert differences(before, Lock.model_validate(data)) == [f"environment: torch version: {here} -> 1.0"]
+def with_changes(lock: Lock, part: str, changed: dict[str, Any]) -> Lock:
+    """Return a lock with other entries in a part; of an entry that is a mapping, other values."""
+    data = lock.model_dump(mode="json")
+    for name, value in changed.items():
+        data[part][name] = data[part][name] | value if isinstance(value, dict) else value
+    return Lock.model_validate(data)
 
 
 def test_the_gravest_difference_is_told_first(tiny: Path) -> None:
     before = locked("loss=tiny")
     (tiny / "grpox_tiny_loss.py").write_text("# changed\n")
-    data = locked("loss=tiny", "train.seed=1").model_dump(mode="json")
-    data["versions"] |= {"torch": "1.0"}
-    order = [one.severity.value for one in compare(before, Lock.model_validate(data))]
-    assert order == ["drift", "environment", "config"]
+    after = with_changes(locked("loss=tiny", "train.seed=1"), "versions", {"torch": "1.0"})
+    assert [one.severity.value for one in compare(before, after)] == ["drift", "environment", "config"]
 
 
-def test_a_component_given_by_path_is_locked_by_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(MINE)
-    override = f"loss={{path: '{file}:Mine'}}"
-    before = locked(override)
-    loss = before.components["loss"]
-    assert (loss.given, loss.target, loss.needs) == ("path", f"{file}:Mine", ("entropy",))
-    assert loss.distribution is None
-    file.write_text(MINE + "# changed\n")
-    (found,) = compare(before, locked(override))
-    assert (found.severity, found.what) == (Severity.DRIFT, "loss file")
-
-
-def test_the_same_file_in_another_folder_is_no_drift(tmp_path: Path) -> None:
+def test_a_component_given_by_path_is_locked_by_its_file_and_not_by_its_folder(tmp_path: Path) -> None:
     locks = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.py").write_text(MINE)
         locks.append(locked(f"loss={{path: '{tmp_path}/{name}/mine.py:Mine'}}"))
+    loss = locks[0].components["loss"]
+    assert (loss.given, loss.target, loss.needs) == ("path", f"{tmp_path}/a/mine.py:Mine", ("entropy",))
+    assert loss.distribution is None
     assert [one.severity for one in compare(*locks)] == [Severity.CONFIG, Severity.ORIGIN]
+    (tmp_path / "a" / "mine.py").write_text(MINE + "# changed\n")
+    (found,) = compare(locks[0], locked(f"loss={{path: '{tmp_path}/a/mine.py:Mine'}}"))
+    assert (found.severity, found.what) == (Severity.DRIFT, "loss file")
 
 
 def is_short(completions: list[str], **columns: object) -> list[float]:
@@ -402,27 +389,18 @@ def rank(lock: Lock, host: str) -> tuple[str, str]:
     return lock.digest, host
 
 
-def test_the_ranks_of_a_machine_with_another_version_are_named_with_both_versions(tiny: Path) -> None:
+def test_the_ranks_of_a_machine_with_other_code_are_named_with_both_versions(tiny: Path) -> None:
     mine = locked("loss=tiny")
-    data = mine.model_dump(mode="json")
-    data["distributions"]["grpox-tiny"]["version"] = "2.0"
-    theirs = Lock.model_validate(data)
+    theirs = with_changes(mine, "distributions", {"grpox-tiny": {"version": "2.0"}})
+    # A vllm that only one rank has is not needed.
+    theirs = with_changes(theirs, "versions", {"torch": "1.0", "vllm": "0.1"})
     ranks = [rank(mine, "a"), rank(theirs, "b"), rank(mine, "a"), rank(theirs, "c")]
-    problems, warnings = across_ranks(ranks, [(mine, {}), (theirs, {})])
-    (problem,) = problems
+    (version, library), warnings = across_ranks(ranks, [(mine, {}), (theirs, {})])
     for fact in ("ranks 1, 3 (b, c): ", "grpox-tiny version", "rank 0 (a)"):
-        assert fact in problem.what
-    assert (problem.given, problem.allowed) == ("2.0", "1.0")
+        assert fact in version.what
+    assert (version.given, version.allowed) == ("2.0", "1.0")
+    assert (library.given, library.allowed) == ("1.0", metadata.version("torch"))
     assert warnings == []
-
-
-def test_another_torch_is_refused_and_a_vllm_that_only_one_rank_has_is_not() -> None:
-    mine = locked()
-    data = mine.model_dump(mode="json")
-    data["versions"] |= {"torch": "1.0", "vllm": "0.1"}
-    theirs = Lock.model_validate(data)
-    problems, _ = across_ranks([rank(mine, "a"), rank(theirs, "b")], [(mine, {}), (theirs, {})])
-    assert [(problem.given, problem.allowed) for problem in problems] == [("1.0", metadata.version("torch"))]
 
 
 def test_another_config_on_a_rank_is_a_warning_that_names_the_keys_but_not_the_paths(golden: Golden) -> None:
