@@ -1,7 +1,4 @@
-"""Imports one plugin and calls its discovery hooks, giving components and commands, or the plugin's error.
-
-Each plugin has its own manager, so that an error in one plugin does not affect others.
-"""
+"""Imports a plugin under watch, checks its hooks, and calls its discovery hooks."""
 
 from __future__ import annotations
 
@@ -11,15 +8,13 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
-from importlib import metadata
 from typing import Any, NoReturn
 
 import pluggy
 
 from grpox.errors import brief, nearest
 from grpox.plugins import hookspecs
-from grpox.plugins.hookspecs import KINDS, CommandSpec, ComponentSpec
+from grpox.plugins.hookspecs import CommandSpec, ComponentSpec
 
 COMMANDS = "grpox_commands"
 
@@ -42,7 +37,7 @@ class Misbehaved(InvalidPlugin):
 
 
 @contextmanager
-def _watched() -> Iterator[None]:
+def watched() -> Iterator[None]:
     """Keep what a block prints, and stop it from ending the process; raises Misbehaved for both."""
     own, end, faults = os.getpid(), os._exit, list[str]()
 
@@ -76,29 +71,6 @@ def _flush() -> None:
     for stream in filter(None, (sys.stdout, sys.__stdout__)):
         with suppress(OSError, ValueError):
             stream.flush()
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """Content of a plugin."""
-
-    plugin: Any
-    components: tuple[tuple[str, ComponentSpec], ...]
-    """Pairs (kind, component)."""
-    commands: tuple[CommandSpec, ...]
-    observes: tuple[str, ...]
-    """Lifecycle hooks that the module itself implements, called in every run."""
-
-
-def load(entry_point: metadata.EntryPoint) -> Loaded:
-    """Import a plugin, check its hooks, and collect its components and commands; raises whatever it raises."""
-    with _watched():
-        plugin = entry_point.load()
-        alone = check_hooks(plugin)
-        names = {caller.name for caller in alone.get_hookcallers(plugin) or ()}
-        commands = tuple(_offered(alone, COMMANDS))
-        components = tuple((kind, spec) for kind, hook in KINDS.items() for spec in _offered(alone, hook))
-    return Loaded(plugin, components, commands, tuple(sorted(names - {*KINDS.values(), COMMANDS})))
 
 
 def new_manager() -> pluggy.PluginManager:
@@ -157,8 +129,12 @@ def _did_you_mean(name: str, known: list[str]) -> str:
     return f"did you mean {near}?" if near else f"the hooks are {', '.join(known)}"
 
 
-def _offered(alone: pluggy.PluginManager, hook: str) -> Iterator[Any]:
-    """Call a discovery hook of one plugin only: pluggy's multicall would mix the results of all plugins."""
+def offered(alone: pluggy.PluginManager, hook: str) -> Iterator[Any]:
+    """Yield what a discovery hook of a single plugin offers; the plugin has this manager of its own.
+
+    Raises:
+        InvalidPlugin: an offer is neither a component nor a command, or its name is invalid or not the first.
+    """
     names = set()
     for implementation in getattr(alone.hook, hook).get_hookimpls():
         try:
@@ -175,11 +151,7 @@ def _offered(alone: pluggy.PluginManager, hook: str) -> Iterator[Any]:
 
 
 def _check_offer(spec: Any, hook: str) -> None:
-    """Check that a result of a discovery hook is a component or a command with a valid name.
-
-    Raises:
-        InvalidPlugin: the result is neither.
-    """
+    """Check that a result of a discovery hook is a component or a command with a valid name."""
     wanted: type[Any] = ComponentSpec
     names, rule = r"[^\s:/]+", "a name may contain no space, ':' or '/'"
     if hook == COMMANDS:
