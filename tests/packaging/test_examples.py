@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from grpox.testing.runner import SUITES
-
 if TYPE_CHECKING:
     from tests.packaging.conftest import Environment
 
@@ -34,8 +32,6 @@ COMPONENTS = {
 }
 ALONE = {"GRPOX_DISABLE_PLUGINS": "grpox-third-party"}
 """Without the plugin of the other tests, which observes every run."""
-OPTIONS = {"dataset/reasoning-gym": ["tasks=[{task: chain_sum}]"]}
-"""Parameters that a component needs for its check."""
 STEPS = 3
 
 
@@ -65,22 +61,6 @@ def test_each_passes_its_own_tests(environment: Environment) -> None:
         assert f"{folder}/tests/" in told
     # A check is skipped that is for what a component does not have, such as turns.
     assert re.fullmatch(r"=+ \d+ passed(, \d+ skipped)?(, \d+ warnings?)? in .*=+", told.splitlines()[-1])
-
-
-def test_each_component_passes_the_check_of_its_kind(environment: Environment, tmp_path: Path) -> None:
-    names = [f"{kind}/{name}" for kind, name, _ in sorted(COMPONENTS) if kind in SUITES]
-    # One process for all: importing torch takes longer than the checks.
-    code = (
-        "import sys; from grpox.cli import main\n"
-        f"options = {OPTIONS}\n"
-        "for name in sys.argv[1:]:\n"
-        "    sys.argv = ['grpox', 'plugins', 'check', name, *options.get(name, [])]\n"
-        "    try: main()\n"
-        "    except SystemExit as end: print(name, 'ends with', end.code or 0)\n"
-    )
-    told = environment.python("-c", code, *names, cwd=tmp_path, **ALONE)
-    assert re.findall(r"^(\S+) ends with (\S+)$", told, re.MULTILINE) == [(name, "0") for name in names]
-    assert len(re.findall(r"^\d+ passed", told, re.MULTILINE)) == len(names)
 
 
 def test_a_run_uses_a_loss_an_advantage_and_an_observer_of_three_examples(
