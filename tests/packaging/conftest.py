@@ -54,7 +54,7 @@ class Environment:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """grpox, every example and the third party, as pip builds them from copies of their sources.
 
-    grpox alone is built in an environment of its own, with what pyproject.toml requires: that takes ten seconds.
+    grpox alone is built in an environment of its own, with what pyproject.toml requires.
     """
     folder = tmp_path_factory.mktemp("wheels")
     own, *others = (copied(source, folder) for source in (ROOT, *EXAMPLES, THIRD_PARTY))

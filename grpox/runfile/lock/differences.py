@@ -16,7 +16,7 @@ from grpox.config.inputs import AUTO
 from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import redacted
 from grpox.plugins.requirements import canonical_name
-from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution, read_lock
+from grpox.runfile.lock.model import Lock, LockedComponent, read_lock
 from grpox.runfile.yaml_lines import leaves, read_yaml
 from grpox.runtime.logs import get_logger
 
@@ -66,8 +66,15 @@ class Difference:
 
 def compare(old: Lock, new: Lock) -> list[Difference]:
     """List the differences of two locks, the most severe first; locks with equal digests have none."""
-    config = _changed(Severity.CONFIG, RESOLVED_CONFIG, old.config[:12], new.config[:12])
-    return _by_gravity([*_distributions(old, new), *_components(old, new), *_environment(old, new), *config])
+    found = [*_distributions(old, new), *_components(old, new)]
+    found += _changed(Severity.ENVIRONMENT, "plugin API", old.api, new.api)
+    both = old.distributions.keys() & new.distributions.keys()
+    for name in dict.fromkeys([*old.versions, *new.versions]):
+        if name not in both:
+            before, after = old.versions.get(name), new.versions.get(name)
+            found += _changed(Severity.ENVIRONMENT, f"{name} version", before, after)
+    found += _changed(Severity.CONFIG, RESOLVED_CONFIG, old.config[:12], new.config[:12])
+    return _by_gravity(found)
 
 
 def run_differences(old: Path, new: Path) -> list[Difference]:
@@ -133,21 +140,18 @@ def _distributions(old: Lock, new: Lock) -> Iterator[Difference]:
             continue
         yield from _changed(Severity.DRIFT, f"{name} version", before.version, after.version)
         yield from _changed(Severity.DRIFT, f"{name} plugin API", before.api, after.api)
+        commits = [(each.commit or "")[:12] + " with changes" * bool(each.dirty) for each in (before, after)]
         if before.sha256 == after.sha256:
-            yield from _changed(Severity.ORIGIN, f"{name} commit", _commit(before), _commit(after))
+            yield from _changed(Severity.ORIGIN, f"{name} commit", *commits)
             yield from _changed(Severity.ORIGIN, f"{name} origin", before.origin, after.origin)
             yield from _changed(Severity.ORIGIN, f"{name} editable", before.editable, after.editable)
         elif before.version == after.version:
             # A different version always has different sources.
             sources = (
-                f"{each.sha256[:12]} ({each.files} files)" + (f" at {_commit(each)}" if each.commit else "")
-                for each in (before, after)
+                f"{each.sha256[:12]} ({each.files} files)" + (f" at {commit}" if each.commit else "")
+                for each, commit in zip((before, after), commits, strict=True)
             )
             yield from _changed(Severity.DRIFT, f"{name} sources", *sources)
-
-
-def _commit(locked: LockedDistribution) -> str:
-    return (locked.commit or "")[:12] + (" with changes" if locked.dirty else "")
 
 
 def _components(old: Lock, new: Lock) -> Iterator[Difference]:
@@ -157,36 +161,24 @@ def _components(old: Lock, new: Lock) -> Iterator[Difference]:
             unasked = {each.given for each in (before, after) if each} == {"unasked"}
             severity = Severity.ENVIRONMENT if unasked else Severity.CONFIG
             yield from _changed(severity, key, _named(before), _named(after))
-        elif canonical_name(before.distribution or "") != canonical_name(after.distribution or ""):
-            yield from _changed(Severity.DRIFT, key, _named(before), _named(after))
+            continue
+        pair = (before, after)
+        if canonical_name(before.distribution or "") != canonical_name(after.distribution or ""):
+            yield from _changed(Severity.DRIFT, key, *map(_named, pair))
+            continue
+        if before.sha256 != after.sha256:
+            files = (f"{each.target} {(each.sha256 or '')[:12]}" for each in pair)
+            yield from _changed(Severity.DRIFT, f"{key} file", *files)
         else:
-            yield from _code(key, before, after)
-
-
-def _code(key: str, old: LockedComponent, new: LockedComponent) -> Iterator[Difference]:
-    """Compare the code and the declarations of two components of one name and distribution."""
-    if old.sha256 != new.sha256:
-        files = (f"{each.target} {(each.sha256 or '')[:12]}" for each in (old, new))
-        yield from _changed(Severity.DRIFT, f"{key} file", *files)
-    else:
-        severity = Severity.ORIGIN if old.given == "path" else Severity.DRIFT
-        yield from _changed(severity, f"{key} target", old.target, new.target)
-    for label in ("needs", "provides"):
-        names = (", ".join(sorted(set(getattr(each, label)))) for each in (old, new))
-        yield from _changed(Severity.DRIFT, f"{key} {label}", *names)
+            severity = Severity.ORIGIN if before.given == "path" else Severity.DRIFT
+            yield from _changed(severity, f"{key} target", before.target, after.target)
+        for label in ("needs", "provides"):
+            names = (", ".join(sorted(set(getattr(each, label)))) for each in pair)
+            yield from _changed(Severity.DRIFT, f"{key} {label}", *names)
 
 
 def _named(locked: LockedComponent | None) -> str:
     return ABSENT if locked is None else f"{locked.name} ({locked.distribution or f'by {locked.given}'})"
-
-
-def _environment(old: Lock, new: Lock) -> Iterator[Difference]:
-    yield from _changed(Severity.ENVIRONMENT, "plugin API", old.api, new.api)
-    both = old.distributions.keys() & new.distributions.keys()
-    for name in dict.fromkeys([*old.versions, *new.versions]):
-        if name not in both:
-            before, after = old.versions.get(name), new.versions.get(name)
-            yield from _changed(Severity.ENVIRONMENT, f"{name} version", before, after)
 
 
 def check_ranks(world: World, lock: Lock, config: Mapping[str, Any]) -> None:

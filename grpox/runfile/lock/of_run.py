@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -238,10 +239,8 @@ def _git_state(folder: Path) -> tuple[str | None, bool | None]:
             command, text=True, stderr=subprocess.DEVNULL, timeout=10, env=environment
         ).strip()
 
-    try:
-        if not git("ls-files", "--", "."):
-            return None, None
-        commit = git("rev-parse", "HEAD")
-        return commit, bool(git("status", "--porcelain", "--untracked-files=no", "--", "."))
-    except (OSError, subprocess.SubprocessError):
-        return None, None
+    with suppress(OSError, subprocess.SubprocessError):
+        if git("ls-files", "--", "."):
+            changes = git("status", "--porcelain", "--untracked-files=no", "--", ".")
+            return git("rev-parse", "HEAD"), bool(changes)
+    return None, None
