@@ -83,24 +83,22 @@ class ComponentStates:
         self._before: dict[str, dict[str, str]] | None = None
         """Hashes of the attributes of components without state, until the first checkpoint."""
 
-    def remember_attributes(self) -> None:
-        """Hash the attributes of components without state, for the first checkpoint to compare."""
-        self._before = {
-            key: component.attribute_hashes()
-            for key, component in self._components.items()
-            if not has_state(component.instance) and not is_stateless(component.instance)
-        }
-
-    def check(self) -> None:
+    def begin(self) -> None:
         """Read the states once, so that one that no checkpoint can hold ends the run before its first step.
 
-        A reward in a process of its own notes its state for the next process.
+        A reward in a process of its own notes its state for the next process. Of components without state the
+        attributes are hashed, for the first checkpoint to compare.
 
         Raises:
             RunFailed: a state cannot be saved.
         """
         for component in self._stateful().values():
             component.state()
+        self._before = {
+            key: component.attribute_hashes()
+            for key, component in self._components.items()
+            if not has_state(component.instance) and not is_stateless(component.instance)
+        }
 
     def _stateful(self) -> dict[str, RunComponent]:
         return {key: each for key, each in self._components.items() if has_state(each.instance)}
@@ -173,9 +171,9 @@ class ComponentStates:
 
     def _restore(self, folder: Path, allow: bool) -> None:
         saved = read_state(folder / FILE)
-        found = [self._misfit(key, entry) for key, entry in saved.items()]
-        found += [self._load(component, saved.get(key)) for key, component in self._stateful().items()]
-        if not (problems := [problem for problem in found if problem]):
+        misfits = [self._misfit(key, entry) for key, entry in saved.items()]
+        misfits += [self._load(component, saved.get(key)) for key, component in self._stateful().items()]
+        if not (problems := [problem for problem in misfits if problem]):
             return
         if not allow:
             cure = "the run as it was saved; `grpox train` with --allow-changes goes on all the same"

@@ -118,10 +118,10 @@ def _requirements_remedy(spec: ComponentSpec | CommandSpec) -> str:
 def _command_row(it: OfferedCommand, plugins: PluginSet) -> Row:
     origin = (it.distribution, it.version)
     if clash := conflict(it, plugins.commands):
-        told = ("conflict", clash.what, it.spec.help, clash.allowed)
+        texts = ("conflict", clash.what, it.spec.help, clash.allowed)
     else:
-        told = ("unavailable" if it.lacks else "ok", it.lacks, it.spec.help, _requirements_remedy(it.spec))
-    return Row("command", it.spec.name, *origin, *told)
+        texts = ("unavailable" if it.lacks else "ok", it.lacks, it.spec.help, _requirements_remedy(it.spec))
+    return Row("command", it.spec.name, *origin, *texts)
 
 
 def _plugin_row(it: PluginRecord) -> Row:

@@ -66,25 +66,25 @@ class Difference:
 
 def compare(old: Lock, new: Lock) -> list[Difference]:
     """List the differences of two locks, the most severe first; locks with equal digests have none."""
-    found = [*_distributions(old, new), *_components(old, new)]
-    found += _changed(Severity.ENVIRONMENT, "plugin API", old.api, new.api)
+    changed = [*_distributions(old, new), *_components(old, new)]
+    changed += _changed(Severity.ENVIRONMENT, "plugin API", old.api, new.api)
     both = old.distributions.keys() & new.distributions.keys()
     for name in dict.fromkeys([*old.versions, *new.versions]):
         if name not in both:
             before, after = old.versions.get(name), new.versions.get(name)
-            found += _changed(Severity.ENVIRONMENT, f"{name} version", before, after)
-    found += _changed(Severity.CONFIG, RESOLVED_CONFIG, old.config[:12], new.config[:12])
-    return _by_gravity(found)
+            changed += _changed(Severity.ENVIRONMENT, f"{name} version", before, after)
+    changed += _changed(Severity.CONFIG, RESOLVED_CONFIG, old.config[:12], new.config[:12])
+    return _by_gravity(changed)
 
 
 def run_differences(old: Path, new: Path) -> list[Difference]:
     """List the differences of two run folders or lock files, the most severe first."""
-    found = compare(read_lock(old), read_lock(new))
+    changed = compare(read_lock(old), read_lock(new))
     configs = [_saved_config(folder) for folder in (old, new)]
     if all(configs) and (keys := config_differences(*configs)):
         # The differing keys are more informative than the hash.
-        found = _by_gravity([*(each for each in found if each.what != RESOLVED_CONFIG), *keys])
-    return found
+        changed = _by_gravity([*(each for each in changed if each.what != RESOLVED_CONFIG), *keys])
+    return changed
 
 
 def _saved_config(folder: Path) -> dict[str, Any]:

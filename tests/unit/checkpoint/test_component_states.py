@@ -150,7 +150,7 @@ def test_a_component_that_forgets_is_told_once_at_the_first_checkpoint(logged: L
     silent = Counts()
     silent.stateless = True  # type: ignore[attr-defined]
     all_of_them = states(advantage=forgets, loss=declares, correction=counts, reward=calm, dataset=silent)
-    all_of_them.remember_attributes()
+    all_of_them.begin()
     forgets.seen = declares.seen = counts.count = silent.count = 1
     assert all_of_them.saved().keys() == {"correction"}
     text = logged()
@@ -162,8 +162,8 @@ def test_a_component_that_forgets_is_told_once_at_the_first_checkpoint(logged: L
 
 
 def test_a_state_that_no_checkpoint_can_hold_ends_the_run_before_its_first_step_and_at_a_checkpoint() -> None:
-    states(loss=Counts(3), reward=Declares()).check()
+    states(loss=Counts(3), reward=Declares()).begin()
     bad = states(loss=Counts({1}))
-    for call in (bad.check, bad.saved):
+    for call in (bad.begin, bad.saved):
         with pytest.raises(RunFailed, match=r"loss 'loss' of my-plugin 1.2: .*\['count'\] is a set"):
             call()
