@@ -232,10 +232,8 @@ def test_a_config_that_uses_a_key_of_the_run_file_is_refused(make_distribution):
     source = FOO.replace("grpox_foo", "grpox_hides").replace("clip_low: float", "weight: float")
     make_distribution("grpox-hides", source)
     registry = Registry(discover(disable=["grpox"]))
-    assert (
-        "keys weight"
-        in parse_problems(registry, kind="reward", key="rewards[0]", name="foo")["rewards[0]"].what
-    )
+    told = parse_problems(registry, kind="reward", key="rewards[0]", name="foo")
+    assert "keys weight" in told["rewards[0]"].what
     assert registry.parse("loss", ComponentRef(name="foo", weight=0.5), "loss").config.weight == 0.5
 
 
@@ -281,6 +279,9 @@ def test_a_function_is_a_reward_without_parameters(registry):
     assert problem.key == "rewards[0].scale"
 
 
+LOSS = {"per_token": print, "reduction": Reduction.TOKEN_MEAN}
+
+
 @pytest.mark.parametrize("needs", ["entropy", (1,), 3])
 def test_capabilities_that_are_no_tuple_of_strings_are_refused(needs):
     mine = type("Mine", (), {"needs": needs, "correct": lambda self, old, sampler, mask: None})
@@ -293,6 +294,9 @@ def test_capabilities_that_are_no_tuple_of_strings_are_refused(needs):
     [
         ("loss", {}, "has no method per_token"),
         ("loss", {"per_token": print}, "has the reduction None"),
+        ("loss", {**LOSS, "scope": "batch"}, "has the scope 'batch'; it is 'token' or 'group'"),
+        ("loss", {**LOSS, "level": "word"}, "has the level 'word'; it is 'token' or 'sequence'"),
+        ("correction", {"correct": print, "level": "word"}, "has the level 'word'"),
         ("advantage", {"scale": 3}, "has no method scale"),
         ("generator", {"generate": print, "sync": print}, "has no method start and no method sleep"),
     ],
@@ -303,10 +307,13 @@ def test_an_object_that_is_no_component_of_its_kind_is_refused_when_it_is_named(
     assert problem.key == kind
 
 
-def test_a_reduction_may_be_a_property_of_the_built_loss(registry):
-    members = {"per_token": print, "reduction": property(lambda self: Reduction.SEQUENCE_SUM)}
+def test_what_a_loss_declares_may_be_a_property_and_is_checked_once_it_is_built(registry):
+    members = {"per_token": print, "reduction": property(lambda self: Reduction.SEQUENCE_SUM), "level": None}
     bound = bind_object("loss", type("Mine", (), members), {}, "loss", "Mine")
     assert registry.build(bound).reduction is Reduction.SEQUENCE_SUM
+    members["scope"] = property(lambda self: "batch")
+    bound = bind_object("loss", type("Mine", (), members), {}, "loss", "Mine")
+    assert "has the scope 'batch'" in problems(registry.build, bound)[0].what
 
 
 # -- Building --------------------------------------------------------------------------------------------
