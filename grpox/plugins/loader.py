@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import re
 import sys
@@ -39,7 +40,8 @@ class Misbehaved(InvalidPlugin):
 @contextmanager
 def watched() -> Iterator[None]:
     """Keep what a block prints, and stop it from ending the process; raises Misbehaved for both."""
-    own, end, faults = os.getpid(), os._exit, list[str]()
+    # A plugin may keep the stream that it finds, such as a handler of logging; it stays open.
+    own, end, faults, text = os.getpid(), os._exit, list[str](), io.StringIO()
 
     def refuse(code: int) -> NoReturn:
         if os.getpid() != own:  # a child that the plugin forked
@@ -53,13 +55,13 @@ def watched() -> Iterator[None]:
     os.dup2(memory, 1)
     os._exit = refuse  # type: ignore[assignment]
     try:
-        with open(memory, "w", errors="replace", closefd=False) as text, redirect_stdout(text):
+        with redirect_stdout(text):
             yield
     finally:
         _flush()
         os._exit = end
         os.dup2(before, 1)
-        if printed := os.pread(memory, 100, 0).decode(errors="replace"):
+        if printed := text.getvalue() or os.pread(memory, 100, 0).decode(errors="replace"):
             faults.append(f"prints {brief(printed)}")
         os.close(before)
         os.close(memory)

@@ -126,6 +126,12 @@ def test_a_run_file_is_not_checked_with_a_plugin_that_prints(make_distribution):
     assert subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": path}).returncode == 2
 
 
+def test_a_plugin_may_keep_the_standard_output_that_it_finds(make_distribution):
+    make_distribution("grpox-logs", "import logging, sys\nhandler = logging.StreamHandler(sys.stdout)")
+    assert only_record("grpox-logs").status == "ok"
+    assert not sys.modules["grpox_logs"].handler.stream.closed
+
+
 def test_a_child_that_a_plugin_forks_may_end_as_it_likes(make_distribution):
     make_distribution(
         "grpox-forks", "import os\npid = os.fork()\npid or os._exit(3)\nended = os.waitpid(pid, 0)[1]"

@@ -29,14 +29,14 @@ EITHER = "engine>=0.32,<0.33 | engine-cpu>=0.32,<0.33"
         ("other>=1 | engine>=0.32", ""),
         (
             "other | engine>=1",
-            "needs other: not installed; or engine>=1: 0.32.1 is installed (pip install 'other')",
+            "needs other: not installed; or engine>=1: 0.32.1rc1 is installed (pip install 'other')",
         ),
-        ("engine>=1", "needs engine>=1: 0.32.1 is installed (pip install 'engine>=1')"),
+        ("engine>=1", "needs engine>=1: 0.32.1rc1 is installed (pip install 'engine>=1')"),
         ("nothing-such; python_version < '3' | nothing-else", ""),
     ],
 )
 def test_of_alternatives_one_must_be_met(make_distribution, requirement, told):
-    make_distribution("engine", "", version="0.32.1")
+    make_distribution("engine", "", version="0.32.1rc1")
     assert unmet(requirement) == told
 
 
