@@ -242,11 +242,6 @@ def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
     Args:
         narrow: stack the details of a parameter, for a terminal too narrow for columns.
     """
-    heading = Text.assemble((offer.spec.name, "bold"), f"  {offer.kind}, {offer.origin}")
-    return Group(heading, _facts(offer), Padding(_parameters(plugins, offer, narrow), (0, 0, 1, 2)))
-
-
-def _facts(offer: Offer) -> RenderableType:
     spec = offer.spec
     facts = {
         "summary": spec.summary,
@@ -260,7 +255,9 @@ def _facts(offer: Offer) -> RenderableType:
         "config": spec.config,
         "plugin API": str(spec.api),
     }
-    return labelled({label: text for label, text in facts.items() if text})
+    heading = Text.assemble((spec.name, "bold"), f"  {offer.kind}, {offer.origin}")
+    about = labelled({label: text for label, text in facts.items() if text})
+    return Group(heading, about, Padding(_parameters(plugins, offer, narrow), (0, 0, 1, 2)))
 
 
 def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableType:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -393,19 +390,6 @@ def test_required_plugins_must_be_installed_new_enough_and_loaded(registry, make
     assert "not installed" in told["plugins.required[2]"]
     assert "is broken: ModuleNotFoundError" in told["plugins.required[3]"]
     assert "no grpox plugin" in told["plugins.required[4]"]
-
-
-def test_selecting_and_negotiating_import_no_torch():
-    code = (
-        "import sys; from grpox.plugins.discovery import discover\n"
-        "from grpox.plugins.registry import Registry\n"
-        "from grpox.config import ComponentRef\n"
-        "registry = Registry(discover()); bound = registry.parse('loss', ComponentRef(name='dapo'), 'loss')\n"
-        "registry.negotiate([bound], [])\n"
-        "print('torch' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "False"
 
 
 def test_the_public_function_builds_a_component_as_a_run_file_would(tmp_path):
