@@ -47,10 +47,6 @@ class RunComponent:
         origin = f" of {self.distribution} {self.version}" if self.distribution else ""
         return f"{self.kind} '{self.label}'{origin}"
 
-    @property
-    def is_on_all_ranks(self) -> bool:
-        return self.kind != "observer"
-
     def state(self) -> dict[str, Any]:
         """Return its state as plain values and CPU tensors.
 
@@ -67,20 +63,10 @@ class RunComponent:
         remote = isinstance(self.instance, RemoteComponent)
         return self.instance.attribute_hashes() if remote else attribute_hashes(self.instance)
 
-    def entry(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return its entry in the file."""
-        return {
-            "kind": self.kind,
-            "name": self.label,
-            "distribution": self.distribution,
-            "version": self.version,
-            "state": state,
-        }
-
     def is_saved_in(self, entry: Mapping[str, Any]) -> bool:
         """Tell whether an entry of the file is of this component, in whatever version."""
-        own = self.entry({})
-        return all(entry[name] == own[name] for name in ("kind", "name", "distribution"))
+        saved = (entry["kind"], entry["name"], entry["distribution"])
+        return saved == (self.kind, self.label, self.distribution)
 
 
 class ComponentStates:
@@ -97,25 +83,25 @@ class ComponentStates:
         self._before: dict[str, dict[str, str]] | None = None
         """Hashes of the attributes of components without state, until the first checkpoint."""
 
-    def remember_attributes(self) -> None:
-        """Hash the attributes of components without state, for the first checkpoint to compare."""
+    def begin(self) -> None:
+        """Read the states once, so that one that no checkpoint can hold ends the run before its first step.
+
+        A reward in a process of its own notes its state for the next process. Of components without state the
+        attributes are hashed, for the first checkpoint to compare.
+
+        Raises:
+            RunFailed: a state cannot be saved.
+        """
+        for component in self._stateful().values():
+            component.state()
         self._before = {
             key: component.attribute_hashes()
             for key, component in self._components.items()
             if not has_state(component.instance) and not is_stateless(component.instance)
         }
 
-    def check(self) -> None:
-        """Read the states once, so that one that no checkpoint can hold ends the run before its first step.
-
-        A reward in a process of its own notes its state for the next process.
-
-        Raises:
-            RunFailed: a state cannot be saved.
-        """
-        for component in self._components.values():
-            if has_state(component.instance):
-                component.state()
+    def _stateful(self) -> dict[str, RunComponent]:
+        return {key: each for key, each in self._components.items() if has_state(each.instance)}
 
     def saved(self) -> dict[str, dict[str, Any]]:
         """Return the content of the file: key -> kind, name, distribution, version and state; a collective.
@@ -130,16 +116,21 @@ class ComponentStates:
     def _entries(self) -> dict[str, dict[str, Any]]:
         self._warn_of_changes()
         return {
-            key: component.entry(component.state())
-            for key, component in self._components.items()
-            if has_state(component.instance)
+            key: {
+                "kind": component.kind,
+                "name": component.label,
+                "distribution": component.distribution,
+                "version": component.version,
+                "state": component.state(),
+            }
+            for key, component in self._stateful().items()
         }
 
     def _check_ranks(self, entries: Mapping[str, dict[str, Any]]) -> None:
         """Check that all ranks have the same states; a collective."""
         if self._world.size == 1:
             return
-        shared = [key for key in entries if self._components[key].is_on_all_ranks]
+        shared = [key for key in entries if self._components[key].kind != "observer"]
         ranks = self._world.gather([{key: state_hashes(entries[key]["state"]) for key in shared}])
         for key in shared:
             others = [rank for rank, states in enumerate(ranks) if states.get(key) != ranks[0][key]]
@@ -180,24 +171,9 @@ class ComponentStates:
 
     def _restore(self, folder: Path, allow: bool) -> None:
         saved = read_state(folder / FILE)
-        problems = [
-            self._no_component(key, entry) for key, entry in saved.items() if not self._fits(key, entry)
-        ]
-        for key, component in self._components.items():
-            if not has_state(component.instance):
-                continue
-            if key not in saved or not component.is_saved_in(saved[key]):
-                what = f"{component} has a state, and the checkpoint holds none of it: it would begin anew"
-                problems.append(Problem(what, key))
-                continue
-            try:
-                call(component.kind, component.instance.load_state_dict, saved[key]["state"])
-            except RunFailed as error:
-                version = saved[key]["version"]
-                of_version = f" of version {version}" if version else ""
-                what = f"{component} cannot restore its state{of_version}: {error}"
-                problems.append(Problem(what, key))
-        if not problems:
+        misfits = [self._misfit(key, entry) for key, entry in saved.items()]
+        misfits += [self._load(component, saved.get(key)) for key, component in self._stateful().items()]
+        if not (problems := [problem for problem in misfits if problem]):
             return
         if not allow:
             cure = "the run as it was saved; `grpox train` with --allow-changes goes on all the same"
@@ -206,16 +182,25 @@ class ComponentStates:
             lines = "\n".join(f"    {each}" for each in problems)
             logger.warning("going on in spite of states that are not restored:\n%s", lines)
 
-    def _fits(self, key: str, entry: Mapping[str, Any]) -> bool:
-        if entry["kind"] == "observer" and not self._world.is_main:
-            return True
-        component = self._components.get(key)
-        return component is not None and component.is_saved_in(entry) and has_state(component.instance)
+    def _load(self, component: RunComponent, entry: Mapping[str, Any] | None) -> Problem | None:
+        """Restore the state of a component from its entry; return the problem if that fails."""
+        if entry is None or not component.is_saved_in(entry):
+            what = f"{component} has a state, and the checkpoint holds none of it: it would begin anew"
+            return Problem(what, component.key)
+        try:
+            call(component.kind, component.instance.load_state_dict, entry["state"])
+        except RunFailed as error:
+            of_version = f" of version {entry['version']}" if entry["version"] else ""
+            return Problem(f"{component} cannot restore its state{of_version}: {error}", component.key)
+        return None
 
-    def _no_component(self, key: str, entry: Mapping[str, Any]) -> Problem:
-        origin = f" of {entry['distribution']} {entry['version']}" if entry["distribution"] else ""
-        owner = f"{entry['kind']} '{entry['name']}'{origin}"
+    def _misfit(self, key: str, entry: Mapping[str, Any]) -> Problem | None:
+        """Return the problem with an entry that no component of this rank can load; None if one can."""
         component = self._components.get(key)
-        if component is None or not component.is_saved_in(entry):
-            return Problem(f"the checkpoint holds a state of {owner}, which the run does not use there", key)
-        return Problem(f"the checkpoint holds a state of {owner}, which has no load_state_dict now", key)
+        is_same = component is not None and component.is_saved_in(entry)
+        if (is_same and key in self._stateful()) or (entry["kind"] == "observer" and not self._world.is_main):
+            return None
+        origin = f" of {entry['distribution']} {entry['version']}" if entry["distribution"] else ""
+        lacks = "which has no load_state_dict now" if is_same else "which the run does not use there"
+        what = f"the checkpoint holds a state of {entry['kind']} '{entry['name']}'{origin}, {lacks}"
+        return Problem(what, key)

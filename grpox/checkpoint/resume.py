@@ -45,7 +45,7 @@ from grpox.errors.formatting import pluralize
 from grpox.policy.engine import Engine
 from grpox.policy.weight_stream import persistent_buffers
 from grpox.runfile.given import MERGED
-from grpox.runfile.lock.differences import Severity, changes, differences
+from grpox.runfile.lock.differences import Severity, changes, compare
 from grpox.runfile.lock.model import Lock
 from grpox.runfile.lock.of_run import file_hash
 from grpox.runtime.logs import get_logger
@@ -157,7 +157,8 @@ def check_changes(
     ]
     problems += [
         Problem(f"other code than the checkpoint was made with: {difference}")
-        for difference in differences(saved.lock.selected(), lock.selected(), Severity.DRIFT)
+        for difference in compare(saved.lock.selected(), lock.selected())
+        if difference.severity is Severity.DRIFT
     ]
     problems += [
         Problem("holds something else than when the checkpoint was made", key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -24,25 +25,21 @@ HEAVY = ("torch", "transformers", "deepspeed", "datasets", "mlflow", "vllm")
 MARKS = {"passed": "[green]passed[/]", "failed": "[red]FAILED[/]", "skipped": "[yellow]skipped[/]"}
 
 
-def check(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
-    """Run the checks of a component with these parameters, printing each result; return True if none failed.
-
-    Raises:
-        ConfigError: the parameters are wrong.
-    """
+def check_offer(console: Console, offer: Offer, params: Mapping[str, Any]) -> bool:
+    """Run the checks of a plugin's component; see `check`."""
     heading = f"[bold]{offer.spec.name}[/]  {offer.kind}, {offer.origin}"
-    return _check(console, offer.kind, {"name": offer.qualified_name, **params}, heading, heavy_imports(offer))
+    component = {"name": offer.qualified_name, **params}
+    return check(console, offer.kind, component, heading, heavy_imports(offer.module.partition(":")[0]))
 
 
 def check_path(console: Console, path: str, params: Mapping[str, Any], kind: str | None) -> bool:
-    """Run the checks of an object in a file, ``path.py:Name``; return True if none failed.
+    """Run the checks of an object in a file, ``path.py:Name``; see `check`.
 
     Args:
         kind: kind of the object; None: infer it from its methods.
 
     Raises:
-        ConfigError: the file, object or kind does not exist, the kind cannot be inferred, or the parameters are
-            wrong.
+        ConfigError: the file, object or kind does not exist, or the kind cannot be inferred.
     """
     if kind is not None and kind not in SUITES:
         near = nearest(kind, SUITES)
@@ -50,36 +47,38 @@ def check_path(console: Console, path: str, params: Mapping[str, Any], kind: str
     if kind is None and not (kind := kind_of(load_object(path))):
         what = "name the kind with --kind: the methods do not show it"
         raise ConfigError(what, "--kind", given=path, allowed=", ".join(SUITES))
-    heading = f"[bold]{path.rpartition(':')[2]}[/]  {kind}, {path.rpartition(':')[0]}"
-    return _check(console, kind, {"path": path, **params}, heading, ())
+    file, _, name = path.rpartition(":")
+    return check(console, kind, {"path": path, **params}, f"[bold]{name}[/]  {kind}, {file}")
 
 
-def _check(
-    console: Console, kind: str, component: Mapping[str, Any], heading: str, before: Iterable[Outcome]
+def check(
+    console: Console, kind: str, component: Mapping[str, Any], heading: str, before: Iterable[Outcome] = ()
 ) -> bool:
-    """Run the suite of a kind, print each outcome after those `before`."""
+    """Run the suite of a kind, print each outcome after those `before`; return True if none failed.
+
+    Raises:
+        ConfigError: the parameters are wrong.
+    """
     suite = type("Suite", (SUITES[kind],), {"component": component})()
     suite.bound  # noqa: B018 - wrong parameters are an error of the command, not a failed check
     console.print(heading)
-    done = []
+    counts, seconds = Counter[str](), 0.0
     for outcome in chain(before, outcomes(suite)):
         console.print(draw(outcome))
-        done.append(outcome)
-    counts = {status: sum(outcome.status == status for outcome in done) for status in MARKS}
-    totals = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    console.print(f"{totals} in {sum(outcome.seconds for outcome in done):.1f} s", highlight=False)
+        counts[outcome.status] += 1
+        seconds += outcome.seconds
+    totals = ", ".join(f"{counts[status]} {status}" for status in MARKS if counts[status])
+    console.print(f"{totals} in {seconds:.1f} s", highlight=False)
     return not counts["failed"]
 
 
-def heavy_imports(offer: Offer) -> Iterator[Outcome]:
-    """Import the plugin in a new interpreter; yield a failed check if that imports a heavy module."""
-    module = offer.module.partition(":")[0]
+def heavy_imports(module: str) -> Iterator[Outcome]:
+    """Import a plugin's module in a new interpreter; yield a failed check if it imports a heavy one."""
     code = f"import sys, {module}; print(*sorted(set({HEAVY}) & set(sys.modules)))"
     began = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - began
-    heavy = done.stdout.splitlines()[-1].split() if done.stdout.strip() else []
-    if heavy:
+    if done.stdout.strip() and (heavy := done.stdout.splitlines()[-1].split()):
         title = "the plugin is listed without importing anything heavy"
         what = f"every command imports {module}, and {module} imports {', '.join(heavy)}"
         cure = "move the import to the module of `target`: only runs that select the component import that one"

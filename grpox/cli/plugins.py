@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import shlex
 import textwrap
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from grpox.cli.arguments import NARROW, Ranks, discovered, tell_warnings
+from grpox.errors import ConfigError
 from grpox.errors.console import Console
 from grpox.plugins.discovery import discover
-
-if TYPE_CHECKING:
-    from grpox.plugins.scaffold.make import NewPlugin
 
 HELP = """List, show and check installed components and plugins, and write the skeleton of a new one.
 
@@ -65,30 +64,27 @@ def new_plugin(
       grpox plugins new mine --kind loss
       grpox plugins new grpox-mine --kind reward --folder ~/plugins
     """
-    from grpox.plugins.scaffold.make import make
+    from grpox.plugins.scaffold.make import make, names_of
 
-    typer.echo("\n".join(_describe(make(name, kind, folder, discovered(), force))))
-
-
-def _describe(new: NewPlugin) -> list[str]:
-    """List the files of a new plugin and the next commands."""
-    names, place = new.names, shlex.quote(str(new.folder))
-    test = names.component.replace("-", "_")
+    names = names_of(name, kind)
+    files = make(names, folder, discovered(), force)
+    place, test = folder / names.distribution, names.component.replace("-", "_")
     notes = {path.format(module=names.module, kind=names.kind, test=test): note for path, note in NOTES.items()}
     width = max(map(len, notes))
-    others = "and " + ", ".join(path for path in new.files if path not in notes)
-    return [
-        f"{new.folder}: {names.kind} '{names.component}', as its own distribution",
+    others = "and " + ", ".join(path for path in files if path not in notes)
+    lines = [
+        f"{place}: {names.kind} '{names.component}', as its own distribution",
         "",
         *(f"  {path:<{width}}  {note}" for path, note in notes.items()),
         textwrap.fill(others, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False),
         "",
         "Next:",
-        f"  pip install -e {shlex.quote(f'{new.folder}[dev]')}",
+        f"  pip install -e {shlex.quote(f'{place}[dev]')}",
         f"  grpox plugins check {names.component}",
-        f"  pytest {place}",
+        f"  pytest {shlex.quote(str(place))}",
         f"  {names.train_command}",
     ]
+    typer.echo("\n".join(lines))
 
 
 @app.command("list")
@@ -112,15 +108,14 @@ def list_components(
       grpox plugins list --why                explain each row that is not ok
       grpox plugins list --json
     """
-    from grpox.cli.plugin_list import as_json, as_paragraphs, as_table, explain, rows
+    from grpox.cli.plugin_tables import as_paragraphs, as_table, rows
 
     plugins, console = discover(), Console(emoji=False)
     listed = rows(plugins, kind)
-    whys = [explain(plugins, row) for row in listed] if why else []
     if json:
-        typer.echo(as_json(listed, whys))
+        typer.echo(dumps([row.as_dict(why) for row in listed], indent=2))
     elif why:
-        Console().print(as_paragraphs(listed, whys))
+        console.print(as_paragraphs(listed))
     else:
         console.print(as_table(listed, narrow=console.width < NARROW))
         if failed := sum(row.status != "ok" for row in listed):
@@ -139,7 +134,7 @@ def show_component(name: Component) -> None:
       grpox plugins show reward/math             if several kinds have a math
       grpox plugins show my-plugin:dapo          if several plugins offer a dapo
     """
-    from grpox.cli.plugin_details import details, select
+    from grpox.cli.plugin_tables import details, select
 
     plugins, console = discovered(), Console()
     for offer in select(plugins, name):
@@ -171,7 +166,7 @@ def check_component(
       grpox plugins check my-plugin:dapo         if several plugins offer a dapo
       grpox plugins check mine.py:MyLoss         a class or function in a file
     """
-    from grpox.cli.plugin_details import select
+    from grpox.cli.plugin_tables import select
     from grpox.runfile.overrides import apply_overrides
 
     given: dict[str, Any] = {}
@@ -181,10 +176,10 @@ def check_component(
         name = f"{kind}/{name.removeprefix(f'{kind}/')}"
     offers = [] if is_path else select(discovered(), name)
     # Imported here because it imports torch: mistakes in the command line are reported before.
-    from grpox.cli.plugin_check import check, check_path
+    from grpox.cli.plugin_check import check_offer, check_path
 
     results = [check_path(console, name, given, kind)] if is_path else []
-    results += [check(console, offer, given) for offer in offers]
+    results += [check_offer(console, offer, given) for offer in offers]
     if not all(results):
         raise typer.Exit(1)
 
@@ -212,9 +207,28 @@ def print_lock(
       grpox plugins lock quickstart loss=grpo --output before.json
       grpox plugins lock runs/quickstart
     """
-    from grpox.cli.plugin_lock import tell_lock
+    from grpox.runfile.load import load_run
+    from grpox.runfile.lock.model import LOCK_FILE, read_lock
+    from grpox.runfile.lock.of_run import lock_of
 
-    tell_lock(run, overrides or (), world_size, output)
+    path = Path(run)
+    if (path / LOCK_FILE).is_file() or (path.suffix == ".json" and path.is_file()):
+        if overrides:
+            what = "overrides need a run file or recipe: they cannot change a finished run or a lock file"
+            raise ConfigError(what, given=" ".join(overrides))
+        lock = read_lock(path)
+    else:
+        resolved = load_run(run, overrides or (), world_size)
+        tell_warnings(resolved.registry.plugins)
+        lock = lock_of(resolved)
+    if output is None:
+        typer.echo(lock.text(), nl=False)
+        return
+    try:
+        output.write_text(lock.text(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", "--output", given=str(output)) from error
+    typer.echo(output)
 
 
 @app.command("diff")
@@ -229,7 +243,12 @@ def diff_locks(
       grpox plugins diff runs/first runs/second
       grpox plugins diff before.json runs/first
     """
-    from grpox.cli.plugin_lock import tell_differences
+    from grpox.cli.plugin_tables import as_differences
+    from grpox.runfile.lock.differences import run_differences
 
-    if tell_differences(run_a, run_b, Console()):
+    console = Console()
+    if differences := run_differences(run_a, run_b):
+        console.print(as_differences(differences, str(run_a), str(run_b)))
         raise typer.Exit(1)
+    same = f"no difference between {run_a} and {run_b}"
+    console.print(same, markup=False, highlight=False, soft_wrap=True)

@@ -105,33 +105,81 @@ def kind_of(target: Any) -> str:
     return "reward" if is_reward else kinds[0] if len(kinds) == 1 else ""
 
 
+LEVELS = ("token", "sequence")
+"""Values of the attribute `level` of losses and corrections."""
+DECLARATIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "loss": {"scope": ("token", "group"), "level": LEVELS},
+    "correction": {"level": LEVELS},
+    "advantage": {"per": ("completion", "turn", "token")},
+}
+"""Kind -> each attribute that a component may declare, with its values."""
+
+
 def contract_problem(kind: str, target: Any) -> str:
     """Return the reason why a class (or a reward function) is not a component of this kind; empty if it is."""
     if kind == "reward":
         return methods_problem(target) if callable(target) else "is not callable"
     if kind == "environment":
-        never = sorted(methods_of(target))
-        return (
-            f"has {never[0]}, which is never called: an instance lives for one episode"
-            if never
-            else environment_problem(target)
-        )
+        if never := sorted(methods_of(target)):
+            return f"has {never[0]}, which is never called: an instance lives for one episode"
+        return environment_problem(target)
     if not inspect.isclass(target):
         return "is not a class"
     missing = [name for name in METHODS.get(kind, ()) if not callable(getattr(target, name, None))]
     if missing:
         return f"has no method {' and no method '.join(missing)} (see grpox.contracts)"
-    if problem := methods_problem(target):
-        return problem
+    return methods_problem(target) or declaration_problem(kind, target)
+
+
+def declaration_problem(kind: str, component: Any) -> str:
+    """Describe what is wrong with the attributes that a component declares, class or object; empty if nothing.
+
+    The value of a property is known only once the object is built.
+    """
+    reduction = getattr(component, "reduction", None)
+    if kind == "loss" and not isinstance(reduction, Reduction | property):
+        allowed = ", ".join(member.name for member in Reduction)
+        return f"has the reduction {reduction!r}; it must be a grpox.contracts.Reduction: {allowed}"
+    for name, values in DECLARATIONS.get(kind, {}).items():
+        value = getattr(component, name, values[0])
+        is_unknown_level = name == "level" and value is None
+        if value not in values and not is_unknown_level and not isinstance(value, property):
+            return f"has the {name} {value!r}; it is {' or '.join(map(repr, values))}"
     if kind == "advantage":
-        return scaler_problem(target)
-    if kind == "correction":
-        return level_problem(target)
-    if kind != "loss":
-        return ""
-    # The value of a property is known only once the object is built.
-    is_known = not isinstance(getattr(target, "reduction", None), property)
-    return (reduction_problem(target) if is_known else "") or scope_problem(target) or level_problem(target)
+        form, per = takes_inputs(component), getattr(component, "per", "completion")
+        if form is None:
+            signature = inspect.signature(component.scale)
+            return f"has the method scale{signature}; it is scale(inputs) or scale(rewards, weights, group_ids)"
+        if not form and per in ("turn", "token"):
+            return f"has the per {per!r}, for which its method is scale(inputs)"
+    return ""
+
+
+def takes_inputs(scaler: Any) -> bool | None:
+    """Tell the two forms of a scaler's method `scale` apart, of a class or an object.
+
+    Returns:
+        True for ``scale(inputs)``, False for ``scale(rewards, weights, group_ids)``, None for neither.
+    """
+    method = inspect.getattr_static(scaler, "scale", None)
+    has_self = inspect.isclass(scaler) and not isinstance(method, staticmethod | classmethod)
+    try:
+        signature = inspect.signature(scaler.scale)
+    except ValueError:  # of a function written in C Python may know no parameters
+        return False
+    for form, arguments in ((False, 3), (True, 1)):
+        try:
+            signature.bind(*[None] * (arguments + has_self))
+        except TypeError:
+            continue
+        return form
+    return None
+
+
+def level_of(component: Any) -> str | None:
+    """Return the level that a loss or correction declares, itself or in its config; None: it is unknown."""
+    levels = (getattr(each, "level", None) for each in (component, getattr(component, "config", None)))
+    return next((level for level in levels if level in LEVELS), None)
 
 
 def implied(environment: type[Environment]) -> tuple[str, ...]:
@@ -152,83 +200,6 @@ _IMPLYING: dict[str, str] = {
     Capability.STATE_KEYS: "state_key",
 }
 """Capability -> the method of an environment that stands for it."""
-
-
-PER_ADVANTAGE = ("completion", "turn", "token")
-"""Values of a scaler's attribute `per`."""
-
-
-def takes_inputs(scaler: Any) -> bool | None:
-    """Tell the two forms of a scaler's method `scale` apart, of a class or an object.
-
-    Returns:
-        True for ``scale(inputs)``, False for ``scale(rewards, weights, group_ids)``, None for neither.
-    """
-    method = inspect.getattr_static(scaler, "scale", None)
-    is_function = inspect.isclass(scaler) and not isinstance(method, staticmethod | classmethod)
-    try:
-        parameters = list(inspect.signature(scaler.scale).parameters.values())[1 if is_function else 0 :]
-    except ValueError:  # of a function written in C Python may know no parameters
-        return False
-    kinds = inspect.Parameter
-    positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
-    required = [p for p in positional if p.default is kinds.empty]
-    if any(p.kind is kinds.KEYWORD_ONLY and p.default is kinds.empty for p in parameters):
-        return None
-    if len(required) <= 3 and (len(positional) >= 3 or any(p.kind is kinds.VAR_POSITIONAL for p in parameters)):
-        return False
-    return True if len(required) <= 1 <= len(positional) else None
-
-
-def scaler_problem(scaler: Any) -> str:
-    """Describe the problem with the form of an advantage scaler, class or object; empty if there is none."""
-    form = takes_inputs(scaler)
-    if form is None:
-        signature = inspect.signature(scaler.scale)
-        return f"has the method scale{signature}; it is scale(inputs) or scale(rewards, weights, group_ids)"
-    per = getattr(scaler, "per", PER_ADVANTAGE[0])
-    if isinstance(per, property) and inspect.isclass(scaler):  # known once the object is built
-        return ""
-    if per not in PER_ADVANTAGE:
-        return f"has per = {per!r}; it is {', '.join(PER_ADVANTAGE)}"
-    if per != PER_ADVANTAGE[0] and not form:
-        return f"has per = {per!r}, for which its method is scale(inputs)"
-    return ""
-
-
-def reduction_problem(loss: Any) -> str:
-    """Describe the problem with the reduction of a loss; empty if there is none."""
-    reduction = getattr(loss, "reduction", None)
-    if isinstance(reduction, Reduction):
-        return ""
-    allowed = ", ".join(member.name for member in Reduction)
-    return f"has the reduction {reduction!r}; it must be a grpox.contracts.Reduction: {allowed}"
-
-
-def scope_problem(loss: Any) -> str:
-    """Describe the problem with the scope that a loss declares; empty if there is none."""
-    scope = getattr(loss, "scope", "token")
-    if scope in ("token", "group") or isinstance(scope, property):
-        return ""
-    return f"has the scope {scope!r}; it is 'token' or 'group'"
-
-
-LEVELS = ("token", "sequence")
-"""Values of the attribute `level` of losses and corrections."""
-
-
-def level_of(component: Any) -> str | None:
-    """Return the level that a loss or correction declares, itself or in its config; None: it is unknown."""
-    levels = (getattr(each, "level", None) for each in (component, getattr(component, "config", None)))
-    return next((level for level in levels if level in LEVELS), None)
-
-
-def level_problem(component: Any) -> str:
-    """Describe the problem with the level that a loss or correction declares itself; empty if there is none."""
-    level = getattr(component, "level", None)
-    if level is None or level in LEVELS or isinstance(level, property):
-        return ""
-    return f"has the level {level!r}; it is 'token' or 'sequence'"
 
 
 def _capabilities(target: Any, attribute: str, key: str) -> tuple[str, ...]:

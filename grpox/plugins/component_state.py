@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import random
+import pickle
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 PLAIN = (str, int, float, bool, type(None))
 """Types of single plain values; in a state, each value is exactly of one of them."""
 LARGE = 2**20
 """Elements of a tensor or array above which its attribute is compared by place and version, not by content."""
-DEEPEST = 20
-"""Levels of nested containers of an attribute that are compared."""
+COMPARED = ("builtins", "collections", "datetime", "decimal", "fractions", "numpy", "pathlib", "random")
+"""Modules whose objects are compared by their content."""
 
 
 class NotPlain(ValueError):
@@ -80,23 +80,21 @@ def _plain(value: Any, path: str) -> Any:
 
 def state_hashes(state: Mapping[str, Any]) -> dict[str, str]:
     """Return the hash of each single value of a `plain_state`, by its path."""
-    return dict(_hashes(state, ""))
+    return {path: _hash(value, object, sys.maxsize) for path, value in _single_values(state, "")}
 
 
-def _hashes(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _single_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     # The empty containers themselves count, and their lengths.
     if isinstance(value, dict):
-        yield f"{path} keys", _hash(repr(list(value)))
+        yield f"{path} keys", list(value)
         for name, item in value.items():
-            yield from _hashes(item, f"{path}[{name!r}]")
+            yield from _single_values(item, f"{path}[{name!r}]")
     elif isinstance(value, list | tuple):
-        yield f"{path} length", _hash(f"{type(value).__name__} {len(value)}")
+        yield f"{path} length", (type(value).__name__, len(value))
         for place, item in enumerate(value):
-            yield from _hashes(item, f"{path}[{place}]")
-    elif _is_tensor(value):
-        yield path, _hash_of_tensor(value, sys.maxsize)
+            yield from _single_values(item, f"{path}[{place}]")
     else:
-        yield path, _hash(f"{type(value).__name__} {value!r}")
+        yield path, value
 
 
 def attribute_hashes(component: object) -> dict[str, str]:
@@ -105,12 +103,12 @@ def attribute_hashes(component: object) -> dict[str, str]:
     So do generators of random numbers, settings, and objects of classes of the component's own module. Other
     objects count by their type alone, so that a model, a lock or a connection changes nothing.
     """
-    # An observer's `Control` changes these, and checkpoints have them.
-    steered = frozenset(getattr(component, "hyperparameters", ()))
     attributes = dict(getattr(component, "__dict__", {}))
-    if steered and (settings := _settings(attributes.get("config"))) is not None:
-        attributes["config"] = {name: value for name, value in settings.items() if name not in steered}
-    return {name: _attribute_hash(value, type(component)) for name, value in attributes.items()}
+    # An observer's `Control` changes these, and checkpoints have them.
+    steered, config = getattr(component, "hyperparameters", ()), attributes.get("config")
+    if steered and hasattr(type(config), "model_fields"):
+        attributes["config"] = {name: value for name, value in vars(config).items() if name not in steered}
+    return {name: _hash(value, type(component), LARGE) for name, value in attributes.items()}
 
 
 def changed_attributes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -118,95 +116,67 @@ def changed_attributes(before: Mapping[str, str], after: Mapping[str, str]) -> l
     return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
 
 
-def _attribute_hash(value: Any, owner: type) -> str:
+class _ContentPickler(pickle.Pickler):
+    """Pickles a value for comparison; an object whose content is not compared is replaced by its type's name.
+
+    Args:
+        owner: class of the component; objects of other classes of its module are compared.
+        large: elements of a tensor or array above which its content is not compared.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], owner: type, large: int) -> None:
+        super().__init__(SimpleNamespace(write=write))
+        self.fast = True  # equal values give equal bytes, also if some of them are one object
+        self._owner, self._large = owner, large
+        self._entered: list[Any] = []
+
+    def persistent_id(self, part: Any) -> Any:
+        """Return what is pickled in place of a part; None: the part itself."""
+        kind, torch = type(part), sys.modules.get("torch")
+        if kind in (*PLAIN, bytes, complex, list, tuple, dict):
+            return None
+        if _is_tensor(part):
+            return _tensor_content(part, self._large)
+        if isinstance(part, set | frozenset):
+            return kind.__name__, sorted(_hash(item, self._owner, self._large) for item in part)
+        if isinstance(part, itertools.count):
+            return repr(part)
+        if torch is not None and isinstance(part, torch.Generator):
+            return part.get_state().tolist()
+        is_own = kind.__module__ == self._owner.__module__ and kind is not self._owner
+        is_record = hasattr(kind, "model_fields") or is_dataclass(kind)
+        if (is_own or is_record) and not any(part is other for other in self._entered):
+            self._entered.append(part)  # objects may refer to each other
+            return kind.__name__, dict(getattr(part, "__dict__", {}))
+        is_large = getattr(part, "size", 0) > self._large if kind.__module__ == "numpy" else False
+        if kind.__module__.partition(".")[0] in COMPARED and not hasattr(part, "__qualname__") and not is_large:
+            return None
+        return getattr(part, "__qualname__", kind.__qualname__)
+
+
+def _hash(value: Any, owner: type, large: int) -> str:
     digest = hashlib.sha256()
-    for part in _parts(value, 0, owner):
-        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    try:
+        _ContentPickler(digest.update, owner, large).dump(value)
+    except Exception:  # noqa: BLE001 - what cannot be pickled counts by its type
+        return type(value).__qualname__
     return digest.hexdigest()
 
 
-def _parts(value: Any, depth: int, owner: type | None) -> Iterator[str]:
-    kind = type(value).__name__
-    if type(value) in (*PLAIN, bytes, complex):
-        yield f"{kind} {value!r}"
-    elif depth > DEEPEST:
-        yield kind
-    elif _is_tensor(value) or _is_array(value):
-        yield _hash_of_tensor(value, LARGE)
-    elif isinstance(value, Mapping):
-        yield f"{kind} {len(value)}"
-        for name, item in list(value.items()):
-            yield from _parts(name, depth + 1, owner)
-            yield from _parts(item, depth + 1, owner)
-    elif isinstance(value, list | tuple | deque):
-        yield f"{kind} {len(value)}"
-        for item in value:
-            yield from _parts(item, depth + 1, owner)
-    elif isinstance(value, set | frozenset):
-        yield f"{kind} {len(value)}"
-        yield from sorted(" ".join(_parts(item, depth + 1, owner)) for item in value)
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield kind
-        yield from _parts(dict(getattr(value, "__dict__", {})), depth + 1, owner)
-    elif (state := _inner_state(value, owner)) is not None:
-        yield kind
-        # Objects may refer to each other: those within one are not looked into.
-        yield from _parts(state, depth + 1, None)
-    else:
-        yield kind
-
-
-def _inner_state(value: Any, owner: type | None) -> Any:
-    """Return what decides how an object behaves, where that is known, else None."""
-    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-        return value.getstate()
-    if isinstance(value, itertools.count):
-        return repr(value)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        if isinstance(value, numpy.random.Generator):
-            return value.bit_generator.state
-        if isinstance(value, numpy.random.RandomState):
-            return value.get_state(legacy=False)
-    if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Generator):
-        return value.get_state()
-    if (settings := _settings(value)) is not None:
-        return settings
-    is_own = owner is not None and type(value).__module__ == owner.__module__ and type(value) is not owner
-    return dict(getattr(value, "__dict__", {})) if is_own else None
-
-
-def _settings(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a pydantic model; None for another object."""
-    return dict(value.__dict__) if hasattr(type(value), "model_fields") else None
-
-
-def _hash_of_tensor(value: Any, large: int) -> str:
-    """Hash a tensor or an array: its content; of one with more than `large` elements place and version."""
-    about = f"{type(value).__name__} {value.dtype} {tuple(value.shape)}"
-    if _is_array(value):
-        return _hash(about, b"" if value.size > large or value.dtype.hasobject else value.tobytes())
-    tensor = value.detach()
+def _tensor_content(tensor: Any, large: int) -> tuple[Any, ...]:
+    """Return dtype, shape and content of a tensor; of one with more than `large` elements place and version."""
+    about = type(tensor).__name__, str(tensor.dtype), tuple(tensor.shape)
     if tensor.numel() > large:
-        return _hash(f"{about} {tensor.data_ptr()} {value._version}")
-    if str(tensor.layout) != "torch.strided" or tensor.is_quantized:
-        return _hash(about)
-    torch = sys.modules["torch"]
-    whole = tensor.to("cpu").contiguous().reshape(-1)
-    return _hash(about, whole.view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+        return *about, tensor.data_ptr(), tensor._version
+    if str(tensor.layout) != "torch.strided" or tensor.is_quantized or not tensor.numel():
+        return about
+    whole = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return *about, whole.view(sys.modules["torch"].uint8).numpy().tobytes()
 
 
 def _is_tensor(value: object) -> bool:
     torch = sys.modules.get("torch")  # where it is not loaded, nobody has a tensor
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _is_array(value: object) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
-
-
-def _hash(text: str, content: bytes = b"") -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass") + b"\0" + content).hexdigest()
 
 
 def _type_name(value: object) -> str:

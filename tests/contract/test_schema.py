@@ -220,4 +220,4 @@ def test_what_is_left_out_is_told_with_its_reason(make_distribution: Any) -> Non
     assert "plugin 'plugin' of grpox-off 1.0 is disabled" in comment
     assert "plugins.disable list" in comment
     assert "loss 'future' of grpox-steep 1.0" in comment
-    assert "loss API 99" in comment
+    assert "plugin API 99" in comment

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from support.patience import patient
-from support.session import session_folder
 
 ROOT = Path(__file__).parents[2]
 THIRD_PARTY = ROOT / "tests" / "packaging" / "third_party"
 EXAMPLES = sorted(path.parent for path in (ROOT / "plugins" / "examples").glob("*/pyproject.toml"))
 LEFTOVERS = ("build", "dist", "runs", "*.egg-info", "__pycache__", ".*_cache", ".venv", ".git")
-OF_GRPOX = ("pyproject.toml", "README.md", "LICENSE", "grpox", "plugins/builtin")
-"""Files that go into the wheel of grpox."""
-KEPT = 50
-"""Wheels in the cache, the newest ones."""
 
 
 def succeed(command: Sequence[str | Path], cwd: Path, **variables: str) -> str:
@@ -58,67 +50,23 @@ class Environment:
         return succeed([self.bin / "grpox", *arguments], cwd, **variables)
 
 
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """grpox, every example and the third party, as pip builds them from copies of their sources.
+
+    grpox alone is built in an environment of its own, with what pyproject.toml requires.
+    """
+    folder = tmp_path_factory.mktemp("wheels")
+    own, *others = (copied(source, folder) for source in (ROOT, *EXAMPLES, THIRD_PARTY))
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder / "built"]
+    succeed([*pip, own], folder)
+    succeed([*pip, "--no-build-isolation", *others], folder)
+    return sorted((folder / "built").iterdir())
+
+
 def copied(source: Path, folder: Path) -> Path:
     """Copy a distribution's sources: building leaves files behind, and may take in old ones."""
     return Path(shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns(*LEFTOVERS)))
-
-
-def wheel_of(source: Path, parts: Sequence[str] = (".",), isolated: bool = False) -> Path:
-    """Build the wheel of a distribution, or take the one that was built of the same files before.
-
-    Wheels lie in the user's cache, in a folder for each state of the sources. With ``GRPOX_TESTS_UNCACHED=1``
-    each session builds its own.
-
-    Args:
-        source: the distribution's folder.
-        parts: files and folders in it that go into the wheel.
-        isolated: built in an environment of its own with what pyproject.toml requires, which takes ten seconds.
-    """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "grpox" / "test-wheels"
-    if os.environ.get("GRPOX_TESTS_UNCACHED") == "1":
-        cache = session_folder() / "wheels"
-    kept = cache / state_of(source, parts)
-    if not kept.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=cache) as made:
-            build = [sys.executable, "-m", "build", "--wheel", "--outdir", f"{made}/wheel"]
-            ways = [] if isolated else ["--no-isolation"]  # with the setuptools that is here
-            sources = copied(source, Path(folder))
-            kept = cache / state_of(sources, parts)  # they may have changed meanwhile
-            succeed([*build, *ways, sources], Path(folder))
-            with suppress(OSError):  # another process has built it meanwhile
-                Path(made, "wheel").rename(kept)
-        for old in sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
-    [wheel] = kept.glob("*.whl")
-    return wheel
-
-
-def state_of(source: Path, parts: Sequence[str]) -> str:
-    """Return a name for the contents of these files, and for the Python that packs them."""
-    state = hashlib.sha256(f"{source.name} {sys.version}".encode())
-    for path in sorted(files_of(source, parts)):
-        content = path.read_bytes()
-        state.update(f"\n{path.relative_to(source)} {len(content)} {os.access(path, os.X_OK)}\n".encode())
-        state.update(content)
-    return state.hexdigest()[:32]
-
-
-def files_of(source: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """Yield the files of a distribution, without what building and running it has left."""
-    ignored = shutil.ignore_patterns(*LEFTOVERS)
-    for part in parts:
-        if (source / part).is_file():
-            yield source / part
-        for folder, below, names in os.walk(source / part):
-            below[:] = set(below) - ignored(folder, below)
-            yield from (Path(folder, name) for name in set(names) - ignored(folder, names))
-
-
-@pytest.fixture(scope="session")
-def wheels() -> list[Path]:
-    """grpox, every example and the third party, as pip builds them from their sources."""
-    return [wheel_of(ROOT, OF_GRPOX, isolated=True), *map(wheel_of, (*EXAMPLES, THIRD_PARTY))]
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ from mlflow import MlflowClient
 from support import processes
 from support.ports import free_port
 
-from grpox.runfile.lock.differences import Severity, compare
 from grpox.runfile.lock.model import config_hash, read_lock
 from grpox.runfile.yaml_lines import read_yaml
 
@@ -59,27 +58,6 @@ def test_mlflow_has_the_lock_as_artifact_and_tags(output, folder, tmp_path):
     assert run.data.tags["plugin.grpox"] == lock.distributions["grpox"].version
     stored = client.download_artifacts(run.info.run_id, "plugins.lock.json", str(tmp_path))
     assert Path(stored).read_bytes() == (output / "plugins.lock.json").read_bytes()
-
-
-def test_the_commands_tell_the_lock_of_a_run_and_what_separates_two(output, grpox, folder):
-    printed = grpox("plugins", "lock", "runs/first")
-    assert (printed.returncode, printed.stdout) == (0, (output / "plugins.lock.json").read_text())
-    again = grpox("plugins", "lock", "runs/first", "--output", "same.json")
-    assert (again.returncode, again.stdout) == (0, "same.json\n"), again.stderr
-    same = grpox("plugins", "diff", "runs/first", "same.json")
-    assert (same.returncode, same.stdout) == (0, "no difference between runs/first and same.json\n")
-
-    # Not run: its components and config are another run's.
-    assert grpox("plugins", "lock", "quickstart", "loss=grpo", "--output", "other.json").returncode == 0
-    other = grpox("plugins", "diff", "runs/first", "other.json")
-    assert other.returncode == 1
-    assert "dapo (grpox)" in other.stdout
-    assert "grpo (grpox)" in other.stdout
-    severities = {found.severity for found in compare(read_lock(output), read_lock(folder / "other.json"))}
-    assert severities == {Severity.CONFIG}
-    absent = grpox("plugins", "diff", "runs/first", "runs/frist")
-    assert absent.returncode == 2
-    assert "did you mean  runs/first" in absent.stderr
 
 
 def install(site: Path, version: str) -> Path:

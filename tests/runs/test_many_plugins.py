@@ -14,7 +14,6 @@ import pytest
 from support.fixtures import GrpoxCommand
 
 MAKE = Path(__file__).parents[2] / "benchmarks" / "plugins_list.py"
-ONE_STEP = ("train.max_steps=1", "evaluation=null", "tracking={}", "train.warmup_steps=0")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,20 +36,6 @@ def test_29_offer_their_loss_and_the_broken_one_is_a_row_with_its_reason(grpox: 
     (broken,) = (row for row in many if row["kind"] == "plugin")
     assert (broken["distribution"], broken["status"]) == ("grpox-many-broken", "broken")
     assert broken["reason"] == "ModuleNotFoundError: No module named 'no_such_library_anywhere'"
-
-
-def test_selecting_the_broken_one_exits_2_with_the_original_error(grpox: GrpoxCommand) -> None:
-    done = grpox("validate", "quickstart", "loss=grpox-many-broken:many-broken")
-    assert done.returncode == 2
-    (told,) = (line for line in done.stderr.splitlines() if "might offer it, but is broken" in line)
-    assert "plugin 'plugin' of grpox-many-broken 1.0" in told
-    assert "ModuleNotFoundError: No module named 'no_such_library_anywhere'" in told
-
-
-def test_a_run_takes_the_loss_of_one(grpox: GrpoxCommand, folder: Path) -> None:
-    done = grpox("train", "quickstart", *ONE_STEP, "loss=many-7", "output_dir=runs/many")
-    assert done.returncode == 0, done.stderr
-    assert json.loads((folder / "runs" / "many" / "summary.json").read_text())
 
 
 @pytest.mark.parametrize(("name", "heavy"), [("many-heavy", True), ("many-7", False)])

@@ -7,6 +7,7 @@ and COMPONENT are replaced, ``dot-`` becomes a dot and ``.tmpl`` falls away; its
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata, resources, util
 from pathlib import Path, PurePath
@@ -16,25 +17,20 @@ from grpox import __version__
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.errors.formatting import with_article
 from grpox.plugins.discovery import PluginSet
-from grpox.plugins.hookspecs import API_VERSIONS, KINDS
+from grpox.plugins.hookspecs import API_VERSION, KINDS
 from grpox.plugins.requirements import canonical_name
 
 TRAIN = {
-    "loss": "grpox train quickstart loss={}",
-    "reward": "grpox train quickstart 'rewards=[exact, {}]'",
-    "advantage": "grpox train quickstart advantage={}",
-    "correction": "grpox train quickstart correction={}",
-    "generator": "grpox train quickstart generator={}",
+    "reward": "'rewards=[exact, {}]'",
     "environment": (
-        "grpox train quickstart environment={} 'rewards=[environment]' sampling.max_completion_length=16 "
-        "episodes.max_turn_tokens=4"
+        "environment={} 'rewards=[environment]' sampling.max_completion_length=16 episodes.max_turn_tokens=4"
     ),
-    "observer": "grpox train quickstart 'tracking.{}={{}}'",
-    "dataset": "grpox train quickstart data.path=null data.source={}",
-    "optimizer": "grpox train quickstart train.optimizer={}",
-    "scheduler": "grpox train quickstart train.scheduler={}",
+    "observer": "'tracking.{}={{}}'",
+    "dataset": "data.path=null data.source={}",
+    "optimizer": "train.optimizer={}",
+    "scheduler": "train.scheduler={}",
 }
-"""Kind -> the command that trains the quickstart with a component of it."""
+"""Kind -> the overrides that train the quickstart with a component of it, where they are not ``KIND=NAME``."""
 RUN_FILE = {
     "reward": "rewards: [{{name: {}, weight: 1.0}}]",
     "observer": "tracking: {{{}: {{}}}}",
@@ -43,8 +39,6 @@ RUN_FILE = {
     "scheduler": "train: {{scheduler: {}}}",
 }
 """Kind -> the line of a run file, where that is not ``KIND: NAME``."""
-TEMPLATED = tuple(TRAIN)
-"""Kinds of components with templates."""
 PREFIX = "grpox-"
 _VALID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # PEP 508
 
@@ -76,18 +70,19 @@ class Names:
     @property
     def train_command(self) -> str:
         """The command that trains the quickstart with the component."""
-        return TRAIN[self.kind].format(self.component)
+        overrides = TRAIN.get(self.kind, f"{self.kind}={{}}")
+        return f"grpox train quickstart {overrides.format(self.component)}"
 
 
 def names_of(given: str, kind: str) -> Names:
     """Derive all names from one: ``mine``, ``grpox-mine`` and ``Grpox_Mine`` mean the same.
 
     Raises:
-        ConfigError: it is no name of a distribution, it is grpox's own, or there is no template of this kind.
+        ConfigError: it is no name of a distribution, it is grpox's own, or the kind does not exist.
     """
     problems = []
-    if kind not in TEMPLATED:
-        near, allowed = nearest(kind, TEMPLATED), ", ".join(TEMPLATED)
+    if kind not in KINDS:
+        near, allowed = nearest(kind, KINDS), ", ".join(KINDS)
         problems.append(Problem("no such kind", "--kind", given=kind, allowed=allowed, nearest=near))
     if not _VALID.fullmatch(given):
         # Of a path, the name of its folder; perhaps empty.
@@ -104,30 +99,18 @@ def names_of(given: str, kind: str) -> Names:
     return Names(kind, PREFIX + component, component)
 
 
-@dataclass(frozen=True)
-class NewPlugin:
-    """A distribution that was written."""
-
-    names: Names
-    folder: Path
-    files: list[str]
-    """Paths within `folder`."""
-
-
-def make(given: str, kind: str, parent: Path, plugins: PluginSet, force: bool = False) -> NewPlugin:
-    """Write the distribution of a new plugin into a folder of its name within `parent`.
+def make(names: Names, parent: Path, plugins: PluginSet, force: bool = False) -> list[str]:
+    """Write the distribution of a new plugin into a folder of its name within `parent`; return its files.
 
     Args:
-        given: its name, with or without ``grpox-``.
         plugins: the installed plugins, whose names are reserved.
         force: write over the files of a folder that is not empty; others in it stay.
 
     Raises:
-        ConfigError: a name is wrong or taken, the folder is not empty, or it cannot be written.
+        ConfigError: a name is taken, the folder is not empty, or it cannot be written.
     """
-    names = names_of(given, kind)
     folder = parent / names.distribution
-    problems = _clashes(names, plugins, force)
+    problems = list(_clashes(names, plugins, force))
     try:
         if not force and folder.is_dir() and any(folder.iterdir()):
             allowed = "another --folder, or --force to write over the files of that name"
@@ -142,38 +125,28 @@ def make(given: str, kind: str, parent: Path, plugins: PluginSet, force: bool = 
         there = isinstance(error, FileExistsError | NotADirectoryError)
         what = "is not a folder" if there else f"cannot be written: {error.strerror or error}"
         raise ConfigError(what, given=str(error.filename or folder)) from error
-    return NewPlugin(names, folder, list(files))
+    return list(files)
 
 
-def _clashes(names: Names, plugins: PluginSet, force: bool) -> list[Problem]:
-    """List a problem for each name that is in use.
-
-    Args:
-        force: an installed distribution of the same name is the one to be written again.
-    """
-    another = "another name"
-    problems = [
-        Problem(
-            f"{offer.origin} already offers a {names.kind} '{names.component}'",
-            "NAME",
-            given=names.component,
-            allowed=f"{another}: runs would have to say {names.distribution}:{names.component}",
-        )
-        for offer in plugins.offers_called(names.component, names.kind)
-        if canonical_name(offer.distribution) != names.distribution
-    ]
+def _clashes(names: Names, plugins: PluginSet, force: bool) -> Iterator[Problem]:
+    """Yield a problem for each name that is in use; with `force` the installed distribution is made anew."""
+    for offer in plugins.offers_called(names.component, names.kind):
+        if canonical_name(offer.distribution) != names.distribution:
+            what = f"{offer.origin} already offers a {names.kind} '{names.component}'"
+            allowed = f"another name: runs would have to say {names.distribution}:{names.component}"
+            yield Problem(what, "NAME", given=names.component, allowed=allowed)
     try:
         version = metadata.version(names.distribution)
     except metadata.PackageNotFoundError:
         if util.find_spec(names.module) is not None:
             what = "a module of this name is installed, which the plugin's own would hide"
-            problems.append(Problem(what, "NAME", given=names.module, allowed=another))
-        return problems
+            yield Problem(what, "NAME", given=names.module, allowed="another name")
+        return
     if not force:
         what = f"a distribution of this name is installed, in version {version}"
-        allowed = f"{another}, or --force to make it anew"
-        problems.append(Problem(what, "NAME", given=names.distribution, allowed=allowed))
-    return problems
+        yield Problem(
+            what, "NAME", given=names.distribution, allowed="another name, or --force to make it anew"
+        )
 
 
 def _rendered(names: Names) -> dict[str, str]:
@@ -190,7 +163,7 @@ def _rendered(names: Names) -> dict[str, str]:
         "hook": KINDS[kind],
         "train": names.train_command,
         "run_file": RUN_FILE.get(kind, f"{kind}: {{}}").format(component),
-        "api": str(API_VERSIONS[kind]),
+        "api": str(API_VERSION),
         "grpox": ".".join(__version__.split(".")[:2]),
     }
     files = {}

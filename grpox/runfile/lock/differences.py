@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox.config import RunConfig
@@ -15,8 +16,8 @@ from grpox.config.inputs import AUTO
 from grpox.errors import ConfigError, Problem
 from grpox.errors.redaction import redacted
 from grpox.plugins.requirements import canonical_name
-from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution
-from grpox.runfile.yaml_lines import leaves
+from grpox.runfile.lock.model import Lock, LockedComponent, read_lock
+from grpox.runfile.yaml_lines import leaves, read_yaml
 from grpox.runtime.logs import get_logger
 
 if TYPE_CHECKING:
@@ -63,23 +64,37 @@ class Difference:
         return f"{self.severity.value}: {self.what}: {self.old} -> {self.new}"
 
 
-def differences(old: Lock, new: Lock, *severities: Severity) -> list[str]:
-    """Describe each difference of two locks in a line: ``drift: grpox-foo version: 1.0 -> 1.1``.
-
-    Args:
-        severities: severities to include; default: all. A DRIFT must stop a resume unless the user allows it.
-    """
-    return [str(each) for each in compare(old, new) if not severities or each.severity in severities]
-
-
 def compare(old: Lock, new: Lock) -> list[Difference]:
     """List the differences of two locks, the most severe first; locks with equal digests have none."""
-    config = _changed(Severity.CONFIG, RESOLVED_CONFIG, old.config[:12], new.config[:12])
-    return by_gravity([*_distributions(old, new), *_components(old, new), *_environment(old, new), *config])
+    changed = [*_distributions(old, new), *_components(old, new)]
+    changed += _changed(Severity.ENVIRONMENT, "plugin API", old.api, new.api)
+    both = old.distributions.keys() & new.distributions.keys()
+    for name in dict.fromkeys([*old.versions, *new.versions]):
+        if name not in both:
+            before, after = old.versions.get(name), new.versions.get(name)
+            changed += _changed(Severity.ENVIRONMENT, f"{name} version", before, after)
+    changed += _changed(Severity.CONFIG, RESOLVED_CONFIG, old.config[:12], new.config[:12])
+    return _by_gravity(changed)
 
 
-def by_gravity(unsorted: Iterable[Difference]) -> list[Difference]:
-    """Sort differences by severity, the most severe first, otherwise in the given order."""
+def run_differences(old: Path, new: Path) -> list[Difference]:
+    """List the differences of two run folders or lock files, the most severe first."""
+    changed = compare(read_lock(old), read_lock(new))
+    configs = [_saved_config(folder) for folder in (old, new)]
+    if all(configs) and (keys := config_differences(*configs)):
+        # The differing keys are more informative than the hash.
+        changed = _by_gravity([*(each for each in changed if each.what != RESOLVED_CONFIG), *keys])
+    return changed
+
+
+def _saved_config(folder: Path) -> dict[str, Any]:
+    """Read the resolved config in a run's folder; empty if there is none."""
+    file = folder / "config.yaml"
+    data = read_yaml(file.read_text(encoding="utf-8"), str(file)).data if file.is_file() else {}
+    return data if isinstance(data, dict) else {}
+
+
+def _by_gravity(unsorted: Iterable[Difference]) -> list[Difference]:
     order = list(Severity)
     return sorted(unsorted, key=lambda difference: order.index(difference.severity))
 
@@ -125,62 +140,45 @@ def _distributions(old: Lock, new: Lock) -> Iterator[Difference]:
             continue
         yield from _changed(Severity.DRIFT, f"{name} version", before.version, after.version)
         yield from _changed(Severity.DRIFT, f"{name} plugin API", before.api, after.api)
+        commits = [(each.commit or "")[:12] + " with changes" * bool(each.dirty) for each in (before, after)]
         if before.sha256 == after.sha256:
-            yield from _changed(Severity.ORIGIN, f"{name} commit", _commit(before), _commit(after))
+            yield from _changed(Severity.ORIGIN, f"{name} commit", *commits)
             yield from _changed(Severity.ORIGIN, f"{name} origin", before.origin, after.origin)
             yield from _changed(Severity.ORIGIN, f"{name} editable", before.editable, after.editable)
         elif before.version == after.version:
             # A different version always has different sources.
-            yield from _changed(Severity.DRIFT, f"{name} sources", _sources(before), _sources(after))
-
-
-def _sources(locked: LockedDistribution) -> str:
-    sources = f"{locked.sha256[:12]} ({locked.files} files)"
-    return f"{sources} at {_commit(locked)}" if locked.commit else sources
-
-
-def _commit(locked: LockedDistribution) -> str:
-    return (locked.commit or "")[:12] + (" with changes" if locked.dirty else "")
+            sources = (
+                f"{each.sha256[:12]} ({each.files} files)" + (f" at {commit}" if each.commit else "")
+                for each, commit in zip((before, after), commits, strict=True)
+            )
+            yield from _changed(Severity.DRIFT, f"{name} sources", *sources)
 
 
 def _components(old: Lock, new: Lock) -> Iterator[Difference]:
     for key in dict.fromkeys([*old.components, *new.components]):
         before, after = old.components.get(key), new.components.get(key)
-        if before and after and (before.name, before.given) == (after.name, after.given):
-            yield from _component(key, before, after)
-        else:
+        if not (before and after and (before.name, before.given) == (after.name, after.given)):
             unasked = {each.given for each in (before, after) if each} == {"unasked"}
             severity = Severity.ENVIRONMENT if unasked else Severity.CONFIG
             yield from _changed(severity, key, _named(before), _named(after))
-
-
-def _component(key: str, old: LockedComponent, new: LockedComponent) -> Iterator[Difference]:
-    """Compare the code and the declarations of two components of one name."""
-    if canonical_name(old.distribution or "") != canonical_name(new.distribution or ""):
-        yield from _changed(Severity.DRIFT, key, _named(old), _named(new))
-        return
-    if old.sha256 != new.sha256:
-        files = (f"{each.target} {(each.sha256 or '')[:12]}" for each in (old, new))
-        yield from _changed(Severity.DRIFT, f"{key} file", *files)
-    else:
-        severity = Severity.ORIGIN if old.given == "path" else Severity.DRIFT
-        yield from _changed(severity, f"{key} target", old.target, new.target)
-    for label in ("needs", "provides"):
-        names = (", ".join(sorted(set(getattr(each, label)))) for each in (old, new))
-        yield from _changed(Severity.DRIFT, f"{key} {label}", *names)
+            continue
+        pair = (before, after)
+        if canonical_name(before.distribution or "") != canonical_name(after.distribution or ""):
+            yield from _changed(Severity.DRIFT, key, *map(_named, pair))
+            continue
+        if before.sha256 != after.sha256:
+            files = (f"{each.target} {(each.sha256 or '')[:12]}" for each in pair)
+            yield from _changed(Severity.DRIFT, f"{key} file", *files)
+        else:
+            severity = Severity.ORIGIN if before.given == "path" else Severity.DRIFT
+            yield from _changed(severity, f"{key} target", before.target, after.target)
+        for label in ("needs", "provides"):
+            names = (", ".join(sorted(set(getattr(each, label)))) for each in pair)
+            yield from _changed(Severity.DRIFT, f"{key} {label}", *names)
 
 
 def _named(locked: LockedComponent | None) -> str:
     return ABSENT if locked is None else f"{locked.name} ({locked.distribution or f'by {locked.given}'})"
-
-
-def _environment(old: Lock, new: Lock) -> Iterator[Difference]:
-    yield from _changed(Severity.ENVIRONMENT, "plugin API", old.api, new.api)
-    both = old.distributions.keys() & new.distributions.keys()
-    for name in dict.fromkeys([*old.versions, *new.versions]):
-        if name not in both:
-            before, after = old.versions.get(name), new.versions.get(name)
-            yield from _changed(Severity.ENVIRONMENT, f"{name} version", before, after)
 
 
 def check_ranks(world: World, lock: Lock, config: Mapping[str, Any]) -> None:
@@ -221,8 +219,7 @@ def across_ranks(
         ranks: (digest of the lock, host) of each rank.
         locks: each distinct lock with a resolved config, in the order of its first digest in `ranks`.
     """
-    first, first_config = locks[0]
-    there = f"rank 0 ({ranks[0][1]})"
+    (first, first_config), there = locks[0], f"rank 0 ({ranks[0][1]})"
     problems: list[Problem] = []
     warnings: list[str] = []
     for digest, (other, config) in zip(dict.fromkeys(digest for digest, _ in ranks), locks, strict=True):
@@ -230,12 +227,17 @@ def across_ranks(
         hosts = ", ".join(dict.fromkeys(ranks[rank][1] for rank in numbers))
         # ``rank 1 (node-b)``, ``ranks 8, 9, 10 (node-b, node-c)``
         here = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))} ({hosts})"
-        for each in compare(first, other):
+        problems += [
+            Problem(
+                f"{here}: {each.what} differs from {there}; install the same code on every machine",
+                given=each.new,
+                allowed=each.old,
+            )
+            for each in compare(first, other)
             # A library that a rank lacks is not needed; otherwise its absence was an error before.
-            is_other_library = each.severity is Severity.ENVIRONMENT and ABSENT not in (each.old, each.new)
-            if each.severity is Severity.DRIFT or is_other_library:
-                what = f"{here}: {each.what} differs from {there}; install the same code on every machine"
-                problems.append(Problem(what, given=each.new, allowed=each.old))
+            if each.severity is Severity.DRIFT
+            or (each.severity is Severity.ENVIRONMENT and ABSENT not in (each.old, each.new))
+        ]
         lines = [
             f"    {each.what}: {each.new}, not {each.old}"
             for each in config_differences(first_config, config)

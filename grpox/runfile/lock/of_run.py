@@ -8,7 +8,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from urllib.request import url2pathname
 
 from grpox.config import ComponentRef
 from grpox.errors.redaction import redact, redacted
-from grpox.plugins.hookspecs import API_VERSIONS
+from grpox.plugins.hookspecs import API_VERSION
 from grpox.runfile.environments import bound_tools
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution, config_hash
@@ -45,7 +46,7 @@ def lock_of(run: ResolvedRun) -> Lock:
     names = {component.distribution for component in components.values() if component.distribution}
     libraries = {name: library.version for name in LIBRARIES if (library := _installed(name)) is not None}
     return Lock(
-        api=max(API_VERSIONS.values()),
+        api=API_VERSION,
         config=config_hash(redacted(run.config.model_dump(mode="json"))),
         versions={"python": platform.python_version(), **libraries},
         distributions={name: _distribution(run, name, components.values()) for name in sorted(names)},
@@ -88,20 +89,20 @@ def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedCompon
     records = [record for record in run.registry.plugins.records if record.distribution == name]
     offers = [bound.offer for bound in run.components.values() if bound.offer]
     api = min((offer.spec.api for offer in offers if offer.distribution == name), default=1)
-    distribution = _installed(name)
     modules = [record.module.partition(":")[0] for record in records]
+    targets = [each.target.partition(":")[0] for each in components if each.distribution == name]
+    distribution = _installed(name)
     if distribution is None:  # metadata without a name
-        origin: dict[str, Any] = {"editable": False}
-        version, files = records[0].version, module_files(modules, (), Path())
+        version, origin = records[0].version, {"editable": False}
+        files = imported_files({}, modules)
     else:
-        folder, origin = origin_of(distribution)
-        version, files = distribution.version, {} if origin["editable"] else recorded_files(distribution)
-        if not files:
-            targets = [c.target.partition(":")[0] for c in components if c.distribution == name]
-            top_level = (distribution.read_text("top_level.txt") or "").split()
-            files = module_files([*modules, *top_level], targets, folder)
-        elif not origin["editable"]:
+        version, (folder, origin) = distribution.version, origin_of(distribution)
+        files = {} if origin["editable"] else recorded_files(distribution)
+        if files:
             files = imported_files(files, modules)
+        else:
+            top_level = (distribution.read_text("top_level.txt") or "").split()
+            files = imported_files({}, [*modules, *top_level], targets, folder)
     whole = hashlib.sha256()
     for file in sorted(files):
         whole.update(f"{file}\0{file_hash(files[file])}\n".encode("utf-8", "surrogatepass"))
@@ -126,50 +127,40 @@ def recorded_files(distribution: metadata.Distribution) -> dict[str, Path]:
     if distribution.read_text("RECORD") is None:
         # Without it, `files` would be read from SOURCES.txt, which lists a source archive.
         return {}
-    files = {}
-    for entry in distribution.files or ():
-        is_metadata = entry.parts[0].endswith((".dist-info", ".egg-info"))
-        if is_metadata or ".." in entry.parts or "__pycache__" in entry.parts or entry.suffix == ".pyc":
-            continue
-        path = Path(str(entry.locate()))
-        if path.is_file():
-            files[entry.as_posix()] = path
-    return files
+    files = {
+        entry.as_posix(): Path(str(entry.locate()))
+        for entry in distribution.files or ()
+        if not entry.parts[0].endswith((".dist-info", ".egg-info"))
+        and not {"..", "__pycache__"} & set(entry.parts)
+        and entry.suffix != ".pyc"
+    }
+    return {name: path for name, path in files.items() if path.is_file()}
 
 
-def imported_files(recorded: dict[str, Path], modules: Iterable[str]) -> dict[str, Path]:
+def imported_files(
+    recorded: Mapping[str, Path], modules: Iterable[str], others: Iterable[str] = (), base: Path | None = None
+) -> dict[str, Path]:
     """Return recorded files, with those of the packages that imports use in place of the recorded ones.
 
     A folder earlier on the path may hold another copy, and a package files that nothing recorded.
+
+    Args:
+        recorded: name -> file; empty: only the packages' own files.
+        modules: dotted names of the distribution's modules.
+        others: dotted names that may belong to another distribution, whose files are left out.
+        base: folder of the distribution, in which modules of `others` must be.
     """
     top_level = {name.partition("/")[0].removesuffix(".py") for name in recorded if name.endswith(".py")}
     packages = dict(filter(None, map(_locate, sorted({*modules, *top_level}))))
-    paths = [file.resolve() for file in recorded.values()]
-    shadowed = [
-        (f"{name.replace('.', '/')}/", f"{name.replace('.', '/')}.py")
-        for name, place in packages.items()
-        if not any(path.is_relative_to(place) for path in paths)
-    ]
-    files = {
+    guesses = filter(None, map(_locate, others))
+    packages |= {name: path for name, path in guesses if base and path.is_relative_to(base)}
+    in_use = {
         name: file
         for name, file in recorded.items()
-        if not any(name.startswith(folder) or name == single for folder, single in shadowed)
+        if (place := packages.get(name.partition("/")[0].removesuffix(".py"))) is None
+        or file.resolve().is_relative_to(place)
     }
-    return files | {name: file for each in packages.items() for name, file in _python_files(*each)}
-
-
-def module_files(own: Iterable[str], others: Iterable[str], base: Path) -> dict[str, Path]:
-    """Find the ``.py`` files of the packages of modules, in the folders that imports use.
-
-    Args:
-        own: dotted names of the distribution's modules.
-        others: dotted names that may belong to another distribution; the files of that one are left out.
-        base: folder of the distribution; a module outside of it belongs to another distribution.
-    """
-    located = [location for name in own if (location := _locate(name))]
-    guessed = [location for name in others if (location := _locate(name))]
-    located += [(name, path) for name, path in guessed if path.is_relative_to(base)]
-    return {name: file for package, path in located for name, file in _python_files(package, path)}
+    return in_use | {name: file for each in packages.items() for name, file in _python_files(*each)}
 
 
 def file_hash(path: Path) -> str:
@@ -248,10 +239,8 @@ def _git_state(folder: Path) -> tuple[str | None, bool | None]:
             command, text=True, stderr=subprocess.DEVNULL, timeout=10, env=environment
         ).strip()
 
-    try:
-        if not git("ls-files", "--", "."):
-            return None, None
-        commit = git("rev-parse", "HEAD")
-        return commit, bool(git("status", "--porcelain", "--untracked-files=no", "--", "."))
-    except (OSError, subprocess.SubprocessError):
-        return None, None
+    with suppress(OSError, subprocess.SubprocessError):
+        if git("ls-files", "--", "."):
+            changes = git("status", "--porcelain", "--untracked-files=no", "--", ".")
+            return git("rev-parse", "HEAD"), bool(changes)
+    return None, None

@@ -80,12 +80,6 @@ def test_a_state_comes_back_with_its_plugin(tmp_path: Path) -> None:
     assert loss.count == {"a": tensor}
 
 
-def test_a_component_that_declares_no_state_is_not_asked(tmp_path: Path) -> None:
-    loss = Counts(3)
-    loss.stateless = True  # type: ignore[attr-defined]
-    assert states(loss=loss).saved() == {}
-
-
 @pytest.mark.parametrize(
     ("before", "now", "words"),
     [
@@ -115,11 +109,6 @@ def test_another_component_under_a_key_does_not_get_the_state(tmp_path: Path) ->
         ComponentStates({"loss": component}, ALONE, PhaseTimes()).restore(tmp_path)
     assert len(error.value.problems) == 3
     assert other.count == 0
-
-
-def test_a_bad_value_ends_the_run_with_its_place() -> None:
-    with pytest.raises(RunFailed, match=r"loss 'loss' of my-plugin 1.2: .*\['count'\] is a set"):
-        states(loss=Counts({1})).saved()
 
 
 class Two(World):
@@ -157,11 +146,13 @@ def test_an_observer_has_its_state_on_rank_0_alone(tmp_path: Path) -> None:
 
 
 def test_a_component_that_forgets_is_told_once_at_the_first_checkpoint(logged: LoggedText) -> None:
-    forgets, declares, counts = Forgets(), Declares(), Counts()
-    all_of_them = states(advantage=forgets, loss=declares, correction=counts)
-    all_of_them.remember_attributes()
-    forgets.seen = declares.seen = counts.count = 1
-    all_of_them.saved()
+    forgets, declares, counts, calm = Forgets(), Declares(), Counts(), Forgets()
+    silent = Counts()
+    silent.stateless = True  # type: ignore[attr-defined]
+    all_of_them = states(advantage=forgets, loss=declares, correction=counts, reward=calm, dataset=silent)
+    all_of_them.begin()
+    forgets.seen = declares.seen = counts.count = silent.count = 1
+    assert all_of_them.saved().keys() == {"correction"}
     text = logged()
     assert "advantage 'advantage' of my-plugin 1.2 (advantage) changes its attribute seen" in text
     assert text.count("between calls") == 1
@@ -170,14 +161,9 @@ def test_a_component_that_forgets_is_told_once_at_the_first_checkpoint(logged: L
     assert logged() == ""
 
 
-def test_a_component_that_stays_as_it_is_is_not_told(logged: LoggedText) -> None:
-    calm = states(advantage=Forgets())
-    calm.remember_attributes()
-    calm.saved()
-    assert logged() == ""
-
-
-def test_a_state_that_no_checkpoint_can_hold_ends_the_run_before_its_first_step() -> None:
-    states(loss=Counts(3), reward=Declares()).check()
-    with pytest.raises(RunFailed, match=r"loss 'loss' of my-plugin 1.2: .*\['count'\] is a set"):
-        states(loss=Counts({1})).check()
+def test_a_state_that_no_checkpoint_can_hold_ends_the_run_before_its_first_step_and_at_a_checkpoint() -> None:
+    states(loss=Counts(3), reward=Declares()).begin()
+    bad = states(loss=Counts({1}))
+    for call in (bad.begin, bad.saved):
+        with pytest.raises(RunFailed, match=r"loss 'loss' of my-plugin 1.2: .*\['count'\] is a set"):
+            call()

@@ -12,8 +12,7 @@ from support.golden import Golden
 
 from grpox.cli.arguments import NARROW
 from grpox.cli.plan import plan_report
-from grpox.cli.plugin_details import details, select
-from grpox.cli.plugin_list import as_table, rows
+from grpox.cli.plugin_tables import as_table, details, rows, select
 from grpox.cli.validate import validate_report
 from grpox.plugins.discovery import PluginSet, discover
 from grpox.runfile.load import ResolvedRun, load_run

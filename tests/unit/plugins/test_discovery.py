@@ -10,7 +10,6 @@ import sys
 import pytest
 
 from grpox.plugins.discovery import Offer, PluginRecord, PluginSet, discover
-from grpox.plugins.hookspecs import API_VERSIONS, OLDEST_API, ComponentSpec
 
 HEADER = "from grpox import ComponentSpec, hookimpl\n"
 
@@ -88,7 +87,7 @@ def test_a_broken_plugin_is_a_record_with_its_error_and_offers_nothing(make_dist
     assert record.status == "broken"
     assert reason in record.reason
     assert "\n" not in record.reason
-    assert record.error is not None
+    assert type(record.error).__name__ in (record.reason.partition(":")[0], "InvalidPlugin")
     assert offers(plugins, "grpox-bad") == []
     assert [offer.spec.name for offer in offers(plugins, "grpox-good")] == ["good"]
 
@@ -108,19 +107,29 @@ def test_a_broken_plugin_is_a_record_with_its_error_and_offers_nothing(make_dist
 def test_every_command_refuses_a_plugin_that_ends_the_process_or_prints(make_distribution, source, fault):
     folder = make_distribution("grpox-bad", source)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    for command in (["plugins", "list", "--json"], ["validate", "quickstart"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "grpox", *command],
-            capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
-        )  # fmt: skip
-        assert done.returncode == 2
-        assert f"plugin 'plugin' of grpox-bad 1.0 {fault}" in done.stderr
-        assert "as it is imported" in done.stderr
-        assert "hello" not in done.stdout.replace(fault, "")
-        if "--json" in command:
-            assert fault.partition("'")[0] in str(json.loads(done.stdout))
+    done = subprocess.run(
+        [sys.executable, "-m", "grpox", "plugins", "list", "--json"],
+        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"plugin 'plugin' of grpox-bad 1.0 {fault}" in done.stderr
+    assert "as it is imported" in done.stderr
+    assert "hello" not in done.stdout.replace(fault, "")
+    assert fault.partition("'")[0] in str(json.loads(done.stdout))
     path_of_cure = {**os.environ, "PYTHONPATH": path, "GRPOX_DISABLE_PLUGINS": "grpox-bad"}
     subprocess.run([sys.executable, "-m", "grpox", "schema"], capture_output=True, check=True, env=path_of_cure)
+
+
+def test_a_run_file_is_not_checked_with_a_plugin_that_prints(make_distribution):
+    path = os.pathsep.join([str(make_distribution("grpox-bad", "print(1)")), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "grpox", "validate", "quickstart"]
+    assert subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": path}).returncode == 2
+
+
+def test_a_plugin_may_keep_the_standard_output_that_it_finds(make_distribution):
+    make_distribution("grpox-logs", "import logging, sys\nhandler = logging.StreamHandler(sys.stdout)")
+    assert only_record("grpox-logs").status == "ok"
+    assert not sys.modules["grpox_logs"].handler.stream.closed
 
 
 def test_a_child_that_a_plugin_forks_may_end_as_it_likes(make_distribution):
@@ -129,13 +138,6 @@ def test_a_child_that_a_plugin_forks_may_end_as_it_likes(make_distribution):
     )
     assert only_record("grpox-forks").status == "ok"
     assert sys.modules["grpox_forks"].ended >> 8 == 3
-
-
-def test_the_original_error_is_kept(make_distribution):
-    make_distribution("grpox-bad", "import no_such_module_anywhere")
-    error = only_record("grpox-bad").error
-    assert isinstance(error, ModuleNotFoundError)
-    assert error.name == "no_such_module_anywhere"
 
 
 def test_a_plugin_loads_whole_or_not_at_all(make_distribution):
@@ -151,25 +153,16 @@ def test_an_optional_hook_of_a_later_grpox_is_no_misspelling(make_distribution):
     assert only_record("grpox-ahead").status == "ok"
 
 
-def test_both_of_two_same_named_entry_points_are_loaded(make_distribution):
-    make_distribution("grpox-one", loss("one"), entry_points={"losses": "grpox_one"})
-    make_distribution("grpox-two", loss("two"), entry_points={"losses": "grpox_two"})
+def test_two_distributions_may_have_one_entry_point_and_offer_one_name(make_distribution):
+    make_distribution("grpox-one", loss("same"), entry_points={"losses": "grpox_one"})
+    make_distribution("grpox-two", loss("same"), entry_points={"losses": "grpox_two"})
     plugins = discover()
     assert [records(plugins, name)[0].status for name in ("grpox-one", "grpox-two")] == ["ok", "ok"]
-    assert offers(plugins, "grpox-one")
-    assert offers(plugins, "grpox-two")
+    same = {offer.qualified_name for offer in plugins.offers if offer.spec.name == "same"}
+    assert same == {"grpox-one:same", "grpox-two:same"}
 
 
-def test_two_distributions_may_offer_one_name_and_both_offers_are_kept(make_distribution):
-    make_distribution("grpox-one", loss("same"))
-    make_distribution("grpox-two", loss("same"))
-    assert {offer.qualified_name for offer in discover().offers if offer.spec.name == "same"} == {
-        "grpox-one:same",
-        "grpox-two:same",
-    }
-
-
-def test_two_distributions_that_ship_one_module_are_called_once_in_a_run(make_distribution):
+def test_the_lifecycle_hooks_of_a_module_that_two_distributions_ship_are_called_once(make_distribution):
     source = loss("same") + "@hookimpl\ndef grpox_run_finished(run, summary): ...\n"
     make_distribution("grpox-one", source)
     make_distribution("grpox-fork", "", entry_points={"plugin": "grpox_one"})
@@ -229,81 +222,5 @@ def test_another_api_version_makes_an_offer_incompatible(make_distribution, api,
     make_distribution("grpox-foo", loss("foo", f"api={api}"))
     (offer,) = offers(discover(), "grpox-foo")
     assert offer.status == "incompatible"
-    assert f"loss API {api}" in offer.reason
+    assert f"plugin API {api}, but this grpox has 1" in offer.reason
     assert remedy in offer.reason
-
-
-@pytest.mark.parametrize(
-    ("requirement", "status", "reason"),
-    [
-        ("grpox-dep>=1.5", "ok", ""),
-        ("Grpox.Dep", "ok", ""),
-        ("nothing-such>=1; python_version < '3'", "ok", ""),
-        (
-            "grpox-dep>=2",
-            "unavailable",
-            "1.9rc1 is installed (pip install 'grpox-dep>=2')",
-        ),
-        (
-            "nothing-such>=0.3",
-            "unavailable",
-            "not installed (pip install 'nothing-such>=0.3')",
-        ),
-        ("what is this", "unavailable", "not a pip requirement"),
-    ],
-)
-def test_requires_is_compared_with_what_is_installed(make_distribution, requirement, status, reason):
-    make_distribution("grpox-dep", "", version="1.9rc1", entry_points={"plugin": "grpox_dep"})
-    make_distribution("grpox-foo", loss("foo", f"requires=({requirement!r},)"))
-    (offer,) = offers(discover(), "grpox-foo")
-    assert offer.status == status
-    assert reason in offer.reason
-    assert (requirement in offer.reason) == (status != "ok")
-
-
-def test_lifecycle_hooks_of_a_plugin_are_in_the_manager(make_distribution):
-    make_distribution("grpox-watch", HEADER + "@hookimpl\ndef grpox_step_finished(step): ...\n")
-    implementations = discover().manager.hook.grpox_step_finished.get_hookimpls()
-    assert "grpox-watch:plugin" in [implementation.plugin_name for implementation in implementations]
-
-
-def test_listing_imports_nothing_heavy():
-    heavy = ("torch", "transformers", "deepspeed", "vllm", "datasets", "mlflow")
-    code = (
-        "import sys; from grpox.cli.plugins import app; app(['list', '--json'], standalone_mode=False); "
-        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stderr.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("api", "status", "facts"),
-    [
-        (1, "incompatible", ("loss API 1", "grpox has 3", "supports 2 and later", "upgrade the plugin")),
-        (2, "ok", ()),
-        (3, "ok", ()),
-        (4, "incompatible", ("loss API 4", "grpox has 3", "supports 2 and later", "upgrade grpox")),
-    ],
-)
-def test_a_component_is_taken_from_the_oldest_version_of_its_kind_to_the_newest(
-    make_distribution, monkeypatch, api, status, facts
-):
-    monkeypatch.setattr("grpox.plugins.discovery.API_VERSIONS", dict(API_VERSIONS) | {"loss": 3})
-    monkeypatch.setattr("grpox.plugins.discovery.OLDEST_API", dict(OLDEST_API) | {"loss": 2})
-    spec = f"ComponentSpec('mine', 'some.module:Mine', api={api})"
-    make_distribution(
-        "grpox-versions",
-        "from grpox import ComponentSpec, hookimpl\n\n"
-        f"@hookimpl\ndef grpox_losses():\n    return [{spec}]\n\n"
-        f"@hookimpl\ndef grpox_advantages():\n    return [{spec}]\n",
-    )
-    found = {offer.kind: offer for offer in discover().offers if offer.distribution == "grpox-versions"}
-    assert found["loss"].status == status
-    assert [fact for fact in facts if fact not in found["loss"].reason] == []
-    assert found["advantage"].status == ("ok" if api == 1 else "incompatible")
-
-
-def test_a_component_that_names_no_version_was_written_for_the_first():
-    assert ComponentSpec("x", "a:B").api == 1
-    assert all(1 <= oldest <= API_VERSIONS[kind] for kind, oldest in OLDEST_API.items())

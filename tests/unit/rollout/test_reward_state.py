@@ -88,7 +88,7 @@ def test_a_reward_that_forgets_is_seen_in_its_process(forgets: RewardProcess, lo
     assert not any(has_method(reward, name) for name in ("state_dict", "begin_step", "end_step"))
     component = RunComponent("rewards[0]", "reward", "Forgets", reward)
     states = ComponentStates({"rewards[0]": component}, World(0, 1, torch.device("cpu")), PhaseTimes())
-    states.remember_attributes()
+    states.begin()
     score(forgets, "a")
     assert states.saved() == {}
     assert "reward 'Forgets' (rewards[0]) changes its attribute calls" in logged()

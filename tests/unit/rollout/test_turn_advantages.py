@@ -302,7 +302,7 @@ def test_the_number_of_parameters_tells_the_forms_apart(method: Any, form: bool 
 @pytest.mark.parametrize(
     ("members", "told"),
     [
-        ({"per": "word", "scale": lambda self, inputs: 0}, "completion, turn, token"),
+        ({"per": "word", "scale": lambda self, inputs: 0}, "'completion' or 'turn' or 'token'"),
         ({"per": "turn", "scale": lambda self, rewards, weights, group_ids: 0}, r"scale\(inputs\)"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -13,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from support.golden import Golden
+from typer.testing import CliRunner
 
-from grpox.cli.plugin_lock import tell_differences, tell_lock
+from grpox.cli.plugins import app
 from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.errors import ConfigError
 from grpox.observing.record import LocalRecord
 from grpox.runfile.load import load_run, resolve_config
-from grpox.runfile.lock.differences import Severity, across_ranks, compare, differences
+from grpox.runfile.lock.differences import Severity, across_ranks, compare, run_differences
 from grpox.runfile.lock.model import LOCK_FILE, Lock, LockFile, config_hash, read_lock
 from grpox.runfile.lock.of_run import lock_of, origin_of, recorded_files
 from grpox.training.given import given_objects
@@ -53,6 +52,10 @@ class Mine:
 
 def locked(*overrides: str) -> Lock:
     return lock_of(load_run("quickstart", overrides))
+
+
+def differences(old: Lock, new: Lock) -> list[str]:
+    return [str(each) for each in compare(old, new)]
 
 
 def run_git(folder: Path, *arguments: str) -> str:
@@ -103,16 +106,9 @@ def test_where_a_run_writes_does_not_change_its_config_hash() -> None:
     assert config_hash({"b": 1, "a": [1.0]}) == config_hash({"a": [1.0], "b": 1}) != config_hash({"a": [1.0]})
 
 
-def test_a_lock_imports_no_component(tiny: Path) -> None:
-    lock = locked("loss=tiny")
-    assert lock.components["loss"].provides == ("smallness",)
-    assert lock.distributions["grpox-tiny"].files == 2
-    assert "grpox_tiny_loss" not in sys.modules
-
-
 def test_making_a_lock_does_not_import_torch() -> None:
     code = (
-        "import sys; from grpox.cli.plugin_lock import tell_lock; tell_lock('quickstart', [], None, None); "
+        "import sys; from grpox.cli.plugins import app; app(['lock', 'quickstart'], standalone_mode=False); "
         "assert not {'torch', 'transformers', 'deepspeed', 'mlflow'} & set(sys.modules), 'heavy'"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -120,15 +116,17 @@ def test_making_a_lock_does_not_import_torch() -> None:
     assert json.loads(done.stdout)["components"]["loss"]["name"] == "dapo"
 
 
-def test_a_changed_source_file_of_a_selected_plugin_is_drift(tiny: Path) -> None:
-    before = locked("loss=tiny")
+def test_a_changed_source_file_is_drift_for_those_who_select_the_plugin(tiny: Path) -> None:
+    before, others = locked("loss=tiny"), locked()
+    assert before.components["loss"].provides == ("smallness",)
+    assert before.distributions["grpox-tiny"].files == 2
+    assert "grpox_tiny_loss" not in sys.modules
     assert compare(before, locked("loss=tiny")) == []
     with (tiny / "grpox_tiny_loss.py").open("a") as file:
         file.write("# changed\n")
     (found,) = compare(before, locked("loss=tiny"))
     assert (found.severity, found.what) == (Severity.DRIFT, "grpox-tiny sources")
-    (line,) = differences(before, locked("loss=tiny"), Severity.DRIFT)
-    assert line.startswith("drift: grpox-tiny sources: ")
+    assert locked() == others
 
 
 def test_a_working_copy_before_a_wheel_is_what_the_lock_identifies(
@@ -147,12 +145,6 @@ def test_a_working_copy_before_a_wheel_is_what_the_lock_identifies(
     assert (found.severity, found.what) == (Severity.DRIFT, "grpox-tiny sources")
     (tmp_path / "copy" / "grpox_tiny_loss.py").write_text((tiny / "grpox_tiny_loss.py").read_text())
     assert locked("loss=tiny") == before  # the same code, whatever installed it
-
-
-def test_a_changed_source_file_of_a_plugin_that_is_not_selected_is_nothing(tiny: Path) -> None:
-    before = locked()
-    (tiny / "grpox_tiny_loss.py").write_text("# changed\n")
-    assert locked() == before
 
 
 def test_another_version_is_drift_told_once(tiny: Path) -> None:
@@ -180,53 +172,49 @@ def test_the_same_name_from_another_distribution_is_drift(
     assert differences(before, after) == ["drift: loss: tiny (grpox-tiny) -> tiny (grpox-other)"]
 
 
-def test_a_changed_capability_is_drift() -> None:
+@pytest.mark.parametrize(
+    ("part", "changed", "told"),
+    [
+        ("components", {"generator": {"provides": []}}, "drift: generator provides: logprobs, max_tokens -> -"),
+        ("versions", {"torch": "1.0"}, f"environment: torch version: {metadata.version('torch')} -> 1.0"),
+        # grpox is one of the distributions, which tell its version.
+        ("versions", {"grpox": "9.9"}, ""),
+        ("distributions", {"grpox": {"api": 2}}, "drift: grpox plugin API: 1 -> 2"),
+    ],
+)
+def test_each_change_has_its_severity(part: str, changed: dict[str, Any], told: str) -> None:
     before = locked()
-    data = before.model_dump(mode="json")
-    data["components"]["generator"]["provides"] = []
-    assert differences(before, Lock.model_validate(data)) == [
-        "drift: generator provides: logprobs, max_tokens -> -"
-    ]
+    assert differences(before, with_changes(before, part, changed)) == [told] * bool(told)
 
 
-def test_another_torch_is_neither_drift_nor_config() -> None:
-    before = locked()
-    data = before.model_dump(mode="json")
-    data["versions"] |= {"torch": "1.0", "grpox": "9.9"}
-    here = metadata.version("torch")
-    # grpox is one of the distributions, which tell its version.
-    assert differences(before, Lock.model_validate(data)) == [f"environment: torch version: {here} -> 1.0"]
+def with_changes(lock: Lock, part: str, changed: dict[str, Any]) -> Lock:
+    """Return a lock with other entries in a part; of an entry that is a mapping, other values."""
+    data = lock.model_dump(mode="json")
+    for name, value in changed.items():
+        data[part][name] = data[part][name] | value if isinstance(value, dict) else value
+    return Lock.model_validate(data)
 
 
 def test_the_gravest_difference_is_told_first(tiny: Path) -> None:
     before = locked("loss=tiny")
     (tiny / "grpox_tiny_loss.py").write_text("# changed\n")
-    data = locked("loss=tiny", "train.seed=1").model_dump(mode="json")
-    data["versions"] |= {"torch": "1.0"}
-    order = [one.severity.value for one in compare(before, Lock.model_validate(data))]
-    assert order == ["drift", "environment", "config"]
+    after = with_changes(locked("loss=tiny", "train.seed=1"), "versions", {"torch": "1.0"})
+    assert [one.severity.value for one in compare(before, after)] == ["drift", "environment", "config"]
 
 
-def test_a_component_given_by_path_is_locked_by_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(MINE)
-    override = f"loss={{path: '{file}:Mine'}}"
-    before = locked(override)
-    loss = before.components["loss"]
-    assert (loss.given, loss.target, loss.needs) == ("path", f"{file}:Mine", ("entropy",))
-    assert loss.distribution is None
-    file.write_text(MINE + "# changed\n")
-    (found,) = compare(before, locked(override))
-    assert (found.severity, found.what) == (Severity.DRIFT, "loss file")
-
-
-def test_the_same_file_in_another_folder_is_no_drift(tmp_path: Path) -> None:
+def test_a_component_given_by_path_is_locked_by_its_file_and_not_by_its_folder(tmp_path: Path) -> None:
     locks = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.py").write_text(MINE)
         locks.append(locked(f"loss={{path: '{tmp_path}/{name}/mine.py:Mine'}}"))
+    loss = locks[0].components["loss"]
+    assert (loss.given, loss.target, loss.needs) == ("path", f"{tmp_path}/a/mine.py:Mine", ("entropy",))
+    assert loss.distribution is None
     assert [one.severity for one in compare(*locks)] == [Severity.CONFIG, Severity.ORIGIN]
+    (tmp_path / "a" / "mine.py").write_text(MINE + "# changed\n")
+    (found,) = compare(locks[0], locked(f"loss={{path: '{tmp_path}/a/mine.py:Mine'}}"))
+    assert (found.severity, found.what) == (Severity.DRIFT, "loss file")
 
 
 def is_short(completions: list[str], **columns: object) -> list[float]:
@@ -351,47 +339,34 @@ def context(folder: Path) -> RunContext:
     return RunContext(RunConfig.model_validate(data), folder, 10, 1, {}, None, "run.yaml")
 
 
-def drawn(old: Path, new: Path) -> tuple[bool, str]:
-    output = io.StringIO()
-    return tell_differences(old, new, Console(file=output, width=200)), output.getvalue()
-
-
-def test_lock_prints_what_it_would_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tell_lock("quickstart", ["train.seed=1"], None, None)
-    printed = capsys.readouterr().out
+def test_lock_prints_what_it_would_write_and_changes_no_lock_of_a_run(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(app, ["lock", "quickstart", "train.seed=1"]).stdout
     assert printed == locked("train.seed=1").text()
-    tell_lock("quickstart", ["train.seed=1"], None, tmp_path / "saved.json")
-    assert (tmp_path / "saved.json").read_text() == printed
-    capsys.readouterr()
-    tell_lock(str(tmp_path / "saved.json"), [], None, None)
-    assert capsys.readouterr().out == printed
+    (tmp_path / LOCK_FILE).write_text(printed)
+    for path in (tmp_path, tmp_path / LOCK_FILE):
+        assert CliRunner().invoke(app, ["lock", str(path)]).stdout == printed
+    saved = tmp_path / "saved.json"
+    CliRunner().invoke(app, ["lock", str(tmp_path), "--output", str(saved)])
+    assert saved.read_text() == printed
+    refused = CliRunner().invoke(app, ["lock", str(tmp_path), "train.seed=1"]).exception
+    assert isinstance(refused, ConfigError)
+    assert "overrides need a run file or recipe" in str(refused)
 
 
-def test_changes_to_the_lock_of_a_run_that_was_made_are_refused(tmp_path: Path) -> None:
-    (tmp_path / LOCK_FILE).write_text(locked().text())
-    with pytest.raises(ConfigError, match="overrides need a run file or recipe"):
-        tell_lock(str(tmp_path), ["train.seed=1"], None, None)
-
-
-def test_diff_of_two_equal_locks_says_so(tmp_path: Path) -> None:
-    for name in ("a.json", "b.json"):
-        (tmp_path / name).write_text(locked().text())
-    differs, text = drawn(tmp_path / "a.json", tmp_path / "b.json")
-    assert not differs
-    assert text.startswith("no difference between ")
-
-
-def test_diff_of_two_runs_names_the_keys_of_the_config(tmp_path: Path) -> None:
+def test_diff_names_the_keys_of_the_config_and_says_so_if_there_are_none(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 7)):
         folder = tmp_path / name
         folder.mkdir()
         (folder / LOCK_FILE).write_text(locked(f"train.seed={seed}").text())
         (folder / "config.yaml").write_text(f"train: {{seed: {seed}}}\noutput_dir: runs/{name}\n")
-    differs, text = drawn(tmp_path / "a", tmp_path / "b")
-    assert differs
-    (row,) = [line.split() for line in text.splitlines() if "config" in line]
-    assert row == ["config", "train.seed", "0", "7"]
-    assert "output_dir" not in text
+    (found,) = run_differences(tmp_path / "a", tmp_path / "b")
+    assert (found.severity, found.what, found.old, found.new) == (Severity.CONFIG, "train.seed", "0", "7")
+    paths = [str(tmp_path / name) for name in ("a", "b")]
+    differ = CliRunner().invoke(app, ["diff", *paths], env={"COLUMNS": "200"})
+    assert differ.exit_code == 1
+    assert ["config", "train.seed", "0", "7"] in [line.split() for line in differ.stdout.splitlines()]
+    equal = CliRunner().invoke(app, ["diff", paths[0], paths[0]])
+    assert (equal.exit_code, equal.stdout.startswith("no difference between ")) == (0, True)
 
 
 def test_a_folder_without_a_lock_is_answered_with_those_around_it(tmp_path: Path) -> None:
@@ -414,27 +389,18 @@ def rank(lock: Lock, host: str) -> tuple[str, str]:
     return lock.digest, host
 
 
-def test_the_ranks_of_a_machine_with_another_version_are_named_with_both_versions(tiny: Path) -> None:
+def test_the_ranks_of_a_machine_with_other_code_are_named_with_both_versions(tiny: Path) -> None:
     mine = locked("loss=tiny")
-    data = mine.model_dump(mode="json")
-    data["distributions"]["grpox-tiny"]["version"] = "2.0"
-    theirs = Lock.model_validate(data)
+    theirs = with_changes(mine, "distributions", {"grpox-tiny": {"version": "2.0"}})
+    # A vllm that only one rank has is not needed.
+    theirs = with_changes(theirs, "versions", {"torch": "1.0", "vllm": "0.1"})
     ranks = [rank(mine, "a"), rank(theirs, "b"), rank(mine, "a"), rank(theirs, "c")]
-    problems, warnings = across_ranks(ranks, [(mine, {}), (theirs, {})])
-    (problem,) = problems
+    (version, library), warnings = across_ranks(ranks, [(mine, {}), (theirs, {})])
     for fact in ("ranks 1, 3 (b, c): ", "grpox-tiny version", "rank 0 (a)"):
-        assert fact in problem.what
-    assert (problem.given, problem.allowed) == ("2.0", "1.0")
+        assert fact in version.what
+    assert (version.given, version.allowed) == ("2.0", "1.0")
+    assert (library.given, library.allowed) == ("1.0", metadata.version("torch"))
     assert warnings == []
-
-
-def test_another_torch_is_refused_and_a_vllm_that_only_one_rank_has_is_not() -> None:
-    mine = locked()
-    data = mine.model_dump(mode="json")
-    data["versions"] |= {"torch": "1.0", "vllm": "0.1"}
-    theirs = Lock.model_validate(data)
-    problems, _ = across_ranks([rank(mine, "a"), rank(theirs, "b")], [(mine, {}), (theirs, {})])
-    assert [(problem.given, problem.allowed) for problem in problems] == [("1.0", metadata.version("torch"))]
 
 
 def test_another_config_on_a_rank_is_a_warning_that_names_the_keys_but_not_the_paths(golden: Golden) -> None:

@@ -1,16 +1,16 @@
-"""Every example distribution, installed from its wheel: listed, checked, tested and trained with."""
+"""The wheels of grpox, every example and a third party in a fresh environment: listed, tested, trained with."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import zipfile
+from importlib import util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from grpox.testing.runner import SUITES
 
 if TYPE_CHECKING:
     from tests.packaging.conftest import Environment
@@ -34,17 +34,60 @@ COMPONENTS = {
 }
 ALONE = {"GRPOX_DISABLE_PLUGINS": "grpox-third-party"}
 """Without the plugin of the other tests, which observes every run."""
-OPTIONS = {"dataset/reasoning-gym": ["tasks=[{task: chain_sum}]"]}
-"""Parameters that a component needs for its check."""
 STEPS = 3
 
 
-def test_every_example_is_listed_and_usable(environment: Environment, tmp_path: Path) -> None:
+def test_the_wheel_holds_both_source_roots_and_the_recipes(wheels: list[Path]) -> None:
+    (wheel,) = [w for w in wheels if w.name.startswith("grpox-")]
+    names = zipfile.ZipFile(wheel).namelist()
+    for name in (
+        "grpox/training/trainer.py",
+        "grpox_losses/losses.py",
+        "grpox/runfile/recipes/quickstart.yaml",
+        "grpox/observing/page/page.html",
+        "grpox/observing/page/page.css",
+        "grpox/observing/page/charts.js",
+        "grpox/observing/page/vendor/uPlot.iife.min.js",
+        "grpox/observing/page/vendor/uPlot.min.css",
+        "grpox/observing/page/vendor/LICENSE",
+    ):
+        assert name in names
+    assert "grpox/runfile/recipes/quickstart/model/model.safetensors" in names
+    assert not [name for name in names if name.startswith(("tests/", "plugins/", "benchmarks/"))]
+
+
+def test_every_distribution_is_listed_and_usable(environment: Environment, tmp_path: Path) -> None:
     rows = json.loads(environment.grpox("plugins", "list", "--json", cwd=tmp_path))
     of_examples = [row for row in rows if row["distribution"] in FOLDERS]
     assert {(row["kind"], row["name"], row["distribution"]) for row in of_examples} == COMPONENTS
     assert {distribution for _, _, distribution in COMPONENTS} == set(FOLDERS)
-    assert {row["status"] for row in of_examples} == {"ok"}
+    found = {(row["kind"], row["name"]): (row["distribution"], row["status"]) for row in rows}
+    assert found["loss", "dapo"] == ("grpox", "ok")
+    assert found["dataset", "sums"] == ("grpox-third-party", "ok")
+    unavailable = {name for name, (_, status) in found.items() if status != "ok"}
+    # vLLM is no requirement of the wheel.
+    assert unavailable == (set() if util.find_spec("vllm") else {("generator", "vllm-colocate")})
+
+
+def test_a_run_uses_third_party_components_by_name(environment: Environment, tmp_path: Path) -> None:
+    environment.grpox(
+        "train",
+        "quickstart",
+        "loss=example-luspo",
+        "data={source: {name: sums, rows: 40}}",
+        "rewards=[exact, {name: even, weight: 0.1}]",
+        "train.optimizer={name: momentum, momentum: 0.5}",
+        "train.scheduler=halving",
+        "train.max_steps=3",
+        "tracking={diary: {file: diary.txt}}",
+        "evaluation=null",
+        cwd=tmp_path,
+    )
+    rates = [line.split() for line in (tmp_path / "diary.txt").read_text().splitlines()]
+    assert [(int(step), float(rate)) for step, rate in rates] == [(1, 2e-4), (2, 1e-4), (3, 5e-5)]
+    assert (tmp_path / "every-run.txt").read_text() == "3"
+    versions = json.loads((tmp_path / "runs" / "quickstart" / "versions.json").read_text())["versions"]
+    assert versions["grpox-third-party"] == "1.2.3"
 
 
 def test_each_passes_its_own_tests(environment: Environment) -> None:
@@ -65,22 +108,6 @@ def test_each_passes_its_own_tests(environment: Environment) -> None:
         assert f"{folder}/tests/" in told
     # A check is skipped that is for what a component does not have, such as turns.
     assert re.fullmatch(r"=+ \d+ passed(, \d+ skipped)?(, \d+ warnings?)? in .*=+", told.splitlines()[-1])
-
-
-def test_each_component_passes_the_check_of_its_kind(environment: Environment, tmp_path: Path) -> None:
-    names = [f"{kind}/{name}" for kind, name, _ in sorted(COMPONENTS) if kind in SUITES]
-    # One process for all: importing torch takes longer than the checks.
-    code = (
-        "import sys; from grpox.cli import main\n"
-        f"options = {OPTIONS}\n"
-        "for name in sys.argv[1:]:\n"
-        "    sys.argv = ['grpox', 'plugins', 'check', name, *options.get(name, [])]\n"
-        "    try: main()\n"
-        "    except SystemExit as end: print(name, 'ends with', end.code or 0)\n"
-    )
-    told = environment.python("-c", code, *names, cwd=tmp_path, **ALONE)
-    assert re.findall(r"^(\S+) ends with (\S+)$", told, re.MULTILINE) == [(name, "0") for name in names]
-    assert len(re.findall(r"^\d+ passed", told, re.MULTILINE)) == len(names)
 
 
 def test_a_run_uses_a_loss_an_advantage_and_an_observer_of_three_examples(

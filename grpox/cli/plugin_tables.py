@@ -1,0 +1,305 @@
+"""Tables of ``grpox plugins list``, ``show`` and ``diff``."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from grpox.cli.app import conflict
+from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors.validation import allowed_values, fields_by_key, written
+from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, OfferedCommand, PluginRecord, PluginSet
+from grpox.plugins.hookspecs import API_VERSION, KINDS, CommandSpec, ComponentSpec
+from grpox.plugins.loader import InvalidPlugin
+from grpox.plugins.requirements import lack
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from grpox.runfile.lock.differences import Difference
+
+ROW_KINDS = (*KINDS, "command", "plugin")
+"""Kinds of rows: of components, of commands, and of plugins that did not load or that observe every run."""
+STYLES = {"ok": "green", "disabled": "dim", "unavailable": "yellow", "conflict": "red"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the list; `status` comes from the component or plugin; ``conflict``: a name offered twice."""
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    status: str
+    reason: str
+    """Reason why the row is not ok."""
+    summary: str
+    remedy: str = ""
+    place: str = ""
+    """Line on which a plugin broke."""
+
+    @property
+    def why(self) -> str:
+        """Reason with the place."""
+        return f"{self.reason}\n{self.place}".strip()
+
+    def as_dict(self, why: bool) -> dict[str, str]:
+        """Return the texts of the row by name, the explanation only with `why`."""
+        explanation = {"why": self.why, "remedy": self.remedy} if why else {}
+        texts = {name: text for name, text in vars(self).items() if name not in ("remedy", "place")}
+        return texts | explanation
+
+
+def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
+    """List all components by kind and name, then commands, then plugins that have their own row.
+
+    Args:
+        plugins: the discovered plugins.
+        kind: kind of rows to list; None lists all.
+
+    Raises:
+        ConfigError: the kind does not exist.
+    """
+    if kind is not None and kind not in ROW_KINDS:
+        near, allowed = nearest(kind, ROW_KINDS), ", ".join(ROW_KINDS)
+        raise ConfigError("no such kind", "--kind", given=kind, allowed=allowed, nearest=near)
+    components = sorted(
+        (_component_row(offer, plugins) for offer in plugins.offers),
+        key=lambda row: (ROW_KINDS.index(row.kind), row.name, row.distribution),
+    )
+    commands = sorted((_command_row(each, plugins) for each in plugins.commands), key=lambda row: row.name)
+    others = [_plugin_row(each) for each in plugins.records if each.status != "ok" or each.observes]
+    return [row for row in (*components, *commands, *others) if kind in (None, row.kind)]
+
+
+def _component_row(offer: Offer, plugins: PluginSet) -> Row:
+    status, reason, spec, remedy = str(offer.status), offer.reason, offer.spec, ""
+    if status == "incompatible":
+        remedy = f"pip install --upgrade {'grpox' if spec.api > API_VERSION else offer.distribution}"
+    elif status == "unavailable":
+        remedy = _requirements_remedy(spec)
+    same = plugins.offers_called(spec.name, offer.kind)
+    if len(same) > 1:
+        status, (what, use) = "conflict", _conflict(offer, same)
+        reason, remedy = "; ".join(filter(None, (what, reason))), "\n".join(filter(None, (use, remedy)))
+    origin = (offer.distribution, offer.version)
+    return Row(offer.kind, spec.name, *origin, status, reason, spec.summary, remedy)
+
+
+def _conflict(offer: Offer, same: list[Offer]) -> tuple[str, str]:
+    """Describe the conflict of components with one name, and how a run selects this one."""
+    twins = [each.module for each in same if each.qualified_name == offer.qualified_name]
+    if len(twins) > 1:
+        what = f"its distribution offers this name more than once, in {' and '.join(twins)}"
+        return what, "its author has to rename one of them"
+    others = sorted({each.distribution for each in same} - {offer.distribution})
+    remedy = f"write {offer.qualified_name} in the run file"
+    # grpox cannot run without its own plugins.
+    switch = "" if "grpox" in others else f"; or switch off the other: {DISABLE_VARIABLE}={','.join(others)}"
+    what = f"{' and '.join(each.origin for each in same)} offer this name: write {offer.qualified_name}"
+    return what, remedy + switch
+
+
+def _requirements_remedy(spec: ComponentSpec | CommandSpec) -> str:
+    remedies = [lack(requirement, spec.install)[1] for requirement in spec.requires]
+    return "\n".join(dict.fromkeys(filter(None, remedies)))
+
+
+def _command_row(it: OfferedCommand, plugins: PluginSet) -> Row:
+    origin = (it.distribution, it.version)
+    if clash := conflict(it, plugins.commands):
+        texts = ("conflict", clash.what, it.spec.help, clash.allowed)
+    else:
+        texts = ("unavailable" if it.lacks else "ok", it.lacks, it.spec.help, _requirements_remedy(it.spec))
+    return Row("command", it.spec.name, *origin, *texts)
+
+
+def _plugin_row(it: PluginRecord) -> Row:
+    summary = f"observes every run: {', '.join(it.observes)}" if it.observes else ""
+    remedy = ""
+    if it.status == "disabled":
+        remedy = f"remove {it.distribution} from {it.reason.removeprefix('by ')}"
+    elif it.status == "broken":
+        remedy = f"{_broken_remedy(it)}\n{DISABLE_VARIABLE}={it.distribution} hides this message"
+    about = (it.entry_point, it.distribution, it.version, it.status, it.reason, summary)
+    return Row("plugin", *about, remedy, _place(it))
+
+
+def _broken_remedy(record: PluginRecord) -> str:
+    error, module = record.error, record.module.partition(":")[0]
+    if isinstance(error, ModuleNotFoundError) and error.name and _top(error.name) != _top(module):
+        return (
+            f"install the package with the module '{error.name}'\n"
+            f"if the plugin is yours: add it to the dependencies, or import it in the component's module and "
+            "add it to `requires`"
+        )
+    if isinstance(error, InvalidPlugin):
+        return "if the plugin is yours: docs/plugin-api.md has the hooks and rules"
+    return f'if the plugin is yours: python -c "import {module}" shows the whole traceback'
+
+
+def _place(record: PluginRecord) -> str:
+    """Write ``at file:line in function``: the innermost frame in the plugin's own package."""
+    error = record.error
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"at {error.filename}:{error.lineno}"
+    code, line = getattr(getattr(error, "function", None), "__code__", None), 0
+    for frame, number in traceback.walk_tb(error.__traceback__ if error and code is None else None):
+        if _top(str(frame.f_globals.get("__name__"))) == _top(record.module):
+            code, line = frame.f_code, number
+    if not isinstance(code, CodeType):
+        return ""
+    function = "" if code.co_name == "<module>" else f" in {code.co_qualname}"
+    return f"at {code.co_filename}:{line or code.co_firstlineno}{function}"
+
+
+def _top(module: str) -> str:
+    return module.partition(":")[0].partition(".")[0]
+
+
+def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
+    """Draw the list for a terminal; a row that is not ok shows its reason instead of its summary.
+
+    Args:
+        narrow: stack all cells but the kind, for a terminal too narrow for five columns.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("kind", "name") if narrow else ("kind", "name", "distribution", "status", ""):
+        # Long names are folded, not cut, so that they can be copied to `plugins show`.
+        table.add_column(heading, overflow="fold")
+    for row in listed:
+        name, origin = Text(row.name), Text(f"{row.distribution} {row.version}")
+        status, text = Text(row.status, STYLES.get(row.status, "red")), Text(row.reason or row.summary)
+        stacked = Text("\n").join([Text("  ").join([name, origin, status]), *([text] if text else [])])
+        table.add_row(row.kind, *([stacked] if narrow else [name, origin, status, text]))
+    return table
+
+
+def as_paragraphs(listed: Iterable[Row]) -> Group:
+    """Draw a paragraph with reason and remedy for each row that is not ok, and count the other rows."""
+    parts: list[RenderableType] = []
+    others = 0
+    for row in listed:
+        if row.status == "ok":
+            others += 1
+            continue
+        origin = f"  {row.kind}, {row.distribution} {row.version}  "
+        parts.append(Text.assemble((row.name, "bold"), origin, (row.status, STYLES.get(row.status, "red"))))
+        parts.append(labelled({"why": row.why, "do": row.remedy}))
+    rest = f"{others} {'other ' if parts else ''}{'row is' if others == 1 else 'rows are'} ok"
+    return Group(*parts, Text(rest, style="dim"))
+
+
+def labelled(texts: Mapping[str, str]) -> RenderableType:
+    """Draw indented texts, each beside its label."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for label, text in texts.items():
+        table.add_row(label, Text(text))
+    return Padding(table, (0, 0, 1, 2))
+
+
+# -- grpox plugins show -------------------------------------------------------------------------------------
+
+
+def select(plugins: PluginSet, name: str) -> list[Offer]:
+    """Find all components that match ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME``.
+
+    Raises:
+        ConfigError: no component matches.
+    """
+    kind, _, rest = name.rpartition("/")
+    distribution, _, bare = rest.rpartition(":")
+    if offers := plugins.offers_called(bare, kind, distribution):
+        return offers
+    known = {
+        f"{prefix}{spelling}"
+        for offer in plugins.offers
+        for prefix in ("", f"{offer.kind}/")
+        for spelling in (offer.spec.name, offer.qualified_name)
+    }
+    low = name.lower()
+    near = min((each for each in known if each.startswith(low)), key=len, default=nearest(low, sorted(known)))
+    allowed = "" if near else "the names in: grpox plugins list"
+    problem = Problem("no such component", given=name, allowed=allowed, nearest=near)
+    raise ConfigError([problem, *map(Problem, plugins.suspicions())])
+
+
+def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
+    """Draw all details of one component for a terminal. Imports its config, but not its target.
+
+    Args:
+        narrow: stack the details of a parameter, for a terminal too narrow for columns.
+    """
+    spec = offer.spec
+    facts = {
+        "summary": spec.summary,
+        "status": "" if offer.status == "ok" else f"{offer.status}: {offer.reason}",
+        "formula": spec.formula or "none given",
+        "source": spec.source or "none given",
+        "needs": ", ".join(spec.needs) or "nothing",
+        "provides": ", ".join(spec.provides) or "nothing",
+        "requires": ", ".join(spec.requires),
+        "target": spec.target,
+        "config": spec.config,
+        "plugin API": str(spec.api),
+    }
+    heading = Text.assemble((spec.name, "bold"), f"  {offer.kind}, {offer.origin}")
+    about = labelled({label: text for label, text in facts.items() if text})
+    return Group(heading, about, Padding(_parameters(plugins, offer, narrow), (0, 0, 1, 2)))
+
+
+def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableType:
+    # Imported late, as a list of components needs nothing that reads run files.
+    from grpox.plugins.registry import Registry
+
+    try:
+        model = Registry(plugins).config_model(offer)
+    except ConfigError as error:
+        return Text(f"parameters unknown: {error}")
+    if model is None or not model.model_fields:
+        return Text("no parameters")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("parameter", "") if narrow else ("parameter", "type", "default", ""):
+        table.add_column(heading, overflow="fold")
+    for key, field in fields_by_key(model).items():
+        description = " ".join((field.description or "").split())
+        kind, default = allowed_values(field), _default(field)
+        stacked = f"{kind}; {default if field.is_required() else f'default {default}'}\n{description}".strip()
+        table.add_row(*map(Text, (key, stacked) if narrow else (key, kind, default, description)))
+    return table
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default_factory is not None and field.default_factory_takes_validated_data:
+        return "from the others"
+    return written(field.get_default(call_default_factory=True))
+
+
+# -- grpox plugins diff ----------------------------------------------------------------------------------
+
+
+def as_differences(differences: Iterable[Difference], old: str, new: str) -> Table:
+    """Draw the differences between the locks of two runs for a terminal."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("", "what", old, new):
+        # Long values are folded, not cut, so that they can be compared.
+        table.add_column(Text(heading), overflow="fold")
+    styles = {"drift": "red", "environment": "yellow"}
+    for each in differences:
+        severity = Text(each.severity.value, styles.get(each.severity.value, ""))
+        table.add_row(severity, Text(each.what), Text(each.old), Text(each.new))
+    return table
