@@ -17,7 +17,7 @@ from grpox.runtime.logs import get_logger
 from grpox.toolkit import hold, write_atomically
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.contents import SWEEP_TABLE, table_text
-from grpox_mlflow.followed import FollowedRun
+from grpox_mlflow.link import RunLink
 from grpox_mlflow.naming import PARENT_TAG, TAG_LENGTH
 from grpox_mlflow.shipment import Shipment
 from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
@@ -55,23 +55,17 @@ class ParentRun:
             (self._folder / name).unlink(missing_ok=True)
         params = {key: ", ".join(values) for key, values in sweep.axes.items()}
         params |= {"sweep.run": sweep.source, "sweep.runs": str(sweep.runs)}
-        tags = {"grpox.version": __version__, "grpox.output_dir": str(self._folder), "grpox.sweep": "parent"}
-        followed = FollowedRun.begin(
-            self._uri,
-            config.experiment,
-            redacted(params).items(),
-            run_name=sweep.folder.name,
-            tags=redacted(tags | config.tags),
-        ).resume(FollowedRun.read(self._folder))
-        followed.write(self._folder)
-        self._shipment = Shipment(self._folder, followed, self._uri, live=True)
+        tags = {"grpox.version": __version__, "grpox.sweep": "parent"}
+        params = redacted(params).items()
+        link = RunLink.begin(self._folder, self._uri, config, sweep.folder.name, params, tags)
+        self._shipment = Shipment(self._folder, link, self._uri, live=True)
         self._is_away = False
         self._ship(self._shipment.open, begins=True)
 
     @property
     def run_id(self) -> str | None:
         """Id in the store; None until the run is created."""
-        return self._shipment.followed.run_id
+        return self._shipment.link.run_id
 
     @property
     def environment(self) -> dict[str, str]:

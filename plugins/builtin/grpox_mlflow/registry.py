@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from grpox.toolkit import checkpoints_in, format_bytes, read_mapping, step_of
+from grpox_mlflow.lines import METRICS, in_requests, recorded_metrics
 from grpox_mlflow.naming import KEY_TAG
-from grpox_mlflow.recorded import METRICS, in_requests, recorded_metrics
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

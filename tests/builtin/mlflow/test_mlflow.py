@@ -30,7 +30,7 @@ from grpox.observing.record import LocalRecord
 from grpox.runtime.run_lock import hold
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.naming import NAME_LENGTH, VALUE_LENGTH, Names, flattened, shortened
-from grpox_mlflow.store import place_of, quick_requests, resolved_uri
+from grpox_mlflow.store import addresses, quick_requests, resolved_uri
 from grpox_mlflow.sync import sync
 from grpox_mlflow.tracker import MlflowTracker, Writer
 
@@ -162,7 +162,7 @@ def test_a_finished_run_reads_back_value_for_value(run: RunContext, store: Path)
     ],
 )
 def test_the_end_of_a_run_tells_what_to_type_or_open(uri: str, told: str) -> None:
-    assert place_of(uri, "7", "abc") == told
+    assert next(iter(addresses(uri, "7", "abc").values())) == told
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from grpox.contracts import Episode, Rollout, RunContext, ScoredRollout, ToolCal
 from grpox.observing.record import LocalRecord
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.contents import completions_table, dataset_inputs, datasets_of, table_text
+from grpox_mlflow.lines import BYTES_PER_REQUEST, in_requests
 from grpox_mlflow.naming import model_name_problem
-from grpox_mlflow.recorded import BYTES_PER_REQUEST, in_requests
 from grpox_mlflow.sync import sync
 from grpox_mlflow.traces import TEXT_LENGTH, TracedRollouts, recorded_traces, trace_id
 from grpox_mlflow.tracker import MlflowTracker
