@@ -12,18 +12,7 @@ from grpox.errors import ConfigError
 if TYPE_CHECKING:
     from grpox_mlflow.views import View
 
-HELP = """List, show, compare and open runs, from their folders. Writes nothing.
-
-\b
-RUN is the run's folder or its name.
-Examples:
-  grpox runs list
-  grpox runs show runs/quickstart
-  grpox runs compare runs/first runs/second
-  grpox runs open first
-"""
-
-runs_app = typer.Typer(no_args_is_help=True, help=HELP)
+runs_app = typer.Typer(no_args_is_help=True, help="List, show, compare and open runs, from their folders.")
 
 RUN_HELP = "Folder of a run, or its name."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
@@ -66,7 +55,7 @@ def list_runs(
 @runs_app.command("show")
 def show_run(
     run: Run,
-    every_param: Annotated[
+    has_all_params: Annotated[
         bool, typer.Option("--all", help="Show all parameters, also those with their default.")
     ] = False,
     json: Json = False,
@@ -82,7 +71,7 @@ def show_run(
     from grpox_mlflow import views
     from grpox_mlflow.folders import find_run
 
-    _print(views.show_run(find_run(run), every_param), json)
+    _print(views.show_run(find_run(run), has_all_params), json)
 
 
 @runs_app.command("compare")

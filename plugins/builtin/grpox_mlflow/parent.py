@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from grpox import __version__
@@ -96,7 +96,7 @@ class ParentRun:
         self._shipment.more_tags = {key: redact(text)[:TAG_LENGTH] for key, text in tags.items()}
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
         self._is_away = False
-        self._ship(lambda: self._end([run.run_id for run in runs if run.run_id is not None]))
+        self._ship(lambda: self._end(results))
         self._lock.close()
         if self.run_id is not None and not self._is_away:
             logger.info("MLflow run %s (%s): %s", self.run_id, status, self._shipment.place)
@@ -110,13 +110,13 @@ class ParentRun:
             file.write(json.dumps(line) + "\n")
         return value
 
-    def _end(self, children: Sequence[str]) -> None:
+    def _end(self, results: SweepResults) -> None:
         """Ship the rest, and set the parent of runs that began during an outage of the store."""
         self._shipment.ship()
         client = self._shipment.open()
-        for child in children:
-            if client.get_run(child).data.tags.get(PARENT_TAG) is None:
-                client.set_tag(child, PARENT_TAG, str(self.run_id))
+        for run in results.runs:
+            if run.run_id is not None and client.get_run(run.run_id).data.tags.get(PARENT_TAG) is None:
+                client.set_tag(run.run_id, PARENT_TAG, str(self.run_id))
 
     def _ship(self, write: Callable[[], object], begins: bool = False) -> None:
         """Write to the store; an error causes a warning, and ends a sweep only at its start.

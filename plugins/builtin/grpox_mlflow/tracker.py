@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from grpox_mlflow.contents import EVAL_TABLE, datasets_of
 from grpox_mlflow.link import CHECKPOINT, ERROR, FILE, RunLink
 from grpox_mlflow.naming import NAME_LENGTH, PARENT_TAG, TAG_LENGTH, Names, flattened
 from grpox_mlflow.parent import NAMED, PARENT, ParentRun
-from grpox_mlflow.registry import Registration
 from grpox_mlflow.shipment import Shipment
 from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
 from grpox_mlflow.traces import FILE as TRACES
@@ -177,17 +175,16 @@ class MlflowTracker:
     def _registration(self, run: RunContext) -> dict[str, Any] | None:
         """Return the settings of the registered model; the run file's criterion for checkpoints compares its
         versions."""
+        checkpoint = run.config.checkpoint
         if self._config.register_as is None:
             return None
-        checkpoint = run.config.checkpoint
-        registration = Registration(
-            name=self._config.register_as,
-            upload_gib=self._config.upload_gib,
-            metric=checkpoint.best or run.config.main_metric,
-            lowest=checkpoint.best is not None and checkpoint.best_is in ("lowest", "min"),
-            versions=dict(run.versions),
-        )
-        return asdict(registration)
+        return {
+            "name": self._config.register_as,
+            "upload_gib": self._config.upload_gib,
+            "metric": checkpoint.best or run.config.main_metric,
+            "lowest": checkpoint.best is not None and checkpoint.best_is in ("lowest", "min"),
+            "versions": dict(run.versions),
+        }
 
     def _tags(self, run: RunContext) -> dict[str, str]:
         from mlflow.utils import mlflow_tags
