@@ -32,7 +32,7 @@ ADVANTAGES = (
     ),
     ComponentSpec(
         name="rloo",
-        target="grpox_advantages.rloo:Rloo",
+        target="grpox_advantages.baselines:Rloo",
         config="grpox_advantages.configs:RlooConfig",
         summary="Less the mean of the other rewards of the group, not divided",
         formula="r_i - mean_{j != i} r_j",
@@ -40,7 +40,7 @@ ADVANTAGES = (
     ),
     ComponentSpec(
         name="reinforce_plus_plus",
-        target="grpox_advantages.reinforce_plus_plus:ReinforcePlusPlus",
+        target="grpox_advantages.baselines:ReinforcePlusPlus",
         config="grpox_advantages.configs:ScaledConfig",
         summary="Centred by the group's mean, divided by the batch's standard deviation of the differences",
         formula="(r - mean_g) / (std_batch(r - mean_g) + eps)",
@@ -48,7 +48,7 @@ ADVANTAGES = (
     ),
     ComponentSpec(
         name="maxrl",
-        target="grpox_advantages.maxrl:MaxRl",
+        target="grpox_advantages.baselines:MaxRl",
         config="grpox_advantages.configs:MaxRlConfig",
         summary="Centred by the group's mean and divided by that mean; rewards must not be negative",
         formula="(r - mean_g) / mean_g",
@@ -56,7 +56,7 @@ ADVANTAGES = (
     ),
     ComponentSpec(
         name="opo",
-        target="grpox_advantages.opo:Opo",
+        target="grpox_advantages.baselines:Opo",
         config="grpox_advantages.configs:OpoConfig",
         summary="Less the group's mean reward weighted by length, not divided",
         formula="r - sum_j n_j r_j / sum_j n_j",
@@ -64,7 +64,7 @@ ADVANTAGES = (
     ),
     ComponentSpec(
         name="quantile",
-        target="grpox_advantages.quantile:Quantile",
+        target="grpox_advantages.baselines:Quantile",
         config="grpox_advantages.configs:QuantileConfig",
         summary="Less a quantile of the group's rewards, divided by the group's standard deviation",
         formula="(r - Q_q) / (std_g + eps), Q_q = min{x: share of the group's r <= x is at least q}",

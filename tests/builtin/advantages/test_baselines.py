@@ -13,12 +13,8 @@ import torch
 from pydantic import ValidationError
 
 from grpox.contracts import AdvantageInputs, Turn
+from grpox_advantages.baselines import MaxRl, Opo, Quantile, ReinforcePlusPlus, Rloo, rank_of
 from grpox_advantages.configs import MaxRlConfig, OpoConfig, QuantileConfig, RlooConfig, ScaledConfig
-from grpox_advantages.maxrl import MaxRl
-from grpox_advantages.opo import Opo
-from grpox_advantages.quantile import Quantile, rank_of
-from grpox_advantages.reinforce_plus_plus import ReinforcePlusPlus
-from grpox_advantages.rloo import Rloo
 
 NAN = math.nan
 

@@ -25,8 +25,8 @@ from grpox.rollout.sampler import CompletionSampler
 from grpox.rollout.turns import BatchScaler
 from grpox.runtime.world import World
 from grpox.training.trainer import Trainer
+from grpox_advantages.baselines import Opo
 from grpox_advantages.configs import GigpoConfig, GroupConfig, OpoConfig, ReturnToGoConfig
-from grpox_advantages.opo import Opo
 from grpox_advantages.scalers import Group
 from grpox_advantages.turns import Gigpo, ReturnToGo
 
