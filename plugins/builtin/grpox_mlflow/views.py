@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
-from time import time
 from typing import Any
 
 from rich import box
@@ -28,7 +26,6 @@ from grpox_mlflow.folders import (
     run_folders,
     shown_path,
 )
-from grpox_mlflow.lines import METRICS
 from grpox_mlflow.naming import CHANGED, flattened
 from grpox_mlflow.store import addresses
 
@@ -86,21 +83,19 @@ def list_runs(root: Path, status: str | None, most: int) -> View:
             evaluated = f"{metric.removeprefix(EVALUATION)} {' -> '.join(map(_figures, ends))}"
         reward = run.last("reward")
         objects.append({**run.as_json(), "reward": _strict(reward), "evaluation": evaluation})
-        row = {
-            "name": run.name,
-            "experiment": run.experiment,
-            "status": run.status,
-            "started": moment(run.started),
-            # Of a run without an end, the time since its start is no duration if it was killed.
-            "duration": "" if run.ended is None else duration(run.seconds),
-            "steps": f"{run.steps}/{run.total_steps}" if run.total_steps else str(run.steps),
-            "reward": "" if reward is None else _figures(reward),
-            "evaluation": evaluated,
-            "folder": shown_path(run.folder),
-        }
-        if len({each.experiment for each in shown}) == 1:
-            del row["experiment"]
-        rows.append(row)
+        rows.append(
+            {
+                "name": run.name,
+                "status": run.status,
+                "started": moment(run.started),
+                # Of a run without an end, the time since its start is no duration if it was killed.
+                "duration": "" if run.ended is None else duration(run.seconds),
+                "steps": f"{run.steps}/{run.total_steps}" if run.total_steps else str(run.steps),
+                "reward": "" if reward is None else _figures(reward),
+                "evaluation": evaluated,
+                "folder": shown_path(run.folder),
+            }
+        )
     if Console().width >= NINE_COLUMNS:
         return objects, _table(rows[0], [[*row.values()] for row in rows], ("status", "started", "duration"))
     stacked: list[list[Cell]] = [[row["name"], row["status"], _stacked(row)] for row in rows]
@@ -111,7 +106,7 @@ def _stacked(row: Mapping[str, str]) -> Text:
     """Return all but name and status in two lines."""
     reward = f"reward {row['reward']}" if row["reward"] else ""
     second = (row["started"], row["duration"], f"{row['steps']} steps", reward, row["evaluation"])
-    return _lines(f"{row.get('experiment', '')}  {row['folder']}".strip(), "  ".join(filter(None, second)))
+    return _lines(row["folder"], "  ".join(filter(None, second)))
 
 
 def show_run(run: RunFolder, has_all_params: bool) -> View:
@@ -148,15 +143,9 @@ def show_run(run: RunFolder, has_all_params: bool) -> View:
 
 
 def _facts(run: RunFolder) -> dict[str, str]:
-    newest = ""
-    if run.status == "RUNNING":
-        newest = "none yet"
-        with suppress(OSError):
-            newest = f"{duration(max(0.0, time() - (run.folder / METRICS).stat().st_mtime))} ago"
     facts = {
         "experiment": run.experiment,
         "started": moment(run.started) + ("" if run.ended is None else f", took {duration(run.seconds)}"),
-        "newest value": newest,
         "steps": f"{run.steps} of {run.total_steps}" if run.total_steps else str(run.steps),
         "ranks": run.params.get(f"{OF_RUN}world_size", ""),
         "folder": shown_path(run.folder),

