@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,8 @@ import typer
 from grpox.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from grpox_mlflow.views import View
 
 runs_app = typer.Typer(no_args_is_help=True, help="List, show, compare and open runs, from their folders.")
@@ -49,7 +52,7 @@ def list_runs(
     """
     from grpox_mlflow import views
 
-    _print(views.list_runs(folder, status, last), json)
+    _print(lambda console: views.list_runs(folder, status, last, console), json)
 
 
 @runs_app.command("show")
@@ -71,7 +74,7 @@ def show_run(
     from grpox_mlflow import views
     from grpox_mlflow.folders import find_run
 
-    _print(views.show_run(find_run(run), has_all_params), json)
+    _print(lambda console: views.show_run(find_run(run), has_all_params, console), json)
 
 
 @runs_app.command("compare")
@@ -107,7 +110,7 @@ def compare_runs(
     if len(runs) < 2:
         raise typer.BadParameter("name at least two runs", param_hint="RUN")
     several = [find_run(run) for run in runs]
-    _print(views.compare_runs(several, metric or ()), json)
+    _print(lambda console: views.compare_runs(several, metric or ()), json)
     if html is not None:
         try:
             typer.echo(write_comparison([run.folder for run in several], html), err=json)
@@ -177,13 +180,14 @@ def sync(
     typer.echo(f"{run_dir} ({shipment.status}): {values} and {files} written\n{shipment.place}")
 
 
-def _print(view: View, as_json: bool) -> None:
+def _print(view: Callable[[Console], View], as_json: bool) -> None:
     from json import dumps
 
     from rich.console import Console
 
-    content, page = view
+    console = Console()
+    content, page = view(console)
     if as_json:
         typer.echo(dumps(content, indent=2))
     else:
-        Console().print(page)
+        console.print(page)

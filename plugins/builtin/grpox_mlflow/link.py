@@ -107,11 +107,11 @@ class RunLink:
                 for key, (old, new) in values.items()
                 if old != new
             }
-            kept = {tag: text for tag, text in before.tags.items() if tag.startswith((CHANGED, PARENT_TAG))}
+            lasting = {tag: text for tag, text in before.tags.items() if tag.startswith((CHANGED, PARENT_TAG))}
             link = replace(
                 before,
                 log_completions=link.log_completions,
-                tags={**kept, **link.tags, **changes},
+                tags={**lasting, **link.tags, **changes},
                 datasets=link.datasets,
                 registration=link.registration,
             )

@@ -78,20 +78,20 @@ def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
 
     with _alone(path):
         client = MlflowClient(tracking_uri=uri)
-        found = client.get_experiment_by_name(experiment)
-        if found is None:
+        known = client.get_experiment_by_name(experiment)
+        if known is None:
             # Artifacts lie beside the database; MLflow would put them into the current working directory.
             location = None if path is None else (path.parent / "mlartifacts").as_uri()
             try:
                 return client, str(client.create_experiment(experiment, location, KIND))
             except MlflowException:
                 # Another run that started at the same time may have created it.
-                found = client.get_experiment_by_name(experiment)
-                if found is None:
+                known = client.get_experiment_by_name(experiment)
+                if known is None:
                     raise
-        if found.lifecycle_stage != "active":
+        if known.lifecycle_stage != "active":
             raise ValueError(f"experiment {experiment!r} was deleted: restore it or name another")
-        return client, str(found.experiment_id)
+        return client, str(known.experiment_id)
 
 
 @contextmanager

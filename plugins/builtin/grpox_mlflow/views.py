@@ -30,7 +30,7 @@ from grpox_mlflow.naming import CHANGED, flattened
 from grpox_mlflow.store import addresses
 
 STYLES = {"RUNNING": "cyan", "FINISHED": "green", "FAILED": "red", "KILLED": "yellow"}
-NINE_COLUMNS, NARROW = 140, 100
+EIGHT_COLUMNS, NARROW = 140, 100
 """Width of a terminal below which the list of runs stacks its columns; and tables omit the lowest value."""
 BLOCKS, PLAIN_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 """Eight heights of a curve, and their replacements if the terminal's encoding has no blocks."""
@@ -53,7 +53,7 @@ View = tuple[object, RenderableType]
 """The same content twice: as JSON for programs, with times in UTC, and for the terminal."""
 
 
-def list_runs(root: Path, status: str | None, most: int) -> View:
+def list_runs(root: Path, status: str | None, most: int, console: Console) -> View:
     """Show the newest runs below `root`, at most `most`, with one status if it is given.
 
     Raises:
@@ -96,7 +96,7 @@ def list_runs(root: Path, status: str | None, most: int) -> View:
                 "folder": shown_path(run.folder),
             }
         )
-    if Console().width >= NINE_COLUMNS:
+    if console.width >= EIGHT_COLUMNS:
         return objects, _table(rows[0], [[*row.values()] for row in rows], ("status", "started", "duration"))
     stacked: list[list[Cell]] = [[row["name"], row["status"], _stacked(row)] for row in rows]
     return objects, _table(["name", "status", ""], stacked, ["status"])
@@ -109,7 +109,7 @@ def _stacked(row: Mapping[str, str]) -> Text:
     return _lines(row["folder"], "  ".join(filter(None, second)))
 
 
-def show_run(run: RunFolder, has_all_params: bool) -> View:
+def show_run(run: RunFolder, has_all_params: bool, console: Console) -> View:
     """Show a run with the courses of its main metrics and its files.
 
     Args:
@@ -128,7 +128,7 @@ def show_run(run: RunFolder, has_all_params: bool) -> View:
         "": _grid(_facts(run)),
         "parameters" if has_all_params else "parameters that are not the default": _grid(params),
         "resumed with": _grid(changes) if changes else None,
-        "metrics": _courses_table(courses) if courses else Text("none yet"),
+        "metrics": _courses_table(courses, console) if courses else Text("none yet"),
         "artifacts": _cell(", ".join(files)),
     }
     identity = [Text(run.name, "bold"), *([Text(run.run_id)] if run.run_id else []), _cell(run.status)]
@@ -155,8 +155,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _courses_table(courses: Mapping[str, Course]) -> Table:
-    console = Console()
+def _courses_table(courses: Mapping[str, Course], console: Console) -> Table:
     is_narrow = console.width < NARROW
     headings = ["first", "last", *(() if is_narrow else ("lowest",)), "highest"]
     rows: list[list[Cell]] = []

@@ -1,4 +1,4 @@
-"""What the tests of MLflow share: a real SQLite store for each file, and time for all of it."""
+"""A real SQLite store for each file of tests, and time for all of it."""
 
 from __future__ import annotations
 
