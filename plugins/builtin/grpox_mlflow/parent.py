@@ -63,15 +63,14 @@ class ParentRun:
         self._ship(self._shipment.open, begins=True)
 
     @property
+    def environment(self) -> dict[str, str]:
+        """Return the variables that name the parent to the sweep's runs."""
+        return {**({PARENT: self.run_id} if self.run_id else {}), **({NAMED: "1"} if self._are_named else {})}
+
+    @property
     def run_id(self) -> str | None:
         """Id in the store; None until the run is created."""
         return self._shipment.link.run_id
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Return the variables that name the parent to the sweep's runs."""
-        parent = {} if self.run_id is None else {PARENT: self.run_id}
-        return parent | ({NAMED: "1"} if self._are_named else {})
 
     def update(self, results: SweepResults) -> None:
         """Record the number of complete runs and the best value."""
@@ -93,7 +92,8 @@ class ParentRun:
             error = f"{len(runs) - len(results.finished)} of {len(runs)} runs did not finish"
             write_atomically(self._folder / "failure.json", json.dumps({"error": error}) + "\n")
         tags = {} if best is None else {"grpox.best": best.name, "grpox.best_run": best.run_id or ""}
-        self._shipment.more_tags = {key: redact(text)[:TAG_LENGTH] for key, text in tags.items()}
+        shown = {key: redact(text)[:TAG_LENGTH] for key, text in tags.items()}
+        self._shipment.note(tags=self._shipment.link.tags | shown)
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
         self._is_away = False
         self._ship(lambda: self._end(results))

@@ -7,7 +7,7 @@ store recognizes each value by its recorded time.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -59,8 +59,6 @@ class Shipment:
         self.link = link
         self.values = self.files = 0
         """Values and files of completions shipped so far."""
-        self.more_tags: Mapping[str, str] = {}
-        """Tags that cannot be derived from the folder's files."""
         self.ending: tuple[str, int] | None = None
         """MLflow's status of an ended run, and its end in Unix milliseconds."""
         self.is_table_due = False
@@ -101,7 +99,7 @@ class Shipment:
             # An earlier request to create the run may have been executed.
             run = self._find(client, experiment_id) or created
         self._run_id, self._tags = run.info.run_id, dict(run.data.tags)
-        self._note(experiment_id=run.info.experiment_id, run_id=self._run_id)
+        self.note(experiment_id=run.info.experiment_id, run_id=self._run_id)
         if self._live and run.info.status != "RUNNING":
             client.update_run(self._run_id, status="RUNNING")
         missing = self.link.params.keys() - run.data.params.keys()
@@ -138,7 +136,7 @@ class Shipment:
         # In pieces, and between two pieces the metrics recorded meanwhile.
         for traces, end in self._traces.pieces():
             write_traces(self._uri, self.link.experiment_id or "", self._run_id, self.link.key, traces)
-            self._note(traces_done=end)
+            self.note(traces_done=end)
             self._ship_metrics(client, self.recorded)
 
     def lacking(self) -> str:
@@ -161,7 +159,7 @@ class Shipment:
         shown = addresses(self._uri, self.link.experiment_id or "", self.link.run_id or "")
         return " after ".join(reversed(shown.values()))
 
-    def _note(self, **changes: Any) -> None:
+    def note(self, **changes: Any) -> None:
         """Record facts about the MLflow run in the run's folder."""
         self.link = replace(self.link, **changes)
         self.link.write(self._folder)
@@ -221,7 +219,7 @@ class Shipment:
 
     def _ship_tags(self, client: MlflowClient) -> None:
         tables = [{"path": name, "type": "table"} for name, *_ in self._files() if name.endswith("_table.json")]
-        tags = {**self.link.tags, **tags_of(self._folder), **self.more_tags}
+        tags = {**self.link.tags, **tags_of(self._folder)}
         tags |= {_LOGGED: json.dumps(tables)} if tables else {}
         for key, value in tags.items():
             if self._tags.get(key) != redact(value):

@@ -11,18 +11,18 @@ import getpass
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox import hookimpl
 from grpox.errors import RunClosed, RunFailed, redact, redacted
 from grpox.runtime.logs import get_logger
-from grpox.toolkit import LOCK_FILE, read_lock, text_of
+from grpox.toolkit import LOCK_FILE, read_lock
 from grpox_mlflow.contents import EVAL_TABLE, datasets_of
-from grpox_mlflow.link import CHECKPOINT, ERROR, FILE, RunLink
-from grpox_mlflow.naming import NAME_LENGTH, PARENT_TAG, TAG_LENGTH, Names, flattened
+from grpox_mlflow.link import FILE, RunLink
+from grpox_mlflow.naming import NAME_LENGTH, PARENT_TAG, Names, flattened
 from grpox_mlflow.parent import NAMED, PARENT, ParentRun
 from grpox_mlflow.shipment import Shipment
 from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
@@ -109,23 +109,22 @@ class MlflowTracker:
 
     @hookimpl
     def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
-        with self._waking():
-            self._traced.draw(step, rollouts)
+        self._traced.draw(step, rollouts)
+        self._wake()
 
     @hookimpl
     def grpox_step_finished(self, metrics: Mapping[str, float]) -> None:
-        with self._waking():
-            self._traced.write(metrics)
+        self._traced.write(metrics)
+        self._wake()
 
     @hookimpl
     def grpox_evaluated(self) -> None:
-        with self._waking():
-            self._shipment.is_table_due = True
+        self._shipment.is_table_due = True
+        self._wake()
 
     @hookimpl
-    def grpox_checkpoint_saved(self, path: Path) -> None:
-        with self._waking():
-            self._shipment.more_tags = {CHECKPOINT: str(path)[:TAG_LENGTH]}
+    def grpox_checkpoint_saved(self) -> None:
+        self._wake()
 
     @hookimpl
     def grpox_run_failed(self, error: BaseException) -> None:
@@ -134,8 +133,6 @@ class MlflowTracker:
         self._traced.write({})
         # Ctrl-C, SIGTERM, SystemExit; or the caller ended it.
         killed = isinstance(error, RunClosed) or not isinstance(error, Exception)
-        text = redact(f"{type(error).__name__}: {text_of(error)}".removesuffix(": "))[:TAG_LENGTH]
-        self._shipment.more_tags = {**self._shipment.more_tags, ERROR: text}
         self._close(self._writer, "KILLED" if killed else "FAILED")
 
     @hookimpl
@@ -220,15 +217,12 @@ class MlflowTracker:
             self._folder,
         )
 
-    @contextmanager
-    def _waking(self) -> Iterator[None]:
-        """Wake the writer after the records written in this context, and log its last error."""
+    def _wake(self) -> None:
+        """Wake the writer, and log its last error."""
         if self._writer is None:
-            raise RunFailed("the MLflow run was never started, or has ended")
-        yield
+            raise RunFailed("the MLflow run has ended")
         self._writer.wake()
-        error = self._writer.take_error()
-        if error is not None:
+        if (error := self._writer.take_error()) is not None:
             self._warn(error)
 
     def _close(self, writer: Writer, status: str) -> None:

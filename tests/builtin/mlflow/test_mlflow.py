@@ -55,7 +55,10 @@ def test_a_finished_run_reads_back_value_for_value(run: RunContext, store: str) 
     for step in (1, 2):
         session.step(step, {"loss": 0.1 + step, "rewards/math/mean": 1 / 3})
     session.evaluate(2, {"accuracy": 0.25})
-    session.tracker.grpox_checkpoint_saved(run.output_dir / "model")
+    checkpoint = run.output_dir / "checkpoints" / "step-00000002"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "run.json").write_text("{}")
+    session.tracker.grpox_checkpoint_saved()
     session.finish()
 
     stored = session.stored
@@ -75,7 +78,7 @@ def test_a_finished_run_reads_back_value_for_value(run: RunContext, store: str) 
     expected = {
         "team": "maths", "grpox.version": "0.1.0", "version.torch": "2.13.0", "grpox.git.commit": "abc123",
         "mlflow.source.git.commit": "abc123", "mlflow.source.name": "run.yaml",
-        "grpox.checkpoint": str(run.output_dir / "model"),
+        "grpox.checkpoint": str(checkpoint),
     }  # fmt: skip
     assert expected.items() <= stored.data.tags.items()
     for path in ("config.yaml", "completions/step_000001.parquet"):

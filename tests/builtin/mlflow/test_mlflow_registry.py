@@ -38,7 +38,7 @@ class Registered(TrackedRun):
         folder = self.run.output_dir / "checkpoints" / f"step-{step:08d}"
         folder.mkdir(parents=True)
         (folder / "run.json").write_text("{}")
-        self.tracker.grpox_checkpoint_saved(folder)
+        self.tracker.grpox_checkpoint_saved()
         return folder
 
     def finish(self, steps: int = 4) -> None:
