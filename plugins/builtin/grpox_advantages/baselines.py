@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import AdvantageInputs
-from grpox_advantages.configs import MaxRlConfig, OpoConfig, QuantileConfig, RlooConfig, ScaledConfig
+from grpox_advantages.configs import CentredConfig, QuantileConfig, ScaledConfig
 from grpox_advantages.scalers import centre, divisors, whiten
 
 
@@ -20,7 +20,7 @@ class Rloo:
     n scored members the advantage is `n / (n - 1)` times `r - mean_g`.
     """
 
-    def __init__(self, config: RlooConfig) -> None:
+    def __init__(self, config: CentredConfig) -> None:
         self.config = config
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class MaxRl:
 
     needs_nonnegative_rewards: ClassVar[bool] = True
 
-    def __init__(self, config: MaxRlConfig) -> None:
+    def __init__(self, config: CentredConfig) -> None:
         self.config = config
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Opo:
 
     signal = "sum"
 
-    def __init__(self, config: OpoConfig) -> None:
+    def __init__(self, config: CentredConfig) -> None:
         self.config = config
 
     def scale(self, inputs: AdvantageInputs) -> Tensor:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from grpox.contracts import AdvantageInputs, Turn
 from grpox_advantages.baselines import MaxRl, Opo, Quantile, ReinforcePlusPlus, Rloo, rank_of
-from grpox_advantages.configs import MaxRlConfig, OpoConfig, QuantileConfig, RlooConfig, ScaledConfig
+from grpox_advantages.configs import CentredConfig, QuantileConfig, ScaledConfig
 
 NAN = math.nan
 
@@ -46,7 +46,7 @@ def checked(advantages: torch.Tensor) -> list[float]:
     return advantages.tolist()
 
 
-RLOO, MAXRL, OPO = Rloo(RlooConfig()), MaxRl(MaxRlConfig()), Opo(OpoConfig())
+RLOO, MAXRL, OPO = Rloo(CentredConfig()), MaxRl(CentredConfig()), Opo(CentredConfig())
 EVERY: dict[str, Any] = {
     "rloo": RLOO,
     "reinforce_plus_plus": ReinforcePlusPlus(ScaledConfig(eps=0.0)),
