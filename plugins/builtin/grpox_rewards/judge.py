@@ -75,7 +75,7 @@ class Judge:
             )
             for place in range(len(prompts))
         ]
-        verdicts = {body: self._cached(body) for body in bodies}
+        verdicts = {body: self._cached(body) for body in dict.fromkeys(bodies)}
         unknown = [body for body, verdict in verdicts.items() if verdict is None]
         answers, attempts = await self._service.ask(
             unknown, lambda place, answer: self._read(unknown[place], answer)
