@@ -37,9 +37,9 @@ def load(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-@pytest.mark.parametrize("package", SPECS)
+@pytest.mark.parametrize("package", [*SPECS, "grpox_rewards", "grpox_mlflow"])
 def test_plugin_and_configs_import_without_torch(package: str) -> None:
-    heavy = "{'torch', 'transformers', 'deepspeed', 'vllm'}"
+    heavy = "{'torch', 'transformers', 'deepspeed', 'vllm', 'mlflow'}"
     code = f"import {package}.plugin, {package}.configs, sys; print(sorted({heavy} & set(sys.modules)))"
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -31,7 +31,7 @@ from grpox_rewards import math_worker, text
 from grpox_rewards.code import code_in
 from grpox_rewards.configs import FormatConfig, HttpConfig, JudgeConfig, RegexConfig, RepetitionConfig
 from grpox_rewards.judge import Judge, read_score
-from grpox_rewards.repetition import Repetition
+from grpox_rewards.text import Repetition
 from grpox_rewards.verifier import Http
 
 SHORT, LONG, MOST = 50_000, 200_000, 8.0

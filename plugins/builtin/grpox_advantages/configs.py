@@ -28,19 +28,7 @@ class GroupConfig(ScaledConfig):
 
 
 class CentredConfig(Parameters):
-    """Parameters of none: there are none."""
-
-
-class RlooConfig(Parameters):
-    """Parameters of rloo: there are none."""
-
-
-class MaxRlConfig(Parameters):
-    """Parameters of maxrl: there are none."""
-
-
-class OpoConfig(Parameters):
-    """Parameters of opo: there are none."""
+    """Parameters of none, rloo, maxrl and opo: there are none."""
 
 
 class QuantileConfig(ScaledConfig):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from grpox.config import Parameters
 
 
-class ClippedConfig(Parameters):
-    """Parameters of the clipped surrogate: grpo, dr_grpo, dapo and bnpo."""
+class _Clip(Parameters):
+    """Distances at which the ratio is clipped."""
 
     clip_low: float = Field(0.2, gt=0, le=1)
     """Lower clip distance: the ratio is clipped at 1 - clip_low. 0.2 as in PPO (arXiv 1707.06347); GSPO uses
@@ -21,9 +21,6 @@ class ClippedConfig(Parameters):
     delta: float | None = None
     """Upper bound of the ratio for negative advantages, for which clip_high does not apply; more than
     1 + clip_high. Default: no bound, as in GRPO; two-sided GRPO sets one (INTELLECT-2, arXiv 2505.07291)."""
-    level: Literal["token", "sequence"] = "token"
-    """Level of the ratio: one ratio per token (GRPO, arXiv 2402.03300), or one per sequence, the geometric mean
-    of its tokens' ratios (GSPO)."""
 
     @field_validator("delta")
     @classmethod
@@ -35,28 +32,18 @@ class ClippedConfig(Parameters):
         return delta
 
 
-class LuspoConfig(Parameters):
-    """Parameters of luspo."""
+class ClippedConfig(_Clip):
+    """Parameters of the clipped surrogate: grpo, dr_grpo, dapo and bnpo."""
+
+    level: Literal["token", "sequence"] = "token"
+    """Level of the ratio: one ratio per token (GRPO, arXiv 2402.03300), or one per sequence, the geometric mean
+    of its tokens' ratios (GSPO)."""
+
+
+class LuspoConfig(_Clip):
+    """Parameters of luspo, whose ratios are those of sequences."""
 
     level: ClassVar[Literal["sequence"]] = "sequence"
-    clip_low: float = Field(0.2, gt=0, le=1)
-    """The sequence's ratio is clipped below at 1 - clip_low; 0.2 as in TRL."""
-    clip_high: float | None = Field(None, gt=0)
-    """The sequence's ratio is clipped above at 1 + clip_high; default: clip_low."""
-    delta: float | None = None
-    """Upper bound of the ratio for negative advantages; more than 1 + clip_high. Default: no bound."""
-
-    @property
-    def clipped(self) -> ClippedConfig:
-        """The same parameters, of the clipped surrogate with one ratio per sequence."""
-        return ClippedConfig(level="sequence", **self.model_dump())
-
-    @model_validator(mode="after")
-    def _above_the_clip(self) -> Self:
-        upper = self.clip_low if self.clip_high is None else self.clip_high
-        if self.delta is not None and self.delta <= 1 + upper:
-            raise ValueError(f"delta must be more than 1 + clip_high = {1 + upper:g}")
-        return self
 
 
 class CispoConfig(Parameters):

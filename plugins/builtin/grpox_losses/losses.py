@@ -26,7 +26,7 @@ class Clipped:
     zero_at_zero_advantage: ClassVar[bool] = True
     hyperparameters: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high", "delta")
 
-    def __init__(self, config: ClippedConfig) -> None:
+    def __init__(self, config: ClippedConfig | LuspoConfig) -> None:
         self.config = config
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
@@ -94,9 +94,6 @@ class Luspo(Clipped):
     """
 
     reduction: ClassVar[Reduction] = Reduction.SEQUENCE_SUM
-
-    def __init__(self, config: LuspoConfig) -> None:
-        super().__init__(config.clipped)
 
 
 class Cispo:

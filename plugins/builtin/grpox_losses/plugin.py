@@ -67,7 +67,7 @@ LOSSES = (
     ),
     ComponentSpec(
         name="gspo-token",
-        target="grpox_losses.gspo_token:GspoToken",
+        target="grpox_losses.surrogates:GspoToken",
         config="grpox_losses.configs:GspoTokenConfig",
         summary="Clipped by the ratio of the sequence, with an advantage for each token",
         formula="-min(s A_t, clip(s, 1-clip_low, 1+clip_high) A_t), s = sg[w_i] pi / sg[pi]; as grpo",
@@ -75,7 +75,7 @@ LOSSES = (
     ),
     ComponentSpec(
         name="dppo",
-        target="grpox_losses.dppo:Dppo",
+        target="grpox_losses.surrogates:Dppo",
         config="grpox_losses.configs:DppoConfig",
         summary="Policy gradient without the tokens whose probability has moved too far",
         formula="-keep sg[min(w, cap)] A log pi, keep = 0 if A > 0 and pi - mu > delta, or A < 0 and "
@@ -84,7 +84,7 @@ LOSSES = (
     ),
     ComponentSpec(
         name="topr",
-        target="grpox_losses.topr:Topr",
+        target="grpox_losses.surrogates:Topr",
         config="grpox_losses.configs:ToprConfig",
         summary="REINFORCE, with importance weights of at most 1 on completions of negative advantage",
         formula="-sg[a] A log pi, a = 1 if A > 0 else min(prod_t w, 1); (1/N_seq) sum_i sum_t",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,21 +13,9 @@ from grpox.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from grpox_mlflow.folders import RunFolder
     from grpox_mlflow.views import View
 
-HELP = """List, show, compare and open runs, from their folders. Writes nothing.
-
-\b
-RUN is the run's folder or its name.
-Examples:
-  grpox runs list
-  grpox runs show runs/quickstart
-  grpox runs compare runs/first runs/second
-  grpox runs open first
-"""
-
-runs_app = typer.Typer(no_args_is_help=True, help=HELP)
+runs_app = typer.Typer(no_args_is_help=True, help="List, show, compare and open runs, from their folders.")
 
 RUN_HELP = "Folder of a run, or its name."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
@@ -62,18 +50,15 @@ def list_runs(
       grpox runs list --status failed
       grpox runs list --json
     """
-    from rich.console import Console
-
     from grpox_mlflow import views
 
-    console = Console()
-    _print(views.list_runs(folder, status, last, console), json, console)
+    _print(lambda console: views.list_runs(folder, status, last, console), json)
 
 
 @runs_app.command("show")
 def show_run(
     run: Run,
-    every_param: Annotated[
+    has_all_params: Annotated[
         bool, typer.Option("--all", help="Show all parameters, also those with their default.")
     ] = False,
     json: Json = False,
@@ -86,13 +71,10 @@ def show_run(
       grpox runs show quickstart --all
       grpox runs show my-run --json
     """
-    from rich.console import Console
-
     from grpox_mlflow import views
     from grpox_mlflow.folders import find_run
 
-    console = Console()
-    _print(views.show_run(find_run(run), every_param, console), json, console)
+    _print(lambda console: views.show_run(find_run(run), has_all_params, console), json)
 
 
 @runs_app.command("compare")
@@ -121,17 +103,20 @@ def compare_runs(
       grpox runs compare first second --metric entropy --metric kl --json
       grpox runs compare first second --html compared.html
     """
-    from rich.console import Console
-
+    from grpox.toolkit import write_comparison
     from grpox_mlflow import views
     from grpox_mlflow.folders import find_run
 
     if len(runs) < 2:
         raise typer.BadParameter("name at least two runs", param_hint="RUN")
     several = [find_run(run) for run in runs]
-    _print(views.compare_runs(several, metric or ()), json, Console())
+    _print(lambda console: views.compare_runs(several, metric or ()), json)
     if html is not None:
-        typer.echo(_write_page(several, html), err=json)
+        try:
+            typer.echo(write_comparison([run.folder for run in several], html), err=json)
+        except OSError as error:
+            what = f"cannot be written: {error.strerror or error}"
+            raise ConfigError(what, "--html", given=str(error.filename or html)) from error
 
 
 @runs_app.command("open")
@@ -195,21 +180,13 @@ def sync(
     typer.echo(f"{run_dir} ({shipment.status}): {values} and {files} written\n{shipment.place}")
 
 
-def _write_page(runs: Sequence[RunFolder], output: Path) -> Path:
-    """Write the page that compares `runs`, from their folders."""
-    from grpox.toolkit import write_comparison
-
-    try:
-        return write_comparison([run.folder for run in runs], output)
-    except OSError as error:
-        what = f"cannot be written: {error.strerror or error}"
-        raise ConfigError(what, "--html", given=str(error.filename or output)) from error
-
-
-def _print(view: View, as_json: bool, console: Console) -> None:
+def _print(view: Callable[[Console], View], as_json: bool) -> None:
     from json import dumps
 
-    content, page = view
+    from rich.console import Console
+
+    console = Console()
+    content, page = view(console)
     if as_json:
         typer.echo(dumps(content, indent=2))
     else:

@@ -30,7 +30,6 @@ class Names:
 
     def __init__(self) -> None:
         self._accepted: dict[str, str] = {}
-        self._used: set[str] = set()
 
     def __getitem__(self, name: str) -> str:
         if name not in self._accepted:
@@ -38,11 +37,10 @@ class Names:
             parts = [part for part in cleaned if part not in ("", ".", "..")]
             accepted = candidate = "/".join(parts)[:NAME_LENGTH].rstrip("/") or "_"
             count = 1
-            while candidate in self._used:
+            while candidate in self._accepted.values():
                 count += 1
                 candidate = f"{accepted[: NAME_LENGTH - 8]}-{count}"
             self._accepted[name] = candidate
-            self._used.add(candidate)
         return self._accepted[name]
 
 
@@ -65,20 +63,6 @@ def shortened(value: str) -> str:
         return value
     note = f" ... ({len(value)} characters, whole in config.yaml)"
     return value[: VALUE_LENGTH - len(note)] + note
-
-
-def changes(before: Mapping[str, str], now: Mapping[str, str], when: str = "") -> dict[str, str]:
-    """Return changed parameters as tags, because MLflow's own parameters cannot change.
-
-    Args:
-        when: text appended to each, such as `` after step 3``.
-    """
-    names = Names()
-    return {
-        names[CHANGED + key]: f"{before.get(key)} -> {now.get(key)}{when}"[:TAG_LENGTH]
-        for key in (*before, *(now.keys() - before.keys()))
-        if before.get(key) != now.get(key)
-    }
 
 
 def model_name_problem(name: str) -> str:

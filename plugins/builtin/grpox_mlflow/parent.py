@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from grpox import __version__
@@ -17,7 +17,7 @@ from grpox.runtime.logs import get_logger
 from grpox.toolkit import hold, write_atomically
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.contents import SWEEP_TABLE, table_text
-from grpox_mlflow.followed import FollowedRun
+from grpox_mlflow.link import RunLink
 from grpox_mlflow.naming import PARENT_TAG, TAG_LENGTH
 from grpox_mlflow.shipment import Shipment
 from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
@@ -55,29 +55,22 @@ class ParentRun:
             (self._folder / name).unlink(missing_ok=True)
         params = {key: ", ".join(values) for key, values in sweep.axes.items()}
         params |= {"sweep.run": sweep.source, "sweep.runs": str(sweep.runs)}
-        tags = {"grpox.version": __version__, "grpox.output_dir": str(self._folder), "grpox.sweep": "parent"}
-        followed = FollowedRun.begin(
-            self._uri,
-            config.experiment,
-            redacted(params).items(),
-            run_name=sweep.folder.name,
-            tags=redacted(tags | config.tags),
-        ).resume(FollowedRun.read(self._folder))
-        followed.write(self._folder)
-        self._shipment = Shipment(self._folder, followed, self._uri, live=True)
+        tags = {"grpox.version": __version__, "grpox.sweep": "parent"}
+        params = redacted(params).items()
+        link = RunLink.begin(self._folder, self._uri, config, sweep.folder.name, params, tags)
+        self._shipment = Shipment(self._folder, link, self._uri, live=True)
         self._is_away = False
         self._ship(self._shipment.open, begins=True)
 
     @property
-    def run_id(self) -> str | None:
-        """Id in the store; None until the run is created."""
-        return self._shipment.followed.run_id
-
-    @property
     def environment(self) -> dict[str, str]:
         """Return the variables that name the parent to the sweep's runs."""
-        parent = {} if self.run_id is None else {PARENT: self.run_id}
-        return parent | ({NAMED: "1"} if self._are_named else {})
+        return {**({PARENT: self.run_id} if self.run_id else {}), **({NAMED: "1"} if self._are_named else {})}
+
+    @property
+    def run_id(self) -> str | None:
+        """Id in the store; None until the run is created."""
+        return self._shipment.link.run_id
 
     def update(self, results: SweepResults) -> None:
         """Record the number of complete runs and the best value."""
@@ -99,10 +92,11 @@ class ParentRun:
             error = f"{len(runs) - len(results.finished)} of {len(runs)} runs did not finish"
             write_atomically(self._folder / "failure.json", json.dumps({"error": error}) + "\n")
         tags = {} if best is None else {"grpox.best": best.name, "grpox.best_run": best.run_id or ""}
-        self._shipment.more_tags = {key: redact(text)[:TAG_LENGTH] for key, text in tags.items()}
+        shown = {key: redact(text)[:TAG_LENGTH] for key, text in tags.items()}
+        self._shipment.note(tags=self._shipment.link.tags | shown)
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
         self._is_away = False
-        self._ship(lambda: self._end([run.run_id for run in runs if run.run_id is not None]))
+        self._ship(lambda: self._end(results))
         self._lock.close()
         if self.run_id is not None and not self._is_away:
             logger.info("MLflow run %s (%s): %s", self.run_id, status, self._shipment.place)
@@ -116,13 +110,13 @@ class ParentRun:
             file.write(json.dumps(line) + "\n")
         return value
 
-    def _end(self, children: Sequence[str]) -> None:
+    def _end(self, results: SweepResults) -> None:
         """Ship the rest, and set the parent of runs that began during an outage of the store."""
         self._shipment.ship()
         client = self._shipment.open()
-        for child in children:
-            if client.get_run(child).data.tags.get(PARENT_TAG) is None:
-                client.set_tag(child, PARENT_TAG, str(self.run_id))
+        for run in results.runs:
+            if run.run_id is not None and client.get_run(run.run_id).data.tags.get(PARENT_TAG) is None:
+                client.set_tag(run.run_id, PARENT_TAG, str(self.run_id))
 
     def _ship(self, write: Callable[[], object], begins: bool = False) -> None:
         """Write to the store; an error causes a warning, and ends a sweep only at its start.

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from grpox.toolkit import checkpoints_in, format_bytes, read_mapping, step_of
+from grpox_mlflow.lines import METRICS, in_requests, recorded_metrics
 from grpox_mlflow.naming import KEY_TAG
-from grpox_mlflow.recorded import METRICS, in_requests, recorded_metrics
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -34,9 +36,9 @@ STEP, FOLDER, METRIC, VALUE = "grpox.step", "grpox.folder", "grpox.metric", "grp
 UPLOADED, MODEL = "grpox.uploaded", "grpox.model_id"
 VERSIONS = "mlflow.modelVersions"
 """Tag by which MLflow's pages link a run's model to its version."""
-MLMODEL, REQUIREMENTS, CARD = "MLmodel", "requirements.txt", "README.md"
-WEIGHTS, TOKENIZER = "model", "components/tokenizer"
-"""Folders of an MLflow model of the transformers flavor."""
+CARD = "README.md"
+WEIGHTS = "model"
+"""Folder of the weights in an MLflow model."""
 SIGNATURE = {
     "inputs": json.dumps([{"type": "string", "name": "prompt", "required": True}]),
     "outputs": json.dumps([{"type": "string", "name": "completion", "required": True}]),
@@ -46,21 +48,6 @@ SIGNATURE = {
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt")
 _LINKED = ("evaluation/", "reward", "rewards/")
 """Prefixes of the names of metrics that are linked to a model."""
-
-
-@dataclass(frozen=True)
-class Registration:
-    """Settings for registering a run's models, saved in ``mlflow.json``."""
-
-    name: str
-    """Name of the registered model."""
-    upload_gib: float
-    """Size in GiB up to which a model's files are uploaded."""
-    metric: str
-    """Metric that compares versions."""
-    lowest: bool
-    versions: Mapping[str, str]
-    """Versions of libraries."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +70,26 @@ class Registry:
 
     Args:
         key: key of the run, which is the same in every store.
+        name: name of the registered model.
+        upload_gib: size in GiB up to which a model's files are uploaded.
+        metric: metric that compares versions.
+        lowest: True: a lower value is better.
+        versions: versions of libraries.
     """
 
-    def __init__(self, folder: Path, registration: Registration, key: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        key: str,
+        name: str,
+        upload_gib: float,
+        metric: str,
+        lowest: bool,
+        versions: Mapping[str, str],
+    ) -> None:
         # Versions are recognized by the absolute path.
-        self._folder = folder.absolute()
-        self._registration = registration
-        self._key = key
+        self._folder, self._key, self._name = folder.absolute(), key, name
+        self._upload_gib, self._metric, self._lowest, self._libraries = upload_gib, metric, lowest, versions
         self._done: set[Path] = set()
         self._run_id = self._experiment_id = ""
 
@@ -108,7 +108,7 @@ class Registry:
             return
         self._run_id, self._experiment_id = run_id, experiment_id
         try:
-            client.create_registered_model(self._registration.name)
+            client.create_registered_model(self._name)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -125,26 +125,24 @@ class Registry:
         for folder, version in versions.items():
             # Deleted only after the newest version exists: otherwise MLflow would reuse the number.
             if folder not in folders and not folder.exists():
-                client.delete_model_version(self._registration.name, version.version)
+                client.delete_model_version(self._name, version.version)
         self._name_best(client)
         self._done = folders
 
     def _saved(self) -> Iterator[Saved]:
         """Return the checkpoints from the first to the last, then the trained model."""
-        for folder in reversed(checkpoints_in(self._folder)):
-            yield Saved(step_of(folder), folder, loadable=False)
-        try:
-            summary = read_mapping(self._folder / "summary.json")
-            yield Saved(int(summary["steps"]), self._folder / "model", loadable=True)
-        except (OSError, ValueError, KeyError, TypeError):
-            return  # training did not finish
+        folders = {folder: step_of(folder) for folder in reversed(checkpoints_in(self._folder))}
+        model = self._folder / "model"
+        with suppress(ValueError, KeyError, TypeError):  # training did not finish
+            folders[model] = int(read_mapping(self._folder / "summary.json")["steps"])
+        yield from (Saved(step, folder, folder == model) for folder, step in folders.items())
 
     def _uploads(self, saved: Saved) -> bool:
-        return saved.loadable and saved.size <= self._registration.upload_gib * GIB
+        return saved.loadable and saved.size <= self._upload_gib * GIB
 
     def _versions(self, client: MlflowClient) -> dict[Path, ModelVersion]:
         """Map each folder of this run to its version."""
-        versions = client.search_model_versions(f"name = '{self._registration.name}'", max_results=1000)
+        versions = client.search_model_versions(f"name = '{self._name}'", max_results=1000)
         mine = [version for version in versions if version.tags.get(KEY_TAG) == self._key]
         return {Path(version.tags[FOLDER]): version for version in mine if FOLDER in version.tags}
 
@@ -153,11 +151,11 @@ class Registry:
         tags = {KEY_TAG: self._key, STEP: str(saved.step), FOLDER: str(saved.folder)}
         model = self._logged_model(client, saved, metrics, tags)
         tags |= {MODEL: model.model_id, UPLOADED: str(self._uploads(saved)).lower()}
-        compared = metrics.get(self._registration.metric)
+        compared = metrics.get(self._metric)
         if compared is not None and math.isfinite(compared.value):
             tags |= {METRIC: compared.key, VALUE: repr(compared.value)}
         version = client.create_model_version(
-            self._registration.name,
+            self._name,
             model.artifact_location,
             self._run_id,
             tags=tags,
@@ -179,7 +177,7 @@ class Registry:
         models = client.search_logged_models([experiment], f"source_run_id = '{run_id}'", max_results=1000)
         model = next((each for each in models if each.tags.get(FOLDER) == str(saved.folder)), None)
         if model is None:
-            name = self._registration.name.replace(".", "-")
+            name = self._name.replace(".", "-")
             model = client.create_logged_model(experiment, name, run_id, tags, model_type="text-generation")
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, saved.step)])
         if model.status != "READY":
@@ -195,32 +193,31 @@ class Registry:
         return model
 
     def _write_files(self, client: MlflowClient, saved: Saved, model_id: str) -> None:
-        versions = self._registration.versions
-        libraries = [name for name in ("torch", "transformers") if name in versions]
+        libraries = [name for name in ("torch", "transformers") if name in self._libraries]
         # A local suffix such as +cpu denotes a build that no index has.
-        requirements = "".join(f"{name}=={versions[name].partition('+')[0]}\n" for name in libraries)
+        requirements = "".join(f"{name}=={self._libraries[name].partition('+')[0]}\n" for name in libraries)
+        texts = {"MLmodel": self._mlmodel(saved, model_id), "requirements.txt": requirements}
+        with suppress(OSError):
+            texts[CARD] = (saved.folder / CARD).read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder:
-            small = Path(folder)
-            (small / MLMODEL).write_text(self._mlmodel(saved, model_id), encoding="utf-8")
-            (small / REQUIREMENTS).write_text(requirements, encoding="utf-8")
-            if (saved.folder / CARD).exists():
-                (small / CARD).write_bytes((saved.folder / CARD).read_bytes())
+            for name, text in texts.items():
+                (Path(folder) / name).write_text(text, encoding="utf-8")
             client.log_model_artifacts(model_id, folder)
         # Small files of a Hugging Face folder: tokenizer, chat template, config.
         for path in sorted(saved.folder.iterdir()) if saved.loadable else ():
             if path.is_file() and path.name != CARD and not path.name.endswith(_WEIGHT_SUFFIXES):
-                client.log_model_artifact(model_id, str(path), TOKENIZER)
+                client.log_model_artifact(model_id, str(path), "components/tokenizer")
         if self._uploads(saved):
             client.log_model_artifacts(model_id, str(saved.folder), WEIGHTS)
 
     def _mlmodel(self, saved: Saved, model_id: str) -> str:
         """Compose the file MLmodel, which defines for MLflow how to load the weights and from which folder."""
-        folder, versions = str(saved.folder), self._registration.versions
-        flavors: dict[str, Any] = {"grpox": {"folder": folder, "version": versions.get("grpox", "unknown")}}
+        versions = defaultdict(lambda: "unknown", self._libraries)
+        folder = str(saved.folder)
+        flavors: dict[str, Any] = {"grpox": {"folder": folder, "version": versions["grpox"]}}
         if saved.loadable:
-            uploads = self._uploads(saved)
             flavors["transformers"] = {
-                "transformers_version": versions.get("transformers", "unknown"),
+                "transformers_version": versions["transformers"],
                 "code": None,
                 "task": "text-generation",
                 "instance_type": "TextGenerationPipeline",
@@ -228,7 +225,7 @@ class Registry:
                 "source_model_name": folder,
                 "components": ["tokenizer"],
                 "tokenizer_type": "AutoTokenizer",
-                **({"model_binary": WEIGHTS} if uploads else {"local_base_model_path": folder}),
+                **({"model_binary": WEIGHTS} if self._uploads(saved) else {"local_base_model_path": folder}),
             }
         else:
             flavors["grpox"]["export"] = f"grpox export {folder} OUT_DIR"
@@ -236,7 +233,7 @@ class Registry:
         content = {
             "artifact_path": model_id,
             "flavors": flavors,
-            "mlflow_version": versions.get("mlflow", "unknown"),
+            "mlflow_version": versions["mlflow"],
             "model_id": model_id,
             "model_size_bytes": saved.size,
             "run_id": self._run_id,
@@ -262,19 +259,21 @@ class Registry:
         return f"The model after step {saved.step}, in {saved.folder}.{where}"
 
     def _name_best(self, client: MlflowClient) -> None:
-        """Give the alias to the best of this run's versions, unless the version that has it is better."""
-        name, metric = self._registration.name, self._registration.metric
-        mine = [v for v in self._versions(client).values() if v.tags.get(METRIC) == metric and VALUE in v.tags]
+        """Give the alias to the best of this run's versions, unless the version that has it is better.
+
+        Among equal values the later version is better, as a run's last version is its trained model.
+        """
+
+        def rank(version: ModelVersion) -> tuple[float, int]:
+            value = float(version.tags[VALUE])
+            return -value if self._lowest else value, int(version.version)
+
+        versions = self._versions(client).values()
+        mine = [each for each in versions if each.tags.get(METRIC) == self._metric and VALUE in each.tags]
         if not mine:
             return
-        best = max(mine, key=self._rank)
-        holder = client.get_registered_model(name).aliases.get(BEST)
-        before = None if holder is None else client.get_model_version(name, holder)
-        if before is None or before.tags.get(METRIC) != metric or self._rank(best) > self._rank(before):
-            client.set_registered_model_alias(name, BEST, best.version)
-
-    def _rank(self, version: ModelVersion) -> tuple[float, int]:
-        """Rank by value; among equal values the later version is better, as a run's last version is its trained
-        model."""
-        value = float(version.tags[VALUE])
-        return (-value if self._registration.lowest else value), int(version.version)
+        best = max(mine, key=rank)
+        holder = client.get_registered_model(self._name).aliases.get(BEST)
+        before = None if holder is None else client.get_model_version(self._name, holder)
+        if before is None or before.tags.get(METRIC) != self._metric or rank(best) > rank(before):
+            client.set_registered_model_alias(self._name, BEST, best.version)

@@ -1,27 +1,22 @@
 """Updates the MLflow run of a run's folder from that folder, which is the authoritative record.
 
 Writing twice is harmless. This matters because a server may have executed a request without answering. The
-store
-recognizes each value by its recorded time.
+store recognizes each value by its recorded time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from grpox.errors import ConfigError, redact, redacted
+from grpox.errors import ConfigError, redact
 from grpox.toolkit import LOCK_FILE, pluralize, write_atomically
 from grpox_mlflow.contents import EVAL_TABLE, SWEEP_TABLE, completions_table, dataset_inputs
-from grpox_mlflow.followed import ALARM, ERROR, FollowedRun, tags_of
-from grpox_mlflow.naming import KEY_TAG
-from grpox_mlflow.recorded import (
+from grpox_mlflow.lines import (
     METRICS,
     METRICS_PER_BATCH,
     PARAMS_PER_BATCH,
@@ -30,20 +25,19 @@ from grpox_mlflow.recorded import (
     in_requests,
     recorded_metrics,
 )
-from grpox_mlflow.registry import Registration, Registry
-from grpox_mlflow.store import is_passing, open_store, page_of, place_of
+from grpox_mlflow.link import ALARM, ERROR, RunLink, tags_of
+from grpox_mlflow.naming import KEY_TAG
+from grpox_mlflow.registry import Registry
+from grpox_mlflow.store import addresses, is_passing, open_store
 from grpox_mlflow.traces import recorded_traces, write_traces
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
-COMPLETIONS = "completions"
-_BATCHES = (COMPLETIONS, "tokens")
+_BATCHES = ("completions", "tokens")
 """Folders with a file for each generation batch or step; such a file never changes."""
 _FILES = ("config.yaml", LOCK_FILE, "summary.json", "sweep.json", SWEEP_TABLE)
-_SHOWING = ("report.html", EVAL_TABLE)
-"""Names of files that show completions."""
 _LOGGED = "mlflow.loggedArtifacts"
 """Tag of the run that lists the artifacts which are tables."""
 
@@ -56,17 +50,15 @@ class Shipment:
 
     Args:
         folder: the run's folder.
-        followed: record in the folder.
-        uri: address of the store, with the password that `followed` omits.
+        link: record in the folder.
+        uri: address of the store, with the password that `link` omits.
         live: True while the run continues: an existing MLflow run is then marked RUNNING.
     """
 
-    def __init__(self, folder: Path, followed: FollowedRun, uri: str, live: bool) -> None:
-        self.followed = followed
+    def __init__(self, folder: Path, link: RunLink, uri: str, live: bool) -> None:
+        self.link = link
         self.values = self.files = 0
         """Values and files of completions shipped so far."""
-        self.more_tags: Mapping[str, str] = {}
-        """Tags that cannot be derived from the folder's files."""
         self.ending: tuple[str, int] | None = None
         """MLflow's status of an ended run, and its end in Unix milliseconds."""
         self.is_table_due = False
@@ -82,33 +74,40 @@ class Shipment:
         """Steps of each metric that the MLflow run had when it was opened."""
         self._shipped: dict[str, tuple[int, int]] = {}
         """Shipped files: name -> (size, modification time)."""
-        self._all_recorded = {folder / METRICS: self.recorded}
-        """Files of metrics: the run's own, and the system metrics of each machine."""
-        self._traces = recorded_traces(folder, followed.traces_done)
-        registration = followed.registration
-        self._registry = Registry(folder, Registration(**registration), followed.key) if registration else None
+        self._of_machines: dict[Path, RecordedLines[Metric]] = {}
+        """Files with the system metrics of each machine."""
+        self._traces = recorded_traces(folder, link.traces_done)
+        registration = link.registration
+        self._registry = Registry(folder, link.key, **registration) if registration else None
 
     def open(self) -> MlflowClient:
         """Find the run in the store, or create it with its original start time and parameters."""
         if self._client is not None:
             return self._client
-        client, experiment_id = open_store(self._uri, self.followed.experiment)
+        client, experiment_id = open_store(self._uri, self.link.experiment)
         # Imported only after `open_store` has probed the store.
         from mlflow.entities import Param
 
         run = self._find(client, experiment_id)
         self._is_old = run is not None
-        run = run or self._create(client, experiment_id)
+        if run is None:
+            tags = {**self.link.tags, KEY_TAG: self.link.key}
+            created = client.create_run(experiment_id, self.link.start_time, tags, self.link.run_name)
+            # The traces may be in another store.
+            self._traces.position = 0
+            self.link = replace(self.link, traces_done=0)
+            # An earlier request to create the run may have been executed.
+            run = self._find(client, experiment_id) or created
         self._run_id, self._tags = run.info.run_id, dict(run.data.tags)
-        self._note(experiment_id=run.info.experiment_id, run_id=self._run_id)
+        self.note(experiment_id=run.info.experiment_id, run_id=self._run_id)
         if self._live and run.info.status != "RUNNING":
             client.update_run(self._run_id, status="RUNNING")
-        missing = self.followed.params.keys() - run.data.params.keys()
-        params = [Param(key, value) for key, value in self.followed.params.items() if key in missing]
+        missing = self.link.params.keys() - run.data.params.keys()
+        params = [Param(key, value) for key, value in self.link.params.items() if key in missing]
         for batch in in_requests(params, PARAMS_PER_BATCH):
             client.log_batch(self._run_id, params=batch, synchronous=True)
-        if self.followed.datasets:
-            client.log_inputs(self._run_id, dataset_inputs(self.followed.datasets))
+        if self.link.datasets:
+            client.log_inputs(self._run_id, dataset_inputs(self.link.datasets))
         self._client = client
         return client
 
@@ -123,9 +122,9 @@ class Shipment:
             self._steps = self._look(client) if self._is_old else {}
         self._ship_metrics(client, self.recorded, progress)
         for path in sorted((self._folder / SYSTEM).glob("*.jsonl")):
-            if path not in self._all_recorded:
-                self._all_recorded[path] = recorded_metrics(path)
-            self._ship_metrics(client, self._all_recorded[path])
+            if path not in self._of_machines:
+                self._of_machines[path] = recorded_metrics(path)
+            self._ship_metrics(client, self._of_machines[path])
         self._make_table()
         self._ship_tags(client)
         if self.ending is not None:
@@ -133,8 +132,12 @@ class Shipment:
         # Files come last: a server without space for files still gets all other data.
         self._ship_files(client)
         if self._registry is not None:
-            self._registry.write(client, self._run_id, self.followed.experiment_id or "")
-        self._ship_traces(client)
+            self._registry.write(client, self._run_id, self.link.experiment_id or "")
+        # In pieces, and between two pieces the metrics recorded meanwhile.
+        for traces, end in self._traces.pieces():
+            write_traces(self._uri, self.link.experiment_id or "", self._run_id, self.link.key, traces)
+            self.note(traces_done=end)
+            self._ship_metrics(client, self.recorded)
 
     def lacking(self) -> str:
         """Describe what MLflow lacks: ``3 steps``, ``0 steps, 12 traces``."""
@@ -153,20 +156,19 @@ class Shipment:
     @property
     def place(self) -> str:
         """Address of the run's page; of a store without a server, also the command that serves it."""
-        ids = self.followed.experiment_id or "", self.followed.run_id or ""
-        page, place = page_of(self._uri, *ids), place_of(self._uri, *ids)
-        return page if page == place else f"{page} after {place}"
+        shown = addresses(self._uri, self.link.experiment_id or "", self.link.run_id or "")
+        return " after ".join(reversed(shown.values()))
 
-    def _note(self, **changes: Any) -> None:
+    def note(self, **changes: Any) -> None:
         """Record facts about the MLflow run in the run's folder."""
-        self.followed = replace(self.followed, **changes)
-        self.followed.write(self._folder)
+        self.link = replace(self.link, **changes)
+        self.link.write(self._folder)
 
     def _find(self, client: MlflowClient, experiment_id: str) -> Run | None:
         """Find the run; keep the first of several, which a lost answer can cause."""
         from mlflow.exceptions import MlflowException
 
-        key, run_id = self.followed.key, self.followed.run_id
+        key, run_id = self.link.key, self.link.run_id
         try:
             run = client.get_run(run_id) if run_id is not None else None
         except MlflowException as error:
@@ -181,30 +183,15 @@ class Shipment:
             client.delete_run(double.info.run_id)
         return first
 
-    def _create(self, client: MlflowClient, experiment_id: str) -> Run:
-        followed = self.followed
-        tags = {**followed.tags, KEY_TAG: followed.key}
-        created = client.create_run(experiment_id, followed.start_time, tags, followed.run_name)
-        # The traces may be in another store.
-        self._traces.position = 0
-        self.followed = replace(followed, traces_done=0)
-        # An earlier request to create the run may have been executed.
-        return self._find(client, experiment_id) or created
-
     def _look(self, client: MlflowClient) -> dict[str, set[int]]:
         """Record the files that an existing MLflow run has; return the steps of its metrics."""
-        there = {
-            entry.path: entry.file_size
-            for folder in _BATCHES
-            for entry in client.list_artifacts(self._run_id, folder)
+        listed = (entry for folder in _BATCHES for entry in client.list_artifacts(self._run_id, folder))
+        there = {entry.path: entry.file_size for entry in listed}
+        self._shipped = {
+            name: stamp for name, _, stamp in self._files() if name in there and there[name] == stamp[0]
         }
-        for name, path in self._files():
-            if name.partition("/")[0] in _BATCHES and there.get(name) == path.stat().st_size:
-                self._shipped[name] = _stamp(path)
         names = client.get_run(self._run_id).data.metrics
-        return {
-            name: {metric.step for metric in client.get_metric_history(self._run_id, name)} for name in names
-        }
+        return {name: {each.step for each in client.get_metric_history(self._run_id, name)} for name in names}
 
     def _ship_metrics(
         self, client: MlflowClient, recorded: RecordedLines[Metric], progress: Progress | None = None
@@ -219,17 +206,9 @@ class Shipment:
             if progress is not None:
                 progress(end, recorded.size)
 
-    def _ship_traces(self, client: MlflowClient) -> None:
-        """Ship traces in pieces, and between two pieces the metrics recorded meanwhile."""
-        for traces, end in self._traces.pieces():
-            followed = self.followed
-            write_traces(self._uri, followed.experiment_id or "", self._run_id, followed.key, traces)
-            self._note(traces_done=end)
-            self._ship_metrics(client, self.recorded)
-
     def _make_table(self) -> None:
         """Write the table of completions into the run's folder, if it is due or the run has ended."""
-        if not self.followed.log_completions or not (self.is_table_due or self.ending is not None):
+        if not self.link.log_completions or not (self.is_table_due or self.ending is not None):
             return
         self.is_table_due = False
         with suppress(ConfigError, OSError):  # the report describes files that cannot be read
@@ -239,9 +218,9 @@ class Shipment:
                 write_atomically(path, text)
 
     def _ship_tags(self, client: MlflowClient) -> None:
-        names = [name for name, _ in self._files() if name in (EVAL_TABLE, SWEEP_TABLE)]
-        tables = {_LOGGED: json.dumps([{"path": name, "type": "table"} for name in names])} if names else {}
-        tags = {**self.followed.tags, **tags_of(self._folder), **self.more_tags, **tables}
+        tables = [{"path": name, "type": "table"} for name, *_ in self._files() if name.endswith("_table.json")]
+        tags = {**self.link.tags, **tags_of(self._folder)}
+        tags |= {_LOGGED: json.dumps(tables)} if tables else {}
         for key, value in tags.items():
             if self._tags.get(key) != redact(value):
                 client.set_tag(self._run_id, key, redact(value))
@@ -258,51 +237,30 @@ class Shipment:
         If the server does not answer at all, stop: every other file would wait as long.
         """
         failure: Exception | None = None
-        for name, path in self._files():
-            stamp = _stamp(path)
+        for name, path, stamp in self._files():
             if self._shipped.get(name) == stamp:
                 continue
             try:
-                # Completions are shown unchanged, even if they look like secrets.
-                is_config = path.suffix in (".yaml", ".json") and name not in _SHOWING
-                masked = _without_secrets(path) if is_config else None
-                if masked is None:
-                    client.log_artifact(self._run_id, str(path), name.rpartition("/")[0] or None)
-                else:
-                    client.log_text(self._run_id, masked, name)
+                client.log_artifact(self._run_id, str(path), name.rpartition("/")[0] or None)
             except Exception as error:
                 if is_passing(error):
                     raise
                 failure = error
             else:
                 self._shipped[name] = stamp
-                self.files += name.startswith(COMPLETIONS)
+                self.files += name.startswith("completions/")
         if failure is not None:
             raise failure
 
-    def _files(self) -> Iterator[tuple[str, Path]]:
-        """Yield (name in MLflow, file) of each file that exists."""
+    def _files(self) -> Iterator[tuple[str, Path, tuple[int, int]]]:
+        """Yield (name in MLflow, file, (size, modification time)) of each file that exists."""
         names = list(_FILES)
-        if self.followed.log_completions:
-            names += _SHOWING
+        if self.link.log_completions:
+            names += ["report.html", EVAL_TABLE]
             for folder in _BATCHES:
                 written = (self._folder / folder).glob("step_*.parquet")
                 names += sorted(f"{folder}/{path.name}" for path in written)
-        yield from ((name, self._folder / name) for name in names if (self._folder / name).exists())
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
-
-
-def _without_secrets(path: Path) -> str | None:
-    """Return the text of a YAML or JSON file with its secrets masked; None where it has none."""
-    text, is_json = path.read_text(encoding="utf-8"), path.suffix == ".json"
-    content = json.loads(text) if is_json else yaml.safe_load(text)
-    masked = redacted(content)
-    if masked == content:
-        return None
-    if is_json:
-        return json.dumps(masked, indent=2, ensure_ascii=False) + "\n"
-    return str(yaml.safe_dump(masked, sort_keys=False, allow_unicode=True, width=110))
+        for name in names:
+            path = self._folder / name
+            if path.exists():
+                yield name, path, (path.stat().st_size, path.stat().st_mtime_ns)

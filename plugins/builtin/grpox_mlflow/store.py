@@ -69,24 +69,38 @@ def open_store(uri: str, experiment: str) -> tuple[MlflowClient, str]:
     Raises:
         Exception: the store cannot be used now; `is_passing` tells whether a retry may succeed.
     """
-    with _alone(uri):
-        probe(uri)
+    path = sqlite_path(uri)
+    with _alone(path):
+        _probe(uri, path)
     # Imported here because it takes two seconds; a missing database is reported before.
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
-    with _alone(uri):
+    with _alone(path):
         client = MlflowClient(tracking_uri=uri)
-        return client, _experiment_id(client, uri, experiment)
+        known = client.get_experiment_by_name(experiment)
+        if known is None:
+            # Artifacts lie beside the database; MLflow would put them into the current working directory.
+            location = None if path is None else (path.parent / "mlartifacts").as_uri()
+            try:
+                return client, str(client.create_experiment(experiment, location, KIND))
+            except MlflowException:
+                # Another run that started at the same time may have created it.
+                known = client.get_experiment_by_name(experiment)
+                if known is None:
+                    raise
+        if known.lifecycle_stage != "active":
+            raise ValueError(f"experiment {experiment!r} was deleted: restore it or name another")
+        return client, str(known.experiment_id)
 
 
 @contextmanager
-def _alone(uri: str) -> Iterator[None]:
+def _alone(path: Path | None) -> Iterator[None]:
     """Lock an SQLite file while it is opened: MLflow fails if two processes create its tables at once.
 
     Raises:
         TimeoutError: other processes had the lock for all of `OPEN_SECONDS`.
     """
-    path = sqlite_path(uri)
     if path is None:
         yield
         return
@@ -118,26 +132,24 @@ def format_error(error: Exception) -> str:
     return text if len(text) <= _ERROR_LENGTH else f"{text[:_ERROR_LENGTH]} ..."
 
 
-def place_of(uri: str, experiment_id: str, run_id: str) -> str:
-    """Return the run's page on a server, or the shell command that shows the store."""
+def addresses(uri: str, experiment_id: str, run_id: str) -> dict[str, str]:
+    """Return a run's page as ``run``; for a store without a server, first the command that serves it as
+    ``serve``."""
     shown = redact(uri)
-    if shown.startswith(("http://", "https://")):
-        return f"{shown.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+    if shown.startswith("databricks"):
+        return {"run": shown}
+    is_server = shown.startswith(("http://", "https://"))
+    page = f"{(shown if is_server else LOCAL_UI).rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+    if is_server:
+        return {"run": page}
     path = sqlite_path(uri)
     if path is not None and path.is_relative_to(Path.cwd()):
         shown = f"sqlite:///{path.relative_to(Path.cwd())}"
-    return shown if shown.startswith("databricks") else f"mlflow ui --backend-store-uri {shlex.quote(shown)}"
+    return {"serve": f"mlflow ui --backend-store-uri {shlex.quote(shown)}", "run": page}
 
 
-def page_of(uri: str, experiment_id: str, run_id: str) -> str:
-    """Return the address of the run's page; of a store without a server, where `mlflow ui` will show it."""
-    place = place_of(uri, experiment_id, run_id)
-    return place_of(LOCAL_UI, experiment_id, run_id) if place.startswith("mlflow ui ") else place
-
-
-def probe(uri: str) -> None:
+def _probe(uri: str, path: Path | None) -> None:
     """Raise if MLflow would retry for minutes: the database is missing, or the file is not a database."""
-    path = sqlite_path(uri)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(path, timeout=PROBE_SECONDS)) as connection:
@@ -146,23 +158,3 @@ def probe(uri: str) -> None:
     default_port = _DATABASE_PORTS.get(parts.scheme.partition("+")[0])
     if default_port is not None and parts.hostname:
         socket.create_connection((parts.hostname, parts.port or default_port), PROBE_SECONDS).close()
-
-
-def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
-    from mlflow.exceptions import MlflowException
-
-    path = sqlite_path(uri)
-    # Beside the database; MLflow would put them into the current working directory.
-    location = None if path is None else (path.parent / "mlartifacts").as_uri()
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        try:
-            return str(client.create_experiment(name, location, KIND))
-        except MlflowException:
-            # Another run that started at the same time may have created it.
-            experiment = client.get_experiment_by_name(name)
-            if experiment is None:
-                raise
-    if experiment.lifecycle_stage != "active":
-        raise ValueError(f"experiment {name!r} was deleted: restore it or name another")
-    return str(experiment.experiment_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grpox.errors import ConfigError, Problem, RunFailed, nearest, redact
 from grpox.toolkit import duration, hold
-from grpox_mlflow.followed import FILE, FollowedRun, address_of, ending
+from grpox_mlflow.link import FILE, RunLink, ending
 from grpox_mlflow.shipment import Progress, Shipment
 from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
 
@@ -20,6 +20,8 @@ _PAUSE, _REQUEST = 2.0, 20
 def sync(folder: Path, uri: str | None = None, progress: Progress | None = None) -> Shipment:
     """Write the data of a run that MLflow lacks: values, parameters, tags, files and outcome.
 
+    After an error that may pass, continue from the same point while there is some progress.
+
     Args:
         uri: address of the store; default: the run's own store.
 
@@ -30,38 +32,32 @@ def sync(folder: Path, uri: str | None = None, progress: Progress | None = None)
         ConfigError: MLflow does not track the run of this folder, or the run has not ended.
         RunFailed: the store cannot be used.
     """
-    followed = FollowedRun.read(folder)
-    if followed is None:
-        raise ConfigError(_not_followed(folder))
-    address = resolved_uri(uri) if uri is not None else address_of(followed)
+    link = RunLink.read(folder)
+    if link is None:
+        raise ConfigError(_no_link(folder))
+    address = resolved_uri(uri) if uri is not None else link.address()
     with hold(folder), quick_requests(_REQUEST):
-        shipment = Shipment(folder, replace(followed, tracking_uri=redact(address)), address, live=False)
+        shipment = Shipment(folder, replace(link, tracking_uri=redact(address)), address, live=False)
         shipment.ending = ending(folder)
-        _ship(shipment, progress)
-    return shipment
+        since, reached = time.monotonic(), (0, 0)
+        while True:
+            try:
+                shipment.ship(progress)
+                return shipment
+            except Exception as error:
+                if (position := (shipment.recorded.position, shipment.files)) != reached:
+                    since, reached = time.monotonic(), position
+                passed = time.monotonic() - since
+                if not is_passing(error) or passed + _PAUSE > WAIT_SECONDS:
+                    raise RunFailed(
+                        f"MLflow at {redact(address)} cannot be written to: {format_error(error)}\n"
+                        f"    tried for {duration(passed)}; nothing is lost: start the server and sync again,\n"
+                        "    or name another one: --tracking-uri http://host:5000"
+                    ) from error
+                time.sleep(_PAUSE)
 
 
-def _ship(shipment: Shipment, progress: Progress | None) -> None:
-    """Ship; after an error that may pass, continue from the same point while there is some progress."""
-    since, reached = time.monotonic(), (0, 0)
-    while True:
-        try:
-            shipment.ship(progress)
-            return
-        except Exception as error:
-            if (position := (shipment.recorded.position, shipment.files)) != reached:
-                since, reached = time.monotonic(), position
-            tried = time.monotonic() - since
-            if not is_passing(error) or tried + _PAUSE > WAIT_SECONDS:
-                raise RunFailed(
-                    f"MLflow at {shipment.followed.tracking_uri} cannot be written to: {format_error(error)}\n"
-                    f"    tried for {duration(tried)}; nothing is lost: start the server and sync again,\n"
-                    "    or name another one: --tracking-uri http://host:5000"
-                ) from error
-            time.sleep(_PAUSE)
-
-
-def _not_followed(folder: Path) -> Problem:
+def _no_link(folder: Path) -> Problem:
     if not folder.is_dir():
         what = "no such folder"
     elif (folder / "config.yaml").exists():

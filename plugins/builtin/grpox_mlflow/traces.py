@@ -16,15 +16,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from grpox_mlflow.lines import RecordedLines
 from grpox_mlflow.naming import NAME_LENGTH
-from grpox_mlflow.recorded import RecordedLines
 
 if TYPE_CHECKING:
     from mlflow.entities import Assessment, Span, TraceInfo
 
-    from grpox.contracts import Rollout, ScoredRollout
+    from grpox.contracts import Episode, ScoredRollout, Turn
 
 FILE = "traces.jsonl"
 TEXT_LENGTH = 20_000
@@ -93,13 +93,7 @@ class TracedRollouts:
 
 def recorded_traces(folder: Path, position: int = 0) -> RecordedLines[Trace]:
     """Read ``traces.jsonl`` in pieces."""
-
-    def read(line: bytes) -> list[Trace]:
-        with suppress(ValueError):
-            return [json.loads(line)]
-        return []
-
-    return RecordedLines(folder / FILE, read, PER_PIECE, position)
+    return RecordedLines(folder / FILE, lambda line: [json.loads(line)], PER_PIECE, position)
 
 
 def write_traces(uri: str, experiment_id: str, run_id: str, key: str, traces: Sequence[Trace]) -> None:
@@ -138,7 +132,7 @@ def _record(scored: ScoredRollout) -> dict[str, Any]:
             name: value if isinstance(value, bool | int) else str(value)
             for name, value in {**rollout.extra, **scored.extra}.items()
         },
-        **({} if rollout.episode is None else {"episode": _episode(rollout)}),
+        **({} if rollout.episode is None else {"episode": _episode(rollout.episode, rollout.turns)}),
         "finish_reason": rollout.finish_reason,
         "policy_version": rollout.policy_version,
         "prompt_tokens": len(rollout.prompt_ids),
@@ -149,43 +143,38 @@ def _record(scored: ScoredRollout) -> dict[str, Any]:
     }
 
 
-def _episode(rollout: Rollout) -> dict[str, Any]:
+def _episode(episode: Episode, turns: Sequence[Turn]) -> dict[str, Any]:
     """Return the conversation of a rollout as JSON has it; long texts and long conversations are cut."""
-    episode = rollout.episode
-    assert episode is not None
     share = max(TEXT_LENGTH // max(len(episode.messages), 1), _LEAST_TEXT)
-    answers = [{**each.plain(), "content": _cut(each.content, share)} for each in episode.results[:MOST_SPANS]]
     return {
         "environment": episode.environment,
-        "messages": [_cut_values(message, share) for message in episode.messages[:MOST_SPANS]],
-        "turns": [vars(turn) for turn in rollout.turns[:MOST_SPANS]],
-        "times": list(episode.times[:MOST_SPANS]),
-        "tool_calls": answers,
-        "info": _cut_values(episode.info, share),
+        "messages": _cut(episode.messages[:MOST_SPANS], share),
+        "turns": [vars(turn) for turn in turns[:MOST_SPANS]],
+        "times": episode.times[:MOST_SPANS],
+        "tool_calls": [
+            {**each.plain(), "content": _cut(each.content, share)} for each in episode.results[:MOST_SPANS]
+        ],
+        "info": _cut(episode.info, share),
         "rewards": episode.rewards,
         "error": episode.lost or episode.failure,
     }
 
 
-def _cut_values(value: Any, most: int) -> Any:
-    """Cut the texts in plain values, which may be nested."""
-    if isinstance(value, str):
-        return _cut(value, most)
+def _cut(value: Any, most: int = TEXT_LENGTH) -> Any:
+    """Cut long texts in the middle, also those in nested plain values."""
     if isinstance(value, Mapping):
-        return {name: _cut_values(each, most) for name, each in value.items()}
-    return [_cut_values(each, most) for each in value] if isinstance(value, list | tuple) else value
+        return {name: _cut(each, most) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cut(each, most) for each in value]
+    if not isinstance(value, str) or len(value) <= most:
+        return value
+    half = most // 2
+    return f"{value[:half]}\n[... {len(value) - 2 * half} characters ...]\n{value[-half:]}"
 
 
 def _number(value: float | None) -> float | None:
     """Return a number, or None for NaN, which JSON lacks; here it means that nobody scored."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def _cut(text: str, most: int = TEXT_LENGTH) -> str:
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
 
 
 def _step(line: str) -> float:
@@ -253,34 +242,29 @@ def _spans(trace: Trace, key: str) -> Iterator[Span]:
     from mlflow.tracing.constant import SpanAttributeKey
 
     begin, generated, end = _times(trace)
-    prompt, completion = trace["prompt"], trace["completion"]
-    episode = trace.get("episode")
-    outcome = {"completion": completion if episode is None else episode["messages"]}
-    outcome |= {name: trace[name] for name in ("step", "reward", "advantage")}
-    usage = {"mlflow.chat.tokenUsage": _usage(trace), "finish_reason": trace["finish_reason"]}
-    facts = {} if episode is None else {name: episode[name] for name in ("environment", "info", "error")}
+    prompt, completion, episode = trace["prompt"], trace["completion"], trace.get("episode")
     root = _digest(key, "root")[:16]
-    generation = _Part("generate", "LLM", (begin, generated), prompt, completion, usage)
-    for name, kind, times, inputs, outputs, more, failure in (
-        _Part("rollout", "CHAIN", (begin, end), prompt, outcome | trace["extra"] | facts, {}),
-        *([generation] if episode is None else _episode_parts(episode, trace, (begin, generated))),
-        *(
-            _Part(f"rewards/{name}", "EVALUATOR", (generated, end), completion, score, {})
-            for name, score in trace["rewards"].items()
-        ),
-    ):
+
+    def span(
+        name: str,
+        kind: str,
+        times: tuple[int, int],
+        inputs: Any,
+        outputs: Any,
+        more: Mapping[str, Any] | None = None,
+        failure: str = "",
+    ) -> Span:
         attributes = {
             SpanAttributeKey.REQUEST_ID: trace_id(key, trace),
             SpanAttributeKey.SPAN_TYPE: kind,
             SpanAttributeKey.INPUTS: inputs,
             SpanAttributeKey.OUTPUTS: outputs,
-            **more,
+            **(more or {}),
         }
-        is_root = name == "rollout"
-        span: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "trace_id": trace_id(key, trace),
-            "span_id": root if is_root else _digest(key, name)[:16],
-            "parent_span_id": None if is_root else root,
+            "span_id": root if kind == "CHAIN" else _digest(key, name)[:16],
+            "parent_span_id": None if kind == "CHAIN" else root,
             "name": name,
             "start_time_unix_nano": times[0],
             "end_time_unix_nano": times[1],
@@ -288,50 +272,37 @@ def _spans(trace: Trace, key: str) -> Iterator[Span]:
             "attributes": {each: json.dumps(value, ensure_ascii=False) for each, value in attributes.items()},
             "events": [],
         }
-        yield Span.from_dict(span)
-
-
-class _Part(NamedTuple):
-    """One span, without its ids."""
-
-    name: str
-    kind: str
-    times: tuple[int, int]
-    """Unix nanoseconds of begin and end."""
-    inputs: Any
-    outputs: Any
-    more: Mapping[str, Any]
-    """Further attributes."""
-    failure: str = ""
-    """Empty if all went well."""
-
-
-def _episode_parts(episode: Mapping[str, Any], trace: Trace, within: tuple[int, int]) -> Iterator[_Part]:
-    """Return a span for each turn of the model and each call of a tool, in their order.
-
-    Args:
-        within: begin and end of the sampling of the batch; no span is outside of it.
-    """
+        return Span.from_dict(fields)
 
     def at(seconds: float) -> int:
-        return min(max(within[0] + int(seconds * 1e9), within[0]), within[1])
+        """Return the time of an event of the episode, within that of the batch."""
+        return min(max(begin + int(seconds * 1e9), begin), generated)
 
-    calls, times = episode["tool_calls"], episode["times"]
-    heard: list[Any] = [trace["prompt"]]
+    outcome = {"completion": completion if episode is None else episode["messages"]}
+    outcome |= {name: trace[name] for name in ("step", "reward", "advantage")} | trace["extra"]
+    outcome |= {} if episode is None else {name: episode[name] for name in ("environment", "info", "error")}
+    yield span("rollout", "CHAIN", (begin, end), prompt, outcome)
+    for name, score in trace["rewards"].items():
+        yield span(f"rewards/{name}", "EVALUATOR", (generated, end), completion, score)
+    if episode is None:
+        usage = {"mlflow.chat.tokenUsage": _usage(trace), "finish_reason": trace["finish_reason"]}
+        yield span("generate", "LLM", (begin, generated), prompt, completion, usage)
+        return
+    heard: list[Any] = [prompt]
     number = 0
     for message in episode["messages"]:
         if message.get("role") != "assistant" or number >= len(episode["turns"]):
             heard.append(message)
             continue
-        turn, (begin, end) = episode["turns"][number], times[number] if times else (0.0, 0.0)
+        turn = episode["turns"][number]
+        start, stop = episode["times"][number] if episode["times"] else (0.0, 0.0)
         more = {name: turn[name] for name in ("finish_reason", "policy_version", "reward")}
-        yield _Part(f"turn {number}", "LLM", (at(begin), at(end)), heard, message, more)
-        for place, call in enumerate(calls):
+        yield span(f"turn {number}", "LLM", (at(start), at(stop)), heard, message, more)
+        for place, call in enumerate(episode["tool_calls"]):
             if call["turn"] == number:
-                name = f"tool {call['name']} {place}"
-                given = {"name": call["name"], "arguments": call["arguments"]}
-                when = (at(end), at(end + call["seconds"]))
-                yield _Part(name, "TOOL", when, given, call["content"], {}, call["failure"])
+                inputs = {each: call[each] for each in ("name", "arguments")}
+                name, times = f"tool {call['name']} {place}", (at(stop), at(stop + call["seconds"]))
+                yield span(name, "TOOL", times, inputs, call["content"], failure=call["failure"])
         heard, number = [], number + 1
 
 

@@ -1,10 +1,8 @@
 """Tracks a run in MLflow. The run records its data in its folder; a background thread ships it from there.
 
 A hook only wakes that thread, so an unreachable server costs neither time nor values. The store is opened when
-the
-run starts: this takes 2 s (5 s for a new SQLite file) of the interpreter's lock, and a wrong address is an
-error
-before the model loads. If the store does not answer, the run starts without it.
+the run starts: this takes 2 s (5 s for a new SQLite file) of the interpreter's lock, and a wrong address is an
+error before the model loads. If the store does not answer, the run starts without it.
 """
 
 from __future__ import annotations
@@ -13,22 +11,19 @@ import getpass
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox import hookimpl
 from grpox.errors import RunClosed, RunFailed, redact, redacted
 from grpox.runtime.logs import get_logger
-from grpox.toolkit import LOCK_FILE, read_lock, text_of
+from grpox.toolkit import LOCK_FILE, read_lock
 from grpox_mlflow.contents import EVAL_TABLE, datasets_of
-from grpox_mlflow.followed import CHECKPOINT, ERROR, FollowedRun
-from grpox_mlflow.followed import FILE as FOLLOWED
-from grpox_mlflow.naming import NAME_LENGTH, PARENT_TAG, TAG_LENGTH, Names, flattened
+from grpox_mlflow.link import FILE, RunLink
+from grpox_mlflow.naming import NAME_LENGTH, PARENT_TAG, Names, flattened
 from grpox_mlflow.parent import NAMED, PARENT, ParentRun
-from grpox_mlflow.registry import Registration
 from grpox_mlflow.shipment import Shipment
 from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
 from grpox_mlflow.traces import FILE as TRACES
@@ -56,12 +51,11 @@ class MlflowTracker:
     """Records parameters, metrics, completions, checkpoints and the final status of a run in MLflow.
 
     Every write names its run, so MLflow's active run is neither read nor changed. When the store stops
-    accepting
-    values, the next hook call logs this once. An outage is not counted as a failure of the observer, so it
-    changes no metric of the run.
+    accepting values, the next hook call logs this once. An outage is not counted as a failure of the observer,
+    so it changes no metric of the run.
     """
 
-    files = (FOLLOWED, TRACES, EVAL_TABLE)
+    files = (FILE, TRACES, EVAL_TABLE)
     stateless = True
 
     def __init__(self, config: MlflowConfig) -> None:
@@ -77,14 +71,37 @@ class MlflowTracker:
         # Absolute, because the process may change folders.
         self._folder = run.output_dir.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
-        followed = self._followed(run)
-        followed.write(self._folder)
+        dumped = redacted(run.config.model_dump(mode="json"))
+        of_run = {"world_size": run.world_size, "total_steps": run.total_steps}
+        link = RunLink.begin(
+            self._folder,
+            self._uri,
+            self._config,
+            self._name(),
+            flattened({**dumped, "run": of_run}),
+            self._tags(run),
+            # The terminal counts from there too: loading the libraries is part of the run's time.
+            run.started,
+            None if run.resumed_at is None else f" after step {run.resumed_at}",
+            datasets=datasets_of(run),
+            registration=self._registration(run),
+        )
         self._traced = TracedRollouts(self._folder, self._config.traces, run.config.train.seed)
         if run.resumed_at is not None:
             self._traced.go_back(run.resumed_at)
-        self._shipment = Shipment(self._folder, followed, self._uri, live=True)
-        with quick_requests():
-            self._open()
+        self._shipment = Shipment(self._folder, link, self._uri, live=True)
+        try:
+            with quick_requests():
+                self._shipment.open()
+        except Exception as error:
+            if not is_passing(error):
+                raise RunFailed(
+                    f"MLflow cannot use the tracking store {redact(self._uri)}: {format_error(error)}\n"
+                    "    start it (mlflow server --host 127.0.0.1 --port 5000), name another one in\n"
+                    "    tracking.mlflow.tracking_uri or MLFLOW_TRACKING_URI (sqlite:///mlflow.db needs no\n"
+                    "    server), or train without MLflow: tracking={}"
+                ) from error
+            self._warn(error)
         # The thread retries by itself.
         self._environment.enter_context(quick_requests(REQUEST_SECONDS))
         self._writer = Writer(self._shipment.ship)
@@ -92,34 +109,30 @@ class MlflowTracker:
 
     @hookimpl
     def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
-        with self._waking():
-            self._traced.draw(step, rollouts)
+        self._traced.draw(step, rollouts)
+        self._wake()
 
     @hookimpl
     def grpox_step_finished(self, metrics: Mapping[str, float]) -> None:
-        with self._waking():
-            self._traced.write(metrics)
+        self._traced.write(metrics)
+        self._wake()
 
     @hookimpl
     def grpox_evaluated(self) -> None:
-        with self._waking():
-            self._shipment.is_table_due = True
+        self._shipment.is_table_due = True
+        self._wake()
 
     @hookimpl
-    def grpox_checkpoint_saved(self, path: Path) -> None:
-        with self._waking():
-            self._shipment.more_tags = {CHECKPOINT: str(path)[:TAG_LENGTH]}
+    def grpox_checkpoint_saved(self) -> None:
+        self._wake()
 
     @hookimpl
     def grpox_run_failed(self, error: BaseException) -> None:
         if self._writer is None:
-            self._environment.close()
             return
         self._traced.write({})
         # Ctrl-C, SIGTERM, SystemExit; or the caller ended it.
         killed = isinstance(error, RunClosed) or not isinstance(error, Exception)
-        text = redact(f"{type(error).__name__}: {text_of(error)}".removesuffix(": "))[:TAG_LENGTH]
-        self._shipment.more_tags = {**self._shipment.more_tags, ERROR: text}
         self._close(self._writer, "KILLED" if killed else "FAILED")
 
     @hookimpl
@@ -145,27 +158,8 @@ class MlflowTracker:
 
     @hookimpl
     def grpox_tracked_run(self, folder: Path) -> str | None:
-        followed = FollowedRun.read(folder)
-        return None if followed is None else followed.run_id
-
-    def _followed(self, run: RunContext) -> FollowedRun:
-        """Continue the MLflow run of a resumed run, with its changes as tags; else begin a new one."""
-        dumped = redacted(run.config.model_dump(mode="json"))
-        of_run = {"world_size": run.world_size, "total_steps": run.total_steps}
-        new = FollowedRun.begin(
-            self._uri,
-            self._config.experiment,
-            flattened({**dumped, "run": of_run}),
-            # The terminal counts from there too: loading the libraries is part of the run's time.
-            run.started,
-            run_name=redact(self._name()),
-            log_completions=self._config.log_completions,
-            tags=self._tags(run),
-            datasets=datasets_of(run),
-            registration=self._registration(run),
-        )
-        before = FollowedRun.read(self._folder) if run.resumed_at is not None else None
-        return new.resume(before, f" after step {run.resumed_at}")
+        link = RunLink.read(folder)
+        return None if link is None else link.run_id
 
     def _name(self) -> str:
         """Return the run file's name, else the folder's; runs of a sweep share the first, and have both."""
@@ -178,17 +172,16 @@ class MlflowTracker:
     def _registration(self, run: RunContext) -> dict[str, Any] | None:
         """Return the settings of the registered model; the run file's criterion for checkpoints compares its
         versions."""
+        checkpoint = run.config.checkpoint
         if self._config.register_as is None:
             return None
-        checkpoint = run.config.checkpoint
-        registration = Registration(
-            name=self._config.register_as,
-            upload_gib=self._config.upload_gib,
-            metric=checkpoint.best or run.config.main_metric,
-            lowest=checkpoint.best is not None and checkpoint.best_is in ("lowest", "min"),
-            versions=dict(run.versions),
-        )
-        return asdict(registration)
+        return {
+            "name": self._config.register_as,
+            "upload_gib": self._config.upload_gib,
+            "metric": checkpoint.best or run.config.main_metric,
+            "lowest": checkpoint.best is not None and checkpoint.best_is in ("lowest", "min"),
+            "versions": dict(run.versions),
+        }
 
     def _tags(self, run: RunContext) -> dict[str, str]:
         from mlflow.utils import mlflow_tags
@@ -197,38 +190,22 @@ class MlflowTracker:
         tags = {names[f"version.{name}"]: version for name, version in run.versions.items()}
         tags |= {
             "grpox.version": run.versions.get("grpox", "unknown"),
-            "grpox.output_dir": str(self._folder),
             mlflow_tags.MLFLOW_SOURCE_NAME: run.source,
             mlflow_tags.MLFLOW_SOURCE_TYPE: "LOCAL",
-            mlflow_tags.MLFLOW_USER: _user(),
+            # A container may run under a user id without a name.
+            mlflow_tags.MLFLOW_USER: "unknown",
         }
+        with suppress(KeyError, OSError):
+            tags[mlflow_tags.MLFLOW_USER] = getpass.getuser()
         if (self._folder / LOCK_FILE).exists():
             lock = read_lock(self._folder)
             tags["grpox.lock"] = lock.digest[:12]
-            tags |= {
-                names[f"plugin.{name}"]: distribution.version
-                for name, distribution in lock.distributions.items()
-            }
+            tags |= {names[f"plugin.{name}"]: each.version for name, each in lock.distributions.items()}
         if parent := os.environ.get(PARENT):
             tags[PARENT_TAG] = parent
         if run.git_commit is not None:
             tags |= {"grpox.git.commit": run.git_commit, mlflow_tags.MLFLOW_GIT_COMMIT: run.git_commit}
-        shown: dict[str, str] = redacted(tags | self._config.tags)
-        return {key: value[:TAG_LENGTH] for key, value in shown.items()}
-
-    def _open(self) -> None:
-        try:
-            self._shipment.open()
-        except Exception as error:
-            if not is_passing(error):
-                self._environment.close()
-                raise RunFailed(
-                    f"MLflow cannot use the tracking store {redact(self._uri)}: {format_error(error)}\n"
-                    "    start it (mlflow server --host 127.0.0.1 --port 5000), name another one in\n"
-                    "    tracking.mlflow.tracking_uri or MLFLOW_TRACKING_URI (sqlite:///mlflow.db needs no\n"
-                    "    server), or train without MLflow: tracking={}"
-                ) from error
-            self._warn(error)
+        return tags
 
     def _warn(self, error: Exception) -> None:
         logger.warning(
@@ -240,15 +217,12 @@ class MlflowTracker:
             self._folder,
         )
 
-    @contextmanager
-    def _waking(self) -> Iterator[None]:
-        """Wake the writer after the records written in this context, and log its last error."""
+    def _wake(self) -> None:
+        """Wake the writer, and log its last error."""
         if self._writer is None:
-            raise RunFailed("the MLflow run was never started, or has ended")
-        yield
+            raise RunFailed("the MLflow run has ended")
         self._writer.wake()
-        error = self._writer.take_error()
-        if error is not None:
+        if (error := self._writer.take_error()) is not None:
             self._warn(error)
 
     def _close(self, writer: Writer, status: str) -> None:
@@ -256,7 +230,8 @@ class MlflowTracker:
         self._writer = None
         self._shipment.ending = (status, time.time_ns() // 1_000_000)
         seconds = CLOSE_SECONDS + self._shipment.upload_bytes() / UPLOAD_BYTES_PER_SECOND
-        in_time = writer.close(seconds, lambda: self._log_progress(seconds))
+        progress = "MLflow: %s left to write (waiting at most %.0f s)"
+        in_time = writer.close(seconds, lambda: logger.info(progress, self._shipment.lacking(), seconds))
         self._environment.close()
         if not in_time:
             error = writer.take_error()
@@ -264,10 +239,7 @@ class MlflowTracker:
                 f"MLflow at {redact(self._uri)} lacks {self._shipment.lacking()} and the outcome of the run"
                 f"{f': {format_error(error)}' if error else ''}\n    nothing is lost: grpox sync {self._folder}"
             )
-        logger.info("MLflow run %s (%s): %s", self._shipment.followed.run_id, status, self._shipment.place)
-
-    def _log_progress(self, seconds: float) -> None:
-        logger.info("MLflow: %s left to write (waiting at most %.0f s)", self._shipment.lacking(), seconds)
+        logger.info("MLflow run %s (%s): %s", self._shipment.link.run_id, status, self._shipment.place)
 
 
 class Writer:
@@ -331,11 +303,3 @@ class Writer:
                 if self._closing.wait(pause):  # a shorter pause when closing
                     self._stopped.wait(min(pause, self._pauses[0]))
                 self._due.set()
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        # A container may run under a user id without a name.
-        return "unknown"

@@ -28,6 +28,13 @@ class Parameters(BaseModel):
         return () if column is None else (column,)
 
 
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error.msg} at position {error.pos}") from error
+
+
 class ExactConfig(Parameters):
     """Parameters of exact."""
 
@@ -75,20 +82,12 @@ class RegexConfig(Parameters):
     @property
     def flags(self) -> re.RegexFlag:
         """Return the three flags as flags of `re`."""
-        chosen = re.NOFLAG
-        chosen |= re.IGNORECASE if self.ignore_case else re.NOFLAG
-        chosen |= re.MULTILINE if self.multiline else re.NOFLAG
-        chosen |= re.DOTALL if self.dotall else re.NOFLAG
-        return chosen
+        return re.RegexFlag(self.ignore_case * re.I | self.multiline * re.M | self.dotall * re.S)
 
     @field_validator("pattern")
     @classmethod
     def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error.msg} at position {error.pos}") from error
-        return pattern
+        return _compiled(pattern).pattern
 
     @model_validator(mode="after")
     def _has_the_group(self) -> Self:
@@ -386,10 +385,7 @@ class JudgeConfig(ServiceConfig):
     @field_validator("pattern")
     @classmethod
     def _has_one_group(cls, pattern: str) -> str:
-        try:
-            groups = re.compile(pattern).groups
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error.msg} at position {error.pos}") from error
+        groups = _compiled(pattern).groups
         if groups != 1:
             raise ValueError(f"has {groups} groups; the score must be the only one")
         return pattern
@@ -412,11 +408,8 @@ def template_fields(template: str) -> list[str]:
     Raises:
         ValueError: a brace is not closed, or its content is not a name: ``{0}``, ``{a.b}``, ``{a!r}``.
     """
-    names: list[str] = []
-    for _, name, specification, conversion in Formatter().parse(template):
-        if name is None:
-            continue
-        if not name.isidentifier() or specification or conversion:
+    fields = [field for field in Formatter().parse(template) if field[1] is not None]
+    for _, name, specification, conversion in fields:
+        if not str(name).isidentifier() or specification or conversion:
             raise ValueError(f"'{{{name}}}' is no name of a column; double the braces of the text itself")
-        names += [name] if name not in names else []
-    return names
+    return list(dict.fromkeys(str(name) for _, name, *_ in fields))

@@ -3,25 +3,24 @@ completion."""
 
 from __future__ import annotations
 
-import asyncio
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from grpox.contracts import FailedScore, Text, completion_text, finite_number, foreign_score
-from grpox.toolkit import brief
+from grpox.errors import ConfigError
+from grpox.toolkit import brief, text_of, write_atomically
 from grpox_rewards.configs import JudgeConfig
-from grpox_rewards.reply_cache import ReplyCache
-from grpox_rewards.service import Service, ServiceFailed, Session
+from grpox_rewards.service import Service, ServiceFailed
 from grpox_rewards.text import PATTERN_SECONDS, limited
 
 MOST_TOKENS = 1e9
 """Count of tokens from which a service's is not believed."""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """One parsed reply of the judge."""
 
     score: float
@@ -38,6 +37,9 @@ class Judge:
     Equal requests of a call are sent once. A reply without exactly one score in range is a failure, like a
     service that does not answer: it has no default score, and `on_error` decides.
 
+    The cache has a file for each readable reply, named by the SHA-256 of address and request:
+    ``ab/abcd....json``. Ranks and runs can share it. It contains texts of prompts and completions, but no keys.
+
     Raises:
         ConfigError: the key is missing in the environment, or the cache's folder cannot be created.
     """
@@ -45,9 +47,18 @@ class Judge:
     def __init__(self, config: JudgeConfig) -> None:
         self.config = config
         self.reads_columns = config.reads_columns
-        self._service = Service(config)
         self._url = config.url.rstrip("/") + "/chat/completions"
-        self._cache = ReplyCache(config.cache, self._url) if config.cache is not None else None
+        self._service = Service(config, self._url)
+        self._cache = None if config.cache is None else Path(config.cache).expanduser().absolute()
+        if self._cache is not None:
+            try:
+                self._cache.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                what, allowed = (
+                    f"the judge's cache cannot be made: {text_of(error)}",
+                    "a folder that may be written",
+                )
+                raise ConfigError(what, given=str(config.cache), allowed=f"cache: {allowed}") from error
 
     async def __call__(
         self,
@@ -58,23 +69,23 @@ class Judge:
         **columns: Any,
     ) -> list[float]:
         """Return one score in [0, 1] per completion; `FailedScore` for those without a readable reply."""
-        rows = [dict(zip(self.reads_columns, row, strict=True)) for row in self._rows(columns, len(prompts))]
         bodies = [
-            self._body(prompt, completion, row)
-            for prompt, completion, row in zip(prompts, completions, rows, strict=True)
+            self._body(
+                prompts[place], completions[place], {name: columns[name][place] for name in self.reads_columns}
+            )
+            for place in range(len(prompts))
         ]
-        distinct = list(dict.fromkeys(bodies))
-        async with self._service.session() as session:
-            verdicts = await asyncio.gather(*(self._ask(session, body) for body in distinct))
+        verdicts = {body: self._cached(body) for body in dict.fromkeys(bodies)}
+        unknown = [body for body, verdict in verdicts.items() if verdict is None]
+        answers, attempts = await self._service.ask(
+            unknown, lambda place, answer: self._read(unknown[place], answer)
+        )
+        for body, answer in zip(unknown, answers, strict=True):
+            verdicts[body] = Verdict(answer) if isinstance(answer, FailedScore) else answer
+        known = {body: verdict for body, verdict in verdicts.items() if verdict is not None}
         if log_metric is not None:
-            self._log(log_metric, verdicts, session, len(bodies))
-        scores = {body: verdict.score for body, verdict in zip(distinct, verdicts, strict=True)}
-        return [scores[body] for body in bodies]
-
-    def _rows(self, columns: Mapping[str, Sequence[Any]], count: int) -> list[tuple[Any, ...]]:
-        """Return the values of the template's columns for each completion."""
-        named = [columns[name] for name in self.reads_columns]
-        return list(zip(*named, strict=True)) if named else [()] * count
+            self._log(log_metric, [*known.values()], sum(attempts), len(bodies))
+        return [known[body].score for body in bodies]
 
     def _body(self, prompt: Text, completion: Text, row: Mapping[str, Any]) -> bytes:
         """Return the request for one completion, with the same bytes for the same content."""
@@ -86,15 +97,23 @@ class Judge:
         body |= {name: value for name, value in limits.items() if value is not None} | config.extra
         return json.dumps(body, sort_keys=True).encode()
 
-    async def _ask(self, session: Session, body: bytes) -> Verdict:
-        answer = self._cache.find(body) if self._cache is not None else None
-        is_cached = answer is not None
+    def _file(self, body: bytes) -> Path:
+        digest = hashlib.sha256(self._url.encode() + b"\n" + body).hexdigest()
+        return (self._cache or Path()) / digest[:2] / f"{digest}.json"
+
+    def _cached(self, body: bytes) -> Verdict | None:
+        """Return the verdict of a cached reply; None if there is none, or its file is damaged."""
+        if self._cache is None:
+            return None
         try:
-            if answer is None:
-                answer = await self._service.post(session, self._url, body)
-            reply, tokens_in, tokens_out = read_answer(answer)
-        except ServiceFailed as error:
-            return Verdict(FailedScore(str(error)))
+            answer = json.loads(self._file(body).read_text(encoding="utf-8"))["answer"]
+            return self._read(body, answer, is_cached=True)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, ServiceFailed):
+            return None
+
+    def _read(self, body: bytes, answer: Any, is_cached: bool = False) -> Verdict:
+        """Return the verdict in the answer to `body`, and cache a readable one; raises ServiceFailed."""
+        reply, tokens_in, tokens_out = read_answer(answer)
         try:
             score = read_score(reply, self.config)
         except ValueError as error:
@@ -103,15 +122,13 @@ class Judge:
         if is_cached:
             return Verdict(score, is_cached=True)
         if self._cache is not None:
-            self._cache.keep(body, answer)
+            file = self._file(body)
+            file.parent.mkdir(exist_ok=True)
+            write_atomically(file, json.dumps({"request": json.loads(body), "answer": answer}))
         return Verdict(score, tokens_in, tokens_out)
 
     def _log(
-        self,
-        log_metric: Callable[[str, float], None],
-        verdicts: Sequence[Verdict],
-        session: Session,
-        count: int,
+        self, log_metric: Callable[[str, float], None], verdicts: Sequence[Verdict], attempts: int, count: int
     ) -> None:
         """Log shares of the distinct requests, and tokens and cost per completion."""
         tokens_in, tokens_out = sum(v.tokens_in for v in verdicts), sum(v.tokens_out for v in verdicts)
@@ -119,10 +136,12 @@ class Judge:
         log_metric("judge/failures", sum(isinstance(v.score, FailedScore) for v in verdicts) / len(verdicts))
         log_metric("judge/unreadable", sum(v.is_unreadable for v in verdicts) / len(verdicts))
         log_metric("judge/cached", sum(v.is_cached for v in verdicts) / len(verdicts))
-        log_metric("judge/requests", sum(session.attempts) / count)
-        log_metric("judge/tokens_in", tokens_in / count)
-        log_metric("judge/tokens_out", tokens_out / count)
-        log_metric("judge/cost", cost / count)
+        for name, value in zip(
+            ("requests", "tokens_in", "tokens_out", "cost"),
+            (attempts, tokens_in, tokens_out, cost),
+            strict=True,
+        ):
+            log_metric(f"judge/{name}", value / count)
 
 
 def plain(prompt: Text) -> str:

@@ -49,7 +49,7 @@ REWARDS = (
     ),
     ComponentSpec(
         name="cosine",
-        target="grpox_rewards.cosine:Cosine",
+        target="grpox_rewards.text:Cosine",
         config="grpox_rewards.configs:CosineConfig",
         summary="Right answers score more the shorter they are, wrong ones the longer they are",
         formula="end + (start - end) (1 + cos(pi length / max_length)) / 2, start and end by correctness",
@@ -57,7 +57,7 @@ REWARDS = (
     ),
     ComponentSpec(
         name="repetition",
-        target="grpox_rewards.repetition:Repetition",
+        target="grpox_rewards.text:Repetition",
         config="grpox_rewards.configs:RepetitionConfig",
         summary="A penalty for n-grams that repeat an earlier one, from 0 to -1",
         formula="distinct n-grams / n-grams - 1",
@@ -81,7 +81,7 @@ REWARDS = (
     ),
     ComponentSpec(
         name="environment",
-        target="grpox_rewards.environment:EnvironmentReward",
+        target="grpox_rewards.text:EnvironmentReward",
         config="grpox_rewards.configs:EnvironmentConfig",
         summary="The reward that an episode's environment gave, or one part of it",
         needs=(Capability.EPISODE_REWARD,),

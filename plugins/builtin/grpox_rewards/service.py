@@ -7,14 +7,12 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import aiohttp
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt
 
+from grpox.contracts import FailedScore
 from grpox.errors import ConfigError
 from grpox.toolkit import MASK, TEXT, shorten, text_of
 from grpox_rewards.configs import ServiceConfig
@@ -24,38 +22,20 @@ TRANSIENT = (408, 425, 429)
 LONGEST_WAIT = 60.0
 LARGEST_ANSWER = 64 << 20
 """Largest answer in bytes."""
+Result = TypeVar("Result")
 
 
 class ServiceFailed(Exception):
-    """The service gave no usable answer to a request."""
+    """The service gave no usable answer to a request.
 
-    is_transient = False
-    retry_after = 0.0
-    """Seconds after which the service permits the next request."""
+    Args:
+        is_transient: True: a retry may succeed.
+        retry_after: seconds after which the service permits the next request.
+    """
 
-
-@dataclass
-class Pace:
-    """Start times of requests, `gap` seconds apart."""
-
-    gap: float
-    next_start: float = 0.0
-
-    def reserve(self, now: float) -> float:
-        """Reserve the next start; return the seconds until then."""
-        start = max(now, self.next_start)
-        self.next_start = start + self.gap
-        return start - now
-
-
-@dataclass
-class Session:
-    """Requests of one call of a reward: one HTTP session, with a limit on simultaneous requests."""
-
-    http: aiohttp.ClientSession
-    room: asyncio.Semaphore
-    attempts: list[int] = field(default_factory=list)
-    """Number of attempts of each request."""
+    def __init__(self, what: str, is_transient: bool = False, retry_after: float = 0.0) -> None:
+        super().__init__(what)
+        self.is_transient, self.retry_after = is_transient, retry_after
 
 
 class Service:
@@ -65,103 +45,91 @@ class Service:
         ConfigError: the key is missing in the environment.
     """
 
-    def __init__(self, config: ServiceConfig) -> None:
-        self._config = config
-        self._key = _key_of(config)
-        self._pace = Pace(1 / config.requests_per_second if config.requests_per_second else 0.0)
+    def __init__(self, config: ServiceConfig, url: str) -> None:
+        self._config, self._url, self._next_start = config, url, 0.0
+        name = config.key_env
+        self._key = "" if name is None else os.environ.get(name, "").strip()
+        if name is not None and not self._key:
+            what = "the environment has no key for the service"
+            raise ConfigError(what, given=f"key_env: {name}", allowed=f"export {name}=...")
 
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
-        """Open a session in the caller's event loop."""
+    async def ask(
+        self, bodies: Sequence[bytes], read: Callable[[int, Any], Result]
+    ) -> tuple[list[Result | FailedScore], list[int]]:
+        """Post each of `bodies`; return the results, and the number of attempts of each.
+
+        Args:
+            read: makes a result of a body's position and the JSON of its answer; may raise ServiceFailed.
+
+        Returns:
+            Where no attempt succeeded, a `FailedScore` whose text does not contain the key.
+        """
+        config, attempts = self._config, [0] * len(bodies)
         headers = {"Content-Type": "application/json"}
         if self._key:
-            bearer = "Bearer " if self._config.key_header.lower() == "authorization" else ""
-            headers[self._config.key_header] = bearer + self._key
-        timeout = aiohttp.ClientTimeout(total=self._config.request_timeout)
-        room = asyncio.Semaphore(self._config.concurrency)
+            bearer = "Bearer " if config.key_header.lower() == "authorization" else ""
+            headers[config.key_header] = bearer + self._key
+        timeout = aiohttp.ClientTimeout(total=config.request_timeout)
+        room = asyncio.Semaphore(config.concurrency)
         connector = aiohttp.TCPConnector(limit=0)  # `room` sets the limit
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as http:
-            yield Session(http, room)
 
-    async def post(self, session: Session, url: str, body: bytes) -> Any:
-        """Return the JSON that answers `body`.
-
-        Raises:
-            ServiceFailed: the last attempt failed too; its text does not contain the key.
-        """
-        draw = random.Random(f"{self._config.seed} {body!r}")
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, ServiceFailed) and error.is_transient),
-            stop=stop_after_attempt(self._config.retries + 1),
-            wait=lambda state: self._wait(state, draw),
-            reraise=True,
-        )
-        place = len(session.attempts)
-        session.attempts.append(0)
-        async with session.room:
+        async def post(place: int) -> Result | FailedScore:
+            draw = random.Random(f"{config.seed} {bodies[place]!r}")
+            async with room:
+                while True:
+                    attempts[place] += 1
+                    try:
+                        answer = await self._post(http, bodies[place])
+                        break
+                    except ServiceFailed as error:
+                        if not error.is_transient or attempts[place] > config.retries:
+                            times = f" ({attempts[place]} attempts)" if attempts[place] > 1 else ""
+                            what = f"{self._url} {error}{times}"
+                            # A service may repeat the key in its answer.
+                            return FailedScore(what.replace(self._key, MASK) if self._key else what)
+                        await asyncio.sleep(self._wait(attempts[place], error.retry_after, draw))
             try:
-                async for attempt in retrying:
-                    with attempt:
-                        session.attempts[place] += 1
-                        return await self._post_once(session.http, url, body)
+                return read(place, answer)
             except ServiceFailed as error:
-                times = f" ({session.attempts[place]} attempts)" if session.attempts[place] > 1 else ""
-                raise ServiceFailed(self._masked(f"{url} {error}{times}")) from None
-        raise AssertionError("a retry either returns or raises")
+                return FailedScore(str(error))
 
-    async def _post_once(self, http: aiohttp.ClientSession, url: str, body: bytes) -> Any:
-        await asyncio.sleep(self._pace.reserve(time.monotonic()))
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as http:
+            return await asyncio.gather(*map(post, range(len(bodies)))), attempts
+
+    async def _post(self, http: aiohttp.ClientSession, body: bytes) -> Any:
+        await asyncio.sleep(self._seconds_to_start(time.monotonic()))
+        data = bytearray()
         try:
-            async with http.post(url, data=body, allow_redirects=False) as response:
-                data = await _read(response)
+            async with http.post(self._url, data=body, allow_redirects=False) as response:
+                async for part in response.content.iter_chunked(1 << 16):
+                    data += part
+                    if len(data) > LARGEST_ANSWER:
+                        raise ServiceFailed(f"answered more than {LARGEST_ANSWER >> 20} MiB")
         except TimeoutError as error:
-            raise _transient(f"did not answer within {self._config.request_timeout:g} s") from error
+            raise ServiceFailed(f"did not answer within {self._config.request_timeout:g} s", True) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _transient(f"cannot be asked: {text_of(error) or type(error).__name__}") from error
+            raise ServiceFailed(f"cannot be asked: {text_of(error) or type(error).__name__}", True) from error
         if response.status != 200:
             text = shorten(" ".join(data.decode(errors="replace").split()), TEXT)
-            failure = f"answered {response.status} {text}".rstrip()
-            if response.status not in TRANSIENT and response.status < 500:
-                raise ServiceFailed(failure)
-            raise _transient(failure, response.headers.get("Retry-After", ""))
+            after = response.headers.get("Retry-After", "")
+            raise ServiceFailed(
+                f"answered {response.status} {text}".rstrip(),
+                response.status in TRANSIENT or response.status >= 500,
+                float(after) if after.isdecimal() else 0.0,  # a date is ignored
+            )
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ServiceFailed("answered something else than JSON") from error
 
-    def _wait(self, state: RetryCallState, draw: random.Random) -> float:
+    def _seconds_to_start(self, now: float) -> float:
+        """Reserve the next start of a request; return the seconds until then."""
+        rate = self._config.requests_per_second
+        start = max(now, self._next_start)
+        self._next_start = start + (1 / rate if rate else 0.0)
+        return start - now
+
+    def _wait(self, attempts: int, retry_after: float, draw: random.Random) -> float:
         """Return the seconds before the next attempt."""
-        doubled = self._config.back_off * 2.0 ** (state.attempt_number - 1)
-        error = state.outcome.exception() if state.outcome is not None else None
-        least = error.retry_after if isinstance(error, ServiceFailed) else 0.0
-        return min(LONGEST_WAIT, max(least, min(doubled, LONGEST_WAIT) * draw.uniform(0.5, 1.0)))
-
-    def _masked(self, text: str) -> str:
-        """Mask the key, which a service may repeat in its answer."""
-        return text.replace(self._key, MASK) if self._key else text
-
-
-def _key_of(config: ServiceConfig) -> str:
-    if config.key_env is None:
-        return ""
-    key = os.environ.get(config.key_env, "").strip()
-    if not key:
-        what = "the environment has no key for the service"
-        raise ConfigError(what, given=f"key_env: {config.key_env}", allowed=f"export {config.key_env}=...")
-    return key
-
-
-def _transient(failure: str, retry_after: str = "") -> ServiceFailed:
-    error = ServiceFailed(failure)
-    error.is_transient = True
-    error.retry_after = float(retry_after) if retry_after.isdecimal() else 0.0  # a date is ignored
-    return error
-
-
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    data = bytearray()
-    async for part in response.content.iter_chunked(1 << 16):
-        data += part
-        if len(data) > LARGEST_ANSWER:
-            raise ServiceFailed(f"answered more than {LARGEST_ANSWER >> 20} MiB")
-    return bytes(data)
+        doubled = min(self._config.back_off * 2.0 ** (attempts - 1), LONGEST_WAIT)
+        return min(LONGEST_WAIT, max(retry_after, doubled * draw.uniform(0.5, 1.0)))

@@ -1,17 +1,29 @@
-"""Rewards that depend only on a completion's text or length: exact, regex, format, length and soft_overlong."""
+"""Rewards that depend only on a completion's text, its length or its episode: exact, regex, format, length,
+soft_overlong, cosine, repetition and environment."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any
 
 import regex
 
-from grpox.contracts import Text, completion_text
-from grpox_rewards.configs import ExactConfig, FormatConfig, LengthConfig, RegexConfig, SoftOverlongConfig
+from grpox.contracts import FailedScore, Text, completion_text
+from grpox_rewards.configs import (
+    CosineConfig,
+    EnvironmentConfig,
+    ExactConfig,
+    FormatConfig,
+    LengthConfig,
+    MathConfig,
+    RegexConfig,
+    RepetitionConfig,
+    SoftOverlongConfig,
+)
 
 
 def model_tokens(
@@ -188,3 +200,97 @@ class SoftOverlong:
         if length <= limit - buffer:
             return 0.0
         return -1.0 if length > limit else (limit - buffer - length) / buffer
+
+
+class Cosine:
+    """`end + (start - end) (1 + cos(pi length / max_length)) / 2`, with start and end by correctness.
+
+    A right answer scores `max_value_correct` at length 0 and `min_value_correct` at max_length. A wrong one
+    scores `min_value_wrong` and `max_value_wrong`: a short wrong answer is the worst, so that the model thinks
+    longer where it fails (arXiv 2502.03373, appendix C.1). Lengths are in tokens that the model wrote,
+    including the ending EOS.
+    """
+
+    def __init__(self, config: CosineConfig) -> None:
+        self.config = config
+        self.reads_columns = config.reads_columns
+        self._judge: Callable[..., list[float | None]] = Exact(ExactConfig(column=config.column))
+        if config.correct_by == "math":
+            from grpox_rewards.math import Math
+
+            self._judge = Math(MathConfig(column=config.column))
+
+    def __call__(
+        self,
+        *,
+        completions: Sequence[Text],
+        completion_ids: Sequence[Sequence[int]],
+        log_metric: Callable[[str, float], None] | None = None,
+        model_masks: Sequence[Sequence[bool]] | None = None,
+        prompt_ends: Sequence[str] = (),
+        **columns: Any,
+    ) -> list[float | None]:
+        """Return one score per completion; None if the judge of correctness abstains."""
+        given = columns | {"completions": completions, "log_metric": log_metric, "prompt_ends": prompt_ends}
+        tokens = model_tokens(completion_ids, model_masks)
+        return [
+            None if verdict is None else self._score(verdict > 0, len(ids))
+            for verdict, ids in zip(self._judge(**given), tokens, strict=True)
+        ]
+
+    def _score(self, is_right: bool, length: int) -> float:
+        config = self.config
+        if length > config.max_length and config.exceeded is not None:
+            return config.exceeded
+        start, end = config.max_value_correct, config.min_value_correct
+        if not is_right:
+            start, end = config.min_value_wrong, config.max_value_wrong
+        progress = min(1.0, length / config.max_length)
+        return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class Repetition:
+    """`distinct n-grams / n-grams - 1`, 0 for fewer than `size` units (arXiv 2502.03373, appendix C.2)."""
+
+    def __init__(self, config: RepetitionConfig) -> None:
+        self.config = config
+
+    def __call__(
+        self,
+        *,
+        completions: Sequence[Text],
+        completion_ids: Sequence[Sequence[int]],
+        model_masks: Sequence[Sequence[bool]] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        """Return one score in (-1, 0] per completion."""
+        if self.config.unit == "tokens":
+            return [self._score(ids) for ids in model_tokens(completion_ids, model_masks)]
+        return [self._score(completion_text(completion).lower().split()) for completion in completions]
+
+    def _score(self, units: Sequence[Hashable]) -> float:
+        size = self.config.size
+        grams = [tuple(units[start : start + size]) for start in range(len(units) - size + 1)]
+        return len(set(grams)) / len(grams) - 1 if grams else 0.0
+
+
+class EnvironmentReward:
+    """The sum of the parts of the environment's reward, or one part; None where the environment abstained."""
+
+    def __init__(self, config: EnvironmentConfig) -> None:
+        self.config = config
+
+    def __call__(
+        self, *, environment_rewards: Sequence[Mapping[str, float] | None], **columns: Any
+    ) -> list[float | None]:
+        """Return one score per completion."""
+        return [None if parts is None else self._score(parts) for parts in environment_rewards]
+
+    def _score(self, parts: Mapping[str, float]) -> float:
+        name = self.config.part
+        if name is None:
+            return math.fsum(parts.values())
+        if name in parts:
+            return parts[name]
+        known = "a single number, which has no parts" if set(parts) == {""} else ", ".join(map(repr, parts))
+        return FailedScore(f"the environment's reward has no part {name!r}; it has {known or 'none'}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpox.contracts import FailedScore, Text, foreign_score
 from grpox_rewards.configs import HttpConfig
-from grpox_rewards.service import Service, ServiceFailed, Session
+from grpox_rewards.service import Service, ServiceFailed
 
 
 class Http:
@@ -25,7 +24,7 @@ class Http:
     def __init__(self, config: HttpConfig) -> None:
         self.config = config
         self.reads_columns = config.reads_columns
-        self._service = Service(config)
+        self._service = Service(config, config.url)
 
     async def __call__(
         self,
@@ -36,35 +35,29 @@ class Http:
         **columns: Any,
     ) -> list[float | None]:
         """Return one score per completion; `FailedScore` for those of a failed request."""
-        size, scores = self.config.batch_size, list[float | None]()
-        async with self._service.session() as session:
-            batches = [slice(start, start + size) for start in range(0, len(completions), size)]
-            sent = {name: columns[name] for name in self.config.columns}
-            requests = [self._ask(session, prompts[at], completions[at], cut(sent, at)) for at in batches]
-            for part in await asyncio.gather(*requests):
-                scores += part
+        sent = {"prompts": prompts, "completions": completions}
+        starts = range(0, len(completions), self.config.batch_size)
+        batches = [slice(start, start + self.config.batch_size) for start in starts]
+        bodies = [
+            {name: values[batch] for name, values in sent.items()}
+            | {"columns": {name: columns[name][batch] for name in self.config.columns}}
+            for batch in batches
+        ]
+        sizes = [len(body["completions"]) for body in bodies]
+        texts = [json.dumps(body, default=str).encode() for body in bodies]
+        parts, attempts = await self._service.ask(
+            texts, lambda place, answer: read_scores(answer, sizes[place])
+        )
+        scores: list[float | None] = []
+        for part, size in zip(parts, sizes, strict=True):
+            scores += part if isinstance(part, list) else [part] * size
         if log_metric is not None:
             log_metric("http/failures", sum(isinstance(s, FailedScore) for s in scores) / len(scores))
-            log_metric("http/attempts", sum(session.attempts) / len(session.attempts))
+            log_metric("http/attempts", sum(attempts) / len(attempts))
         return scores
 
-    async def _ask(
-        self, session: Session, prompts: Sequence[Text], completions: Sequence[Text], columns: dict[str, Any]
-    ) -> Sequence[float | None]:
-        body = {"prompts": prompts, "completions": completions, "columns": columns}
-        try:
-            answer = await self._service.post(session, self.config.url, json.dumps(body, default=str).encode())
-            return checked(answer, len(completions))
-        except ServiceFailed as error:
-            return [FailedScore(str(error))] * len(completions)
 
-
-def cut(columns: dict[str, Sequence[Any]], part: slice) -> dict[str, Sequence[Any]]:
-    """Return the rows `part` of every column."""
-    return {name: values[part] for name, values in columns.items()}
-
-
-def checked(answer: Any, count: int) -> list[float | None]:
+def read_scores(answer: Any, count: int) -> list[float | None]:
     """Return the scores of an answer.
 
     Raises:

@@ -13,21 +13,23 @@ import torch
 from pydantic import ValidationError
 
 from grpox.contracts import AdvantageInputs, Turn
-from grpox_advantages.configs import MaxRlConfig, OpoConfig, QuantileConfig, RlooConfig, ScaledConfig
-from grpox_advantages.maxrl import MaxRl
-from grpox_advantages.opo import Opo
-from grpox_advantages.quantile import Quantile, rank_of
-from grpox_advantages.reinforce_plus_plus import ReinforcePlusPlus
-from grpox_advantages.rloo import Rloo
+from grpox_advantages.baselines import MaxRl, Opo, Quantile, ReinforcePlusPlus, Rloo, rank_of
+from grpox_advantages.configs import CentredConfig, GroupConfig, QuantileConfig, ScaledConfig
+from grpox_advantages.scalers import Batch, Centred, Group
 
 NAN = math.nan
 
 
 def scale(
-    scaler: Any, rewards: Sequence[float], ids: Sequence[int], lengths: Sequence[int] = ()
+    scaler: Any,
+    rewards: Sequence[float],
+    ids: Sequence[int],
+    lengths: Sequence[int] = (),
+    dtype: torch.dtype = torch.float32,
 ) -> list[float]:
     """Advantages of one reward function of weight 1; every completion has `lengths` tokens, else 1."""
-    matrix, weights, groups = torch.tensor(rewards).reshape(-1, 1), torch.ones(1), torch.tensor(ids)
+    matrix, weights = torch.tensor(rewards, dtype=dtype).reshape(-1, 1), torch.ones(1, dtype=dtype)
+    groups = torch.tensor(ids)
     if not isinstance(scaler, Opo):
         return checked(scaler.scale(matrix, weights, groups))
     counts = list(lengths) or [1] * len(ids)
@@ -50,8 +52,11 @@ def checked(advantages: torch.Tensor) -> list[float]:
     return advantages.tolist()
 
 
-RLOO, MAXRL, OPO = Rloo(RlooConfig()), MaxRl(MaxRlConfig()), Opo(OpoConfig())
+RLOO, MAXRL, OPO = Rloo(CentredConfig()), MaxRl(CentredConfig()), Opo(CentredConfig())
 EVERY: dict[str, Any] = {
+    "group": Group(GroupConfig(eps=0.0, ddof=0)),
+    "batch": Batch(ScaledConfig(eps=0.0, ddof=0)),
+    "none": Centred(CentredConfig()),
     "rloo": RLOO,
     "reinforce_plus_plus": ReinforcePlusPlus(ScaledConfig(eps=0.0)),
     "maxrl": MAXRL,
@@ -65,15 +70,21 @@ each = pytest.mark.parametrize("name", EVERY)
 
 
 @each
-@pytest.mark.parametrize("value", [0.0, 0.1, 1.0, 1e6 + 0.1, 1e-7])
+@pytest.mark.parametrize("value", [0.0, 0.1, 1.0, -0.3, 1e6 + 0.1, 1e-7])
 @pytest.mark.parametrize("size", [2, 3, 7])
-def test_a_group_of_equal_rewards_is_exactly_zero(name: str, value: float, size: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_group_of_equal_rewards_is_exactly_zero(
+    name: str, value: float, size: int, dtype: torch.dtype
+) -> None:
+    if name == "maxrl" and value < 0:
+        return  # refused by name
     # The mean of three 0.1 is not 0.1, and a difference of rounding noise over itself would be 1.
     lengths = [*range(1, size + 1), 1, 1]
 
-    advantages = scale(EVERY[name], [value] * size + [0.0, 1.0], [0] * size + [1, 1], lengths)
+    advantages = scale(EVERY[name], [value] * size + [0.0, 1.0], [0] * size + [1, 1], lengths, dtype)
 
     assert advantages[:size] == [0.0] * size
+    assert advantages[-2] <= 0 <= advantages[-1]
     assert any(advantages[size:])
 
 

@@ -17,10 +17,8 @@ from grpox_losses.configs import (
     SapoConfig,
     ToprConfig,
 )
-from grpox_losses.dppo import Dppo
-from grpox_losses.gspo_token import GspoToken
 from grpox_losses.losses import Bnpo, Cispo, Dapo, DrGrpo, Grpo, Luspo, Sapo
-from grpox_losses.topr import Topr
+from grpox_losses.surrogates import Dppo, GspoToken, Topr
 
 MakeInputs = Callable[..., LossInputs]
 LOSSES = {

@@ -12,10 +12,8 @@ from pydantic import ValidationError
 
 from grpox.contracts import LossInputs
 from grpox_losses.configs import ClippedConfig, DppoConfig, GspoTokenConfig, ToprConfig
-from grpox_losses.dppo import Dppo, bernoulli_kl
-from grpox_losses.gspo_token import GspoToken
 from grpox_losses.losses import Grpo
-from grpox_losses.topr import Topr
+from grpox_losses.surrogates import Dppo, GspoToken, Topr, bernoulli_kl
 
 MakeInputs = Callable[..., LossInputs]
 

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from support.mlflow_store import migrated_store
-from support.patience import patient
+from support.mlflow_store import TrackedRun
 
 from grpox.checkpoint.resume import fingerprints
 from grpox.config import RunConfig
 from grpox.contracts import Episode, Rollout, RunContext, ScoredRollout, ToolCall, ToolResult, Turn
-from grpox.observing.record import LocalRecord
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.contents import completions_table, dataset_inputs, datasets_of, table_text
+from grpox_mlflow.lines import BYTES_PER_REQUEST, in_requests
 from grpox_mlflow.naming import model_name_problem
-from grpox_mlflow.recorded import BYTES_PER_REQUEST, in_requests
 from grpox_mlflow.sync import sync
 from grpox_mlflow.traces import TEXT_LENGTH, TracedRollouts, recorded_traces, trace_id
-from grpox_mlflow.tracker import MlflowTracker
 
 
 def scored(row: int, reward: float = 0.5, completion: str = "2") -> ScoredRollout:
@@ -34,18 +32,6 @@ def scored(row: int, reward: float = 0.5, completion: str = "2") -> ScoredRollou
 
 
 BATCH = [scored(row, reward=row / 10) for row in range(8)]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One database for the whole file."""
-    return f"sqlite:///{migrated_store(tmp_path_factory.mktemp('mlflow'))}"
-
-
-@pytest.fixture(autouse=True)
-def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is, the end of a run waits for all of it."""
-    monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", patient(300))
 
 
 @pytest.fixture
@@ -65,44 +51,26 @@ def run(tmp_path: Path) -> RunContext:
     return replace(context, fingerprints=fingerprints(config))
 
 
-class Followed:
-    """A run that a tracker follows into the store."""
+def follow(run: RunContext, store: str, **config: Any) -> TrackedRun:
+    """Begin a run in an experiment of its own."""
+    return TrackedRun(run, store, experiment=run.output_dir.parent.name, **config).start()
 
-    def __init__(self, run: RunContext, store: str, **config: Any) -> None:
-        from mlflow import MlflowClient
 
-        self.run, self.client = run, MlflowClient(store)
-        self.record = LocalRecord()
-        tracking = MlflowConfig(tracking_uri=store, experiment=str(run.output_dir.parent.name), **config)
-        self.tracker = MlflowTracker(tracking)
-        self.record.grpox_run_started(run)
-        self.tracker.grpox_run_started(run)
+def take_step(followed: TrackedRun, step: int, rollouts: Sequence[ScoredRollout] = BATCH) -> None:
+    followed.score(step, rollouts)
+    followed.step(step, {"reward": 0.5, "time/generate": 3.0, "time/reward": 1.0})
 
-    def step(self, step: int, rollouts: list[ScoredRollout] = BATCH) -> None:
-        self.record.grpox_rollouts_scored(step, rollouts)
-        self.tracker.grpox_rollouts_scored(step, rollouts)
-        metrics = {"reward": 0.5, "time/generate": 3.0, "time/reward": 1.0}
-        self.record.grpox_step_finished(step, metrics)
-        self.tracker.grpox_step_finished(metrics)
 
-    def finish(self) -> None:
-        (self.run.output_dir / "summary.json").write_text('{"steps": 2}')
-        self.tracker.grpox_run_finished()
-
-    @property
-    def stored(self) -> Any:
-        told = json.loads((self.run.output_dir / "mlflow.json").read_text())
-        return self.client.get_run(told["run_id"])
-
-    def traces(self) -> list[Any]:
-        found = self.client.search_traces(locations=[self.stored.info.experiment_id], include_spans=True)
-        return sorted(found, key=lambda trace: (trace.info.tags["grpox.step"], trace.info.trace_id))
+def traces(followed: TrackedRun) -> list[Any]:
+    experiment = followed.stored.info.experiment_id
+    found = followed.client.search_traces(locations=[experiment], include_spans=True)
+    return sorted(found, key=lambda trace: (trace.info.tags["grpox.step"], trace.info.trace_id))
 
 
 def test_a_run_has_its_data_a_table_and_traces(run: RunContext, store: str) -> None:
-    followed = Followed(run, store, traces=2)
+    followed = follow(run, store, traces=2)
     for step in (1, 2):
-        followed.step(step)
+        take_step(followed, step)
     followed.tracker.grpox_evaluated()
     system = run.output_dir / "system" / "node_0.jsonl"
     system.parent.mkdir()
@@ -114,10 +82,10 @@ def test_a_run_has_its_data_a_table_and_traces(run: RunContext, store: str) -> N
     _machines_are_metrics(followed)
     _the_table_is_one(followed)
     _traces_have_spans_and_feedback(followed)
-    before = [trace.info.trace_id for trace in followed.traces()]
+    before = [trace.info.trace_id for trace in traces(followed)]
     again = sync(run.output_dir)
     assert (again.values, again.files) == (0, 0)
-    assert [trace.info.trace_id for trace in followed.traces()] == before
+    assert [trace.info.trace_id for trace in traces(followed)] == before
 
 
 def _the_data_are_inputs(run: RunContext, stored: Any) -> None:
@@ -132,14 +100,14 @@ def _the_data_are_inputs(run: RunContext, stored: Any) -> None:
     assert inputs["eval"].digest == run.fingerprints["evaluation.path"][:32]
 
 
-def _machines_are_metrics(followed: Followed) -> None:
+def _machines_are_metrics(followed: TrackedRun) -> None:
     [value] = followed.client.get_metric_history(
         followed.stored.info.run_id, "system/cpu_utilization_percentage"
     )
     assert (value.value, value.step, value.timestamp) == (12.5, 0, 5500)
 
 
-def _the_table_is_one(followed: Followed) -> None:
+def _the_table_is_one(followed: TrackedRun) -> None:
     run_id = followed.stored.info.run_id
     assert json.loads(followed.stored.data.tags["mlflow.loggedArtifacts"]) == [
         {"path": "eval_table.json", "type": "table"}
@@ -153,10 +121,10 @@ def _the_table_is_one(followed: Followed) -> None:
     assert (first["extra/parsed"], first["data/answer"]) == ("two", "8")
 
 
-def _traces_have_spans_and_feedback(followed: Followed) -> None:
-    traces = followed.traces()
-    assert [trace.info.tags["grpox.step"] for trace in traces] == ["1", "1", "2", "2"]
-    trace = traces[0]
+def _traces_have_spans_and_feedback(followed: TrackedRun) -> None:
+    found = traces(followed)
+    assert [trace.info.tags["grpox.step"] for trace in found] == ["1", "1", "2", "2"]
+    trace = found[0]
     assert trace.info.trace_metadata["mlflow.sourceRun"] == followed.stored.info.run_id
     assert trace.info.execution_duration == 4000
     assert json.loads(trace.info.trace_metadata["mlflow.trace.tokenUsage"])["total_tokens"] == 5
@@ -175,22 +143,21 @@ def _traces_have_spans_and_feedback(followed: Followed) -> None:
 
 
 def test_a_run_that_goes_back_makes_no_trace_twice(run: RunContext, store: str) -> None:
-    first = Followed(run, store, traces=1)
+    first = follow(run, store, traces=1)
     for step in (1, 2):
-        first.step(step)
-    first.record.grpox_run_failed(run, ValueError("odd"))
-    first.tracker.grpox_run_failed(ValueError("odd"))
-    before = {trace.info.trace_id for trace in first.traces()}
+        take_step(first, step)
+    first.fail(ValueError("odd"))
+    before = {trace.info.trace_id for trace in traces(first)}
     lines = (run.output_dir / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    resumed = Followed(replace(run, resumed_at=1, metrics_bytes=len(lines[0])), store, traces=1)
+    resumed = follow(replace(run, resumed_at=1, metrics_bytes=len(lines[0])), store, traces=1)
     for step in (2, 3):
-        resumed.step(step)
+        take_step(resumed, step)
     resumed.finish()
-    traces = resumed.traces()
-    assert before < {trace.info.trace_id for trace in traces}
-    assert [trace.info.tags["grpox.step"] for trace in traces] == ["1", "2", "3"]
-    assert {len(trace.info.assessments) for trace in traces} == {2}
-    assert {len(trace.data.spans) for trace in traces} == {4}
+    found = traces(resumed)
+    assert before < {trace.info.trace_id for trace in found}
+    assert [trace.info.tags["grpox.step"] for trace in found] == ["1", "2", "3"]
+    assert {len(trace.info.assessments) for trace in found} == {2}
+    assert {len(trace.data.spans) for trace in found} == {4}
 
 
 def test_the_draw_is_the_same_each_time_and_another_in_each_step(tmp_path: Path) -> None:
@@ -232,11 +199,11 @@ def test_what_nobody_scored_and_long_texts_are_kept_as_json_takes_them(tmp_path:
 
 def test_a_line_that_was_cut_off_is_left_and_one_of_rubbish_passed_over(tmp_path: Path) -> None:
     (tmp_path / "traces.jsonl").write_text('{"step": 1}\nrubbish\n{"step": 2}\n{"st')
-    traces = recorded_traces(tmp_path)
-    [(found, end)] = traces.pieces()
+    recorded = recorded_traces(tmp_path)
+    [(found, end)] = recorded.pieces()
     assert [each["step"] for each in found] == [1, 2]
-    assert traces.position == end
-    assert list(traces.pieces()) == []
+    assert recorded.position == end
+    assert list(recorded.pieces()) == []
     traced = TracedRollouts(tmp_path, 1, seed=0)
     traced.go_back(1)
     assert (tmp_path / "traces.jsonl").read_text() == '{"step": 1}\n'
@@ -296,7 +263,7 @@ def test_many_long_parameters_outside_ascii_arrive(run: RunContext, store: str) 
     arguments = {f"k{number}": "ü" * 5900 for number in range(60)}
     config = run.config.model_copy(deep=True)
     config.model.chat_template_kwargs.update(arguments)
-    followed = Followed(replace(run, config=config), store)
+    followed = follow(replace(run, config=config), store)
     followed.finish()
     params = followed.stored.data.params
     assert sum(value == "ü" * 5900 for value in params.values()) == 60
@@ -344,10 +311,10 @@ def episode(row: int) -> ScoredRollout:
 
 
 def test_the_trace_of_an_episode_has_a_span_for_each_turn_and_each_call(run: RunContext, store: str) -> None:
-    followed = Followed(run, store, traces=1)
-    followed.step(1, [episode(0)])
+    followed = follow(run, store, traces=1)
+    take_step(followed, 1, [episode(0)])
     followed.finish()
-    (trace,) = followed.traces()
+    (trace,) = traces(followed)
     spans = {span.name: span for span in trace.data.spans}
     calls = ["tool add 0", "tool look 1"]
     assert spans.keys() == {"rollout", "turn 0", *calls, "turn 1", "rewards/environment"}

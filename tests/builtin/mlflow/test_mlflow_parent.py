@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.logs import LoggedText
-from support.mlflow_store import migrated_store
 
 from grpox.contracts import SweepContext, SweepResults, SweptRun
 from grpox.errors import RunFailed
@@ -23,12 +22,6 @@ if TYPE_CHECKING:
 
 AXES = {"train.seed": ("0", "1")}
 PARAMS = {"train.seed": "0, 1", "sweep.run": "run.yaml", "sweep.runs": "2"}
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One database for the whole file."""
-    return f"sqlite:///{migrated_store(tmp_path_factory.mktemp('mlflow'))}"
 
 
 @pytest.fixture

@@ -2,78 +2,49 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support.mlflow_store import migrated_store
-from support.patience import patient
+from support.mlflow_store import TrackedRun
 from support.services import wait_until
 
 from grpox.config import RunConfig
 from grpox.contracts import RunContext
-from grpox.observing.record import LocalRecord
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.sync import sync
-from grpox_mlflow.tracker import MlflowTracker
 
 QUICKSTART = Path(__file__).parents[3] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
 VERSIONS = {"grpox": "0.1.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "mlflow": "3.17.2"}
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One database for the whole file."""
-    return f"sqlite:///{migrated_store(tmp_path_factory.mktemp('mlflow'))}"
-
-
-@pytest.fixture(autouse=True)
-def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slow this machine is, the end of a run waits for all of it."""
-    monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", patient(300))
-
-
-class Registered:
+class Registered(TrackedRun):
     """A run whose checkpoints and model are registered as `name`."""
 
     def __init__(self, folder: Path, store: str, name: str, **config: Any) -> None:
-        from mlflow import MlflowClient
-
         settings = {
             "model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"], "loss": "grpo",
             "evaluation": {"path": "h.jsonl", "accuracy": "exact"}, **config.pop("run", {}),
         }  # fmt: skip
-        self.run = RunContext(RunConfig.model_validate(settings), folder, 4, 1, VERSIONS, None, "run.yaml")
-        self.client, self.name, self.store = MlflowClient(store), name, store
-        self.config = MlflowConfig(tracking_uri=store, register_as=name, **config)
-
-    def start(self, **context: Any) -> Registered:
-        self.run = replace(self.run, **context)
-        self.record = LocalRecord(MlflowTracker.files)
-        self.tracker = MlflowTracker(self.config)
-        self.record.grpox_run_started(self.run)
-        self.tracker.grpox_run_started(self.run)
-        return self
+        run = RunContext(RunConfig.model_validate(settings), folder, 4, 1, VERSIONS, None, "run.yaml")
+        super().__init__(run, store, register_as=name, **config)
+        self.name = name
 
     def checkpoint(self, step: int, accuracy: float) -> Path:
-        self.record.grpox_step_finished(step, {"reward": accuracy / 2, "grad_norm": 1.0})
-        self.tracker.grpox_step_finished({})
-        self.record.grpox_evaluated(step, {"accuracy": accuracy})
+        self.step(step, {"reward": accuracy / 2, "grad_norm": 1.0})
+        self.evaluate(step, {"accuracy": accuracy})
         folder = self.run.output_dir / "checkpoints" / f"step-{step:08d}"
         folder.mkdir(parents=True)
         (folder / "run.json").write_text("{}")
-        self.tracker.grpox_checkpoint_saved(folder)
+        self.tracker.grpox_checkpoint_saved()
         return folder
 
-    def finish(self, step: int) -> None:
+    def finish(self, steps: int = 4) -> None:
         shutil.copytree(QUICKSTART, self.run.output_dir / "model")
         (self.run.output_dir / "model" / "README.md").write_text("# adder\n")
-        (self.run.output_dir / "summary.json").write_text(json.dumps({"steps": step}))
-        self.tracker.grpox_run_finished()
+        super().finish(steps)
 
     @property
     def versions(self) -> dict[str, Any]:
@@ -105,7 +76,7 @@ def test_the_model_is_uploaded_with_all_that_loads_it_and_its_metrics(
     registered = Registered(tmp_path / "run", store, "adder-1").start()
     registered.checkpoint(2, accuracy=0.25)
     registered.checkpoint(4, accuracy=0.75)
-    registered.finish(4)
+    registered.finish()
     versions = registered.versions
     assert list(versions) == ["2 step-00000002", "4 step-00000004", "4 model"]
     model = versions["4 model"]
@@ -165,7 +136,7 @@ def _a_checkpoint_is_pointed_to(registered: Registered, version: Any) -> None:
 def test_a_large_model_stays_where_it_is_and_its_version_points_there(tmp_path: Path, store: str) -> None:
     registered = Registered(tmp_path / "run", store, "adder-2", upload_gib=0.0001).start()
     registered.checkpoint(4, accuracy=0.5)
-    registered.finish(4)
+    registered.finish()
     model = registered.versions["4 model"]
     assert model.tags["grpox.uploaded"] == "false"
     assert "were not uploaded" in model.description
@@ -183,7 +154,7 @@ def test_a_checkpoint_that_is_removed_takes_its_version_along(tmp_path: Path, st
     assert list(registered.versions) == ["2 step-00000002"]
     registered.checkpoint(3, accuracy=0.5)
     shutil.rmtree(first)
-    registered.finish(4)
+    registered.finish()
     assert list(registered.versions) == ["3 step-00000003", "4 model"]
     assert registered.best.tags["grpox.step"] == "3"  # of step 4 nothing was evaluated
 
@@ -193,11 +164,11 @@ def test_best_goes_to_another_run_only_for_a_better_value(tmp_path: Path, store:
     for folder, accuracy, best in (("a", 0.5, "a"), ("b", 0.25, "a"), ("c", 0.75, "c")):
         registered = Registered(tmp_path / folder, store, "adder-4").start()
         registered.checkpoint(4, accuracy=accuracy)
-        registered.finish(4)
+        registered.finish()
         assert f"/{best}/" in registered.best.tags["grpox.folder"]
     other = Registered(tmp_path / "d", store, "adder-4", run=lowest).start()
     other.checkpoint(4, accuracy=0.1)
-    other.finish(4)
+    other.finish()
     assert "/d/" in other.best.tags["grpox.folder"]  # it is compared by something else
     assert other.best.tags["grpox.metric"] == "grad_norm"
 
@@ -205,12 +176,12 @@ def test_best_goes_to_another_run_only_for_a_better_value(tmp_path: Path, store:
 def test_a_run_that_resumes_registers_nothing_twice(tmp_path: Path, store: str) -> None:
     registered = Registered(tmp_path / "run", store, "adder-5").start()
     registered.checkpoint(2, accuracy=0.25)
-    registered.tracker.grpox_run_failed(ValueError("odd"))
+    registered.fail(ValueError("odd"))
     assert list(registered.versions) == ["2 step-00000002"]
     size = (registered.run.output_dir / "metrics.jsonl").stat().st_size
     registered.start(resumed_at=2, metrics_bytes=size)
     registered.checkpoint(4, accuracy=0.5)
-    registered.finish(4)
+    registered.finish()
     assert list(registered.versions) == ["2 step-00000002", "4 step-00000004", "4 model"]
     assert [int(v.version) for v in registered.versions.values()] == [1, 2, 3]
 
@@ -219,5 +190,5 @@ def test_a_run_that_registers_nothing_leaves_the_registry_alone(tmp_path: Path, 
     registered = Registered(tmp_path / "run", store, "adder-6")
     registered.config = MlflowConfig(tracking_uri=store)
     registered.start().checkpoint(2, accuracy=0.5)
-    registered.finish(4)
+    registered.finish()
     assert registered.client.search_registered_models("name = 'adder-6'") == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -80,29 +79,8 @@ def test_the_last_fenced_block_is_the_code_or_else_the_whole_text() -> None:
     assert scores(f"Here it is:\n```python\n{RIGHT}```\nIt adds.") == [1.0]
 
 
-def test_a_row_without_tests_abstains_and_one_of_another_form_is_refused() -> None:
-    reward = Code(CodeConfig())
-    assert reward(completions=[RIGHT] * 3, tests=[None, [], ""]) == [None] * 3
-    for row in (7, [None], [{"input": None, "output": "5"}], [{"input": "", "output": 5}]):
-        with pytest.raises(TypeError, match=re.escape(f"input and output, each a string, not {row!r}")):
-            reward(completions=[RIGHT], tests=[row])
-
-
-NOTHING = {
-    "a check that nothing calls": (
-        "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate(2, 3) == 5\n"
-    ),
-    "a comment": "# to do",
-}
-
-
-@pytest.mark.parametrize("name", NOTHING)
-def test_a_test_that_any_code_would_pass_is_none(name: str, logged: LoggedText) -> None:
-    assert scores("no code", RIGHT, tests=[NOTHING[name]]) == [None, None]
-    assert "any code would pass" in logged()
-    call = {"a check that nothing calls": "check(add)"}.get(name, TESTS[0])
-    assert scores("no code", RIGHT, tests=[f"{NOTHING[name]}\n{call}"]) == [0.0, 1.0]
-    assert scores("no code", RIGHT, tests=[NOTHING[name], *TESTS]) == [0.0, 1.0]
+def test_a_row_without_tests_abstains() -> None:
+    assert Code(CodeConfig())(completions=[RIGHT] * 3, tests=[None, [], ""]) == [None] * 3
 
 
 def test_tests_use_what_the_code_defines_as_if_it_were_theirs() -> None:

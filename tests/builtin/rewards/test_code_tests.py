@@ -125,13 +125,12 @@ def test_imports_and_setup_of_a_row_come_before_its_tests() -> None:
 
 
 UNKNOWN = [
-    7,
-    {"a": "b"},
+    *(7, [None], {"a": "b"}),
     ">>> f(1)\n2",
     "The function adds one.",
     [LIVE],
     {"inputs": ["1"], "outputs": ["2", "3"]},
-    [{"input": "1"}],
+    *([{"input": "1"}], [{"input": None, "output": "5"}], [{"input": "", "output": 5}]),
     '{"input": 1, "output": 2}',
     [["1", 2]],
     "import numpy as np\nassert np.isclose(f(1), 2)",
@@ -159,6 +158,7 @@ EMPTY = {
     "an import": "import math",
     "an assignment": "expected = 2",
     "a number": "2",
+    "a comment": "# to do",
     "not run": "if __name__ == '__main__':\n    assert f(1) == 2",
     "caught": "try:\n    assert f(1) == 2\nexcept AssertionError:\n    print('FAILED')",
     "returned": "def t():\n    return f(1) == 2\nt()",
@@ -179,17 +179,8 @@ def test_a_row_whose_tests_ask_nothing_has_no_score_and_is_named(name: str, logg
     columns = {"tests": [EMPTY[name], None, TESTS] * 3, "row_names": ["row 7", "row 8", "row 9"] * 3}
     codes = [code for code in (f"List = list\n{RIGHT}", WRONG, "pass") for _ in range(3)]
     logs = {"log_metric": metrics.__setitem__, "log_extra": extra.__setitem__}
-    assert Code(LIMITS)(completions=codes, **columns, **logs) == [
-        None,
-        None,
-        1.0,
-        None,
-        None,
-        0.0,
-        None,
-        None,
-        0.0,
-    ]
+    found = Code(LIMITS)(completions=codes, **columns, **logs)
+    assert found == [None, None, 1.0, None, None, 0.0, None, None, 0.0]
     assert metrics["code/empty_tests"] == pytest.approx(1 / 3)
     assert extra == {"code/empty_tests": ["row 7", "", ""] * 3}
     assert "row 7 has tests that ask nothing: any code would pass" in logged()

@@ -6,8 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from grpox_rewards.configs import CosineConfig, RepetitionConfig
-from grpox_rewards.cosine import Cosine
-from grpox_rewards.repetition import Repetition
+from grpox_rewards.text import Cosine, Repetition
 
 
 def cosine(lengths, completions, answers, **parameters):

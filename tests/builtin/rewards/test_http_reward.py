@@ -17,7 +17,7 @@ from grpox.contracts import FailedScore
 from grpox.errors import ConfigError
 from grpox.rollout.rewards.call import RewardCall
 from grpox_rewards.configs import HttpConfig
-from grpox_rewards.service import Pace, Service, ServiceFailed
+from grpox_rewards.service import Service
 from grpox_rewards.verifier import Http
 
 KEY = "k-0123456789-abcdef"
@@ -171,37 +171,33 @@ def test_no_more_requests_are_under_way_than_allowed() -> None:
 
 
 def test_requests_begin_no_faster_than_allowed() -> None:
-    pace = Pace(gap=0.5)
+    service = Service(HttpConfig(url="http://h", requests_per_second=2.0), "http://h")
 
-    assert [pace.reserve(now) for now in (10.0, 10.0, 10.2, 13.0)] == pytest.approx([0, 0.5, 0.8, 0])
+    starts = [service._seconds_to_start(now) for now in (10.0, 10.0, 10.2, 13.0)]
+    assert starts == pytest.approx([0, 0.5, 0.8, 0])
 
 
-def test_back_off_doubles_with_a_seeded_factor_and_keeps_retry_after() -> None:
+def test_back_off_doubles_with_a_seeded_factor_and_keeps_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
+    wait = Service._wait
 
-    class Patient(Service):
-        def _wait(self, state: Any, draw: Any) -> float:
-            waits.append(super()._wait(state, draw))
-            return 0.0
+    def recorded(service: Service, *arguments: Any) -> float:
+        waits.append(wait(service, *arguments))
+        return 0.0
 
-    def post(seed: int, header: dict[str, str]) -> list[float]:
+    monkeypatch.setattr(Service, "_wait", recorded)
+
+    def waits_of(seed: int, header: dict[str, str]) -> list[float]:
         waits.clear()
-        with scoring_server(lambda body, n: (503, "", header)) as server:
-            service = Patient(HttpConfig(url="http://h", retries=3, back_off=1.0, seed=seed))
-
-            async def once() -> None:
-                async with service.session() as session:
-                    with pytest.raises(ServiceFailed):
-                        await service.post(session, server.url, b'{"a": 1}')
-
-            asyncio.run(once())
+        asked(lambda body, n: (503, "", header), retries=3, back_off=1.0, seed=seed)
         return list(waits)
 
-    first = post(1, {})
+    first = waits_of(1, {})
+    assert len(first) == 3
     assert all(0.5 * 2**n <= wait <= 2**n for n, wait in enumerate(first))
-    assert post(1, {}) == first != post(2, {})
-    assert post(1, {"Retry-After": "17"}) == [17.0] * 4
-    assert post(1, {"Retry-After": "999"}) == [60.0] * 4
+    assert waits_of(1, {}) == first != waits_of(2, {})
+    assert waits_of(1, {"Retry-After": "17"}) == [17.0] * 3
+    assert waits_of(1, {"Retry-After": "999"}) == [60.0] * 3
 
 
 # -- The key -----------------------------------------------------------------------------------------------

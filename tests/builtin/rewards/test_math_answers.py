@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from grpox_rewards.configs import CosineConfig, MathConfig
-from grpox_rewards.cosine import Cosine
 from grpox_rewards.math import Math
+from grpox_rewards.text import Cosine
 
 RAW = "She sells 9 eggs for 2 * 9 = <<2*9=18>>18 dollars.\n#### 18"
 MATRIX = r"\begin{pmatrix} 1 & 2 \\ 3 & %d \end{pmatrix}"

@@ -181,13 +181,6 @@ def test_a_model_whose_head_would_be_random_is_refused(saved):
         reward_model(model=saved(causal))
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    llama().save_pretrained(tmp_path / "judge")
-    with pytest.raises(ConfigError) as refused:
-        reward_model(model=str(tmp_path / "judge"))
-    assert [problem.given for problem in refused.value.problems] == [str(tmp_path / "judge")]
-
-
 @pytest.mark.parametrize("kind", ["bert", "qwen2"])
 def test_a_tokenizer_without_tokens_is_refused(kind, tmp_path):
     """Without a vocabulary, transformers makes a tokenizer that knows special tokens alone."""
@@ -264,9 +257,6 @@ def test_an_adapter_without_a_head_or_a_base_model_is_refused(adapter):
     told = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(told | {"base_model_name_or_path": None}))
     with pytest.raises(ConfigError, match="names no base model"):
-        reward_model(model=str(folder))
-    (folder / "adapter_config.json").write_text(json.dumps(told | {"task_type": "CAUSAL_LM"}))
-    with pytest.raises(ConfigError, match="task_type CAUSAL_LM, not for a sequence-classification model"):
         reward_model(model=str(folder))
 
 

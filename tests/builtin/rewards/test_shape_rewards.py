@@ -1,8 +1,5 @@
 """The rewards of form: length, soft_overlong and format, on numbers and texts worked by hand."""
 
-import subprocess
-import sys
-
 import pytest
 from pydantic import ValidationError
 
@@ -89,13 +86,6 @@ def test_format_takes_tags_literally_and_wants_each_name_once():
 def test_format_is_quick_on_a_hostile_completion():
     hostile = "<think>" + " </think" * 100_000 + "<answer>" * 100_000
     assert Format(FormatConfig())(completions=[hostile, "<think></think>" + " " * 100_000]) == [0, 0]
-
-
-def test_the_rewards_are_listed_without_torch():
-    modules = "import grpox_rewards.plugin, grpox_rewards.configs, sys"
-    code = f"{modules}; print({{'torch', 'transformers'}} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 from support.killing import OF_THIS_MACHINE, kill, start, wait_for_steps
 from support.mlflow_serving import Server, Value, history, recorded_values
+from support.mlflow_store import TrackedRun
 from support.patience import patient
 from support.services import wait_until
 
 from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.errors import RunFailed
-from grpox.observing.record import LocalRecord
-from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.sync import sync
-from grpox_mlflow.tracker import MlflowTracker, Writer
+from grpox_mlflow.tracker import Writer
 
 GrpoxCommand = Callable[..., subprocess.CompletedProcess[str]]
 SETTINGS = (
@@ -146,10 +145,7 @@ def test_steps_go_on_while_a_server_stands_still(
     settings = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"], "loss": "grpo"}
     config, versions = RunConfig.model_validate(settings), {"grpox": "0.1.0"}
     run = RunContext(config, tmp_path / "run", 10, 1, versions, None, "run.yaml")
-    tracking = MlflowConfig(tracking_uri=server.uri, experiment="steps")
-    tracker, record = MlflowTracker(tracking), LocalRecord(MlflowTracker.files)
-    record.grpox_run_started(run)
-    tracker.grpox_run_started(run)
+    tracked = TrackedRun(run, server.uri, experiment="steps").start()
     server.stop()
     # A tracker that waited for the server would be found out by this, in place of waiting for ever.
     rescue = threading.Timer(patient(120), server.go_on)
@@ -157,13 +153,12 @@ def test_steps_go_on_while_a_server_stands_still(
     try:
         requests = Requests(monkeypatch)
         for step in range(1, 51):
-            record.grpox_step_finished(step, {"loss": 1.0 / step})
-            tracker.grpox_step_finished({})
+            tracked.step(step, {"loss": 1.0 / step})
             if step == 1:
                 wait_until(lambda: "mlflow-writer" in requests.threads, "the first step is being written", 60)
         assert set(requests.threads) == {"mlflow-writer"}  # the steps' own thread asks the server nothing
         with pytest.raises(RunFailed, match=f"grpox sync {run.output_dir}"):
-            tracker.grpox_run_finished()
+            tracked.finish()
         [waited] = requests.closing_seconds
         assert waited < 10
         assert set(requests.threads) == {"mlflow-writer"}
@@ -171,7 +166,6 @@ def test_steps_go_on_while_a_server_stands_still(
     finally:
         rescue.cancel()
         server.go_on()
-    (run.output_dir / "summary.json").write_text("{}")
     assert sync(run.output_dir).status == "FINISHED"
     [stored] = server.runs("steps")
     assert history(server.client, stored) == recorded_values(run.output_dir)

@@ -45,7 +45,7 @@ from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.training.step_report import StepReport
-from grpox_mlflow.followed import tags_of
+from grpox_mlflow.link import tags_of
 
 HEALTHY = {
     "frac_reward_zero_std": 0.9,

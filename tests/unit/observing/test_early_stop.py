@@ -12,7 +12,7 @@ import pytest
 from grpox.config import EarlyStopConfig
 from grpox.errors import RunFailed
 from grpox.observing.early_stop import EarlyStop, EarlyStopState, describe_early_stop
-from grpox_mlflow.followed import tags_of
+from grpox_mlflow.link import tags_of
 
 
 def stopped_after(values: list[float], **config: Any) -> int | None:

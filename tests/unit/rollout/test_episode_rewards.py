@@ -33,10 +33,7 @@ from grpox.rollout.rewards.process import RewardProcess
 from grpox.rollout.rewards.scoring import ScoredRows, as_one_call, score_rows, unscored
 from grpox.runfile.paths import _file_problems
 from grpox_rewards.configs import CosineConfig, EnvironmentConfig, ExactConfig, LengthConfig, RepetitionConfig
-from grpox_rewards.cosine import Cosine
-from grpox_rewards.environment import EnvironmentReward
-from grpox_rewards.repetition import Repetition
-from grpox_rewards.text import Length
+from grpox_rewards.text import Cosine, EnvironmentReward, Length, Repetition
 
 STATE = TrainerState(global_step=4, max_steps=10, epoch=0.0)
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}

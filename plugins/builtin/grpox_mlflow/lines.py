@@ -26,11 +26,25 @@ _OVERHEAD = 150
 """Bytes of a metric or parameter besides its name and text: numbers, field names, punctuation."""
 
 
+def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines after byte `start`, each with its end; a missing file has none.
+
+    A process that was killed may have left half of the last line, which is left out.
+    """
+    if path.exists():
+        with open_regular(path) as file:
+            file.seek(start)
+            for line in file:
+                if line.endswith(b"\n"):
+                    start += len(line)
+                    yield line, start
+
+
 class RecordedLines(Generic[Item]):
     """Reads a file of JSON lines in pieces, so that memory does not grow with the amount of unread data.
 
     Args:
-        read: returns the items of a line; none if the line is not JSON because its process was killed.
+        read: returns the items of a line; raises ValueError for a line that is none, which is passed over.
         most: largest number of items of a piece, unless one line has more.
         position: bytes already read.
     """
@@ -47,28 +61,24 @@ class RecordedLines(Generic[Item]):
 
     def left(self) -> int:
         """Count the lines after `position`."""
-        if not self._path.exists():
-            return 0
-        with open_regular(self._path) as file:
-            file.seek(self.position)
-            return sum(1 for _ in file)
+        return sum(1 for _ in whole_lines(self._path, self.position))
 
     def pieces(self) -> Iterator[tuple[list[Item], int]]:
         """Yield items of the next lines and the position of their end; `position` moves there with the next
         request."""
-        while self.position < self.size:
-            items: list[Item] = []
-            end = self.position
-            with open_regular(self._path) as file:
-                file.seek(end)
-                for line in file:
-                    of_line = self._read(line) if line.endswith(b"\n") else None
-                    if of_line is None or (items and len(items) + len(of_line) > self._most):
-                        break
-                    items += of_line
-                    end += len(line)
-            if end == self.position:
-                return
+        items: list[Item] = []
+        end = self.position
+        for line, line_end in whole_lines(self._path, end):
+            try:
+                of_line = self._read(line)
+            except ValueError:
+                of_line = []
+            if items and len(items) + len(of_line) > self._most:
+                yield items, end
+                self.position, items = end, []
+            items += of_line
+            end = line_end
+        if end > self.position:
             yield items, end
             self.position = end
 
@@ -81,14 +91,9 @@ def recorded_metrics(path: Path) -> RecordedLines[Metric]:
     def read(line: bytes) -> list[Metric]:
         from mlflow.entities import Metric
 
-        try:
-            parsed = MetricsLine.parse(line)
-        except ValueError:
-            return []
-        milliseconds = int(parsed.time * 1000)
-        return [
-            Metric(names[name], value, milliseconds, parsed.step) for name, value in parsed.named_values.items()
-        ]
+        parsed = MetricsLine.parse(line)
+        milliseconds, values = int(parsed.time * 1000), parsed.named_values
+        return [Metric(names[name], value, milliseconds, parsed.step) for name, value in values.items()]
 
     return RecordedLines(path, read, METRICS_PER_BATCH)
 

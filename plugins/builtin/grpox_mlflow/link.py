@@ -6,14 +6,14 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from grpox.errors import ConfigError, redact
+from grpox.errors import ConfigError, redact, redacted
 from grpox.toolkit import (
     MASK,
     alarms_in,
@@ -25,7 +25,8 @@ from grpox.toolkit import (
     read_mapping,
     read_small,
 )
-from grpox_mlflow.naming import CHANGED, PARENT_TAG, TAG_LENGTH, Names, changes, shortened
+from grpox_mlflow.configs import MlflowConfig
+from grpox_mlflow.naming import CHANGED, FOLDER_TAG, PARENT_TAG, TAG_LENGTH, Names, shortened
 
 FILE = "mlflow.json"
 
@@ -36,7 +37,7 @@ _INTERRUPTIONS = ("KeyboardInterrupt", "Terminated", "SystemExit")
 
 
 @dataclass(frozen=True)
-class FollowedRun:
+class RunLink:
     """Content of ``mlflow.json`` in a run's folder. It contains no secret."""
 
     tracking_uri: str
@@ -60,6 +61,72 @@ class FollowedRun:
     run_id: str | None = None
     """MLflow's id of the run; None until the run is created."""
 
+    @classmethod
+    def begin(
+        cls,
+        folder: Path,
+        uri: str,
+        config: MlflowConfig,
+        run_name: str,
+        params: Iterable[tuple[str, str]],
+        tags: Mapping[str, str],
+        started: float | None = None,
+        resumed: str | None = "",
+        **others: Any,
+    ) -> RunLink:
+        """Write the record of a run, which continues the MLflow run of the record before it in the same store.
+
+        Args:
+            uri: address of the store, with its password.
+            params: names and full values; those that changed since the record before become tags.
+            started: Unix time at which the run began; default: now.
+            resumed: text about the time of the changes: `` after step 3``; None begins a new MLflow run.
+            others: further fields.
+        """
+        names = Names()
+        shown: dict[str, str] = redacted({FOLDER_TAG: str(folder), **tags, **config.tags})
+        link = cls(
+            tracking_uri=redact(uri),
+            experiment=config.experiment,
+            key=uuid.uuid4().hex,
+            start_time=int((time.time() if started is None else started) * 1000),
+            run_name=redact(run_name),
+            log_completions=config.log_completions,
+            params={names[key]: shortened(value) for key, value in params},
+            tags={key: value[:TAG_LENGTH] for key, value in shown.items()},
+            **others,
+        )
+        before = None if resumed is None else cls.read(folder)
+        if before is not None and before.tracking_uri == link.tracking_uri:
+            # MLflow's own parameters cannot change.
+            values = {
+                key: (before.params.get(key), link.params.get(key)) for key in before.params | link.params
+            }
+            changes = {
+                names[CHANGED + key]: f"{old} -> {new}{resumed}"[:TAG_LENGTH]
+                for key, (old, new) in values.items()
+                if old != new
+            }
+            lasting = {tag: text for tag, text in before.tags.items() if tag.startswith((CHANGED, PARENT_TAG))}
+            link = replace(
+                before,
+                log_completions=link.log_completions,
+                tags={**lasting, **link.tags, **changes},
+                datasets=link.datasets,
+                registration=link.registration,
+            )
+        link.write(folder)
+        return link
+
+    @classmethod
+    def read(cls, folder: Path) -> RunLink | None:
+        """Read the record in a run's folder; None if MLflow does not track the run."""
+        try:
+            link = TypeAdapter(cls).validate_json(read_small(folder / FILE))
+            return link if 0 <= link.start_time < 1e14 else None
+        except (OSError, ValueError):
+            return None
+
     def write(self, folder: Path) -> None:
         """Write the record into the run's folder, atomically."""
         with atomic_path(folder / FILE) as unfinished:
@@ -67,66 +134,15 @@ class FollowedRun:
             unfinished.write_text(text, encoding="utf-8")
             flush_to_disk(unfinished)  # if empty, a resumed run would begin another in MLflow
 
-    @classmethod
-    def begin(
-        cls,
-        uri: str,
-        experiment: str,
-        params: Iterable[tuple[str, str]],
-        started: float | None = None,
-        **others: Any,
-    ) -> FollowedRun:
-        """Create the record of a new run.
-
-        Args:
-            uri: address of the store, with its password.
-            params: names and full values.
-            started: Unix time at which the run began; default: now.
-            others: further fields.
-        """
-        names = Names()
-        return cls(
-            tracking_uri=redact(uri),
-            experiment=experiment,
-            key=uuid.uuid4().hex,
-            start_time=int((time.time() if started is None else started) * 1000),
-            params={names[key]: shortened(value) for key, value in params},
-            **others,
-        )
-
-    def resume(self, before: FollowedRun | None, when: str = "") -> FollowedRun:
-        """Continue the MLflow run of `before` if it is in the same store; changed parameters become tags."""
-        if before is None or before.tracking_uri != self.tracking_uri:
-            return self
-        tags = {key: value for key, value in before.tags.items() if key.startswith((CHANGED, PARENT_TAG))}
-        return replace(
-            before,
-            log_completions=self.log_completions,
-            tags={**tags, **self.tags, **changes(before.params, self.params, when)},
-            datasets=self.datasets,
-            registration=self.registration,
-        )
-
-    @classmethod
-    def read(cls, folder: Path) -> FollowedRun | None:
-        """Read the record in a run's folder; None if MLflow does not track the run."""
-        try:
-            followed = TypeAdapter(cls).validate_json(read_small(folder / FILE))
-            return followed if 0 <= followed.start_time < 1e14 else None
-        except (OSError, ValueError):
-            return None
-
-
-def address_of(followed: FollowedRun) -> str:
-    """Return the address of the run's store, with the password from the environment, which the record omits."""
-    known = followed.tracking_uri
-    if MASK not in known:
-        return known
-    configured = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if redact(configured) == known:
-        return configured
-    what = f"the password of the run's store {known} is unknown, because it is never saved"
-    raise ConfigError(what, "MLFLOW_TRACKING_URI", allowed="this address with its password")
+    def address(self) -> str:
+        """Return the address of the store, with the password from the environment, which the record omits."""
+        configured = os.environ.get("MLFLOW_TRACKING_URI", "")
+        if MASK not in self.tracking_uri:
+            return self.tracking_uri
+        if redact(configured) == self.tracking_uri:
+            return configured
+        what = f"the password of the run's store {self.tracking_uri} is unknown, because it is never saved"
+        raise ConfigError(what, "MLFLOW_TRACKING_URI", allowed="this address with its password")
 
 
 def ending(folder: Path) -> tuple[str, int]:
