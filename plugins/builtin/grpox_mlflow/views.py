@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -118,18 +119,23 @@ def show_run(run: RunFolder, has_all_params: bool, console: Console) -> View:
     courses = {name: run.courses[name] for name in run.main_metrics()}
     params = run.params if has_all_params else changed_params(run.params)
     changes = {key.removeprefix(CHANGED): text for key, text in run.tags.items() if key.startswith(CHANGED)}
-    artifacts = {
-        entry.name: sum(1 for _ in entry.iterdir()) if entry.is_dir() else None
-        for entry in sorted(run.folder.iterdir())
-        if not entry.name.startswith(".") and entry.suffix not in (".lock", ".pid")
-    }
-    files = [name if n is None else f"{name}/ ({pluralize(n, 'file')})" for name, n in artifacts.items()]
+    artifacts: dict[str, int | None] | None = None
+    listed = "cannot be listed from here"
+    with suppress(OSError):  # a folder of another user
+        artifacts = {
+            entry.name: sum(1 for _ in entry.iterdir()) if entry.is_dir() else None
+            for entry in sorted(run.folder.iterdir())
+            if not entry.name.startswith(".") and entry.suffix not in (".lock", ".pid")
+        }
+        listed = ", ".join(
+            name if n is None else f"{name}/ ({pluralize(n, 'file')})" for name, n in artifacts.items()
+        )
     parts = {
         "": _grid(_facts(run)),
         "parameters" if has_all_params else "parameters that are not the default": _grid(params),
         "resumed with": _grid(changes) if changes else None,
         "metrics": _courses_table(courses, console) if courses else Text("none yet"),
-        "artifacts": _cell(", ".join(files)),
+        "artifacts": _cell(listed),
     }
     identity = [Text(run.name, "bold"), *([Text(run.run_id)] if run.run_id else []), _cell(run.status)]
     lines: list[RenderableType] = [Text("  ").join(identity)]
