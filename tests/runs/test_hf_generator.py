@@ -392,10 +392,22 @@ def test_no_row_leaves_a_processor_that_remembers_it(generator, tokenizer, kept)
     assert len({len(rollout.completion_ids) for rollout in rollouts}) > 3
 
 
-def test_a_static_cache_gives_what_a_dynamic_one_gives(generator, policy, tokenizer):
-    static = started(policy, tokenizer, cache_implementation="static")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_static_cache_gives_what_a_dynamic_one_gives(generator, policy, tokenizer, compiled):
+    """Also with a forward that is compiled, as on CUDA, for which the shapes of each token are the same."""
+    static, shapes = started(policy, tokenizer, cache_implementation="static"), set()
+
+    def forward(**inputs):
+        mask = inputs["attention_mask"]
+        shapes.add((inputs["input_ids"].is_contiguous(), tuple(mask.shape)))
+        return static.model(**inputs)
+
+    if compiled:
+        static.model._valid_auto_compile_criteria = lambda made, config: not config.disable_compile
+        static.model.get_compiled_call = lambda config: forward
     first = list(generator.generate(prompts(tokenizer), unsure(), seed=4))
     second = list(static.generate(prompts(tokenizer), unsure(), seed=4))
+    assert shapes == ({(True, (24, 1, 1, 11))} if compiled else set())
     assert [r.completion_ids for r in first] == [r.completion_ids for r in second]
     for one, other in zip(first, second, strict=True):
         assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)

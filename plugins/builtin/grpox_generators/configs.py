@@ -11,7 +11,7 @@ from grpox.config import RunConfig, SamplingConfig
 from grpox.contracts import GeneratorMemory, InputPath
 from grpox.errors import Problem
 from grpox_generators import vllm_sampling
-from grpox_generators.generation_kwargs import unknown_kwargs
+from grpox_generators.generation_kwargs import ALLOWED, OWNED, refused_keys
 
 LEAST_WEIGHTS = 2**16
 """Number of weights of the smallest linear layer that hf multiplies in blocks on a CPU."""
@@ -55,7 +55,8 @@ class HfConfig(Parameters):
 
     def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
         """Return the settings of `sampling` that hf cannot honour with these parameters."""
-        problems = unknown_kwargs(sampling)
+        what = "hf samples token by token, and passes no such key to transformers"
+        problems = refused_keys(sampling, ALLOWED, OWNED, what)
         if not self.continuous_batching:
             return problems
         # Its logits processors see only the last token, and only tokens end its requests.

@@ -1,12 +1,12 @@
-"""Requests and results that all generators share: end of a completion, positions, refused keys, a rollout."""
+"""Requests and results that all generators share: end of a completion, positions, a rollout."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt, Rollout
-from grpox.errors import ConfigError, Problem, RunFailed, nearest
+from grpox.errors import ConfigError, RunFailed
 
 
 def end_ids(sampling: SamplingConfig, stop_token_ids: Sequence[int], vocabulary: int) -> tuple[int, ...]:
@@ -82,18 +82,3 @@ def build_rollout(
         policy_version=version,
         sampler_logprobs=tuple(logprobs),
     )
-
-
-def refused_key(name: str, allowed: Sequence[str], owned: Mapping[str, str], what: str) -> Problem:
-    """Return the problem of a refused key of `sampling.generation_kwargs`.
-
-    Args:
-        allowed: keys that are accepted.
-        owned: keys that grpox sets itself -> key of the run file to use instead, or none.
-        what: reason for keys that grpox does not set.
-    """
-    key = f"sampling.generation_kwargs.{name}"
-    if name in owned:
-        return Problem("grpox sets this itself", key, nearest=owned[name])
-    near = nearest(name, (*allowed, *owned))
-    return Problem(what, key, allowed=", ".join(allowed), nearest=owned.get(near) or near)

@@ -20,7 +20,6 @@ from grpox_generators.configs import LEAST_WEIGHTS
 ROWS = 32
 """Rows of a product for which oneDNN chooses the blocks; they serve other numbers of rows too."""
 
-
 LARGEST_FROM = 2**18
 """Number of weights of a model's largest linear layer from which blocks pay; the quickstart's is smaller."""
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -83,7 +82,10 @@ def pack(model: nn.Module) -> list[PackedLinear]:
     for module in list(model.modules()):
         for names in SIBLINGS:
             layers = [getattr(module, name, None) for name in names]
-            if all(map(_is_large, layers)) and _alike(layers):
+            if (
+                all(map(_is_large, layers))
+                and len({(one.in_features, one.bias is None) for one in layers}) == 1
+            ):
                 packed += _share(layers)
     for layer in large:
         if not isinstance(layer, PackedLinear):
@@ -103,10 +105,6 @@ def _share(layers: list[Any]) -> list[PackedLinear]:
     for layer in layers:
         layer.__class__, layer.product = PackedLinear, product
     return layers
-
-
-def _alike(layers: list[Any]) -> bool:
-    return len({(layer.in_features, layer.bias is None) for layer in layers}) == 1
 
 
 @torch.no_grad()

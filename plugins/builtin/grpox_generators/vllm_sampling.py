@@ -13,7 +13,8 @@ import numpy as np
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
 from grpox.errors import Problem
-from grpox_generators.limits import longest_completion, refused_key
+from grpox_generators.generation_kwargs import refused_keys
+from grpox_generators.limits import longest_completion
 
 ALLOWED = (
     "allowed_token_ids",
@@ -33,31 +34,15 @@ HOTTEST = 2.0
 OWNED = {
     "max_tokens": "sampling.max_completion_length",
     "min_tokens": "sampling.min_completion_length",
-    "temperature": "sampling.temperature",
-    "top_p": "sampling.top_p",
-    "top_k": "sampling.top_k",
-    "min_p": "sampling.min_p",
-    "repetition_penalty": "sampling.repetition_penalty",
-    "stop": "sampling.stop",
-    "stop_token_ids": "sampling.stop_token_ids",
     "n": "train.num_generations",
     "seed": "train.seed",
-    "ignore_eos": "",
-    "logprobs": "",
-    "prompt_logprobs": "",
-    "detokenize": "",
-    "output_kind": "",
-    "include_stop_str_in_output": "",
-    "skip_special_tokens": "",
 }
-"""Arguments that grpox sets -> key of the run file to use instead, or none."""
+"""Arguments that grpox sets -> key of the run file to use instead."""
 
 
 def refused(sampling: SamplingConfig) -> list[Problem]:
     """Return one problem for each setting that vLLM does not accept."""
-    what = "vLLM's SamplingParams has no such key for a run file"
-    unknown = [name for name in sampling.generation_kwargs if name not in ALLOWED]
-    problems = [refused_key(name, ALLOWED, OWNED, what) for name in unknown]
+    problems = refused_keys(sampling, ALLOWED, OWNED, "grpox passes no such key to vLLM's SamplingParams")
     if sampling.temperature > HOTTEST:
         given, allowed = f"{sampling.temperature:g}", f"at most {HOTTEST:g}"
         what = "is higher than vLLM supports"
