@@ -81,12 +81,10 @@ def pack(model: nn.Module) -> list[PackedLinear]:
     packed: list[PackedLinear] = []
     for module in list(model.modules()):
         for names in SIBLINGS:
-            layers = [getattr(module, name, None) for name in names]
-            if (
-                all(map(_is_large, layers))
-                and len({(one.in_features, one.bias is None) for one in layers}) == 1
-            ):
-                packed += _share(layers)
+            layers: list[Any] = [getattr(module, name, None) for name in names]
+            if all(map(_is_large, layers)):
+                kinds = {(layer.in_features, layer.bias is None) for layer in layers}
+                packed += _share(layers) if len(kinds) == 1 else []
     for layer in large:
         if not isinstance(layer, PackedLinear):
             packed += _share([layer])

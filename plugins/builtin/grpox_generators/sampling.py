@@ -249,18 +249,19 @@ def own_uniform(prompts: Sequence[Prompt], device: torch.device) -> Iterator[Ten
 
     Each prompt has a random generator on the CPU, so that every device samples the same.
     """
-    if not prompts or any(prompt.seed is None for prompt in prompts):
+    seeds = [prompt.seed for prompt in prompts if prompt.seed is not None]
+    if not prompts or len(seeds) < len(prompts):
         return None
-    generators = [(torch.Generator().manual_seed(prompt.seed), prompt.num_samples) for prompt in prompts]
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
     def numbers() -> Iterator[Tensor]:
         while True:
             drawn = [
-                torch.rand(size, AT_A_TIME, generator=generator, dtype=torch.float64)
-                for generator, size in generators
+                torch.rand(prompt.num_samples, AT_A_TIME, generator=generator, dtype=torch.float64)
+                for generator, prompt in zip(generators, prompts, strict=True)
             ]
             [of_tokens] = upload([torch.cat(drawn).numpy()], device)
-            yield from of_tokens.split(1, dim=1)
+            yield from torch.split(of_tokens, 1, dim=1)
 
     return numbers()
 

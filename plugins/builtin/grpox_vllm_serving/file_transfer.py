@@ -20,7 +20,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from grpox_vllm_serving.launch import FILE_BACKEND, SHARED_MEMORY
 from grpox_vllm_serving.protocol import WEIGHTS_FOLDER
-from grpox_vllm_serving.reloaded import as_loaded, head_is_embedding, pack_again, untouched
+from grpox_vllm_serving.weight_reload import as_loaded, head_is_embedding, pack_again, untouched
 
 _NAME = re.compile(r"[0-9a-z-]+\.safetensors")
 

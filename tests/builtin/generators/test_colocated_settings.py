@@ -17,7 +17,7 @@ from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
 from grpox.errors import ConfigError, RunFailed
 from grpox.policy.float32_head import Float32Head
-from grpox_generators import ranks, vllm_colocate
+from grpox_generators import vllm_colocate
 from grpox_generators.configs import ENGINE_OWNED, VllmColocateConfig
 from grpox_generators.vllm_colocate import PRECISION, VllmColocateGenerator
 
@@ -198,8 +198,8 @@ def test_ranks_that_cannot_be_dealt_are_told_before_the_model_loads(
 def test_several_ranks_start_engines_that_know_of_their_launcher() -> None:
     # Else vLLM would put every rank's engine on the machine's first GPU.
     launched = {"tensor_parallel_size": 1, "distributed_executor_backend": "external_launcher"}
-    assert ranks.engine_arguments(1, world_size=4) == launched
-    assert ranks.engine_arguments(1, world_size=1) == {}
+    assert vllm_colocate.engine_arguments(1, world_size=4) == launched
+    assert vllm_colocate.engine_arguments(1, world_size=1) == {}
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_a_group_asks_together_and_each_rank_keeps_its_own(
     group = SimpleNamespace(world_size=3, rank_in_group=rank, cpu_group=None)
     state = SimpleNamespace(get_tp_group=lambda: group)
     monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", state)
-    monkeypatch.setattr(ranks.dist, "all_gather_object", gather)
-    asked, own = ranks.ask_together(mine)
+    monkeypatch.setattr(vllm_colocate.dist, "all_gather_object", gather)
+    asked, own = vllm_colocate.ask_together(mine)
     assert asked == ["a", "b", "c"]
     assert asked[own] == kept
 

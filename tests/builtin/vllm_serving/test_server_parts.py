@@ -1,12 +1,10 @@
-"""Parts of vllm-server that need no server: parameters, buckets, what makes two models alike."""
+"""Parts of vllm-server that need no server: parameters, and what makes two models alike."""
 
 import pytest
-import torch
 from pydantic import ValidationError
 from transformers import LlamaConfig
 
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.server_weights import buckets, on_host
 from grpox_vllm_serving.protocol import differences, signature
 
 
@@ -25,31 +23,6 @@ def test_one_address_is_one_server():
         VllmServerConfig(urls=["http://a:1", "http://a:1/"])
     with pytest.raises(ValidationError):
         VllmServerConfig(urls=[])
-
-
-def test_buckets_hold_up_to_the_limit_in_order():
-    stream = [(str(i), torch.zeros(size)) for i, size in enumerate([2, 2, 1, 9, 1])]
-    made = [[*bucket] for bucket in buckets(iter(stream), 16)]
-    assert made == [["0", "1"], ["2"], ["3"], ["4"]]
-    assert [*buckets(iter(()), 16)] == []
-
-
-def test_a_bucket_is_asked_for_only_when_the_one_before_is_used():
-    asked = []
-
-    def stream():
-        for i in range(4):
-            asked.append(i)
-            yield str(i), torch.zeros(4)
-
-    made = buckets(stream(), 16)
-    next(made)
-    assert asked == [0, 1]
-
-
-def test_a_bucket_on_a_cpu_is_written_as_it_is():
-    bucket = {"w": torch.zeros(4)}
-    assert on_host(bucket) is bucket
 
 
 def test_models_differ_in_their_shape_and_not_in_their_weights():
