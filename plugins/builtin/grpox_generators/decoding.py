@@ -139,9 +139,9 @@ class Batch:
         self.is_padded = min(sizes) < self.columns
         input_ids = torch.full((len(given), self.columns), tokenizer.pad_token_id)
         attention_mask = torch.zeros_like(input_ids)
-        for row, (prompt, size) in enumerate(zip(given, sizes, strict=True)):
-            input_ids[row, self.columns - size :] = torch.tensor(prompt.token_ids)
-            attention_mask[row, self.columns - size :] = 1
+        for row, prompt in enumerate(given):
+            input_ids[row, -sizes[row] :] = torch.tensor(prompt.token_ids)
+            attention_mask[row, -sizes[row] :] = 1
         self.input_ids, self.attention_mask = input_ids.to(device), attention_mask.to(device)
         """i64[B, P], padded on the left."""
         repeats = torch.tensor([prompt.num_samples for prompt in given]).to(device)
@@ -152,10 +152,8 @@ class Batch:
         """T, largest number of tokens of a completion."""
         self.limits = torch.tensor(limits, device=device)[self.rows]
         """i64[N]: largest number of tokens of each completion."""
-        self.has_own_limits = min(limits) < self.length
-        lengths = self.attention_mask.sum(dim=1)[self.rows]
-        row_ids = self.input_ids[self.rows]
-        self.distribution = Distribution(model, sampling, end_ids, row_ids, lengths, self.limits)
+        prepared = self.input_ids[self.rows], self.attention_mask.sum(dim=1)[self.rows], self.limits
+        self.distribution = Distribution(model, sampling, end_ids, *prepared)
         uniform = own_uniform(prompts, device)
         self.draw = Draw(len(self.rows), self.length, sampling.temperature == 0, device, uniform)
         self.stops = StopTexts(sampling.stop, tokenizer, len(self.rows), sampling.min_completion_length)
@@ -180,7 +178,7 @@ class Batch:
         sequences, running = tokens.clone(), torch.arange(len(rows), device=device)
         seen = torch.nn.functional.pad(self.attention_mask[rows], (0, self.length), value=1).bool()
         positions = self.attention_mask.sum(dim=1)[rows, None] - first
-        limits = self.limits if self.has_own_limits else None
+        limits = self.limits
         ends = torch.tensor(list(self.end_ids), dtype=torch.long, device=device)
         ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
         cache = self._prefill(cache)
@@ -196,21 +194,16 @@ class Batch:
                 logits_to_keep=1,
             ).logits[:, -1]
             is_look = (column + 1 - first) % every == 0 or column + 1 == end
-            if share == 1:  # only the forwards of the other ranks are followed
-                if is_look and is_over(True, self.in_step):
-                    break
-                continue
-            scores = self.distribution(tokens[:, :column], logits.to(torch.float32, copy=True))
-            tokens[:, column] = drawn = self.draw.take(scores)
-            ended |= torch.isin(drawn, ends)
-            if limits is not None:
-                ended |= limits <= column + 1 - first
+            if share < 1:  # otherwise only the forwards of the other ranks are followed
+                scores = self.distribution(tokens[:, :column], logits.to(torch.float32, copy=True))
+                tokens[:, column] = drawn = self.draw.take(scores)
+                ended |= torch.isin(drawn, ends) | (limits <= column + 1 - first)
             if not is_look:
                 continue
-            ended |= self.stops.look(tokens[:, first : column + 1], column + 1 - looked)
-            looked = column + 1
-            share = self.draw.look(ended)
-            if is_over(share == 1, self.in_step):
+            if share < 1:
+                ended |= self.stops.look(tokens[:, first : column + 1], column + 1 - looked)
+                looked, share = column + 1, self.draw.look(ended)
+            if (share == 1) if not self.in_step else not most_of_all_ranks(int(share < 1)):
                 break
             wasted += share * every
             if leave and wasted >= CUT_COST:
@@ -221,8 +214,7 @@ class Batch:
                 for part in (self.distribution, self.draw, self.stops):
                     part.keep(remaining)
                 running, tokens, seen, positions = (part[stay] for part in (running, tokens, seen, positions))
-                limits = None if limits is None else limits[stay]
-                ended, wasted = ended[stay], 0.0
+                limits, ended, wasted = limits[stay], ended[stay], 0.0
         sequences[running] = tokens
         return sequences[:, first:]
 
@@ -249,11 +241,6 @@ class Batch:
 def tokens_between_looks(device: torch.device) -> int:
     """Return after how many tokens the host looks; on a CPU a look costs nothing."""
     return 1 if device.type == "cpu" else LOOK_EVERY
-
-
-def is_over(is_done: bool, in_step: bool) -> bool:
-    """Tell whether all rows have ended: of this rank, or of all that are in step (a collective)."""
-    return is_done if not in_step else not most_of_all_ranks(int(not is_done))
 
 
 KINDS = {

@@ -46,6 +46,26 @@ OWNED = {
 }
 """Keys of transformers that grpox sets -> key of the run file to use instead."""
 
+VLLM_ALLOWED = (
+    "allowed_token_ids",
+    "bad_words",
+    "frequency_penalty",
+    "logit_bias",
+    "presence_penalty",
+    "repetition_detection",
+    "structured_outputs",
+    "thinking_token_budget",
+)
+"""Keys that are passed to vLLM's SamplingParams unchanged."""
+
+VLLM_OWNED = {
+    "max_tokens": "sampling.max_completion_length",
+    "min_tokens": "sampling.min_completion_length",
+    "n": "train.num_generations",
+    "seed": "train.seed",
+}
+"""Arguments of SamplingParams that grpox sets -> key of the run file to use instead."""
+
 
 def refused_keys(
     sampling: SamplingConfig, allowed: Sequence[str], owned: Mapping[str, str], what: str

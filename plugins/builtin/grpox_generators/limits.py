@@ -1,8 +1,11 @@
-"""Requests and results that all generators share: end of a completion, positions, a rollout."""
+"""Requests and results, without torch: the end of a completion, positions, a rollout, a request to vLLM."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt, Rollout
@@ -82,3 +85,44 @@ def build_rollout(
         policy_version=version,
         sampler_logprobs=tuple(logprobs),
     )
+
+
+def request_params(
+    sampling: SamplingConfig, end_ids: Sequence[int], prompt: Prompt, seed: int
+) -> dict[str, Any]:
+    """Return the arguments of vLLM's SamplingParams for the completions of one prompt.
+
+    https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html
+
+    Args:
+        end_ids: all tokens that end a completion, including EOS.
+        seed: seed of this request; vLLM adds the number of the completion.
+    """
+    longest = longest_completion(prompt, sampling)
+    return {
+        "n": prompt.num_samples,
+        "seed": seed,
+        "max_tokens": longest,
+        "min_tokens": min(sampling.min_completion_length, longest),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        # The request names all ending tokens, so vLLM need not know which of them the checkpoint calls EOS.
+        "stop_token_ids": list(end_ids),
+        "ignore_eos": True,
+        "stop": list(sampling.stop),
+        # Decoded text is needed only for stop texts.
+        "detokenize": bool(sampling.stop),
+        "skip_special_tokens": False,
+        "logprobs": 0,  # log-probability of the sampled token only
+        **sampling.generation_kwargs,
+    }
+
+
+def seed_of(prompt: Prompt, seed: int) -> int:
+    """Return the prompt's own seed, or one that depends only on the seed of the call and the prompt's group."""
+    if prompt.seed is not None:
+        return prompt.seed
+    return int(np.random.SeedSequence([seed, prompt.group_id]).generate_state(1)[0])

@@ -403,8 +403,8 @@ async def _all(requests: Mapping[str, Coroutine[Any, Any, dict[str, Any]]]) -> d
 
 def _is_shared(about: Mapping[str, Any]) -> bool:
     """Tell whether the folder of this machine is the server's."""
+    file = Path(about["weights_folder"], INSTANCE_FILE)
     try:
-        instance = Path(about["weights_folder"], INSTANCE_FILE).read_text(encoding="ascii")
+        return file.read_text(encoding="ascii") == str(about["instance"])
     except OSError:
         return False
-    return instance == about["instance"]

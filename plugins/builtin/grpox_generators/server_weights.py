@@ -145,8 +145,8 @@ class NcclSender:
         self._weights: WeightStream = iter(())
         self._engine: Any = None
         self._group: tuple[str, ...] = ()
-        self._failure: RunFailed | None = None
-        """Names the server that was lost in a transfer."""
+        self._failures: list[RunFailed] = []
+        """Names the server that was lost in the last transfer."""
 
     def send(self, weights: WeightStream) -> None:
         """Replace the weights of all servers in use.
@@ -157,13 +157,14 @@ class NcclSender:
         group = tuple(about["instance"] for about in self._fleet.abouts.values())
         if group != self._group:
             self._join(group)
-        self._weights, self._failure = weights, None
+        self._weights = weights
+        self._failures.clear()
         try:
             self._engine.send_weights()
         except Exception as error:
             self._abort()
-            if self._failure is not None and error is not self._failure:
-                raise self._failure from error  # the transfer failed because a server did
+            if self._failures and error is not self._failures[0]:
+                raise self._failures[0] from error  # the transfer failed because a server did
             raise
 
     def close(self) -> None:
@@ -245,7 +246,7 @@ class NcclSender:
         try:
             self._fleet.loop.run(ask_all())
         except RunFailed as failure:
-            self._failure = failure
+            self._failures.append(failure)
             self._abort()
             raise
 

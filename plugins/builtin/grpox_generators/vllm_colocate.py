@@ -43,8 +43,7 @@ from grpox.toolkit import (
     write_adapter,
 )
 from grpox_generators.configs import VllmColocateConfig
-from grpox_generators.limits import build_rollout, check_length, end_ids
-from grpox_generators.vllm_sampling import request_params, seed_of
+from grpox_generators.limits import build_rollout, check_length, end_ids, request_params, seed_of
 from grpox_generators.vllm_weights import as_stored, from_all_ranks
 from grpox_vllm_serving.launch import CPU_BLOCK_SIZE, SHARED_MEMORY
 from grpox_vllm_serving.weight_reload import as_loaded, head_is_embedding, pack_again, untouched

@@ -23,7 +23,7 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.logs import get_logger
 from grpox.toolkit import has_float32_head, stream_weights
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.limits import build_rollout, check_length, end_ids
+from grpox_generators.limits import build_rollout, check_length, end_ids, request_params, seed_of
 from grpox_generators.server_client import (
     Completion,
     Fleet,
@@ -33,7 +33,6 @@ from grpox_generators.server_client import (
     end_if_signalled,
 )
 from grpox_generators.server_weights import FileSender, NcclSender, in_lockstep
-from grpox_generators.vllm_sampling import request_params, seed_of
 from grpox_generators.vllm_weights import as_stored, from_all_ranks
 from grpox_vllm_serving.protocol import FLOAT32_HEAD, signature
 
