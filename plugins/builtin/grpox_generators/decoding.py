@@ -82,9 +82,11 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     def __init__(self, layer: DynamicLayer, rows: Tensor, room: int) -> None:
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
-        self._length = layer.keys.shape[-2]
-        self._keys, self._values = (_with_room(part, rows, room) for part in (layer.keys, layer.values))
-        self._show()
+        self._keys, self._values = (
+            part.new_empty(len(rows), part.shape[1], room, part.shape[3]) for part in (layer.keys, layer.values)
+        )
+        self._length = 0
+        self.update(layer.keys.index_select(0, rows), layer.values.index_select(0, rows))
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add the keys and values f32[N, K, T, D] of new positions; return those of all so far."""
@@ -101,12 +103,6 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
 
     def _show(self) -> None:
         self.keys, self.values = self._keys[:, :, : self._length], self._values[:, :, : self._length]
-
-
-def _with_room(part: Tensor, rows: Tensor, room: int) -> Tensor:
-    buffer = part.new_empty(len(rows), part.shape[1], room, part.shape[3])
-    buffer[:, :, : part.shape[2]] = part.index_select(0, rows)
-    return buffer
 
 
 class Batch:

@@ -26,7 +26,7 @@ from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import Completion, complete
 from grpox_generators.decoding import Batch, cut, generating, most_of_all_ranks
 from grpox_generators.limits import build_rollout, check_length, end_ids, longest_completion
-from grpox_generators.packed_linear import PackedLinear, pack, release
+from grpox_generators.packed_linear import PackedLinear, pack
 from grpox_generators.sampling import NoProbabilities, distribution_config, keeps_rows, refused_kwargs
 
 
@@ -75,7 +75,7 @@ class HfGenerator:
                     continue
                 # Loading keeps some buffers in float32, building a model does not.
                 own.data = own.to(tensor.dtype).copy_(tensor)
-            release(self._packed)
+            self.sleep()
         self.version = version
 
     @torch.no_grad()
@@ -107,7 +107,8 @@ class HfGenerator:
 
         For models of the sizes that hf suits, moving the copy itself costs more than its memory is worth.
         """
-        release(self._packed)
+        for layer in self._packed:
+            layer.product.release()
 
     def wake(self) -> None:
         """Do nothing, because layers make their blocks when they need them."""

@@ -69,13 +69,7 @@ def build_rollout(
     finish_reason: str,
     version: int,
 ) -> Rollout:
-    """Build the rollout of a completion.
-
-    Args:
-        sample: number of the completion in the prompt's group.
-        finish_reason: ``stop`` if the completion ended by itself, ``length`` if only by its length limit.
-        version: version of the policy.
-    """
+    """Build the rollout of completion number `sample` of the prompt's group, by a policy of `version`."""
     return Rollout(
         group_id=prompt.group_id,
         sample=sample,

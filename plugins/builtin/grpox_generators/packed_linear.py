@@ -34,7 +34,7 @@ class _Product:
         self.release()
 
     def release(self) -> None:
-        """Drop the blocks, and results that no layer has asked for."""
+        """Drop the blocks, and results that no layer has asked for; call when the weights change, too."""
         self._blocks: Tensor | None = None
         self._bias: Tensor | None = None
         self._input: Tensor | None = None
@@ -89,12 +89,6 @@ def pack(model: nn.Module) -> list[PackedLinear]:
         if not isinstance(layer, PackedLinear):
             packed += _share([layer])
     return packed
-
-
-def release(layers: list[PackedLinear]) -> None:
-    """Drop the blocks; call when the weights change, too."""
-    for layer in layers:
-        layer.product.release()
 
 
 def _share(layers: list[Any]) -> list[PackedLinear]:
