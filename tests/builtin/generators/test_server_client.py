@@ -6,7 +6,9 @@ import signal
 
 import pytest
 from aiohttp import web
+from pydantic import ValidationError
 from support.patience import patient
+from transformers import LlamaConfig
 
 from grpox.errors import ConfigError, RunFailed
 from grpox.runtime import signals
@@ -15,7 +17,7 @@ from grpox_generators import server_client
 from grpox_generators.configs import VllmServerConfig
 from grpox_generators.server_client import Fleet, ServerClient, ServerLost, serve_command
 from grpox_generators.vllm_server import PendingRequests
-from grpox_vllm_serving.protocol import PROTOCOL
+from grpox_vllm_serving.protocol import PROTOCOL, differences, signature
 
 TOKEN = "0123456789abcdef"
 MODEL = {"model_type": "llama", "hidden_size": 8}
@@ -305,3 +307,30 @@ def test_a_process_that_sends_no_weights_need_not_see_the_folder(monkeypatch, tm
     other_rank._sends_weights = False
     assert other_rank.look()
     other_rank.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8000", "ftp://host:1", "http://", "http://host:99999", "http://me:pw@host:1", "http://h:1?x=1"],
+)
+def test_addresses_are_checked(url):
+    with pytest.raises(ValidationError, match="does not have the form http://HOST:PORT"):
+        VllmServerConfig(urls=[url])
+
+
+def test_one_address_is_one_server():
+    assert VllmServerConfig(urls=["http://a:1/", "https://b:2"]).urls == ["http://a:1", "https://b:2"]
+    with pytest.raises(ValidationError, match="names one server twice"):
+        VllmServerConfig(urls=["http://a:1", "http://a:1/"])
+    with pytest.raises(ValidationError):
+        VllmServerConfig(urls=[])
+
+
+def test_models_differ_in_their_shape_and_not_in_their_weights():
+    ours = signature(LlamaConfig(hidden_size=64, vocab_size=17))
+    assert differences(ours, signature(LlamaConfig(hidden_size=64, vocab_size=17, rope_theta=1.0))) == []
+    other = signature(LlamaConfig(hidden_size=32, vocab_size=18, head_dim=2))
+    assert differences(ours, other) == [
+        "vocab_size is 18 there and 17 here",
+        "hidden_size is 32 there and 64 here",
+    ]
