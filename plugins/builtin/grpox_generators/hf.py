@@ -96,10 +96,10 @@ class HfGenerator:
                 batches = self._batches(prompts)
                 completions = chain.from_iterable(self._complete(batch, sampling, ends) for batch in batches)
             for prompt, sample, token_ids, logprobs, stop in completions:
-                found = [place + 1 for place, token in enumerate(token_ids) if token in ends][:1]
-                found += [stop] if stop is not None and stop <= len(token_ids) else []
-                length = min(found, default=len(token_ids))
-                reason, tokens = "stop" if found else "length", token_ids[:length]
+                ends_at = [place + 1 for place, token in enumerate(token_ids) if token in ends][:1]
+                ends_at += [stop] if stop is not None and stop <= len(token_ids) else []
+                length = min(ends_at, default=len(token_ids))
+                reason, tokens = "stop" if ends_at else "length", token_ids[:length]
                 yield build_rollout(prompt, sample, tokens, logprobs[:length], reason, self.version)
 
     def sleep(self) -> None:
@@ -163,22 +163,24 @@ class HfGenerator:
         For a cache of fixed size on CUDA that is the forward pass compiled, as in transformers' generate.
         """
         names = ("cache_config", "max_cache_len", "disable_compile")
-        given = {name: sampling.generation_kwargs[name] for name in names if name in sampling.generation_kwargs}
+        settings = {
+            name: sampling.generation_kwargs[name] for name in names if name in sampling.generation_kwargs
+        }
         config = GenerationConfig(
-            **{"disable_compile": not self.config.gather_weights, **given},
+            **{"disable_compile": not self.config.gather_weights, **settings},
             cache_implementation=self.config.cache_implementation,
             num_beams=1,
             num_return_sequences=1,
         )
-        made: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         sizes = len(batch.rows), batch.columns + batch.length - 1
-        self.model._prepare_cache_for_generation(config, made, GenerationMode.GREEDY_SEARCH, *sizes)
-        if not self.model._valid_auto_compile_criteria(made, config):
-            return made["past_key_values"], self.model
+        self.model._prepare_cache_for_generation(config, inputs, GenerationMode.GREEDY_SEARCH, *sizes)
+        if not self.model._valid_auto_compile_criteria(inputs, config):
+            return inputs["past_key_values"], self.model
         forward = self.model.get_compiled_call(None)
         # Prepared inputs have the same shapes for each token, also the masks.
         prepare = self.model.prepare_inputs_for_generation
-        return made["past_key_values"], lambda **inputs: forward(**prepare(**inputs))
+        return inputs["past_key_values"], lambda **of_token: forward(**prepare(**of_token))
 
 
 GROUPED = "grpox_grouped_sdpa"
