@@ -100,9 +100,8 @@ def force_in_hf(lengths: Lengths) -> None:
     run = HfGenerator._run
 
     def forced(generator: HfGenerator, batch: Batch, sampling: SamplingConfig) -> Tensor:
-        rows, columns = len(batch.prompts.group_rows), batch.prompts.input_ids.shape[1]
-        ends_at = EndsAt(lengths.take(rows), columns, batch.end_ids)
-        batch.distribution = ForcedDistribution(batch.distribution, ends_at)
+        ends_at = EndsAt(lengths.take(len(batch.rows)), batch.columns, batch.end_ids)
+        batch.distribution = ForcedDistribution(batch.distribution, ends_at)  # type: ignore[assignment]
         return run(generator, batch, sampling)
 
     HfGenerator._run = forced  # type: ignore[method-assign,assignment]

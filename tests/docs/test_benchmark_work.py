@@ -90,7 +90,7 @@ def test_generate_ends_each_completion_at_its_length_and_no_sooner(model):
 
 
 def test_the_hf_generator_ends_each_completion_at_its_length_and_no_sooner(model, monkeypatch):
-    """Its own loop, from which ended rows leave, and that of transformers with a static cache."""
+    """With its own cache, which ended rows leave, and with a static one of transformers."""
     monkeypatch.setattr(HfGenerator, "_run", HfGenerator._run)  # given back afterwards
     force_in_hf(Lengths(rows=6, longest=12))
     tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)

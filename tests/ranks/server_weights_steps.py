@@ -32,9 +32,9 @@ from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.rollout.sampler import CompletionSampler
 from grpox.runtime.world import World, start_world
-from grpox_generators import server_nccl
+from grpox_generators import server_weights
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.server_nccl import in_lockstep
+from grpox_generators.server_weights import in_lockstep
 from grpox_generators.vllm_server import VllmServerGenerator
 from grpox_vllm_serving.protocol import PROTOCOL, TOKEN_VARIABLE, signature
 
@@ -59,30 +59,28 @@ def broadcast(group: dist.ProcessGroupGloo, tensor: torch.Tensor, aborted: threa
 class GlooEngine:
     """The sending side, with the methods of vLLM's `TrainerWeightTransferEngine`."""
 
-    def __init__(
-        self, address: str, port: int, world_size: int, bucket_bytes: int, routes: Any, source: Any
-    ) -> None:
-        self.routes, self.source, self.aborted = routes, source, threading.Event()
+    def __init__(self, address: str, port: int, world_size: int, bucket_bytes: int, sender: Any) -> None:
+        self.sender, self.aborted = sender, threading.Event()
         body = {"master_address": address, "master_port": port, "rank_offset": 1, "world_size": world_size}
         with ThreadPoolExecutor(max_workers=1) as beside:
-            joining = beside.submit(routes.init_weight_transfer_engine, body)
+            joining = beside.submit(sender.init_weight_transfer_engine, body)
             self.group = group_of(address, port, 0, world_size)
             joining.result()
 
     def send_weights(self) -> None:
-        meta = [(each.name, list(each.shape)) for each in metadata(self.source)]
-        self.routes.start_weight_update()
+        meta = [(each.name, list(each.shape)) for each in metadata(self.sender)]
+        self.sender.start_weight_update()
         beside = ThreadPoolExecutor(max_workers=1)
         try:
-            receiving = beside.submit(self.routes.update_weights, {"meta": meta})
-            for name, tensor in self.source:
+            receiving = beside.submit(self.sender.update_weights, {"meta": meta})
+            for name, tensor in self.sender:
                 EVENTS.append(f"send {name}")
                 if not self.aborted.is_set():
                     broadcast(self.group, tensor.contiguous(), self.aborted)
             receiving.result()
         finally:
             beside.shutdown(wait=False)
-        self.routes.finish_weight_update()
+        self.sender.finish_weight_update()
 
     def shutdown(self) -> None:
         self.aborted.set()
@@ -90,7 +88,7 @@ class GlooEngine:
 
 def metadata(source: Any) -> list[Any]:
     """Names and shapes of what is sent; vLLM's own class for them is not needed."""
-    return [SimpleNamespace(name=name, shape=shape.shape) for name, shape in source._shapes()]
+    return [SimpleNamespace(name=name, shape=shape.shape) for name, shape in source.shapes()]
 
 
 EVENTS: list[str] = []
@@ -188,7 +186,7 @@ def main(out: Path, ports: list[int]) -> None:
         started = start_servers(ports, out, signature(model.config))
     world = start_world()
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    server_nccl.open_nccl = GlooEngine  # type: ignore[assignment]
+    server_weights.open_nccl = GlooEngine  # type: ignore[assignment]
     train = config.train
     tokenizer = AutoTokenizer.from_pretrained(config.model.path)
     engine = Engine(model, config, world, 10, AdamW(train), NamedSchedule(train))

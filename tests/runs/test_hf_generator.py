@@ -1,4 +1,4 @@
-"""The hf generator on the real quickstart model: tokens, log-probabilities, groups, seeds, versions."""
+"""The hf generator on the real quickstart model, beyond what the conformance suite checks."""
 
 import copy
 import importlib.resources
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.own_lengths import assert_cut
 from support.small_models import model_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import DynamicSlidingWindowLayer
@@ -17,7 +18,6 @@ from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.errors import ConfigError, RunFailed
 from grpox.policy.batch import collate, samples_of
-from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.models import architecture_of
 from grpox_generators import decoding
 from grpox_generators.configs import HfConfig
@@ -55,28 +55,6 @@ def generator(policy, tokenizer):
 
 def prompts(tokenizer, texts=("37+48=", "1+2=", "12+5="), samples=8):
     return [Prompt(g, tuple(tokenizer(text)["input_ids"]), samples) for g, text in enumerate(texts)]
-
-
-def test_returns_whole_groups_in_order_with_the_synced_version(generator, tokenizer):
-    rollouts = list(generator.generate(prompts(tokenizer), SAMPLING, seed=0))
-    assert [(r.group_id, r.sample) for r in rollouts] == [(g, s) for g in range(3) for s in range(8)]
-    assert {r.policy_version for r in rollouts} == {3}
-    for rollout in rollouts:
-        ended = rollout.completion_ids[-1] == tokenizer.eos_token_id
-        assert rollout.finish_reason == ("stop" if ended else "length")
-        assert tokenizer.eos_token_id not in rollout.completion_ids[:-1]
-        assert ended or len(rollout.completion_ids) == 4
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.6])
-def test_logprobs_are_those_of_the_model_at_the_sampling_temperature(generator, policy, tokenizer, temperature):
-    sampling = SamplingConfig(max_completion_length=4, temperature=temperature)
-    rollouts = list(generator.generate(prompts(tokenizer), sampling, seed=1))
-    batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
-    with torch.no_grad():
-        expected, _ = completion_logprobs(policy, batch, temperature)
-    mask = batch.token_mask
-    torch.testing.assert_close(batch.sampler_logprobs[mask], expected[mask], atol=2e-5, rtol=0)
 
 
 WINDOWED = {
@@ -142,17 +120,6 @@ def test_filtered_sampling_reports_the_renormalised_distribution(generator, poli
         assert rollout.sampler_logprobs[0] == pytest.approx(allowed[rollout.completion_ids[0]], abs=1e-5)
 
 
-def test_samples_follow_the_reported_distribution(generator, tokenizer):
-    """4,096 draws of one token: frequencies within five standard errors of exp(log-probability)."""
-    sampling = SamplingConfig(max_completion_length=1, temperature=3.0)
-    one = Prompt(0, tuple(tokenizer("37+48=")["input_ids"]), 4096)
-    rollouts = list(generator.generate([one], sampling, seed=0))
-    chances = {r.completion_ids[0]: torch.tensor(r.sampler_logprobs[0]).exp().item() for r in rollouts}
-    drawn = [r.completion_ids[0] for r in rollouts]
-    for token, p in chances.items():
-        assert abs(drawn.count(token) / 4096 - p) < 5 * (p * (1 - p) / 4096) ** 0.5
-
-
 def test_prompt_is_prefilled_once_per_group(generator, tokenizer):
     """Rows that the model computes: one per prompt for all but its last token, then one per sample."""
     sizes = []
@@ -163,18 +130,6 @@ def test_prompt_is_prefilled_once_per_group(generator, tokenizer):
     hook.remove()
     assert sizes[0] == (3, 5)
     assert sizes[1] == (24, 1)
-
-
-def test_a_seed_repeats_and_leaves_the_global_random_state(generator, tokenizer):
-
-    def sample(seed):
-        return list(generator.generate(prompts(tokenizer), unsure(), seed))
-
-    state = torch.random.get_rng_state()
-    first = sample(5)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert sample(5) == first
-    assert sample(6) != first
 
 
 def test_only_the_copy_that_generates_has_attention_of_its_own(generator, policy):
@@ -240,8 +195,9 @@ def biased(logits, ids):
         ({"repetition_penalty": 1.5}, penalised),
         ({"generation_kwargs": {"bad_words_ids": [[5], [9]]}}, forbidden([5, 9])),
         ({"generation_kwargs": {"sequence_bias": [[[7], 2.0]]}}, biased),
+        ({"temperature": 1.5, "stop": ["85"]}, lambda logits, ids: logits),
     ],
-    ids=["repetition_penalty", "bad_words_ids", "sequence_bias"],
+    ids=["repetition_penalty", "bad_words_ids", "sequence_bias", "stop"],
 )
 def test_logprobs_are_those_of_the_processed_distribution(generator, policy, tokenizer, settings, change):
     """By hand from a plain forward; the prompts are of unequal length, so that padding would show."""
@@ -249,14 +205,6 @@ def test_logprobs_are_those_of_the_processed_distribution(generator, policy, tok
     for rollout in generator.generate(prompts(tokenizer), sampling, seed=2):
         expected = expected_logprobs(policy, rollout, sampling, change)
         assert rollout.sampler_logprobs == pytest.approx(expected, abs=2e-5)
-
-
-def test_bad_words_are_never_sampled(generator, tokenizer):
-    free = list(generator.generate(prompts(tokenizer, samples=64), unsure(), seed=0))
-    assert any(5 in r.completion_ids for r in free)
-    sampling = unsure(generation_kwargs={"bad_words_ids": [[5]]})
-    rollouts = list(generator.generate(prompts(tokenizer, samples=64), sampling, seed=0))
-    assert not any(5 in r.completion_ids for r in rollouts)
 
 
 def test_the_minimum_of_tokens_comes_before_the_ending_one(generator, tokenizer):
@@ -289,13 +237,6 @@ def test_a_stop_text_over_two_tokens_ends_a_completion(generator, tokenizer):
         assert (
             "85" not in tokenizer.decode(before.completion_ids) or after.completion_ids != before.completion_ids
         )
-
-
-def test_logprobs_stop_where_the_completion_stops(generator, policy, tokenizer):
-    sampling = unsure(temperature=1.5, stop=["85"])
-    for rollout in generator.generate(prompts(tokenizer), sampling, seed=0):
-        expected = expected_logprobs(policy, rollout, sampling, lambda logits, ids: logits)
-        assert rollout.sampler_logprobs == pytest.approx(expected, abs=2e-5)
 
 
 def test_a_stop_token_ends_a_completion_as_eos_does(generator, tokenizer):
@@ -392,10 +333,22 @@ def test_no_row_leaves_a_processor_that_remembers_it(generator, tokenizer, kept)
     assert len({len(rollout.completion_ids) for rollout in rollouts}) > 3
 
 
-def test_a_static_cache_gives_what_a_dynamic_one_gives(generator, policy, tokenizer):
-    static = started(policy, tokenizer, cache_implementation="static")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_static_cache_gives_what_a_dynamic_one_gives(generator, policy, tokenizer, compiled):
+    """Also with a forward that is compiled, as on CUDA, for which the shapes of each token are the same."""
+    static, shapes = started(policy, tokenizer, cache_implementation="static"), set()
+
+    def forward(**inputs):
+        mask = inputs["attention_mask"]
+        shapes.add((inputs["input_ids"].is_contiguous(), tuple(mask.shape)))
+        return static.model(**inputs)
+
+    if compiled:
+        static.model._valid_auto_compile_criteria = lambda made, config: not config.disable_compile
+        static.model.get_compiled_call = lambda config: forward
     first = list(generator.generate(prompts(tokenizer), unsure(), seed=4))
     second = list(static.generate(prompts(tokenizer), unsure(), seed=4))
+    assert shapes == ({(True, (24, 1, 1, 11))} if compiled else set())
     assert [r.completion_ids for r in first] == [r.completion_ids for r in second]
     for one, other in zip(first, second, strict=True):
         assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
@@ -414,53 +367,12 @@ def test_more_than_the_models_positions_is_refused(generator, tokenizer):
         list(generator.generate(prompts(tokenizer), unsure(max_completion_length=59), seed=0))
 
 
-def test_no_prompts_give_no_rollouts(generator):
-    assert list(generator.generate([], SAMPLING, seed=0)) == []
-
-
-def test_sync_changes_what_is_sampled(policy, tokenizer):
-    generator = started(policy, tokenizer)
-    zeros = ((name, torch.zeros_like(p)) for name, p in policy.named_parameters())
-    generator.sync(zeros, version=4)
-    rollouts = list(generator.generate(prompts(tokenizer), SAMPLING, seed=0))
-    uniform = -torch.tensor(float(policy.config.vocab_size)).log().item()
-    assert all(x == pytest.approx(uniform) for r in rollouts for x in r.sampler_logprobs)
-    assert {r.policy_version for r in rollouts} == {4}
-
-
 def test_a_policy_without_finite_probabilities_is_told(policy, tokenizer):
     generator = started(policy, tokenizer)
     broken = ((name, torch.full_like(p, torch.nan)) for name, p in policy.named_parameters())
     generator.sync(broken, version=5)
     with pytest.raises(RunFailed, match="version 5 gives NaN or infinite probabilities"):
         list(generator.generate(prompts(tokenizer), SAMPLING, seed=0))
-
-
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_a_prompt_has_its_own_longest_completion(policy, tokenizer, cache):
-    """Limits of 1, 3 and that of the run: the draws are those of a run without limits, cut."""
-    sampling = SamplingConfig(max_completion_length=6, temperature=3.0)
-    free = [replace(prompt, seed=5 + prompt.group_id) for prompt in prompts(tokenizer)]
-    limits = [1, 3, None]
-    limited = [replace(prompt, max_tokens=limit) for prompt, limit in zip(free, limits, strict=True)]
-    own = started(policy, tokenizer, cache_implementation=cache)
-    whole, cut = (list(own.generate(asked, sampling, seed=0)) for asked in (free, limited))
-    for one, other in zip(whole, cut, strict=True):
-        most = limits[one.group_id] or 6
-        assert other.completion_ids == one.completion_ids[:most]
-        assert other.sampler_logprobs == pytest.approx(one.sampler_logprobs[:most], abs=1e-5)
-        same = len(one.completion_ids) <= most
-        assert other.finish_reason == (one.finish_reason if same else "length")
-    assert any(len(r.completion_ids) > 3 for r in whole if r.group_id == 1)  # there was something to cut
-
-
-def test_a_limit_above_that_of_the_run_is_honoured_and_one_of_0_refused(generator, tokenizer):
-    sampling = SamplingConfig(max_completion_length=1, temperature=3.0)
-    (prompt, *_) = prompts(tokenizer)
-    longer = list(generator.generate([replace(prompt, max_tokens=5)], sampling, seed=0))
-    assert max(len(rollout.completion_ids) for rollout in longer) > 1
-    with pytest.raises(RunFailed, match="max_tokens 0"):
-        list(generator.generate([replace(prompt, max_tokens=0)], sampling, seed=0))
 
 
 def test_a_token_forced_at_the_end_is_forced_at_each_prompts_own_end(generator, tokenizer):
@@ -472,3 +384,12 @@ def test_a_token_forced_at_the_end_is_forced_at_each_prompts_own_end(generator, 
     for rollout in generator.generate(asked, sampling, seed=0):
         if rollout.finish_reason == "length":
             assert rollout.completion_ids[-1] == digit
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_prompt_has_its_own_longest_completion(policy, tokenizer, cache):
+    own = started(policy, tokenizer, cache_implementation=cache)
+    asked = prompts(tokenizer, ("37+48=", "1+2=", "12+5=", "5+50="))
+    assert_cut(own, [replace(prompt, seed=5 + prompt.group_id) for prompt in asked])
+    with pytest.raises(RunFailed, match="max_tokens 0"):
+        list(own.generate([replace(asked[0], max_tokens=0)], SAMPLING, seed=0))

@@ -10,11 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from grpox.config import RunConfig, SamplingConfig
 from grpox.contracts import GeneratorMemory, InputPath
 from grpox.errors import Problem
-from grpox_generators import vllm_sampling
-from grpox_generators.generation_kwargs import unknown_kwargs
+from grpox_generators.generation_kwargs import ALLOWED, OWNED, VLLM_ALLOWED, VLLM_OWNED, refused_keys
 
 LEAST_WEIGHTS = 2**16
 """Number of weights of the smallest linear layer that hf multiplies in blocks on a CPU."""
+HOTTEST = 2.0
+"""Highest temperature that vLLM accepts."""
 
 
 class Parameters(BaseModel):
@@ -55,16 +56,12 @@ class HfConfig(Parameters):
 
     def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
         """Return the settings of `sampling` that hf cannot honour with these parameters."""
-        problems = unknown_kwargs(sampling)
+        what = "hf samples token by token, and passes no such key to transformers"
+        problems = refused_keys(sampling, ALLOWED, OWNED, what)
         if not self.continuous_batching:
             return problems
         # Its logits processors see only the last token, and only tokens end its requests.
-        refused = {
-            "min_completion_length": sampling.min_completion_length > 0,
-            "repetition_penalty": sampling.repetition_penalty != 1,
-            "stop": bool(sampling.stop),
-            "generation_kwargs": bool(sampling.generation_kwargs),
-        }
+        names = ("min_completion_length", "repetition_penalty", "stop", "generation_kwargs")
         return problems + [
             Problem(
                 "transformers' continuous batching does not support this",
@@ -72,8 +69,8 @@ class HfConfig(Parameters):
                 given=f"{getattr(sampling, name)} with generator.continuous_batching true",
                 allowed=f"generator.continuous_batching false, or sampling without {name}",
             )
-            for name, given in refused.items()
-            if given
+            for name in names
+            if getattr(sampling, name) != getattr(SamplingConfig(), name)
         ]
 
 
@@ -82,7 +79,13 @@ class VllmParameters(Parameters):
 
     def check_sampling(self, sampling: SamplingConfig) -> list[Problem]:
         """Return the settings of `sampling` that vLLM cannot honour."""
-        return vllm_sampling.refused(sampling)
+        what = "grpox passes no such key to vLLM's SamplingParams"
+        problems = refused_keys(sampling, VLLM_ALLOWED, VLLM_OWNED, what)
+        if sampling.temperature > HOTTEST:
+            given, allowed = f"{sampling.temperature:g}", f"at most {HOTTEST:g}"
+            key, what = "sampling.temperature", "is higher than vLLM supports"
+            problems.append(Problem(what, key, given=given, allowed=allowed))
+        return problems
 
 
 class VllmColocateConfig(VllmParameters):
@@ -144,22 +147,16 @@ ENGINE_OWNED = {
     "model": "model.path",
     "dtype": "generator.dtype",
     "seed": "train.seed",
-    "load_format": "",
-    "tokenizer": "",
-    "generation_config": "",
-    "logprobs_mode": "",
     "enable_sleep_mode": "generator.sleep",
     "max_model_len": "generator.max_model_len",
     "gpu_memory_utilization": "generator.gpu_memory_utilization",
     "kv_cache_memory_bytes": "generator.kv_cache_gib",
     "tensor_parallel_size": "generator.tensor_parallel_size",
-    "distributed_executor_backend": "",
-    "pipeline_parallel_size": "",
-    "data_parallel_size": "",
     "enable_lora": "generator.lora_sync",
     "max_lora_rank": "model.lora.r",
-    "max_loras": "",
     "lora_target_modules": "model.lora.target_modules",
+    **dict.fromkeys(("load_format", "tokenizer", "generation_config", "logprobs_mode", "max_loras"), ""),
+    **dict.fromkeys(("distributed_executor_backend", "pipeline_parallel_size", "data_parallel_size"), ""),
 }
 """Engine arguments that grpox sets -> key of the run file to use instead, or none."""
 

@@ -20,12 +20,13 @@ from grpox.errors import RunFailed
 from grpox.toolkit import TEXT, shorten, text_of
 from grpox_generators.limits import longest_completion
 
-Completion = tuple[Prompt, int, list[int], list[float]]
-"""Prompt, number in its group, tokens including the ending one, their log-probabilities."""
-
 # The library warns at each call of processors that it has not classified, such as min_p's. Errors are raised
 # here.
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+
+Completion = tuple[Prompt, int, list[int], list[float], int | None]
+"""Prompt, number in its group, tokens, their log-probabilities, and number of the token that completes a stop
+text."""
 
 PAGE_SIZE = 32
 """Positions per page of the cache on a CPU. On CUDA the library chooses the size that suits its kernels."""
@@ -43,7 +44,6 @@ def complete(
 
     Args:
         model: in evaluation mode, not sharded.
-        sampling: the run's settings.
         config: the distribution and `eos_token_id`.
         batch_size: completions in progress at a time.
         seed: seeds the global random state, which the caller restores.
@@ -59,55 +59,39 @@ def complete(
         group = list(equal)
         config.num_return_sequences, config.max_new_tokens = num_samples, length
         wanted = len(group) * num_samples
-        longest = max(len(prompt.token_ids) for prompt in group) + length
-        manager = model.init_continuous_batching(
-            generation_config=config,
-            continuous_batching_config=_settings(model, min(batch_size, wanted), longest, seed),
+        in_progress, sizes = min(batch_size, wanted), dict[str, int]()
+        if model.device.type == "cpu":
+            # By default the library takes nine tenths of the machine's memory.
+            pages = -(-(max(len(prompt.token_ids) for prompt in group) + length) // PAGE_SIZE) + 1
+            sizes = {"page_size": PAGE_SIZE, "num_blocks": in_progress * pages}
+            sizes["max_batch_tokens"] = max(in_progress, 256)
+        settings = ContinuousBatchingConfig(
+            return_logprobs=True,
+            seed=seed,
+            max_requests_per_batch=in_progress,
+            auto_switch_to_flash=model.dtype != torch.float32,
+            **sizes,
         )
+        manager = model.init_continuous_batching(generation_config=config, continuous_batching_config=settings)
         try:
             # Add requests before the start: otherwise a thread's timing decides the first batch, and so each
             # draw.
             names = manager.add_requests([list(prompt.token_ids) for prompt in group], length)
-            prompt_of = dict(zip(names, group, strict=True))
+            prompt_of, samples = dict(zip(names, group, strict=True)), dict.fromkeys(names, 0)
             manager.start()
-            samples = dict.fromkeys(names, 0)
-            for result in _results(manager, wanted):
-                name = result.request_id.partition("__child")[0]
-                yield prompt_of[name], samples[name], result.generated_tokens, result.logprobs
-                samples[name] += 1
+            while wanted:
+                result = manager.get_result(timeout=1)
+                if result is None:
+                    if not manager.is_running():
+                        reason = text_of(manager.background_thread_status.fatal_error)
+                        raise RunFailed(f"continuous batching ended early: {reason}")
+                elif result.error is not None:
+                    raise RunFailed(f"continuous batching failed: {shorten(str(result.error), TEXT)}")
+                elif result.is_finished():
+                    wanted -= 1
+                    name = result.request_id.partition("__child")[0]
+                    yield prompt_of[name], samples[name], result.generated_tokens, result.logprobs, None
+                    samples[name] += 1
         finally:
             manager.stop(block=True, hard_stop=True)
             manager.destroy()
-
-
-def _results(manager: Any, wanted: int) -> Iterator[Any]:
-    while wanted:
-        result = manager.get_result(timeout=1)
-        if result is None:
-            if not manager.is_running():
-                reason = text_of(manager.background_thread_status.fatal_error)
-                raise RunFailed(f"continuous batching ended early: {reason}")
-        elif result.error is not None:
-            raise RunFailed(f"continuous batching failed: {shorten(str(result.error), TEXT)}")
-        elif result.is_finished():
-            wanted -= 1
-            yield result
-
-
-def _settings(model: Any, in_progress: int, longest: int, seed: int) -> ContinuousBatchingConfig:
-    sizes: dict[str, Any] = {}
-    if model.device.type == "cpu":
-        # By default the library takes nine tenths of the machine's memory.
-        pages = -(-longest // PAGE_SIZE) + 1
-        sizes = {
-            "page_size": PAGE_SIZE,
-            "num_blocks": in_progress * pages,
-            "max_batch_tokens": max(in_progress, 256),
-        }
-    return ContinuousBatchingConfig(
-        return_logprobs=True,
-        seed=seed,
-        max_requests_per_batch=in_progress,
-        auto_switch_to_flash=model.dtype != torch.float32,
-        **sizes,
-    )

@@ -11,20 +11,21 @@ the last row of any rank has ended, and rows for a rank that has none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
+from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
-from grpox_generators.sampling import Distribution, Draw, StopTexts
+from grpox_generators.limits import longest_completion
+from grpox_generators.sampling import Distribution, Draw, StopTexts, own_uniform
 
 LOOK_EVERY = 16
 """Tokens between two looks of the host at the rows of an accelerator."""
@@ -55,44 +56,6 @@ def most_of_all_ranks(number: int) -> int:
     return int(largest)
 
 
-@dataclass(frozen=True)
-class PaddedPrompts:
-    """B prompts; P is the length of the longest, at least 2."""
-
-    input_ids: Tensor  # i64[B, P]
-    attention_mask: Tensor  # i64[B, P]
-    repeats: Tensor  # i64[B]: completions of each
-    is_padded: bool
-    """True where not all are of length P."""
-
-    @property
-    def lengths(self) -> Tensor:
-        """i64[B]: number of tokens of each prompt."""
-        return self.attention_mask.sum(dim=1)
-
-    @property
-    def group_rows(self) -> Tensor:
-        """i64[N]: number of the prompt of each completion."""
-        return torch.arange(len(self.repeats), device=self.repeats.device).repeat_interleave(self.repeats)
-
-
-def pad_prompts(prompts: Sequence[Prompt], pad_token_id: int, device: torch.device) -> PaddedPrompts:
-    """Pad to the longest prompt, and to 2 at least.
-
-    The second column ensures that there are columns to prefill before the last one, and that ranks which
-    generate in step run the same number of forwards.
-    """
-    length = max(2, *(len(prompt.token_ids) for prompt in prompts))
-    input_ids = torch.full((len(prompts), length), pad_token_id)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, prompt in enumerate(prompts):
-        input_ids[row, length - len(prompt.token_ids) :] = torch.tensor(prompt.token_ids)
-        attention_mask[row, length - len(prompt.token_ids) :] = 1
-    repeats = torch.tensor([prompt.num_samples for prompt in prompts])
-    is_padded = any(len(prompt.token_ids) < length for prompt in prompts)
-    return PaddedPrompts(input_ids.to(device), attention_mask.to(device), repeats.to(device), is_padded)
-
-
 def cut(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[Prompt]]:
     """Split into batches of at most `batch_size` completions, whole groups; a larger group is its own batch."""
     batch: list[Prompt] = []
@@ -119,9 +82,11 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
     def __init__(self, layer: DynamicLayer, rows: Tensor, room: int) -> None:
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
-        self._length = layer.keys.shape[-2]
-        self._keys, self._values = (_with_room(part, rows, room) for part in (layer.keys, layer.values))
-        self._show()
+        self._keys, self._values = (
+            part.new_empty(len(rows), part.shape[1], room, part.shape[3]) for part in (layer.keys, layer.values)
+        )
+        self._length = 0
+        self.update(layer.keys.index_select(0, rows), layer.values.index_select(0, rows))
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add the keys and values f32[N, K, T, D] of new positions; return those of all so far."""
@@ -140,53 +105,83 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = self._keys[:, :, : self._length], self._values[:, :, : self._length]
 
 
-def _with_room(part: Tensor, rows: Tensor, room: int) -> Tensor:
-    buffer = part.new_empty(len(rows), part.shape[1], room, part.shape[3])
-    buffer[:, :, : part.shape[2]] = part.index_select(0, rows)
-    return buffer
-
-
-@dataclass
 class Batch:
-    """N completions that are sampled together, of at most T tokens."""
+    """N completions of B prompts that are sampled together.
 
-    prompts: PaddedPrompts
-    length: int
-    """T."""
-    end_ids: Sequence[int]
-    """Tokens that end a row."""
-    distribution: Distribution
-    draw: Draw
-    stop: StopTexts
-    limits: Tensor | None = None
-    """i64[N], the longest of each completion; None: T of all."""
+    Args:
+        model: model of transformers.
+        prompts: none on a rank that only follows the forwards of others, with a row of its own.
+        end_ids: tokens that end a completion.
+        in_step: True: other ranks sample at the same time through the same shards.
+    """
 
-    def decode(self, model: Any, cache: Any, leave: bool, in_step: bool) -> Tensor:
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[Prompt],
+        sampling: SamplingConfig,
+        end_ids: Sequence[int],
+        tokenizer: PreTrainedTokenizerBase,
+        device: torch.device,
+        in_step: bool,
+    ) -> None:
+        self.model, self.prompts, self.end_ids, self.in_step = model, prompts, end_ids, in_step
+        given = prompts or [Prompt(-1, (tokenizer.pad_token_id,), 1)]
+        sizes = [len(prompt.token_ids) for prompt in given]
+        # The second column ensures that there are columns to prefill before the last one, and that ranks which
+        # generate in step run the same number of forwards.
+        self.columns = max(2, *sizes)
+        """P, tokens of the longest prompt, at least 2."""
+        self.is_padded = min(sizes) < self.columns
+        input_ids = torch.full((len(given), self.columns), tokenizer.pad_token_id)
+        attention_mask = torch.zeros_like(input_ids)
+        for row, prompt in enumerate(given):
+            input_ids[row, -sizes[row] :] = torch.tensor(prompt.token_ids)
+            attention_mask[row, -sizes[row] :] = 1
+        self.input_ids, self.attention_mask = input_ids.to(device), attention_mask.to(device)
+        """i64[B, P], padded on the left."""
+        repeats = torch.tensor([prompt.num_samples for prompt in given]).to(device)
+        self.rows = torch.arange(len(given), device=device).repeat_interleave(repeats)
+        """i64[N]: number of the prompt of each completion."""
+        limits = [longest_completion(prompt, sampling) for prompt in prompts] or [1]
+        self.length = most_of_all_ranks(max(limits)) if in_step else max(limits)
+        """T, largest number of tokens of a completion."""
+        self.limits = torch.tensor(limits, device=device)[self.rows]
+        """i64[N]: largest number of tokens of each completion."""
+        prepared = self.input_ids[self.rows], self.attention_mask.sum(dim=1)[self.rows], self.limits
+        self.distribution = Distribution(model, sampling, end_ids, *prepared)
+        uniform = own_uniform(prompts, device)
+        self.draw = Draw(len(self.rows), self.length, sampling.temperature == 0, device, uniform)
+        self.stops = StopTexts(sampling.stop, tokenizer, len(self.rows), sampling.min_completion_length)
+        if not prompts:
+            self.stops.ends = [0]
+
+    def decode(self, leave: bool, cache: Any = None, step: Callable[..., Any] | None = None) -> Tensor:
         """Sample until all rows have ended.
 
         Args:
-            model: model of transformers.
-            cache: keys and values of all prompt tokens but the last, a row for each prompt.
-            leave: True: ended rows leave; no other rank may be in step.
-            in_step: True: other ranks sample at the same time through the same shards.
+            leave: True: ended rows leave; no other rank may be in step, and the cache must be the default.
+            cache: empty cache of transformers for all rows; default: one in which each prompt is computed
+                once, for its whole group, and nothing but the new tokens is copied.
+            step: computes the forward of one token of each row; default: the model.
 
         Returns:
-            i64[N, P + T]: prompts with padding, then completions, then arbitrary tokens.
+            i64[N, T]: completions, then arbitrary tokens.
         """
-        prompts, device = self.prompts, self.prompts.input_ids.device
-        first, end = prompts.input_ids.shape[1], prompts.input_ids.shape[1] + self.length
-        rows = prompts.group_rows
-        tokens = torch.nn.functional.pad(prompts.input_ids[rows], (0, self.length))
+        rows, first, end = self.rows, self.columns, self.columns + self.length
+        device, forward = rows.device, step or self.model
+        tokens = torch.nn.functional.pad(self.input_ids[rows], (0, self.length))
         sequences, running = tokens.clone(), torch.arange(len(rows), device=device)
-        seen = torch.nn.functional.pad(prompts.attention_mask[rows], (0, self.length), value=1).bool()
-        positions = prompts.lengths[rows, None] - 1 - (first - 1)
-        limits, ends = self.limits, torch.tensor(list(self.end_ids), dtype=torch.long, device=device)
+        seen = torch.nn.functional.pad(self.attention_mask[rows], (0, self.length), value=1).bool()
+        positions = self.attention_mask.sum(dim=1)[rows, None] - first
+        limits = self.limits
+        ends = torch.tensor(list(self.end_ids), dtype=torch.long, device=device)
         ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
-        masks = Masks(model, cache, prompts.is_padded)
-        make_room(cache, rows, end)
+        cache = self._prefill(cache)
+        masks = Masks(self.model, cache, self.is_padded)
         every, wasted, share, looked = tokens_between_looks(device), 0.0, 0.0, first
         for column in range(first, end):
-            logits = model(
+            logits = forward(
                 input_ids=tokens[:, column - 1 : column],
                 attention_mask=masks.of(seen[:, :column]),
                 position_ids=positions + (column - 1),
@@ -195,48 +190,48 @@ class Batch:
                 logits_to_keep=1,
             ).logits[:, -1]
             is_look = (column + 1 - first) % every == 0 or column + 1 == end
-            if share == 1:  # only the forwards of the other ranks are followed
-                if is_look and is_over(True, in_step):
-                    break
-                continue
-            scores = self.distribution(tokens[:, :column], logits.to(torch.float32, copy=True))
-            tokens[:, column] = drawn = self.draw.take(scores)
-            ended |= torch.isin(drawn, ends)
-            if limits is not None:
-                ended |= limits <= column + 1 - first
+            if share < 1:  # otherwise only the forwards of the other ranks are followed
+                scores = self.distribution(tokens[:, :column], logits.to(torch.float32, copy=True))
+                tokens[:, column] = drawn = self.draw.take(scores)
+                ended |= torch.isin(drawn, ends) | (limits <= column + 1 - first)
             if not is_look:
                 continue
-            ended |= self.stop.look(tokens[:, : column + 1], column + 1 - looked)
-            looked = column + 1
-            share = self.draw.look(ended)
-            if is_over(share == 1, in_step):
+            if share < 1:
+                ended |= self.stops.look(tokens[:, first : column + 1], column + 1 - looked)
+                looked, share = column + 1, self.draw.look(ended)
+            if (share == 1) if not self.in_step else not most_of_all_ranks(int(share < 1)):
                 break
             wasted += share * every
             if leave and wasted >= CUT_COST:
                 sequences[running] = tokens
-                stay = self._keep(~ended, cache)
+                remaining = ~ended
+                stay = remaining.nonzero().squeeze(1)
+                cache.reorder_cache(stay)
+                for part in (self.distribution, self.draw, self.stops):
+                    part.keep(remaining)
                 running, tokens, seen, positions = (part[stay] for part in (running, tokens, seen, positions))
-                limits = None if limits is None else limits[stay]
-                ended, wasted = ended[stay], 0.0
+                limits, ended, wasted = limits[stay], ended[stay], 0.0
         sequences[running] = tokens
-        return sequences
+        return sequences[:, first:]
 
-    def _keep(self, remaining: Tensor, cache: Any) -> Tensor:
-        """Go on with the rows bool[B] alone; return their numbers, i64[M]."""
-        stay = remaining.nonzero().squeeze(1)
-        cache.reorder_cache(stay)
-        for part in (self.distribution, self.draw, self.stop):
-            part.keep(remaining)
-        return stay
-
-
-def make_room(cache: Any, rows: Tensor, room: int) -> None:
-    """Give each row its prompt's keys and values, with `room` positions where the layer can have them."""
-    for place, layer in enumerate(cache.layers):
-        if type(layer) is DynamicLayer:
-            cache.layers[place] = RoomyLayer(layer, rows, room)
-        else:  # a window of the last positions, or states of another kind
-            layer.reorder_cache(rows)
+    def _prefill(self, cache: Any) -> Any:
+        """Return a cache with the keys and values of all prompt tokens but the last, for each row."""
+        of_rows = slice(None) if cache is None else self.rows
+        mask = self.attention_mask[of_rows, :-1]
+        filled = self.model(
+            input_ids=self.input_ids[of_rows, :-1],
+            attention_mask=mask,
+            position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).past_key_values
+        for place, layer in enumerate(filled.layers if cache is None else ()):
+            if type(layer) is DynamicLayer:
+                filled.layers[place] = RoomyLayer(layer, self.rows, self.columns + self.length)
+            else:  # a window of the last positions, or states of another kind
+                layer.reorder_cache(self.rows)
+        return filled
 
 
 def tokens_between_looks(device: torch.device) -> int:
@@ -244,12 +239,11 @@ def tokens_between_looks(device: torch.device) -> int:
     return 1 if device.type == "cpu" else LOOK_EVERY
 
 
-def is_over(is_done: bool, in_step: bool) -> bool:
-    """Tell whether all rows have ended: of this rank, or of all that are in step (a collective)."""
-    return is_done if not in_step else not most_of_all_ranks(int(not is_done))
-
-
-KINDS = {DynamicLayer: "full_attention", DynamicSlidingWindowLayer: "sliding_attention"}
+KINDS = {
+    RoomyLayer: "full_attention",
+    DynamicLayer: "full_attention",
+    DynamicSlidingWindowLayer: "sliding_attention",
+}
 """Layers of a cache, and transformers' names for what their masks let a token see."""
 
 
@@ -268,8 +262,9 @@ class Masks:
         kinds = getattr(config, "layer_types", None)
         layers = {(KINDS.get(type(each), ""), getattr(each, "sliding_window", None)) for each in cache.layers}
         windows = dict(layers)
+        is_chunked = getattr(config, "attention_chunk_size", None) is not None
         # One mask serves a model whose layers are alike; by `layer_types` it takes a mask for each of them.
-        is_known = set(windows) == set(kinds) if kinds else len(layers) == 1 and not _is_chunked(config)
+        is_known = set(windows) == set(kinds) if kinds else len(layers) == 1 and not is_chunked
         takes_masks = ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation) is sdpa_mask
         if takes_masks and is_known and len(windows) == len(layers) and set(windows) <= set(KINDS.values()):
             self._windows = windows
@@ -285,7 +280,3 @@ class Masks:
             for kind, window in self._windows.items()
         }
         return masks if len(masks) > 1 else next(iter(masks.values()))
-
-
-def _is_chunked(config: Any) -> bool:
-    return getattr(config, "attention_chunk_size", None) is not None

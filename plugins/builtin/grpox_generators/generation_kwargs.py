@@ -1,14 +1,11 @@
-"""Keys of `sampling.generation_kwargs` that hf passes to transformers; listed here so that torch is not
-imported.
-
-The other keys are either set by grpox or belong to another decoding method than sampling token by token.
-"""
+"""Keys of `sampling.generation_kwargs`, listed here so that a run file is checked without torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from grpox.config import SamplingConfig
-from grpox.errors import Problem
-from grpox_generators.limits import refused_key
+from grpox.errors import Problem, nearest
 
 LOGITS = (
     "sequence_bias",
@@ -22,16 +19,18 @@ LOGITS = (
     "begin_suppress_tokens",
     "watermarking_config",
 )
-"""Keys that change the distribution, in greedy decoding too."""
+"""Keys of hf that change the distribution, in greedy decoding too."""
 
 OF_ROWS = ("encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "watermarking_config")
-"""Keys whose processors remember the prompt or tokens of each row."""
+"""Keys of hf whose processors remember the prompt or tokens of each row."""
 
 WARPERS = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
-"""Keys that drop tokens when sampling, but have no effect in greedy decoding."""
+"""Keys of hf that drop tokens when sampling, but have no effect in greedy decoding."""
 
 RUNTIME = ("cache_config", "max_cache_len", "disable_compile", "remove_invalid_values", "renormalize_logits")
-"""Keys that change the computation, but not the distribution."""
+"""Keys of hf that change the computation, but not the distribution."""
+
+ALLOWED = (*LOGITS, *WARPERS, *RUNTIME)
 
 OWNED = {
     "max_length": "sampling.max_completion_length",
@@ -39,71 +38,51 @@ OWNED = {
     "min_length": "sampling.min_completion_length",
     "min_new_tokens": "sampling.min_completion_length",
     "do_sample": "sampling.temperature",
-    "temperature": "sampling.temperature",
-    "top_p": "sampling.top_p",
-    "top_k": "sampling.top_k",
-    "min_p": "sampling.min_p",
-    "repetition_penalty": "sampling.repetition_penalty",
     "stop_strings": "sampling.stop",
     "eos_token_id": "sampling.stop_token_ids",
     "num_return_sequences": "train.num_generations",
     "cache_implementation": "generator.cache_implementation",
     "continuous_batching_config": "generator.continuous_batching",
-    "pad_token_id": "",
-    "bos_token_id": "",
-    "use_cache": "",
-    "return_dict_in_generate": "",
-    "output_scores": "",
-    "output_logits": "",
-    "output_attentions": "",
-    "output_hidden_states": "",
 }
-"""Keys that grpox sets -> key of the run file to use instead, or none."""
+"""Keys of transformers that grpox sets -> key of the run file to use instead."""
 
-OTHER_DECODING = (
-    "num_beams",
-    "num_beam_groups",
-    "length_penalty",
-    "early_stopping",
-    "diversity_penalty",
-    "constraints",
-    "force_words_ids",
-    "penalty_alpha",
-    "low_memory",
-    "dola_layers",
-    "guidance_scale",
-    "token_healing",
-    "max_time",
-    "forced_bos_token_id",
-    "decoder_start_token_id",
-    "prefill_chunk_size",
-    "compile_config",
-    "use_mtp",
-    "speculation_type",
-    "is_assistant",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-    "assistant_early_exit",
-    "assistant_lookbehind",
-    "assistant_ensemble_weight",
-    "target_lookbehind",
-    "prompt_lookup_num_tokens",
-    "max_matching_ngram_size",
+VLLM_ALLOWED = (
+    "allowed_token_ids",
+    "bad_words",
+    "frequency_penalty",
+    "logit_bias",
+    "presence_penalty",
+    "repetition_detection",
+    "structured_outputs",
+    "thinking_token_budget",
 )
-"""Keys of beam search, speculation, encoders and clocks: hf samples one token after another, one per
-forward."""
+"""Keys that are passed to vLLM's SamplingParams unchanged."""
 
-ALLOWED = (*LOGITS, *WARPERS, *RUNTIME)
+VLLM_OWNED = {
+    "max_tokens": "sampling.max_completion_length",
+    "min_tokens": "sampling.min_completion_length",
+    "n": "train.num_generations",
+    "seed": "train.seed",
+}
+"""Arguments of SamplingParams that grpox sets -> key of the run file to use instead."""
 
 
-def unknown_kwargs(sampling: SamplingConfig) -> list[Problem]:
-    """Return one problem for each key of `sampling.generation_kwargs` that hf does not pass to transformers."""
-    return [_refusal(name) for name in sampling.generation_kwargs if name not in ALLOWED]
+def refused_keys(
+    sampling: SamplingConfig, allowed: Sequence[str], owned: Mapping[str, str], what: str
+) -> list[Problem]:
+    """Return one problem for each key of `sampling.generation_kwargs` that is not `allowed`.
 
-
-def _refusal(name: str) -> Problem:
-    if name in OTHER_DECODING:
+    Args:
+        owned: keys that grpox sets itself -> key of the run file to use instead.
+        what: reason for keys that grpox does not set.
+    """
+    owned = {name: f"sampling.{name}" for name in SamplingConfig.model_fields} | dict(owned)
+    problems = []
+    for name in sampling.generation_kwargs:
         key = f"sampling.generation_kwargs.{name}"
-        return Problem("hf does not support this: it samples token by token", key, allowed=", ".join(ALLOWED))
-    return refused_key(name, ALLOWED, OWNED, "transformers' GenerationConfig has no such key")
+        if name in owned:
+            problems.append(Problem("grpox sets this itself", key, nearest=owned[name]))
+        elif name not in allowed:
+            near = nearest(name, (*allowed, *owned))
+            problems.append(Problem(what, key, allowed=", ".join(allowed), nearest=owned.get(near) or near))
+    return problems

@@ -6,20 +6,15 @@ gathers every layer of the shards once per token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    GenerationConfig,
-    LogitsProcessorList,
-    StoppingCriteriaList,
-)
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig
+from transformers.generation import GenerationMode
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -28,28 +23,11 @@ from grpox.contracts import Capability, GeneratorContext, Prompt, Rollout, Weigh
 from grpox.errors import ConfigError, RunFailed
 from grpox.toolkit import is_own_memory, persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
-from grpox_generators.continuous import complete
-from grpox_generators.decoding import (
-    Batch,
-    PaddedPrompts,
-    cut,
-    generating,
-    most_of_all_ranks,
-    pad_prompts,
-)
+from grpox_generators.continuous import Completion, complete
+from grpox_generators.decoding import Batch, cut, generating, most_of_all_ranks
 from grpox_generators.limits import build_rollout, check_length, end_ids, longest_completion
-from grpox_generators.packed_linear import PackedLinear, pack, release
-from grpox_generators.sampling import (
-    Distribution,
-    Draw,
-    NoProbabilities,
-    StopTexts,
-    distribution_config,
-    keeps_rows,
-    own_uniform,
-    refused_kwargs,
-    runtime_kwargs,
-)
+from grpox_generators.packed_linear import PackedLinear, pack
+from grpox_generators.sampling import NoProbabilities, distribution_config, keeps_rows, refused_kwargs
 
 
 class HfGenerator:
@@ -97,8 +75,7 @@ class HfGenerator:
                     continue
                 # Loading keeps some buffers in float32, building a model does not.
                 own.data = own.to(tensor.dtype).copy_(tensor)
-            if self._packed:
-                release(self._packed)
+            self.sleep()
         self.version = version
 
     @torch.no_grad()
@@ -113,18 +90,25 @@ class HfGenerator:
         with torch.random.fork_rng(devices=devices), own:
             torch.manual_seed(seed)
             if self.config.continuous_batching:
-                yield from self._generate_continuously(prompts, sampling, ends, seed)
-                return
-            for batch in self._batches(prompts):
-                yield from self._generate_batch(batch, sampling, ends)
+                config, size = distribution_config(sampling, ends), self.config.batch_size
+                completions = complete(self.model, prompts, sampling, config, size, seed)
+            else:
+                batches = self._batches(prompts)
+                completions = chain.from_iterable(self._complete(batch, sampling, ends) for batch in batches)
+            for prompt, sample, token_ids, logprobs, stop in completions:
+                ends_at = [place + 1 for place, token in enumerate(token_ids) if token in ends][:1]
+                ends_at += [stop] if stop is not None and stop <= len(token_ids) else []
+                length = min(ends_at, default=len(token_ids))
+                reason, tokens = "stop" if ends_at else "length", token_ids[:length]
+                yield build_rollout(prompt, sample, tokens, logprobs[:length], reason, self.version)
 
     def sleep(self) -> None:
         """Release the blocks of packed layers, which are made again.
 
         For models of the sizes that hf suits, moving the copy itself costs more than its memory is worth.
         """
-        if self._packed:
-            release(self._packed)
+        for layer in self._packed:
+            layer.product.release()
 
     def wake(self) -> None:
         """Do nothing, because layers make their blocks when they need them."""
@@ -140,41 +124,24 @@ class HfGenerator:
         idle = most_of_all_ranks(len(batches)) - len(batches) if self.in_step else 0
         return batches + [[]] * idle
 
-    def _generate_batch(
+    def _complete(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, end_ids: Sequence[int]
-    ) -> Iterator[Rollout]:
-        pad = self.context.tokenizer.pad_token_id
-        padded = pad_prompts(prompts or [Prompt(-1, (pad,), 1)], pad, self.context.device)
-        rows = padded.group_rows
-        count, columns = len(rows), padded.input_ids.shape[1]
-        limits = [longest_completion(prompt, sampling) for prompt in prompts] or [1]
-        length = most_of_all_ranks(max(limits)) if self.in_step else max(limits)
-        of_rows = torch.tensor(limits, device=self.context.device)[rows]
-        prepared = padded.input_ids[rows], padded.lengths[rows], of_rows
-        distribution = Distribution(self.model, sampling, end_ids, *prepared)
-        greedy = sampling.temperature == 0
-        uniform = own_uniform(prompts, self.context.device)
-        draw = Draw(count, length, greedy, self.context.device, uniform)
-        minimum = sampling.min_completion_length
-        stops = StopTexts(sampling.stop, self.context.tokenizer, count, columns, minimum)
-        if not prompts:  # the row of a rank without any, which only follows the others' forwards
-            stops.ends = [0]
-        own = of_rows if min(limits) < length else None
-        sequences = self._run(Batch(padded, length, end_ids, distribution, draw, stops, own), sampling)
-        completions, logprobs = sequences[:, columns:].tolist(), draw.logprobs.tolist()
-        sampled = iter(zip(completions, logprobs, stops.ends, strict=True))
+    ) -> Iterator[Completion]:
+        tokenizer, device = self.context.tokenizer, self.context.device
+        batch = Batch(self.model, prompts, sampling, end_ids, tokenizer, device, self.in_step)
+        sequences = self._run(batch, sampling)
+        sampled = iter(zip(sequences.tolist(), batch.draw.logprobs.tolist(), batch.stops.ends, strict=True))
         for prompt in prompts:
-            for sample, (token_ids, row_logprobs, end) in enumerate(islice(sampled, prompt.num_samples)):
-                most = longest_completion(prompt, sampling)
-                yield self._rollout(prompt, sample, token_ids[:most], row_logprobs, end_ids, end)
+            most = longest_completion(prompt, sampling)
+            for sample, (token_ids, logprobs, stop) in enumerate(islice(sampled, prompt.num_samples)):
+                yield prompt, sample, token_ids[:most], logprobs, stop
 
     def _run(self, batch: Batch, sampling: SamplingConfig) -> Tensor:
-        """Return the sequences i64[N, P + T]."""
+        """Return the completions i64[N, T]."""
         try:
-            if self.config.cache_implementation != "dynamic":
-                return self._run_whole(batch, sampling)
-            leave = not self.in_step and not keeps_rows(sampling)
-            return batch.decode(self.model, self._prefill(batch.prompts), leave, self.in_step)
+            if self.config.cache_implementation == "dynamic":
+                return batch.decode(leave=not self.in_step and not keeps_rows(sampling))
+            return batch.decode(False, *self._other_cache(batch, sampling))
         except NoProbabilities as error:
             reason = "an update broke it (a smaller train.learning_rate may help)"
             if sampling.generation_kwargs:
@@ -190,73 +157,30 @@ class HfGenerator:
                 raise
             raise refused_kwargs(sampling, error) from error
 
-    def _prefill(self, padded: PaddedPrompts) -> Any:
-        """Compute the keys and values of all prompt tokens but the last, once a prompt."""
-        mask = padded.attention_mask[:, :-1]
-        return self.model(
-            input_ids=padded.input_ids[:, :-1],
-            attention_mask=mask,
-            position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
-            use_cache=True,
-            logits_to_keep=1,
-        ).past_key_values
+    def _other_cache(self, batch: Batch, sampling: SamplingConfig) -> tuple[Any, Callable[..., Any]]:
+        """Return the cache that transformers makes for all rows, and what computes a token with it.
 
-    def _run_whole(self, batch: Batch, sampling: SamplingConfig) -> Tensor:
-        """Sample by transformers' generate, which makes caches of the other types; no row leaves."""
-        rows = batch.prompts.group_rows
-        sequences: Tensor = self.model.generate(
-            input_ids=batch.prompts.input_ids[rows],
-            attention_mask=batch.prompts.attention_mask[rows],
-            logits_processor=LogitsProcessorList([batch.distribution, batch.draw]),
-            stopping_criteria=StoppingCriteriaList([batch.stop]),
-            generation_config=self._generation_config(sampling, batch.end_ids, batch.length),
-            synced_gpus=self.in_step,
-        )
-        return sequences
-
-    def _generate_continuously(
-        self, prompts: Sequence[Prompt], sampling: SamplingConfig, end_ids: Sequence[int], seed: int
-    ) -> Iterator[Rollout]:
-        config = distribution_config(sampling, end_ids)
-        for prompt, sample, token_ids, logprobs in complete(
-            self.model, prompts, sampling, config, self.config.batch_size, seed
-        ):
-            yield self._rollout(prompt, sample, token_ids, logprobs, end_ids, None)
-
-    def _generation_config(
-        self, sampling: SamplingConfig, end_ids: Sequence[int], length: int
-    ) -> GenerationConfig:
-        # Temperature and the rest are applied by our own processors, of which the last draws the token and
-        # raises its score above all others.
-        settings = {"disable_compile": not self.config.gather_weights, **runtime_kwargs(sampling)}
-        return GenerationConfig(
-            **settings,
-            do_sample=False,
-            max_new_tokens=length,
-            eos_token_id=list(end_ids),
-            pad_token_id=self.context.tokenizer.pad_token_id,
-            use_cache=True,
-            cache_implementation=self.config.cache_implementation,
-        )
-
-    def _rollout(
-        self,
-        prompt: Prompt,
-        sample: int,
-        token_ids: list[int],
-        logprobs: list[float],
-        end_ids: Sequence[int],
-        stop: int | None,
-    ) -> Rollout:
-        """Build the rollout of a completion up to its end.
-
-        Its end is the first ending token, or the token number `stop` that completed a stop text.
+        For a cache of fixed size on CUDA that is the forward pass compiled, as in transformers' generate.
         """
-        ends = [place + 1 for place, token in enumerate(token_ids) if token in end_ids][:1]
-        ends += [stop] if stop is not None and stop <= len(token_ids) else []
-        length = min(ends, default=len(token_ids))
-        reason = "stop" if ends else "length"
-        return build_rollout(prompt, sample, token_ids[:length], logprobs[:length], reason, self.version)
+        names = ("cache_config", "max_cache_len", "disable_compile")
+        settings = {
+            name: sampling.generation_kwargs[name] for name in names if name in sampling.generation_kwargs
+        }
+        config = GenerationConfig(
+            **{"disable_compile": not self.config.gather_weights, **settings},
+            cache_implementation=self.config.cache_implementation,
+            num_beams=1,
+            num_return_sequences=1,
+        )
+        inputs: dict[str, Any] = {}
+        sizes = len(batch.rows), batch.columns + batch.length - 1
+        self.model._prepare_cache_for_generation(config, inputs, GenerationMode.GREEDY_SEARCH, *sizes)
+        if not self.model._valid_auto_compile_criteria(inputs, config):
+            return inputs["past_key_values"], self.model
+        forward = self.model.get_compiled_call(None)
+        # Prepared inputs have the same shapes for each token, also the masks.
+        prepare = self.model.prepare_inputs_for_generation
+        return inputs["past_key_values"], lambda **of_token: forward(**prepare(**of_token))
 
 
 GROUPED = "grpox_grouped_sdpa"

@@ -1,12 +1,15 @@
-"""Requests and results that all generators share: end of a completion, positions, refused keys, a rollout."""
+"""Requests and results, without torch: the end of a completion, positions, a rollout, a request to vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt, Rollout
-from grpox.errors import ConfigError, Problem, RunFailed, nearest
+from grpox.errors import ConfigError, RunFailed
 
 
 def end_ids(sampling: SamplingConfig, stop_token_ids: Sequence[int], vocabulary: int) -> tuple[int, ...]:
@@ -66,13 +69,7 @@ def build_rollout(
     finish_reason: str,
     version: int,
 ) -> Rollout:
-    """Build the rollout of a completion.
-
-    Args:
-        sample: number of the completion in the prompt's group.
-        finish_reason: ``stop`` if the completion ended by itself, ``length`` if only by its length limit.
-        version: version of the policy.
-    """
+    """Build the rollout of completion number `sample` of the prompt's group, by a policy of `version`."""
     return Rollout(
         group_id=prompt.group_id,
         sample=sample,
@@ -84,16 +81,42 @@ def build_rollout(
     )
 
 
-def refused_key(name: str, allowed: Sequence[str], owned: Mapping[str, str], what: str) -> Problem:
-    """Return the problem of a refused key of `sampling.generation_kwargs`.
+def request_params(
+    sampling: SamplingConfig, end_ids: Sequence[int], prompt: Prompt, seed: int
+) -> dict[str, Any]:
+    """Return the arguments of vLLM's SamplingParams for the completions of one prompt.
+
+    https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html
 
     Args:
-        allowed: keys that are accepted.
-        owned: keys that grpox sets itself -> key of the run file to use instead, or none.
-        what: reason for keys that grpox does not set.
+        end_ids: all tokens that end a completion, including EOS.
+        seed: seed of this request; vLLM adds the number of the completion.
     """
-    key = f"sampling.generation_kwargs.{name}"
-    if name in owned:
-        return Problem("grpox sets this itself", key, nearest=owned[name])
-    near = nearest(name, (*allowed, *owned))
-    return Problem(what, key, allowed=", ".join(allowed), nearest=owned.get(near) or near)
+    longest = longest_completion(prompt, sampling)
+    return {
+        "n": prompt.num_samples,
+        "seed": seed,
+        "max_tokens": longest,
+        "min_tokens": min(sampling.min_completion_length, longest),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        # The request names all ending tokens, so vLLM need not know which of them the checkpoint calls EOS.
+        "stop_token_ids": list(end_ids),
+        "ignore_eos": True,
+        "stop": list(sampling.stop),
+        # Decoded text is needed only for stop texts.
+        "detokenize": bool(sampling.stop),
+        "skip_special_tokens": False,
+        "logprobs": 0,  # log-probability of the sampled token only
+        **sampling.generation_kwargs,
+    }
+
+
+def seed_of(prompt: Prompt, seed: int) -> int:
+    """Return the prompt's own seed, or one that depends only on the seed of the call and the prompt's group."""
+    if prompt.seed is not None:
+        return prompt.seed
+    return int(np.random.SeedSequence([seed, prompt.group_id]).generate_state(1)[0])

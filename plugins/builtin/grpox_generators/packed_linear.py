@@ -20,7 +20,6 @@ from grpox_generators.configs import LEAST_WEIGHTS
 ROWS = 32
 """Rows of a product for which oneDNN chooses the blocks; they serve other numbers of rows too."""
 
-
 LARGEST_FROM = 2**18
 """Number of weights of a model's largest linear layer from which blocks pay; the quickstart's is smaller."""
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -35,7 +34,7 @@ class _Product:
         self.release()
 
     def release(self) -> None:
-        """Drop the blocks, and results that no layer has asked for."""
+        """Drop the blocks, and results that no layer has asked for; call when the weights change, too."""
         self._blocks: Tensor | None = None
         self._bias: Tensor | None = None
         self._input: Tensor | None = None
@@ -82,19 +81,14 @@ def pack(model: nn.Module) -> list[PackedLinear]:
     packed: list[PackedLinear] = []
     for module in list(model.modules()):
         for names in SIBLINGS:
-            layers = [getattr(module, name, None) for name in names]
-            if all(map(_is_large, layers)) and _alike(layers):
-                packed += _share(layers)
+            layers: list[Any] = [getattr(module, name, None) for name in names]
+            if all(map(_is_large, layers)):
+                kinds = {(layer.in_features, layer.bias is None) for layer in layers}
+                packed += _share(layers) if len(kinds) == 1 else []
     for layer in large:
         if not isinstance(layer, PackedLinear):
             packed += _share([layer])
     return packed
-
-
-def release(layers: list[PackedLinear]) -> None:
-    """Drop the blocks; call when the weights change, too."""
-    for layer in layers:
-        layer.product.release()
 
 
 def _share(layers: list[Any]) -> list[PackedLinear]:
@@ -103,10 +97,6 @@ def _share(layers: list[Any]) -> list[PackedLinear]:
     for layer in layers:
         layer.__class__, layer.product = PackedLinear, product
     return layers
-
-
-def _alike(layers: list[Any]) -> bool:
-    return len({(layer.in_features, layer.bias is None) for layer in layers}) == 1
 
 
 @torch.no_grad()

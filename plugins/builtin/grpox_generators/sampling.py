@@ -10,18 +10,12 @@ tokens' spellings, because a character may span several tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-)
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokenizerBase
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
@@ -60,7 +54,7 @@ def refused_kwargs(sampling: SamplingConfig, error: Exception) -> ConfigError:
     return ConfigError(what, "sampling.generation_kwargs", given=str(sampling.generation_kwargs))
 
 
-class Distribution(LogitsProcessor):  # type: ignore[misc]
+class Distribution:
     """All processors of a sampling config, created and ordered by transformers.
 
     Some of them look at earlier tokens, including padding: in padded rows a repetition penalty would also
@@ -88,15 +82,26 @@ class Distribution(LogitsProcessor):  # type: ignore[misc]
         if limits is None:
             limits = torch.full_like(lengths, sampling.max_completion_length)
         columns, span = prompts.shape[1], int(limits.max()) + 1
+        looks_back = sampling.repetition_penalty != 1 or any(
+            name in LOGITS for name in sampling.generation_kwargs
+        )
         kinds = lengths * span + limits
-        self._kinds = kinds if looks_back(sampling) else torch.full_like(lengths, columns * span + span - 1)
+        self._kinds = kinds if looks_back else torch.full_like(lengths, columns * span + span - 1)
         """i64[B]: rows with the same number are processed together."""
         self._parts: dict[int, tuple[int, LogitsProcessorList]] = {}
         for kind in set(self._kinds.tolist()):
             length, limit = divmod(kind, span)
-            start = columns - length
-            alike = prompts[self._kinds == kind, start:]
-            self._parts[kind] = (start, _processors(model, sampling, end_ids, alike, limit))
+            config = distribution_config(sampling, end_ids)
+            config.max_length = length + limit
+            config._eos_token_tensor = torch.tensor(list(end_ids), device=prompts.device) if end_ids else None
+            alike = prompts[self._kinds == kind, columns - length :]
+            try:
+                processors = model._get_logits_processor(
+                    config, input_ids_seq_length=length, encoder_input_ids=alike, device=prompts.device
+                )
+            except (TypeError, ValueError) as error:
+                raise refused_kwargs(sampling, error) from error
+            self._parts[kind] = columns - length, processors
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         for kind, (start, processors) in self._parts.items():
@@ -114,39 +119,9 @@ class Distribution(LogitsProcessor):  # type: ignore[misc]
         self._parts = {kind: part for kind, part in self._parts.items() if kind in left}
 
 
-def looks_back(sampling: SamplingConfig) -> bool:
-    """Tell whether a processor may look at the tokens so far."""
-    return sampling.repetition_penalty != 1 or any(name in LOGITS for name in sampling.generation_kwargs)
-
-
 def keeps_rows(sampling: SamplingConfig) -> bool:
     """Tell whether a processor keeps state for each row, and so must see all rows in every call."""
     return any(name in OF_ROWS for name in sampling.generation_kwargs)
-
-
-def _processors(
-    model: Any, sampling: SamplingConfig, end_ids: Sequence[int], prompts: Tensor, limit: int
-) -> LogitsProcessorList:
-    """Return transformers' processors for prompts i64[N, P] without padding, and completions of `limit`
-    tokens."""
-    config = distribution_config(sampling, end_ids)
-    config.max_length = prompts.shape[1] + limit
-    config._eos_token_tensor = torch.tensor(list(end_ids), device=prompts.device) if end_ids else None
-    try:
-        # The model's own processors: generate() applies temperature and later steps after any processor that it
-        # is
-        # given, but the draw must come last.
-        return model._get_logits_processor(
-            config, input_ids_seq_length=prompts.shape[1], encoder_input_ids=prompts, device=prompts.device
-        )
-    except (TypeError, ValueError) as error:
-        raise refused_kwargs(sampling, error) from error
-
-
-def runtime_kwargs(sampling: SamplingConfig) -> Mapping[str, Any]:
-    """Return the `generation_kwargs` that do not belong to the distribution."""
-    names = ("cache_config", "max_cache_len", "disable_compile")
-    return {name: sampling.generation_kwargs[name] for name in names if name in sampling.generation_kwargs}
 
 
 BLOCK = 256
@@ -160,17 +135,15 @@ class NoProbabilities(Exception):
     """The scores of a row are no distribution: they are not finite, or every token is forbidden."""
 
 
-class Draw(LogitsProcessor):  # type: ignore[misc]
-    """Draws each next token; as a processor, it must be the last of a generate() that takes the largest score.
-
-    A row's random numbers do not depend on the set of rows that still run.
+class Draw:
+    """Draws each next token. A row's random numbers do not depend on the set of rows that still run.
 
     Args:
         rows: N, completions of the batch.
         length: T, largest number of tokens of a completion.
         greedy: take the most likely token instead.
         device: device of the scores.
-        uniform: returns N uniform numbers, f64[N, 1], for each token; default: torch's global state.
+        uniform: N uniform numbers, f64[N, 1], for each token; default: torch's global state.
     """
 
     def __init__(
@@ -179,7 +152,7 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
         length: int,
         greedy: bool,
         device: torch.device,
-        uniform: Callable[[], Tensor] | None = None,
+        uniform: Iterator[Tensor] | None = None,
     ) -> None:
         self.greedy = greedy
         self._uniform = uniform
@@ -210,30 +183,15 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
         return tokens.squeeze(-1)
 
     def look(self, ended: Tensor) -> float:
-        """Return the share of rows that have `ended`, bool[B], and `check`; waits once for the device."""
+        """Return the share of rows that have `ended`, bool[B]; waits once for the device.
+
+        Raises:
+            NoProbabilities: some scores so far were no distribution.
+        """
         is_sound, share = torch.stack((self._is_sound.float(), ended.float().mean())).tolist()
         if not is_sound:
             raise NoProbabilities
         return float(share)
-
-    def check(self) -> None:
-        """Look at the scores of all tokens so far; waits for the device.
-
-        Raises:
-            NoProbabilities: some were no distribution.
-        """
-        if not self._is_sound:
-            raise NoProbabilities
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return the scores f32[B, V] of the running rows, with the drawn token's score above all others.
-
-        Raises:
-            NoProbabilities: a row has no distribution to draw from.
-        """
-        tokens = self.take(scores)
-        self.check()
-        return scores.scatter_(-1, tokens[:, None], torch.inf)
 
     def keep(self, remaining: Tensor) -> None:
         """Keep the rows of the last call that bool[B] selects."""
@@ -244,7 +202,7 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
 
         A uniform number is at most 1 - 2^-53, so the number looked for is less than the last sum, and the first
         sum above it is that of a block, or a token, of positive probability. For a row that is no distribution
-        any token is returned; `check` then fails.
+        any token is returned; `look` then fails.
 
         Args:
             probabilities: f32[B, V].
@@ -256,7 +214,7 @@ class Draw(LogitsProcessor):  # type: ignore[misc]
         if self._uniform is None:
             uniform = torch.rand(len(self.logprobs), 1, dtype=torch.float64, device=blocks.device)
         else:
-            uniform = self._uniform()
+            uniform = next(self._uniform)
         wanted = uniform[self._running] * blocks[:, -1:]
         if blocks.shape[1] == 1:
             sums = probabilities.cumsum(dim=-1, dtype=torch.float64)
@@ -285,49 +243,36 @@ def block_sums(probabilities: Tensor) -> Tensor:
     return torch.cat(sums, dim=1).double()
 
 
-def own_uniform(prompts: Sequence[Prompt], device: torch.device) -> Callable[[], Tensor] | None:
-    """Return a function that returns the uniform numbers of each next token, one row per completion of each
-    prompt.
+def own_uniform(prompts: Sequence[Prompt], device: torch.device) -> Iterator[Tensor] | None:
+    """Return the uniform numbers f64[N, 1] of each next token, one row per completion; None unless every prompt
+    has a seed.
 
-    Returns:
-        None unless every prompt has a seed.
+    Each prompt has a random generator on the CPU, so that every device samples the same.
     """
     seeds = [prompt.seed for prompt in prompts if prompt.seed is not None]
     if not prompts or len(seeds) < len(prompts):
         return None
-    return _OwnUniform(seeds, [prompt.num_samples for prompt in prompts], device)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
-
-class _OwnUniform:
-    """One random generator per prompt, on the CPU, so that every device samples the same."""
-
-    def __init__(self, seeds: Sequence[int], sizes: Sequence[int], device: torch.device) -> None:
-        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self._sizes = sizes
-        self._device = device
-        self._numbers = torch.empty(sum(sizes), 0, dtype=torch.float64)
-        """f64[N, S], S at most `AT_A_TIME`: numbers of the next tokens."""
-
-    def __call__(self) -> Tensor:
-        """Return f64[N, 1] for the next token."""
-        if not self._numbers.shape[1]:
+    def numbers() -> Iterator[Tensor]:
+        while True:
             drawn = [
-                torch.rand(size, AT_A_TIME, generator=generator, dtype=torch.float64)
-                for generator, size in zip(self._generators, self._sizes, strict=True)
+                torch.rand(prompt.num_samples, AT_A_TIME, generator=generator, dtype=torch.float64)
+                for generator, prompt in zip(generators, prompts, strict=True)
             ]
-            [self._numbers] = upload([torch.cat(drawn).numpy()], self._device)
-        now, self._numbers = self._numbers[:, :1], self._numbers[:, 1:]
-        return now
+            [of_tokens] = upload([torch.cat(drawn).numpy()], device)
+            yield from torch.split(of_tokens, 1, dim=1)
+
+    return numbers()
 
 
-class StopTexts(StoppingCriteria):  # type: ignore[misc]
+class StopTexts:
     """Ends rows whose completion completes a stop text, and records the position.
 
     Args:
         texts: stop texts, none of them empty.
         tokenizer: decodes the tokens; special tokens are part of the text.
         rows: N, completions in the batch.
-        prompt_length: columns of the prompt; a text that begins in the prompt does not count.
         min_length: a text completed within this number of tokens does not count, as EOS is suppressed there
             too.
     """
@@ -337,12 +282,10 @@ class StopTexts(StoppingCriteria):  # type: ignore[misc]
         texts: Sequence[str],
         tokenizer: PreTrainedTokenizerBase,
         rows: int,
-        prompt_length: int,
         min_length: int,
     ) -> None:
         self.texts = texts
         self.tokenizer = tokenizer
-        self.prompt_length = prompt_length
         self.min_length = min_length
         self.ends: list[int | None] = [None] * rows
         """Number of tokens of each completion up to and including the one that completed a text; None: no text
@@ -352,30 +295,25 @@ class StopTexts(StoppingCriteria):  # type: ignore[misc]
         self._window = max((len(text.encode()) for text in texts), default=0) + 4
         self._may_complete: dict[int, bool] = {}
 
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        length = input_ids.shape[1] - self.prompt_length
-        if self.texts and length > self.min_length:
-            tails = input_ids[:, -min(length, self._window) :].tolist()
-            for row, tail in zip(self._running, tails, strict=True):
-                if self.ends[row] is None and self._candidate(tail[-1]) and self.completes(tail):
-                    self.ends[row] = length
-        return torch.tensor([self.ends[row] is not None for row in self._running], device=input_ids.device)
-
     def look(self, token_ids: Tensor, new: int) -> Tensor:
         """Look at the last `new` tokens of each row that still runs.
 
         Args:
-            token_ids: i64[B, P + T], prompts and completions so far.
+            token_ids: i64[B, T], completions so far; a text that begins in the prompt does not count.
 
         Returns:
             bool[B], rows that a text has ended, on the device of `token_ids`.
         """
         if not self.texts and self.ends.count(None) == len(self.ends):
             return torch.zeros(len(token_ids), dtype=torch.bool, device=token_ids.device)
-        on_host = token_ids.cpu() if self.texts else token_ids
-        for columns in range(token_ids.shape[1] - new + 1, token_ids.shape[1] if self.texts else 0):
-            self(on_host[:, :columns], None)
-        return self(on_host, None).to(token_ids.device)
+        total = token_ids.shape[1]
+        start = max(0, total - new + 1 - self._window)
+        for row, tail in zip(self._running, token_ids[:, start:].tolist(), strict=True) if self.texts else ():
+            for length in range(max(total - new, self.min_length) + 1, total + 1):
+                seen = tail[max(0, length - self._window - start) : length - start]
+                if self.ends[row] is None and self._candidate(seen[-1]) and self.completes(seen):
+                    self.ends[row] = length
+        return torch.tensor([self.ends[row] is not None for row in self._running], device=token_ids.device)
 
     def keep(self, remaining: Tensor) -> None:
         """Keep the rows of the last call that bool[B] selects."""

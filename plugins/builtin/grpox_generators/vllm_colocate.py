@@ -2,18 +2,25 @@
 
 The engine starts without weights (`load_format: dummy`); each sync brings the policy's. On CUDA the engine
 sleeps during the update and drops its weights; it gets them again when it wakes.
+
+With tensor parallelism, `size` consecutive ranks share one engine. Every rank runs its own scheduler; the
+schedulers stay in step because all get the same requests in the same order. Source: vLLM's
+`ExecutorWithExternalLauncher`, as TRL uses it.
 """
 
 from __future__ import annotations
 
 import copy
 import os
+import secrets
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from grpox.config import SamplingConfig
@@ -36,12 +43,12 @@ from grpox.toolkit import (
     write_adapter,
 )
 from grpox_generators.configs import VllmColocateConfig
-from grpox_generators.limits import build_rollout, check_length, end_ids
-from grpox_generators.ranks import ask_together, engine_arguments, from_all_ranks, own_segments
-from grpox_generators.stored_names import as_stored
-from grpox_generators.vllm_sampling import request_params, seed_of
+from grpox_generators.limits import build_rollout, check_length, end_ids, request_params, seed_of
+from grpox_generators.vllm_weights import as_stored, from_all_ranks
 from grpox_vllm_serving.launch import CPU_BLOCK_SIZE, SHARED_MEMORY
-from grpox_vllm_serving.reloaded import as_loaded, head_is_embedding, pack_again, untouched
+from grpox_vllm_serving.weight_reload import as_loaded, head_is_embedding, pack_again, untouched
+
+Item = TypeVar("Item")
 
 ENVIRONMENT = {
     # Run the engine's core in this process, so that its weights can be set without a copy to another process.
@@ -101,7 +108,9 @@ class VllmColocateGenerator:
             own_segments(context),
             tempfile.TemporaryDirectory() as folder,
         ):
-            os.environ.setdefault(PRECISION, float32_precision())
+            # The trainer's precision of products on CUDA.
+            is_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+            os.environ.setdefault(PRECISION, "high" if is_tf32 else "highest")
             # Save the config without weights, so that a hub id, a folder and a Python object all start in the
             # same way.
             config = copy.deepcopy(context.policy.config)
@@ -121,9 +130,13 @@ class VllmColocateGenerator:
         if self._adapter is None:
             self._reload(weights)
         else:
-            if self._lacks_base():
+            # The frozen weights are needed at first, after sleep, and after a change of a buffer.
+            buffers = [buffer for _, buffer in base_buffers(self.context.policy)]
+            before = self._base_buffers
+            same = before is not None and all(map(torch.equal, before, buffers))
+            if any(from_all_ranks(not same, self.context)):
                 self._reload(stream_base(self.context.policy))
-                self._base_buffers = [buffer.clone() for _, buffer in base_buffers(self.context.policy)]
+                self._base_buffers = [buffer.clone() for buffer in buffers]
             with preserve_random_state():
                 self._adapter.send(self._engine)
         if not self._engine.reset_prefix_cache():
@@ -172,14 +185,6 @@ class VllmColocateGenerator:
         del self._engine
         if self._adapter is not None:
             self._adapter.close()
-
-    def _lacks_base(self) -> bool:
-        """True if the engine needs the frozen weights: at first, after sleep, and after a change of a
-        buffer."""
-        buffers = [buffer for _, buffer in base_buffers(self.context.policy)]
-        before = self._base_buffers
-        same = before is not None and all(map(torch.equal, before, buffers))
-        return any(from_all_ranks(not same, self.context))
 
     def _reload(self, weights: WeightStream) -> None:
         with preserve_random_state():
@@ -255,11 +260,6 @@ class VllmColocateGenerator:
             raise ConfigError(what, "generator.engine", given=str(self.config.engine)) from error
 
 
-def float32_precision() -> str:
-    """Return the trainer's precision of float32 products on CUDA, as a value of `PRECISION`."""
-    return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
-
-
 def _see_what_is_loaded(model: Any) -> None:
     """Make the next load of weights fail if it omits some: vLLM only reports how the load ended."""
     load_weights = model.load_weights
@@ -276,6 +276,58 @@ def _see_what_is_loaded(model: Any) -> None:
     model.load_weights = load
 
 
+def engine_arguments(size: int, world_size: int) -> dict[str, Any]:
+    """Return the arguments that describe the ranks to vLLM.
+
+    Without the external launcher, vLLM would treat each rank as a separate world on the machine's first GPU.
+    """
+    if world_size == 1:
+        return {}
+    return {"tensor_parallel_size": size, "distributed_executor_backend": "external_launcher"}
+
+
+def ask_together(mine: Sequence[Item]) -> tuple[list[Item], slice]:
+    """Return the requests of this rank's group in rank order, and the slice of `mine`; a collective."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
+        return list(mine), slice(None)
+    parts: list[list[Item]] = [[] for _ in range(group.world_size)]
+    dist.all_gather_object(parts, list(mine), group=group.cpu_group)
+    before = sum(len(part) for part in parts[: group.rank_in_group])
+    return [request for part in parts for request in part], slice(before, before + len(mine))
+
+
+@contextmanager
+def own_segments(context: GeneratorContext) -> Iterator[None]:
+    """Name the engine's shared memory segments after this run, and remove the names when all ranks have opened
+    them.
+
+    If a launcher started the ranks, vLLM uses the same names for every run on a host, and removes them only
+    when its process ends normally. A run beside another, or after a killed one, then finds the names in use. A
+    segment without a name exists as long as a process uses it.
+    """
+    if context.world_size == 1 or context.device.type != "cpu":
+        yield
+        return
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    run = f"grpox-{from_all_ranks(secrets.token_hex(4), context)[0]}"
+    of_vllm = _CPUSHMDistributed.make_group_name
+
+    def of_this_run(communicator: Any) -> str:
+        return f"{run}-{of_vllm(communicator).lstrip('/')}"
+
+    _CPUSHMDistributed.make_group_name = staticmethod(of_this_run)
+    try:
+        yield
+    finally:
+        _CPUSHMDistributed.make_group_name = staticmethod(of_vllm)
+        for segment in SHARED_MEMORY.glob(f"{run}-*_{context.rank}"):  # each rank's own: all ranks have joined
+            segment.unlink()
+
+
 class AdapterFiles:
     """The adapter of `policy` in a folder of this process, from which its engine reads it.
 
@@ -289,22 +341,27 @@ class AdapterFiles:
         Raises:
             ConfigError: vLLM supports no adapter of this rank, or none of the head.
         """
+        from vllm.config.lora import MaxLoRARanks
+
         self._policy = policy
-        self._layers = adapted_layers(policy)
+        layers = adapted_layers(policy)
         # The folder is removed with this object too, if a run ends before its generator is closed.
         self._files = tempfile.TemporaryDirectory(
             prefix="grpox-adapter-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         )
-        head = next((name for name in self._layers if "." not in name), None)
+        head = next((name for name in layers if "." not in name), None)
         if head is not None:
             raise _not_by_itself(f"vLLM takes no adapter of the head ({head}) by itself")
-        rank = next(iter(self._layers.values())).r[ADAPTER]
+        # Memory is reserved for one of vLLM's ranks that fits.
+        rank, rooms = next(iter(layers.values())).r[ADAPTER], get_args(MaxLoRARanks)
+        if rank > max(rooms):
+            raise _not_by_itself(f"vLLM takes adapters of rank {max(rooms)} at most, and this is of {rank}")
         self.arguments: dict[str, Any] = {
             "enable_lora": True,
             "max_loras": 1,
-            "max_lora_rank": _room(rank),
+            "max_lora_rank": min(room for room in rooms if room >= rank),
             # Layers without an adapter would compute with zeros.
-            "lora_target_modules": list(dict.fromkeys(name.rpartition(".")[2] for name in self._layers)),
+            "lora_target_modules": list(dict.fromkeys(name.rpartition(".")[2] for name in layers)),
         }
         """Arguments of vLLM's engine."""
 
@@ -323,16 +380,6 @@ class AdapterFiles:
     def close(self) -> None:
         """Remove the files."""
         self._files.cleanup()
-
-
-def _room(rank: int) -> int:
-    """Return the smallest rank that vLLM can reserve memory for and that fits an adapter of `rank`."""
-    from vllm.config.lora import MaxLoRARanks
-
-    rooms = get_args(MaxLoRARanks)
-    if rank > max(rooms):
-        raise _not_by_itself(f"vLLM takes adapters of rank {max(rooms)} at most, and this is of {rank}")
-    return int(min(room for room in rooms if room >= rank))
 
 
 def _not_by_itself(what: str) -> ConfigError:

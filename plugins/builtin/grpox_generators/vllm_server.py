@@ -5,10 +5,17 @@ The main process sends the weights; every process sends its own share of the pro
 
 from __future__ import annotations
 
+import asyncio
+import queue
 import secrets
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
@@ -16,14 +23,17 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.logs import get_logger
 from grpox.toolkit import has_float32_head, stream_weights
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.limits import build_rollout, check_length, end_ids
-from grpox_generators.ranks import from_all_ranks
-from grpox_generators.server_fleet import Fleet
-from grpox_generators.server_nccl import NcclSender, in_lockstep
-from grpox_generators.server_pool import Member, PendingRequests, Request, ServerPool
-from grpox_generators.server_weights import FileSender
-from grpox_generators.stored_names import as_stored
-from grpox_generators.vllm_sampling import request_params, seed_of
+from grpox_generators.limits import build_rollout, check_length, end_ids, request_params, seed_of
+from grpox_generators.server_client import (
+    Completion,
+    Fleet,
+    ServerClient,
+    ServerLost,
+    ServerUnfit,
+    end_if_signalled,
+)
+from grpox_generators.server_weights import FileSender, NcclSender, in_lockstep
+from grpox_generators.vllm_weights import as_stored, from_all_ranks
 from grpox_vllm_serving.protocol import FLOAT32_HEAD, signature
 
 if TYPE_CHECKING:
@@ -32,6 +42,161 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 ROUNDS_WITHOUT_PROGRESS = 3
 """Number of rounds in a row in which all servers may be lost before a single completion has arrived."""
+FIRST_BACK_OFF = 0.5
+LONGEST_BACK_OFF = 10.0
+
+
+@dataclass(eq=False)
+class Request:
+    """One prompt's group."""
+
+    prompt: Prompt
+    params: dict[str, Any]
+    """Arguments of vLLM's SamplingParams."""
+    delivered: set[int] = field(default_factory=set)
+    """Samples that have arrived. A repeated request draws the same samples again, and none is delivered
+    twice."""
+
+    @property
+    def missing(self) -> int:
+        return self.prompt.num_samples - len(self.delivered)
+
+
+@dataclass(eq=False)
+class Member:
+    """A server with the current weights."""
+
+    client: ServerClient
+    room: int
+    """Number of completions in progress there: large enough that the server never waits for a request."""
+    outstanding: int = 0
+
+
+class PendingRequests:
+    """Requests to servers, in progress in the fleet's thread from the start; for use by one thread.
+
+    Args:
+        tag: the version of the weights that sample, as the servers know it.
+    """
+
+    def __init__(
+        self, fleet: Fleet, members: Sequence[Member], requests: Sequence[Request], tag: str, version: int
+    ) -> None:
+        self.version = version
+        self._fleet = fleet
+        self._members = list(members)
+        self._tag = tag
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda e: isinstance(e, ServerLost) and not isinstance(e, ServerUnfit)),
+            stop=stop_after_attempt(fleet.config.retries + 1),
+            wait=wait_exponential(multiplier=FIRST_BACK_OFF, max=LONGEST_BACK_OFF),
+            reraise=True,
+        )
+        self._complete = retrying.wraps(self._attempt)
+        self._lost: dict[str, str] = {}
+        """Address -> reason for which the server gets no more requests."""
+        self._inbox = queue.SimpleQueue[tuple[Request, Completion] | None]()
+        self._work = fleet.loop.start(self._run(requests))
+        self._work.add_done_callback(lambda _: self._inbox.put(None))
+
+    def arriving(self) -> Iterator[tuple[Request, Completion]]:
+        """Yield completions as they end, until all have arrived or no server is left; read it once.
+
+        Raises:
+            ConfigError: a server refuses a request.
+            RunFailed: a server sends an unusable answer.
+        """
+        try:
+            while True:
+                try:
+                    item = self._inbox.get(timeout=1.0)
+                except queue.Empty:
+                    self._end_if_signalled()
+                    continue
+                if item is None:
+                    break
+                yield item
+            self._work.result()
+        finally:
+            self.cancel()
+        self._give_up_lost()
+
+    def wait(self) -> None:
+        """Wait until no request is in progress; answers and errors can still be read."""
+        while wait([self._work], timeout=1.0).not_done:
+            self._end_if_signalled()
+        self._give_up_lost()
+
+    def cancel(self) -> None:
+        """Cancel the requests that are still in progress."""
+        self._work.cancel()
+
+    def _end_if_signalled(self) -> None:
+        end_if_signalled(max((member.client.heard for member in self._members), default=0.0))
+
+    def _give_up_lost(self) -> None:
+        """Give each lost server up once: it may come back before all answers are read."""
+        while self._lost:
+            self._fleet.give_up(*self._lost.popitem())
+
+    async def _run(self, requests: Sequence[Request]) -> None:
+        """Complete `requests`. Requests that are incomplete on return found no server."""
+        waiting = deque(requests)
+        running: dict[asyncio.Task[None], tuple[Member, Request]] = {}
+        watches = {asyncio.create_task(each.client.watch(self._tag)): each for each in self._members}
+        try:
+            while waiting or running:
+                while waiting and (free := [each for each in self._members if each.outstanding < each.room]):
+                    member = min(free, key=lambda each: each.outstanding / each.room)
+                    request = waiting.popleft()
+                    member.outstanding += request.prompt.num_samples
+                    running[asyncio.create_task(self._complete(member, request))] = member, request
+                if not running:
+                    return
+                ended, _ = await asyncio.wait([*running, *watches], return_when=asyncio.FIRST_COMPLETED)
+                for watch in [each for each in watches if each in ended]:
+                    silent = watches.pop(watch)
+                    self._drop(silent, str(watch.exception()))
+                    for task, (member, _) in running.items():
+                        if member is silent:
+                            task.cancel()
+                for task in [each for each in running if each in ended]:
+                    member, request = running.pop(task)
+                    member.outstanding -= request.prompt.num_samples
+                    try:
+                        task.result()
+                    except asyncio.CancelledError:  # its server is silent
+                        waiting.append(request)
+                    except ServerLost as error:
+                        waiting.append(request)
+                        self._drop(member, str(error))
+        finally:
+            for task in (*running, *watches):
+                task.cancel()
+            # Include tasks that failed meanwhile: asyncio reports errors that nobody retrieves.
+            await asyncio.gather(*running, *watches, return_exceptions=True)
+
+    def _drop(self, member: Member, why: str) -> None:
+        """Send no more requests to a server."""
+        if member in self._members:
+            self._members.remove(member)
+            self._lost[member.client.url] = why
+
+    async def _attempt(self, member: Member, request: Request) -> None:
+        url = member.client.url
+        async for completion in member.client.complete(list(request.prompt.token_ids), request.params):
+            if completion.finish_reason in ("abort", "error"):
+                raise ServerLost(f"{url} broke off a completion: {completion.finish_reason}")
+            if set(completion.versions) != {self._tag}:
+                weights = ", ".join(completion.versions) or "unknown"
+                raise ServerUnfit(f"{url} sampled with weights {weights} instead of {self._tag}")
+            if len(completion.logprobs) != len(completion.token_ids):
+                raise RunFailed(
+                    f"{url} sent {len(completion.token_ids)} tokens without their log-probabilities"
+                )
+            if completion.index not in request.delivered:
+                request.delivered.add(completion.index)
+                self._inbox.put((request, completion))
 
 
 class VllmServerGenerator:
@@ -81,9 +246,7 @@ class VllmServerGenerator:
         if context.rank == 0:
             if not self._fleet.find():
                 raise ConfigError(self._fleet.none_answers())
-            self._tell_dtypes(
-                str(context.policy.dtype).removeprefix("torch."), has_float32_head(context.policy)
-            )
+            self._warn_of_dtypes()
 
     def sync(self, weights: WeightStream, version: int) -> None:
         """Send the weights to every server that answers, including servers that were lost before.
@@ -137,11 +300,7 @@ class VllmServerGenerator:
         with self._translate_config_errors():
             pending = self._ask(self._requests(prompts, sampling, seed))
         self._begun.append(pending)
-        return self._read_begun(pending)
-
-    def _read_begun(self, pending: PendingRequests) -> Iterator[Rollout]:
-        with self._translate_config_errors():
-            yield from self._read(pending)
+        return self._read(pending)
 
     def sleep(self) -> None:
         """Do nothing: the servers have their own devices."""
@@ -182,8 +341,10 @@ class VllmServerGenerator:
         fleet.post("/update_weight_version", {"new_version": self._tag})
         fleet.sent(self._tag)
 
-    def _tell_dtypes(self, ours: str, casts_head: bool) -> None:
+    def _warn_of_dtypes(self) -> None:
         """Warn about another dtype, also of the head: it is allowed, but one cause of a mismatch."""
+        policy = self.context.policy
+        ours, casts_head = str(policy.dtype).removeprefix("torch."), has_float32_head(policy)
         for url, about in self._fleet.look().items():
             if about["dtype"] != ours:
                 what = f"{url} samples in {about['dtype']} for a policy in {ours} (grpox serve --dtype {ours})"
@@ -229,10 +390,10 @@ class VllmServerGenerator:
             for url, about in self._fleet.look().items()
             if about["weight_version"] == self._tag
         ]
-        pool = ServerPool(members, self._tag, self.config.retries)
-        return PendingRequests(self._fleet, pool, requests, self.version)
+        return PendingRequests(self._fleet, members, requests, self._tag, self.version)
 
     def _read(self, pending: PendingRequests) -> Iterator[Rollout]:
-        for request, completion in pending.arriving():
-            tokens, logprobs, reason = completion.token_ids, completion.logprobs, completion.finish_reason
-            yield build_rollout(request.prompt, completion.index, tokens, logprobs, reason, pending.version)
+        with self._translate_config_errors():
+            for request, done in pending.arriving():
+                tokens, logprobs, reason = done.token_ids, done.logprobs, done.finish_reason
+                yield build_rollout(request.prompt, done.index, tokens, logprobs, reason, pending.version)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from grpox_vllm_serving.launch import FILE_BACKEND, SHARED_MEMORY
 from grpox_vllm_serving.protocol import WEIGHTS_FOLDER
-from grpox_vllm_serving.reloaded import as_loaded, head_is_embedding, pack_again, untouched
+from grpox_vllm_serving.weight_reload import as_loaded, head_is_embedding, pack_again, untouched
 
 _NAME = re.compile(r"[0-9a-z-]+\.safetensors")
 
@@ -60,7 +59,9 @@ class FileTransferEngine(WeightTransferEngine[NoInitInfo, BucketFile]):  # type:
         path = folder / update_info.file
         with safe_open(path, framework="pt", device=str(self.device)) as bucket:
             # On NFS the file may vanish while it is mapped and a layer is incomplete.
-            weights = _tensors(bucket, copied=SHARED_MEMORY not in folder.parents)
+            copied = SHARED_MEMORY not in folder.parents
+            tensors = ((name, bucket.get_tensor(name)) for name in bucket.keys())  # noqa: SIM118 - no mapping
+            weights = ((name, tensor.clone() if copied else tensor) for name, tensor in tensors)
             tied = self.model_config.hf_text_config.tie_word_embeddings
             self.model.load_weights(as_loaded(weights, tied, self._head_is_embedding))
 
@@ -80,12 +81,6 @@ class FileTransferEngine(WeightTransferEngine[NoInitInfo, BucketFile]):  # type:
 
     def shutdown(self) -> None:
         """Do nothing: no file or connection is open."""
-
-
-def _tensors(bucket: Any, copied: bool) -> Iterator[tuple[str, Any]]:
-    for name in bucket.keys():  # noqa: SIM118 - not a mapping
-        tensor = bucket.get_tensor(name)
-        yield name, tensor.clone() if copied else tensor
 
 
 class WorkerExtension:

@@ -12,7 +12,7 @@ from transformers.generation.configuration_utils import (
 from grpox.config import SamplingConfig
 from grpox.runfile.checks import LOGIT_KWARGS, changed_distribution
 from grpox_generators.configs import HfConfig
-from grpox_generators.generation_kwargs import ALLOWED, LOGITS, OTHER_DECODING, OWNED, WARPERS
+from grpox_generators.generation_kwargs import ALLOWED, LOGITS, OWNED, WARPERS
 
 
 def refused(sampling, **parameters):
@@ -21,9 +21,9 @@ def refused(sampling, **parameters):
 
 def test_every_key_of_transformers_is_either_given_or_refused_by_name():
     keys = {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"transformers_version"}
-    listed = [*ALLOWED, *OWNED, *OTHER_DECODING]
-    assert len(listed) == len(set(listed))
-    assert set(listed) == keys
+    assert {*ALLOWED, *OWNED} <= keys
+    refusals = refused({"generation_kwargs": dict.fromkeys(keys)})
+    assert {problem.key.rpartition(".")[2] for problem in refusals} == keys - {*ALLOWED}
 
 
 def test_the_caches_are_those_of_transformers():

@@ -3,24 +3,21 @@
 import asyncio
 import json
 import signal
-from types import SimpleNamespace
 
 import pytest
-import torch
 from aiohttp import web
-from safetensors import SafetensorError
+from pydantic import ValidationError
 from support.patience import patient
+from transformers import LlamaConfig
 
 from grpox.errors import ConfigError, RunFailed
 from grpox.runtime import signals
 from grpox.runtime.signals import Terminated
-from grpox_generators import server_client, server_fleet, server_weights
+from grpox_generators import server_client
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.server_client import ServerClient, ServerLost
-from grpox_generators.server_fleet import Fleet, serve_command
-from grpox_generators.server_pool import PendingRequests, ServerPool
-from grpox_generators.server_weights import FileSender
-from grpox_vllm_serving.protocol import PROTOCOL
+from grpox_generators.server_client import Fleet, ServerClient, ServerLost, serve_command
+from grpox_generators.vllm_server import PendingRequests
+from grpox_vllm_serving.protocol import PROTOCOL, differences, signature
 
 TOKEN = "0123456789abcdef"
 MODEL = {"model_type": "llama", "hidden_size": 8}
@@ -184,10 +181,10 @@ def test_a_signal_ends_the_wait_for_a_server(fleet, monkeypatch):
     monkeypatch.setattr(signals, "_received", received)
     with pytest.raises(Terminated):
         silent.find()
-    monkeypatch.setattr(server_fleet, "SILENCE", 0.0)
+    monkeypatch.setattr(server_client, "SILENCE", 0.0)
     with pytest.raises(Terminated):
         silent.loop.run(asyncio.sleep(600))
-    pending = PendingRequests(silent, ServerPool([], "run/1", 0), [], 1)
+    pending = PendingRequests(silent, [], [], "run/1", 1)
     pending._work = silent.loop.start(asyncio.sleep(600))
     pending._inbox.get()
     for wait in (pending.wait, lambda: list(pending.arriving())):
@@ -247,7 +244,7 @@ def test_a_folder_that_only_the_server_sees_is_told(fleet, tmp_path):
 
 
 def test_a_server_that_comes_up_later_is_waited_for(fleet, monkeypatch, tmp_path, logged):
-    monkeypatch.setattr("grpox_generators.server_fleet.SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(server_client, "SECONDS_BETWEEN_SEARCHES", 0.0)
     late = fleet(ServerLost("u: refused"), ServerLost("u: refused"), about(tmp_path), start_timeout=patient(5))
     assert late.find()
     told = logged()
@@ -312,100 +309,28 @@ def test_a_process_that_sends_no_weights_need_not_see_the_folder(monkeypatch, tm
     other_rank.close()
 
 
-def weights():
-    yield "a", torch.ones(4)
-    yield "b", torch.ones(4)
+@pytest.mark.parametrize(
+    "url",
+    ["127.0.0.1:8000", "ftp://host:1", "http://", "http://host:99999", "http://me:pw@host:1", "http://h:1?x=1"],
+)
+def test_addresses_are_checked(url):
+    with pytest.raises(ValidationError, match="does not have the form http://HOST:PORT"):
+        VllmServerConfig(urls=[url])
 
 
-@pytest.fixture
-def posted(monkeypatch):
-    """Routes that were asked, each answered with success."""
-    paths = []
-
-    async def post(self, path, body=None):
-        paths.append(path)
-        return {}
-
-    monkeypatch.setattr(ServerClient, "post", post)
-    return paths
+def test_one_address_is_one_server():
+    assert VllmServerConfig(urls=["http://a:1/", "https://b:2"]).urls == ["http://a:1", "https://b:2"]
+    with pytest.raises(ValidationError, match="names one server twice"):
+        VllmServerConfig(urls=["http://a:1", "http://a:1/"])
+    with pytest.raises(ValidationError):
+        VllmServerConfig(urls=[])
 
 
-def test_weights_go_through_the_folder_bucket_by_bucket_and_leave_nothing(fleet, tmp_path, posted):
-    used = fleet(about(tmp_path))
-    used.look()
-    FileSender(used, 16).send(weights())
-    assert posted == ["/start_weight_update", "/update_weights", "/update_weights", "/finish_weight_update"]
-    assert [file.name for file in tmp_path.iterdir()] == ["instance"]
-
-
-def test_a_folder_that_is_gone_is_a_lost_server(fleet, tmp_path, posted):
-    used = fleet(about(tmp_path))
-    used.look()
-    (tmp_path / "instance").unlink()
-    tmp_path.rmdir()
-    stream = weights()
-    FileSender(used, 16).send(stream)
-    assert [*stream] == []
-    assert "its folder for weights is gone" in used.last_loss
-    tmp_path.mkdir()
-
-
-def test_a_folder_without_room_is_told_with_what_helps(fleet, tmp_path, posted, monkeypatch):
-    def full(*_):
-        raise SafetensorError("No space left on device")
-
-    monkeypatch.setattr(server_weights, "save_file", full)
-    used = fleet(about(tmp_path))
-    used.look()
-    with pytest.raises(RunFailed, match=r"No space left(.|\n)*bucket_mib"):
-        FileSender(used, 16).send(weights())
-
-
-class OnGpu:
-    """A tensor of a GPU, as far as its copy to the host asks."""
-
-    device = torch.device("cuda", 1)
-
-
-def test_a_bucket_on_a_gpu_comes_to_pinned_memory_with_one_wait(monkeypatch):
-    """The copies are ordered without a wait, and the host waits for all before it reads any."""
-    events = []
-
-    class Copy:
-        def copy_(self, tensor, non_blocking):
-            events.append(("copy", tensor, non_blocking))
-            return self
-
-    def empty_like(tensor, *, device, pin_memory):
-        events.append(("memory", torch.device(device).type, pin_memory))
-        return Copy()
-
-    def current_stream(device):
-        return SimpleNamespace(synchronize=lambda: events.append(("wait", device)))
-
-    monkeypatch.setattr(torch, "empty_like", empty_like)
-    monkeypatch.setattr(torch.accelerator, "current_stream", current_stream)
-    one, other = OnGpu(), OnGpu()
-    assert list(server_weights.on_host({"one": one, "other": other})) == ["one", "other"]
-    memory = ("memory", "cpu", True)
-    assert events == [memory, ("copy", one, True), memory, ("copy", other, True), ("wait", OnGpu.device)]
-
-
-def test_a_bucket_on_the_host_is_not_copied():
-    bucket = {"a": torch.ones(4)}
-    assert server_weights.on_host(bucket) is bucket
-
-
-def test_the_files_of_weights_hold_the_copies_on_the_host(fleet, tmp_path, posted, monkeypatch):
-    written = []
-    monkeypatch.setattr(
-        server_weights, "on_host", lambda bucket: {name: 7 * each for name, each in bucket.items()}
-    )
-    monkeypatch.setattr(server_weights, "_save", lambda bucket, *_: written.append(bucket))
-    used = fleet(about(tmp_path))
-    used.look()
-    FileSender(used, 16).send(weights())
-    assert [{name: each.tolist() for name, each in bucket.items()} for bucket in written] == [
-        {"a": [7.0] * 4},
-        {"b": [7.0] * 4},
+def test_models_differ_in_their_shape_and_not_in_their_weights():
+    ours = signature(LlamaConfig(hidden_size=64, vocab_size=17))
+    assert differences(ours, signature(LlamaConfig(hidden_size=64, vocab_size=17, rope_theta=1.0))) == []
+    other = signature(LlamaConfig(hidden_size=32, vocab_size=18, head_dim=2))
+    assert differences(ours, other) == [
+        "vocab_size is 18 there and 17 here",
+        "hidden_size is 32 there and 64 here",
     ]

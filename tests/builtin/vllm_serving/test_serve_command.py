@@ -1,5 +1,6 @@
 """`grpox serve`: what it starts vLLM with, and what it refuses before vLLM loads."""
 
+import inspect
 import json
 import os
 import socket
@@ -26,30 +27,33 @@ def value_of(line, option):
     return line[line.index(option) + 1]
 
 
+def of(folder, **changes):
+    """The environment of a server."""
+    return environment(settings(**changes), folder, folder, "start")
+
+
 def test_the_token_is_in_the_environment_and_not_on_the_command_line(tmp_path):
     assert not any(TOKEN in argument for argument in command(settings()))
-    given = environment(settings(), tmp_path, tmp_path, "start")
-    assert [name for name, value in given.items() if TOKEN in value] == ["GRPOX_SERVER_TOKEN"]
+    assert [name for name, value in of(tmp_path).items() if TOKEN in value] == ["GRPOX_SERVER_TOKEN"]
 
 
 def test_it_listens_here_alone_unless_told_otherwise(tmp_path, monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)  # a run in this process may have set it
     assert value_of(command(settings()), "--host") == "127.0.0.1"
-    assert environment(settings(), tmp_path, tmp_path, "start")["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in environment(settings(host="0.0.0.0"), tmp_path, tmp_path, "start")
+    assert of(tmp_path)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in of(tmp_path, host="0.0.0.0")
 
 
-def test_the_guard_is_outermost_and_pickle_is_off(tmp_path):
+def test_the_guard_is_outermost():
     line = command(settings())
     middleware = [line[place + 1] for place, argument in enumerate(line) if argument == "--middleware"]
     assert middleware[-1] == "grpox_vllm_serving.protocol.TokenGuard"
-    assert environment(settings(), tmp_path, tmp_path, "s")["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "0"
 
 
 def test_what_a_user_set_in_the_environment_stays_but_not_what_guards_the_server(tmp_path, monkeypatch):
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-    given = environment(settings(), tmp_path, tmp_path, "s")
+    given = of(tmp_path)
     assert "VLLM_LOGGING_LEVEL" not in given
     assert given["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "0"
 
@@ -57,8 +61,7 @@ def test_what_a_user_set_in_the_environment_stays_but_not_what_guards_the_server
 def test_a_server_with_cuda_multiplies_float32_as_the_trainer_does(tmp_path, monkeypatch):
     name = "VLLM_FLOAT32_MATMUL_PRECISION"
     monkeypatch.delenv(name, raising=False)
-    given = [environment(settings(cuda=cuda), tmp_path, tmp_path, "s").get(name) for cuda in (True, False)]
-    assert given == ["high", None]
+    assert [of(tmp_path, cuda=cuda).get(name) for cuda in (True, False)] == ["high", None]
 
 
 def test_weights_travel_by_nccl_or_by_file():
@@ -89,15 +92,8 @@ def test_arguments_that_grpox_sets_are_refused(argument):
 
 
 def test_every_owned_argument_that_names_another_names_a_real_one():
-    options = set(_options(serve))
-    for instead in OWNED.values():
-        assert not instead.startswith("--") or instead in options
-
-
-def _options(callback):
-    import inspect
-
-    return [f"--{name.replace('_', '-')}" for name in inspect.signature(callback).parameters]
+    options = {f"--{name.replace('_', '-')}" for name in inspect.signature(serve).parameters}
+    assert {instead for instead in OWNED.values() if instead.startswith("--")} <= options
 
 
 def refused(*arguments):
@@ -184,20 +180,29 @@ def test_the_folder_of_another_users_server_stays(tmp_path, monkeypatch):
     assert (theirs / "lock").exists()
 
 
-@pytest.mark.parametrize(("cast", "expected"), [("false", []), ("true", ["float32"])])
-def test_a_run_names_the_type_of_the_servers_head(cast, expected, with_vllm, monkeypatch, tmp_path):
-    data = str(tmp_path / "rows.jsonl")
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 8)
-    model = load_run("quickstart").config.model.path
-    (tmp_path / "run.yaml").write_text(
-        f"model: {{path: {model}, cast_lm_head_to_fp32: {cast}}}\ndata: {{path: {data}}}\nrewards: [exact]\n"
-        "sampling: {max_completion_length: 4}\n"
-    )
+@pytest.fixture
+def command_of(with_vllm, monkeypatch, tmp_path):
+    """Return the command line of vLLM that `grpox serve` of a run file makes."""
     started = []
     monkeypatch.setattr("grpox_vllm_serving.command._serve", started.append)
-    done = CliRunner().invoke(app, ["serve", str(tmp_path / "run.yaml"), "--", "--max-num-seqs", "8"])
-    assert done.exit_code == 0, done.output
-    line = command(started[0])
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 8)
+
+    def ask(model, *options, data=""):
+        (tmp_path / "run.yaml").write_text(
+            f"model: {{{model}}}\ndata: {{path: rows.jsonl{data}}}\nrewards: [exact]\n"
+            "sampling: {max_completion_length: 4}\n"
+        )
+        done = CliRunner().invoke(app, ["serve", str(tmp_path / "run.yaml"), *options])
+        assert done.exit_code == 0, done.output
+        return command(started[0])
+
+    return ask
+
+
+@pytest.mark.parametrize(("cast", "expected"), [("false", []), ("true", ["float32"])])
+def test_a_run_names_the_type_of_the_servers_head(cast, expected, command_of):
+    path = load_run("quickstart").config.model.path
+    line = command_of(f"path: {path}, cast_lm_head_to_fp32: {cast}", "--", "--max-num-seqs", "8")
     overrides = [line[place + 1] for place, argument in enumerate(line) if argument == "--hf-overrides"]
     assert [json.loads(each)["head_dtype"] for each in overrides] == expected
     assert line[-2:] == ["--max-num-seqs", "8"]
@@ -205,21 +210,9 @@ def test_a_run_names_the_type_of_the_servers_head(cast, expected, with_vllm, mon
 
 
 @pytest.mark.parametrize(("options", "length"), [([], "18"), (["--max-model-len", "60"], "60")])
-def test_a_run_names_the_length_by_which_position_factors_are_chosen(
-    options, length, with_vllm, monkeypatch, tmp_path
-):
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 8)
+def test_a_run_names_the_length_by_which_position_factors_are_chosen(options, length, command_of, tmp_path):
     factors = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
-    tiny_model("phi3", original_max_position_embeddings=16, rope_scaling=factors).save_pretrained(
-        tmp_path / "m"
-    )
-    (tmp_path / "run.yaml").write_text(
-        "model: {path: m}\ndata: {path: rows.jsonl, max_prompt_length: 14}\nrewards: [exact]\n"
-        "sampling: {max_completion_length: 4}\n"
-    )
-    started = []
-    monkeypatch.setattr("grpox_vllm_serving.command._serve", started.append)
-    done = CliRunner().invoke(app, ["serve", str(tmp_path / "run.yaml"), *options])
-    assert done.exit_code == 0, done.output
-    line = command(started[0])
-    assert line[line.index("--max-model-len") + 1] == length
+    model = tiny_model("phi3", original_max_position_embeddings=16, rope_scaling=factors)
+    model.save_pretrained(tmp_path / "m")
+    line = command_of("path: m", *options, data=", max_prompt_length: 14")
+    assert value_of(line, "--max-model-len") == length

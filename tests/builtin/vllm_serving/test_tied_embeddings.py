@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from grpox_vllm_serving.reloaded import as_loaded, head_is_embedding
+from grpox_vllm_serving.weight_reload import as_loaded, head_is_embedding
 
 POLICY = [("model.embed_tokens.weight", 1), ("model.norm.weight", 2)]
 

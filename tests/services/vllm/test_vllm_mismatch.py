@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from support import processes
+from support.sampling_parity import difference
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
-from grpox.policy.batch import collate, samples_of
-from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.models import architecture_of
 from grpox.runtime.world import start_world
 from grpox_generators.configs import VllmColocateConfig
@@ -172,14 +171,6 @@ def generator(smollm2, policy):
     made.close()
 
 
-def differences(policy, rollouts):
-    """abs(log pi - log mu) of each token."""
-    batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), torch.device("cpu"))
-    with torch.no_grad():
-        logprobs, _ = completion_logprobs(policy, batch, 1.0)
-    return (logprobs - batch.sampler_logprobs)[batch.token_mask].abs()
-
-
 def test_a_real_model_with_tied_embeddings_agrees_after_every_sync(generator, policy):
     assert policy.config.tie_word_embeddings
     questions = ("The capital of France is", "7 * 8 =", "Once upon a time")
@@ -192,8 +183,8 @@ def test_a_real_model_with_tied_embeddings_agrees_after_every_sync(generator, po
             with torch.no_grad():
                 for weight in policy.parameters():
                     weight += 0.03 * weight.std() * torch.randn(weight.shape, generator=draw)
-            assert differences(policy, rollouts).max() > 0.05  # the sync to come has something to bring
+            assert difference(policy, rollouts, 1.0) > 0.05  # the sync to come has something to bring
         generator.sync(((name, p.detach().clone()) for name, p in policy.named_parameters()), version)
         rollouts = list(generator.generate(prompts, SamplingConfig(max_completion_length=24), 5 + version))
         assert {rollout.policy_version for rollout in rollouts} == {version}
-        assert differences(policy, rollouts).max() < 2e-4
+        assert difference(policy, rollouts, 1.0) < 2e-4

@@ -16,7 +16,7 @@ import torch
 from support.generator_line import assert_learned, run_file
 from support.listening import beyond_loopback, listening
 from support.own_lengths import assert_cut
-from support.sampling_parity import SETTINGS, largest_difference
+from support.sampling_parity import SETTINGS, difference, largest_difference
 from support.services import wait_until
 from support.vllm_serving import MODEL, TOKEN, Served, borrowed
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -102,10 +102,7 @@ def test_log_probabilities_are_the_policys_after_every_sync(servers, started, po
         synced(generator, policy, version)
         rollouts = list(generator.generate(requests(tokenizer), sampling(), 5))
         assert {rollout.policy_version for rollout in rollouts} == {version}
-        batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
-        logprobs, _ = completion_logprobs(policy, batch, 1.3)
-        mask = batch.token_mask
-        torch.testing.assert_close(logprobs[mask], batch.sampler_logprobs[mask], atol=1e-5, rtol=0)
+        assert difference(policy, rollouts, 1.3) < 1e-5
 
 
 def test_a_seed_repeats_its_draws_whichever_server_makes_them(servers, started, policy, tokenizer):
@@ -179,32 +176,17 @@ def test_every_path_but_health_asks_for_the_token(servers):
             ) as response:
                 paths = (await response.json())["paths"]
             asked = [(method, path) for path, methods in paths.items() for method in methods]
-            asked += [
-                ("options", "/collective_rpc"),
-                ("get", "//health"),
-                ("post", "/health"),
-                ("get", "/docs"),
-            ]
-            asked += [
-                ("get", "/metrics"),
-                ("get", "/openapi.json"),
-                ("get", "/grpox/about"),
-                ("get", "/health/"),
-            ]
+            asked += [("options", "/collective_rpc"), ("post", "/health")]
+            more = ("//health", "/docs", "/metrics", "/openapi.json", "/grpox/about", "/health/")
+            asked += [("get", path) for path in more]
             for method, path in asked:
                 url = URL(servers[0].url + path, encoded=True)
                 async with session.request(method, url, headers=headers) as response:
                     found[method, path] = response.status
         return found
 
-    wrong = [
-        {},
-        {"Authorization": "Bearer wrong"},
-        {"Authorization": TOKEN},
-        {"Authorization": f"Bearer {TOKEN}x"},
-    ]
-    for headers in wrong:
-        found = asyncio.run(statuses(headers))
+    for wrong in (None, "Bearer wrong", TOKEN, f"Bearer {TOKEN}x"):
+        found = asyncio.run(statuses({} if wrong is None else {"Authorization": wrong}))
         assert len(found) > 40
         assert {("post", "/collective_rpc"), ("post", "/update_weights"), ("post", "/pause")} <= set(found)
         assert found.pop(("get", "/health")) == 200
@@ -251,10 +233,7 @@ def test_a_sync_that_was_broken_off_does_not_harm_the_next(servers, started, pol
         broken.sync(half(), 1)
     synced(generator, policy, 1)
     rollouts = list(generator.generate(requests(tokenizer), sampling(), 5))
-    batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
-    logprobs, _ = completion_logprobs(policy, batch, 1.3)
-    mask = batch.token_mask
-    torch.testing.assert_close(logprobs[mask], batch.sampler_logprobs[mask], atol=1e-5, rtol=0)
+    assert difference(policy, rollouts, 1.3) < 1e-5
 
 
 def test_completions_come_as_they_end(servers, started, policy, tokenizer):

@@ -27,8 +27,8 @@ from grpox_generators import packed_linear
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 from grpox_generators.packed_linear import PackedLinear
-from grpox_generators.server_nccl import _StreamSource
-from grpox_generators.stored_names import as_stored
+from grpox_generators.server_weights import NcclSender
+from grpox_generators.vllm_weights import as_stored
 
 CPU = torch.device("cpu")
 TOKENIZER = Path(__file__).parents[3] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
@@ -122,7 +122,7 @@ def test_vllm_gets_the_content_of_the_files(kind: str, tmp_path: Path) -> None:
 
 def test_what_a_server_is_told_to_expect_is_what_it_is_sent(kind: str) -> None:
     model = tiny_model(kind)
-    expected = [(name, tensor.shape) for name, tensor in as_stored(model, _StreamSource(model)._shapes())]
+    expected = [(name, tensor.shape) for name, tensor in NcclSender(None, model, 0).shapes()]  # type: ignore[arg-type]
     sent = [(name, tensor.shape) for name, tensor in as_stored(model, stream_weights(model))]
     assert expected == sent
 

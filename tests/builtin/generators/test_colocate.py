@@ -6,20 +6,37 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from grpox.config import SamplingConfig
+from grpox.config import LoraConfig, SamplingConfig
 from grpox.contracts import Prompt
 from grpox.errors import ConfigError, RunFailed
 from grpox.policy.float32_head import Float32Head
-from grpox_generators import ranks, vllm_colocate
+from grpox.policy.lora.add import add_adapters
+from grpox.policy.lora.layers import adapter_parameters
+from grpox.policy.weight_stream import stream_weights
+from grpox_generators import vllm_colocate
 from grpox_generators.configs import ENGINE_OWNED, VllmColocateConfig
-from grpox_generators.vllm_colocate import PRECISION, VllmColocateGenerator
+from grpox_generators.vllm_colocate import PRECISION, AdapterFiles, VllmColocateGenerator
+
+
+@dataclass
+class Request:
+    """vLLM's LoRARequest."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+    load_inplace: bool = False
 
 
 class Model(nn.Module):
@@ -29,7 +46,7 @@ class Model(nn.Module):
 
 
 class EngineDouble:
-    """vLLM's engine as far as sleep goes.
+    """vLLM's engine as far as weights and sleep go.
 
     Level 2 leaves the weights without meaning; memory that is asleep cannot be written; the scheduler stays
     paused until everything is awake, so that a request before would wait for ever.
@@ -37,12 +54,14 @@ class EngineDouble:
 
     def __init__(self) -> None:
         self.asleep: set[str] = set()
-        self.weight = math.nan
         self.calls: list[str] = []
+        self.base: dict[str, Tensor] = {}
+        self.adapter: dict[str, Tensor] = {}
+        self.llm_engine = SimpleNamespace(add_lora=self.add_lora)
 
     def sleep(self, level: int) -> None:
         self.calls.append(f"sleep {level}")
-        self.asleep, self.weight = {"weights", "kv_cache"}, math.nan
+        self.asleep, self.base = {"weights", "kv_cache"}, {"w": torch.tensor(math.nan)}
 
     def wake_up(self, tags: list[str]) -> None:
         self.calls.append(f"wake {' '.join(tags)}")
@@ -55,7 +74,12 @@ class EngineDouble:
     def collective_rpc(self, method: str, kwargs: dict[str, Iterator[tuple[str, Tensor]]]) -> None:
         self.calls.append(method)
         assert "weights" not in self.asleep
-        self.weight = float(dict(kwargs["weights_iterator"])["w"])
+        self.base = {name: weight.clone() for name, weight in kwargs["weights_iterator"]}
+
+    def add_lora(self, request: Request) -> None:
+        assert request.load_inplace, "vLLM would keep the adapter of the sync before"
+        self.calls.append("adapter")
+        self.adapter = load_file(Path(request.lora_path) / "adapter_model.safetensors")
 
     def reset_prefix_cache(self) -> bool:
         self.calls.append("reset")
@@ -64,7 +88,36 @@ class EngineDouble:
     def sampled_with(self) -> float:
         """The weight that a request is answered with."""
         assert not self.asleep, "the request would wait for ever"
-        return self.weight
+        return float(self.base["w"])
+
+
+@pytest.fixture(autouse=True)
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.lora.request", SimpleNamespace(LoRARequest=Request))
+    ranks = SimpleNamespace(MaxLoRARanks=Literal[1, 8, 16, 32])
+    monkeypatch.setitem(sys.modules, "vllm.config.lora", ranks)
+    monkeypatch.setattr(vllm_colocate, "ENVIRONMENT", {})
+
+
+def started(
+    policy: Any,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: Callable[[], object] = lambda: None,
+    **settings: Any,
+) -> tuple[VllmColocateGenerator, EngineDouble]:
+    engine = EngineDouble()
+
+    def start(generator: VllmColocateGenerator, folder: str) -> EngineDouble:
+        begun()
+        return engine
+
+    monkeypatch.setattr(VllmColocateGenerator, "_start_engine", start)
+    generator = VllmColocateGenerator(VllmColocateConfig(**settings))
+    tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
+    place: Any = SimpleNamespace(policy=policy, tokenizer=tokenizer, device=torch.device(device), world_size=1)
+    generator.start(place)
+    return generator, engine
 
 
 class Policy(SimpleNamespace):
@@ -86,33 +139,17 @@ class Policy(SimpleNamespace):
         self.get_output_embeddings = lambda: head
 
 
+def weights_of(policy: Any) -> Iterator[tuple[str, Tensor]]:
+    yield "w", torch.tensor(policy.weight)
+
+
 class Sampling:
     """Does what the trainer's sampler does: sync only where the weights are new, wake, sample, sleep."""
 
-    def __init__(
-        self,
-        config: VllmColocateConfig,
-        device: str,
-        monkeypatch: pytest.MonkeyPatch,
-        head: nn.Module | None = None,
-        started: Callable[[], object] = lambda: None,
-    ) -> None:
-        engine, self.policy = EngineDouble(), Policy(0.0, head)
-        self.engine, self.synced = engine, -1.0
-        monkeypatch.setattr(vllm_colocate, "ENVIRONMENT", {})
+    def __init__(self, device: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.policy, self.synced = Policy(0.0), -1.0
         monkeypatch.setattr(vllm_colocate, "stream_weights", weights_of)
-
-        def start(generator: VllmColocateGenerator, folder: str) -> EngineDouble:
-            started()
-            return engine
-
-        monkeypatch.setattr(VllmColocateGenerator, "_start_engine", start)
-        self.generator = VllmColocateGenerator(config)
-        tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
-        context: Any = SimpleNamespace(
-            policy=self.policy, tokenizer=tokenizer, device=torch.device(device), world_size=1
-        )
-        self.generator.start(context)
+        self.generator, self.engine = started(self.policy, device, monkeypatch, **settings)
 
     def sample(self, weight: float) -> float:
         self.policy.weight = weight
@@ -125,14 +162,10 @@ class Sampling:
         return sampled
 
 
-def weights_of(policy: Any) -> Iterator[tuple[str, Tensor]]:
-    yield "w", torch.tensor(policy.weight)
-
-
 def test_every_sample_is_of_the_current_weights_though_sleep_forgets_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = Sampling(VllmColocateConfig(), "cuda", monkeypatch)
+    run = Sampling("cuda", monkeypatch)
     # An evaluation in two batches, training on the same weights, then an update, then both again.
     assert [run.sample(weight) for weight in (0.0, 0.0, 0.0, 1.0, 1.0, 2.0)] == [0.0, 0.0, 0.0, 1.0, 1.0, 2.0]
     assert run.generator.version == 2
@@ -140,9 +173,10 @@ def test_every_sample_is_of_the_current_weights_though_sleep_forgets_them(
 
 def test_the_engines_head_is_float32_where_the_policys_is(monkeypatch: pytest.MonkeyPatch) -> None:
     for head, expected in ((nn.Linear(2, 17), None), (Float32Head(2, 17), "float32")):
-        run = Sampling(VllmColocateConfig(), "cpu", monkeypatch, head)
-        assert [saved.get("head_dtype") for saved in run.policy.saved] == [expected]
-        assert not hasattr(run.policy.config, "head_dtype")  # the saved model does not name it
+        policy = Policy(0.0, head)
+        started(policy, "cpu", monkeypatch)
+        assert [saved.get("head_dtype") for saved in policy.saved] == [expected]
+        assert not hasattr(policy.config, "head_dtype")  # the saved model does not name it
 
 
 @pytest.mark.parametrize(("by_user", "expected"), [(None, "high"), ("highest", "highest")])
@@ -156,7 +190,7 @@ def test_the_engine_leaves_the_trainers_precision_of_products(
     before, named = torch.get_float32_matmul_precision(), list[str]()
     torch.set_float32_matmul_precision("high")
     try:
-        Sampling(VllmColocateConfig(), "cuda", monkeypatch, started=lambda: named.append(os.environ[PRECISION]))
+        started(Policy(0.0), "cuda", monkeypatch, lambda: named.append(os.environ[PRECISION]))
     finally:
         torch.set_float32_matmul_precision(before)
     assert named == [expected]
@@ -164,7 +198,7 @@ def test_the_engine_leaves_the_trainers_precision_of_products(
 
 
 def test_weights_come_after_their_memory_and_before_that_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Sampling(VllmColocateConfig(), "cuda", monkeypatch)
+    run = Sampling("cuda", monkeypatch)
     run.sample(0.0)
     # Nothing sleeps before the first sync.
     assert run.engine.calls == ["reload_weights", "reset", "sleep 2"]
@@ -178,7 +212,7 @@ def test_weights_come_after_their_memory_and_before_that_of_the_cache(monkeypatc
 def test_an_engine_that_stays_awake_takes_each_weight_once(
     device: str, sleep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Sampling(VllmColocateConfig(sleep=sleep), device, monkeypatch)
+    run = Sampling(device, monkeypatch, sleep=sleep)
     assert [run.sample(weight) for weight in (0.0, 0.0, 1.0)] == [0.0, 0.0, 1.0]
     assert run.engine.calls == ["reload_weights", "reset"] * 2
 
@@ -198,8 +232,8 @@ def test_ranks_that_cannot_be_dealt_are_told_before_the_model_loads(
 def test_several_ranks_start_engines_that_know_of_their_launcher() -> None:
     # Else vLLM would put every rank's engine on the machine's first GPU.
     launched = {"tensor_parallel_size": 1, "distributed_executor_backend": "external_launcher"}
-    assert ranks.engine_arguments(1, world_size=4) == launched
-    assert ranks.engine_arguments(1, world_size=1) == {}
+    assert vllm_colocate.engine_arguments(1, world_size=4) == launched
+    assert vllm_colocate.engine_arguments(1, world_size=1) == {}
 
 
 @pytest.mark.parametrize(
@@ -215,8 +249,8 @@ def test_a_group_asks_together_and_each_rank_keeps_its_own(
     group = SimpleNamespace(world_size=3, rank_in_group=rank, cpu_group=None)
     state = SimpleNamespace(get_tp_group=lambda: group)
     monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", state)
-    monkeypatch.setattr(ranks.dist, "all_gather_object", gather)
-    asked, own = ranks.ask_together(mine)
+    monkeypatch.setattr(vllm_colocate.dist, "all_gather_object", gather)
+    asked, own = vllm_colocate.ask_together(mine)
     assert asked == ["a", "b", "c"]
     assert asked[own] == kept
 
@@ -229,8 +263,8 @@ def test_what_grpox_sets_is_no_argument_of_the_engine(name: str) -> None:
 
 @pytest.mark.parametrize("reason", ["stop", "length", "repetition", "abort", "error"])
 def test_the_end_of_a_completion_is_vllms_own(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    generator = Sampling(VllmColocateConfig(), "cpu", monkeypatch).generator
-    generator._engine.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=999))
+    generator, engine = started(Policy(0.0), "cpu", monkeypatch)
+    engine.llm_engine = SimpleNamespace(model_config=SimpleNamespace(max_model_len=999))
     logprobs = [{5: SimpleNamespace(logprob=-0.5)}]
     completion = SimpleNamespace(index=0, token_ids=[5], logprobs=logprobs, finish_reason=reason)
     monkeypatch.setattr(vllm_colocate, "ask_together", lambda asked: (asked, slice(None)))
@@ -241,3 +275,98 @@ def test_the_end_of_a_completion_is_vllms_own(monkeypatch: pytest.MonkeyPatch, r
             list(rollouts)
     else:
         assert [rollout.finish_reason for rollout in rollouts] == [reason]
+
+
+def plain_model() -> LlamaForCausalLM:
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=17, tie_word_embeddings=False, **small))
+
+
+def adapted_model(r: int = 3, **settings: Any) -> LlamaForCausalLM:
+    pytest.importorskip("peft")
+    model = plain_model()
+    add_adapters(model, LoraConfig(r=r, **settings), seed=0)
+    return model
+
+
+def train(model: LlamaForCausalLM) -> None:
+    with torch.no_grad():
+        for _, parameter in adapter_parameters(model):
+            parameter += 1
+
+
+def test_frozen_weights_come_once_and_then_the_adapter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a buffer has changed, which is brought with the frozen weights anew."""
+    model = adapted_model()
+    scale = torch.ones(1)
+    model.model.layers[0].register_buffer("scale", scale)
+    frozen = {name: weight.clone() for name, weight in stream_weights(model)}  # B is 0 at first
+    generator, engine = started(model, "cpu", monkeypatch, lora_sync="adapter")
+    for version in range(4):
+        train(model)
+        if version == 3:
+            scale += 1
+            frozen["model.layers.0.scale"] = scale
+        generator.sync(stream_weights(model), version)
+        for name, parameter in adapter_parameters(model):
+            assert torch.equal(engine.adapter[f"base_model.model.{name}"], parameter), name
+        assert engine.base.keys() == frozen.keys()
+        assert all(torch.equal(engine.base[name], frozen[name]) for name in frozen)
+    first, later = ["reload_weights", "adapter", "reset"], ["adapter", "reset"]
+    assert engine.calls == [*first, *later, *later, *first]
+    assert generator.version == 3
+
+
+def test_an_engine_that_forgets_its_weights_gets_the_frozen_ones_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = adapted_model()
+    generator, engine = started(model, "cuda", monkeypatch, lora_sync="adapter")
+    generator.sync(stream_weights(model), 0)
+    generator.sleep()
+    engine.calls.clear()
+    generator.wake()
+    generator.sync(stream_weights(model), 1)
+    calls = [call for call in engine.calls if not call.startswith("wake")]
+    assert calls == ["reload_weights", "adapter", "reset", "adapter", "reset"]
+
+
+@pytest.mark.parametrize(("make", "how"), [(adapted_model, "merged"), (plain_model, "adapter")])
+def test_weights_are_sent_whole_where_that_is_asked_for_or_there_is_no_adapter(
+    make: Callable[[], LlamaForCausalLM], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make()
+    generator, engine = started(model, "cpu", monkeypatch, lora_sync=how)
+    train(model)
+    generator.sync(stream_weights(model), 0)
+    assert engine.calls == ["reload_weights", "reset"]
+    expected = dict(stream_weights(model))
+    assert all(torch.equal(engine.base[name], expected[name]) for name in expected)
+
+
+def test_room_is_set_apart_for_the_rank_and_the_layers_that_have_adapters() -> None:
+    files = AdapterFiles(adapted_model(r=9, target_modules=["q_proj", "up_proj"]))
+    assert files.arguments == {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": 16,
+        "lora_target_modules": ["q_proj", "up_proj"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"), [({"r": 33}, "rank 32 at most"), ({"target_modules": ["lm_head"]}, "the head")]
+)
+def test_what_vllm_has_no_room_for_is_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as refused:
+        AdapterFiles(adapted_model(**settings))
+    problem = refused.value.problems[0]
+    assert (problem.key, problem.allowed) == ("generator.lora_sync", "merged")
+
+
+def test_the_files_are_gone_when_the_engine_is() -> None:
+    files = AdapterFiles(adapted_model())
+    files.send(EngineDouble())
+    folder = Path(files.request().lora_path)
+    assert (folder / "adapter_config.json").is_file()
+    assert folder.stat().st_mode & 0o077 == 0  # nobody else's
+    files.close()
+    assert not folder.exists()
