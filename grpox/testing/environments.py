@@ -69,7 +69,6 @@ class EnvironmentConformance(Conformance):
     """The checks of an environment."""
 
     kind = "environment"
-    reports_swallowed = True
     rows: ClassVar[Sequence[Mapping[str, Any]]] = ()
     """Rows of the data; default: the class's `example_rows`."""
     turns: ClassVar[Sequence[str]] = ()

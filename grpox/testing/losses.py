@@ -8,7 +8,7 @@ class TestMine(LossConformance):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, product
 from typing import Any, ClassVar
@@ -20,10 +20,8 @@ from torch import Tensor
 from grpox.contracts import Capability, LossInputs, Reduction
 from grpox.errors import RunFailed
 from grpox.plugins.component import level_of
-from grpox.testing.conformance import Conformance, Violation, require
-from grpox.testing.devices import device_problem
-from grpox.testing.direction import check_loss_sign
-from grpox.testing.formula import Reference, StepReduction, compare_loss, compare_step
+from grpox.testing.conformance import TensorConformance, Violation, require
+from grpox.testing.formula import Reference, StepReduction, check_loss_sign, compare_loss, compare_step
 from grpox.testing.loss_examples import (
     COLUMNS,
     GROUP,
@@ -38,13 +36,11 @@ from grpox.testing.loss_examples import (
     mapped_tokens,
     measured_on,
     padded,
-    random_numbers,
     rows,
     shown,
     slope,
     step_gradient_of,
     step_gradient_on,
-    tensors_of,
     to_dtype,
 )
 from grpox.testing.loss_inputs import (
@@ -67,10 +63,13 @@ BFLOAT16_ERROR = 0.05
 """Tolerance as a share of the largest loss: about six roundings to eight bits of mantissa."""
 
 
-class LossConformance(Conformance):
+class LossConformance(TensorConformance):
     """The checks of a policy loss."""
 
     kind = "loss"
+    _results = "losses"
+    _may_draw = False
+    _device_advice = "pass device=inputs.logprobs.device, or use torch.zeros_like and numbers"
     reference: ClassVar[Reference | None] = None
     """The paper's formula, as `grpox.testing.same_as` describes it."""
     reduction: ClassVar[StepReduction | None] = None
@@ -100,52 +99,6 @@ class LossConformance(Conformance):
                 returned = per_token_loss(loss, leaf(inputs)).loss.dtype
                 what = f"for log-probabilities of {dtype} its loss is of {returned}"
                 require(returned == dtype, what, shown(inputs), advice)
-
-    def test_pure(self) -> None:
-        """Returns the same bits twice, and changes neither its inputs nor the global random numbers."""
-        for loss, inputs in self._examples():
-            given = leaf(inputs)
-            copied, before = mapped(given, lambda tensor: tensor.detach().clone()), random_numbers()
-            first = per_token_loss(loss, given).loss
-            for name, tensor in tensors_of(copied).items():
-                advice = f"the core uses {name} again: copy it before an in-place operation (x.mul_, x[...] =)"
-                same = torch.equal(tensor, getattr(given, name).detach())
-                require(same, f"it changes inputs.{name} in place", shown(copied), advice)
-            same = torch.equal(first, per_token_loss(loss, given).loss)
-            what = "called twice on the same inputs, it returned two losses"
-            advice = "draw nothing at random and keep nothing from one call to the next"
-            require(same, what, shown(inputs), advice)
-            advice = "the trainer's draws would depend on the loss: use a torch.Generator of its own"
-            same = random_numbers() == before
-            require(same, "it draws from the global random numbers", shown(inputs), advice)
-
-    def test_call_order(self) -> None:
-        """Returns the same for a batch whatever it was called on before."""
-        if hasattr(self.build(), "state_dict"):
-            raise SkipTest("it has a state")
-        examples = list(self._examples())
-        loss = examples[0][0]
-        first = [measured_on(self.build(), inputs).loss for _, inputs in examples]
-        for (_, inputs), before in reversed(list(zip(examples, first, strict=True))):
-            same = torch.equal(measured_on(loss, inputs).loss, before)
-            what = "after calls on other batches it returns another loss"
-            advice = "keep nothing from one call to the next, or return it from state_dict()"
-            require(same, what, shown(inputs), advice)
-
-    def test_device(self) -> None:
-        """Creates its tensors on the device of its inputs."""
-        inputs = self._example(2, 3)[1]
-
-        def run(move: Callable[[Tensor], Tensor]) -> list[Tensor]:
-            loss, moved = self.build(), mapped(inputs, move)
-            given = leaf(moved)
-            output = per_token_loss(loss, given)
-            return [output.loss, *torch.autograd.grad(output.loss.sum(), [given.logprobs])]
-
-        problem, remark = device_problem(run)
-        advice = "pass device=inputs.logprobs.device, or use torch.zeros_like and numbers"
-        require(not problem, problem, shown(inputs), advice)
-        self.notes.append(remark)
 
     # -- Its gradient ------------------------------------------------------------------------------------
 
@@ -407,6 +360,19 @@ class LossConformance(Conformance):
             require(same, f"diagnostic '{name}' depends on the micro-batch", shown(inputs), advice)
 
     # -- Helpers -----------------------------------------------------------------------------------------
+
+    def _cases(self) -> list[LossInputs]:
+        return [inputs for _, inputs in self._examples()]
+
+    def _values(self, component: Any, inputs: LossInputs) -> list[Tensor]:
+        measured = measured_on(component, inputs)
+        return [measured.loss, measured.gradient]
+
+    def _copy(self, inputs: LossInputs) -> LossInputs:
+        return leaf(mapped(inputs, torch.clone))
+
+    def _shown(self, inputs: LossInputs) -> str:
+        return shown(inputs)
 
     def _examples(self, dtype: torch.dtype = torch.float64) -> Iterator[tuple[Any, LossInputs]]:
         """Yield one loss with its inputs of every shape, which are always the same."""
