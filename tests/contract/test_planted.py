@@ -14,6 +14,7 @@ from grpox.testing.runner import SUITES, Outcome, outcomes
 SHARE = 0.9
 """The least part of the planted errors that is found."""
 TWINS = list(twins())
+COLUMNS = {"reward": {"answer": "42"}, "advantage": {"difficulty": 0.5}}
 
 
 def failures(case: Case) -> Iterator[Outcome]:
@@ -23,8 +24,8 @@ def failures(case: Case) -> Iterator[Outcome]:
         members["reference"] = staticmethod(case.reference)
     if case.reference in REDUCTIONS:
         members["reduction"] = staticmethod(REDUCTIONS[case.reference])
-    if case.kind == "reward":
-        members["columns"] = {"answer": "42"}
+    if case.kind in COLUMNS:
+        members["columns"] = COLUMNS[case.kind]
     suite = type("Suite", (SUITES[case.kind],), members)()
     return (outcome for outcome in outcomes(suite) if outcome.status == "failed")
 

@@ -20,7 +20,7 @@ SEQUENCE_TIS = paper.sequence_truncate(2.0)
 
 REDUCTIONS: Mapping[Any, Callable[..., float]] = {
     **dict.fromkeys((DAPO, CISPO), paper.token_mean),
-    **dict.fromkeys((GSPO, WIDE_GSPO, SAPO), paper.sequence_mean),
+    **dict.fromkeys((GSPO, WIDE_GSPO, SAPO, paper.pairwise), paper.sequence_mean),
 }
 """Formula of a loss -> the reduction of its paper, where the components here have no other on purpose."""
 
@@ -281,6 +281,17 @@ TWINS: Mapping[str, Mapping[str, Callable[..., Any] | None]] = {
 }
 """Kind -> correct class -> its formula."""
 
+TRIAL: Mapping[str, Mapping[str, Callable[..., Any] | None]] = {
+    "loss": {"QuantileClip": None, "RewardWeighted": None, "PairsOfAGroup": paper.pairwise},
+    "advantage": {"RunningStd": None, "QuantileBaseline": None, "ByDifficulty": None, "RewardToGo": None},
+    "correction": {"SequenceCap": None},
+    "reward": {"Digits": None, "close": None},
+    "observer": {"Patience": None, "TargetKl": None},
+    "generator": {"AsksAgain": None},
+    "scheduler": {"Restarts": None},
+}
+"""Kind -> correct class of trial.py -> its formula."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -289,7 +300,7 @@ class Case:
     name: str
     kind: str
     family: str
-    """The module: a family of errors, or ``twins``."""
+    """The module: a family of errors, ``twins`` or ``trial``."""
     reference: Callable[..., Any] | None
 
     @property
@@ -301,13 +312,16 @@ class Case:
 def planted() -> Iterator[Case]:
     """All components with an error."""
     for family, kinds in PLANTED.items():
-        for kind, names in kinds.items():
-            for name, reference in names.items():
-                yield Case(name, kind, family, reference)
+        yield from _cases(family, kinds)
 
 
 def twins() -> Iterator[Case]:
     """All correct components."""
-    for kind, names in TWINS.items():
+    yield from _cases("twins", TWINS)
+    yield from _cases("trial", TRIAL)
+
+
+def _cases(family: str, kinds: Mapping[str, Mapping[str, Any]]) -> Iterator[Case]:
+    for kind, names in kinds.items():
         for name, reference in names.items():
-            yield Case(name, kind, "twins", reference)
+            yield Case(name, kind, family, reference)
