@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -246,6 +246,44 @@ MISSED: Mapping[str, str] = {
     "BadStepsSkipped": "no rule says what a step on NaN gradients does",
 }
 """Class that no check finds -> why."""
+
+FOUND: Sequence[tuple[str, str, str]] = (
+    ("state/loss/WarmsUpByCalls", "pure", "called twice"),
+    ("mutation/loss/DampsByData", "pure", r"inputs\.advantages in place"),
+    ("formula/loss/CispoWeightNotDetached", "gradient_is_that_of_its_value", "no method expected_gradient"),
+    ("normaliser/loss/GspoOverPositions", "padding", "at the end"),
+    ("mask/loss/PrefixByPosition", "padding", "neighbours"),
+    ("normaliser/loss/RowsOfTheBatch", "micro_batches_and_ranks", "the core divides"),
+    ("normaliser/loss/OwnTokenMean", "rows_are_independent", "by itself"),
+    ("sign/loss/AbsoluteAdvantage", "sign", "raises the probability of a token with advantage -1"),
+    ("sign/loss/LargerBranch", "sign", "torch.min"),
+    ("device/loss/PositionsOnCpu", "device", "mixes"),
+    ("second/loss/PairsOfAllGroups", "rows_are_independent", "group 0"),
+    ("second/loss/PairsOfAllGroups", "micro_batches_and_ranks", "1 groups"),
+    ("state/loss/StepsForgotten", "state", "goes on otherwise than the original"),
+    ("second/loss/RunningMeanOfNan", "state", "makes its state NaN for ever"),
+    ("order/advantage/GroupsAreNeighbours", "order_of_rows", "by group_ids"),
+    ("order/advantage/NumberIsIndex", "names_of_groups", "numbers of groups"),
+    ("normaliser/advantage/NoFloor", "groups_of_one_reward", "not all finite"),
+    ("mask/advantage/AbstainedIsZero", "abstentions", "without a score"),
+    ("formula/advantage/FunctionsAveraged", "weight_of_zero", "weight 0"),
+    ("sign/advantage/MeanMinusReward", "direction", "smaller advantage"),
+    ("normaliser/advantage/WeightsNormalised", "weights", "abstained from all"),
+    ("mask/advantage/UnscoredInTheMean", "unscored_completions", "nobody scored"),
+    ("device/advantage/RanksOnCpu", "device", "mixes"),
+    ("normaliser/correction/GeometricOverPositions", "padding", "padding"),
+    ("normaliser/correction/WeightsOfMeanOne", "rows_are_independent", "by itself"),
+    ("sign/correction/TruncateInverted", "direction", "weighs"),
+    ("device/correction/WeightsOnCpu", "device", "mixes"),
+    ("order/reward/SortedTexts", "alignment", "scores of others"),
+    ("second/reward/AnswerOfTheNext", "alignment", "scores of others"),
+    ("mutation/optimizer/FreezesBiases", "runs", r"leaves out parameters of shapes \[\(4,\)\]"),
+    ("sign/optimizer/SignAscent", "direction", "along the gradient"),
+    ("state/optimizer/MomentaElsewhere", "state", "other steps"),
+    ("state/scheduler/CountsInAClosure", "restart", "restarted after step 1"),
+    ("randomness/dataset/ShuffledRows", "same_rows", "other rows"),
+)
+"""family/kind/class, a check that finds the error, and what it says."""
 
 TWINS: Mapping[str, Mapping[str, Callable[..., Any] | None]] = {
     "loss": {
