@@ -25,6 +25,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 from unittest import SkipTest
@@ -83,16 +84,14 @@ def compare_loss(loss: Any, reference: Reference, needs: Sequence[str], bounds: 
     Raises:
         Violation: they differ.
     """
-    folds, is_whole = bool(getattr(loss, "folds_correction", False)), _takes_batches(loss)
-    for inputs in _loss_cases(needs, folds, bounds):
-        measured = measured_on(loss, inputs)
-        parts = [inputs] if is_whole else [rows(inputs, [row]) for row in range(len(inputs.logprobs))]
-        result = torch.cat([_reference_loss(reference, part, is_whole) for part in parts])
+    for inputs in _loss_cases(needs, bool(getattr(loss, "folds_correction", False)), bounds):
+        measured, own = measured_on(loss, inputs), _formula_of(loss, reference, inputs, len(inputs.logprobs))
+        result = own(inputs.logprobs)
         if _is_surrogate(loss):
             require_same("gradient", measured.gradient, result, inputs)
             continue
         require_same("loss", measured.loss, result, inputs)
-        slopes = torch.cat([_reference_slope(reference, part, is_whole) for part in parts])
+        slopes = differences(lambda at, own=own: own(at).sum(), inputs.logprobs, inputs.token_mask, STEP)  # type: ignore[misc]
         require_same("gradient", measured.gradient, slopes, inputs)
 
 
@@ -110,31 +109,19 @@ def compare_step(loss: Any, reference: Reference, reduction: StepReduction, need
         named = {"losses": of_tokens, "max_length": LONGEST}
         return float(reduction(**{name: named[name] for name in names}))
 
-    declared, folds = getattr(loss, "reduction", None), bool(getattr(loss, "folds_correction", False))
+    folds = bool(getattr(loss, "folds_correction", False))
     for (sequences, tokens), seed in product(STEP_SHAPES, range(2)):
         inputs = example(sequences, tokens, seed, needs, folds)
         parts = [rows(inputs, slice(first, first + GROUP)) for first in range(0, sequences, GROUP)]
-        expected = _reference_step(loss, reference, reduced, inputs)
-        advice = f"the loss declares {declared}; or is the formula of another one?"
-        require_same("gradient of the step", step_gradient_of(loss, parts), expected, inputs, advice)
-
-
-def _reference_step(
-    loss: Any, reference: Reference, reduced: Callable[[Tensor, Tensor], float], inputs: LossInputs
-) -> Tensor:
-    """Compute the gradient of the step by the reference: f64[B, T]."""
-    is_whole, mask = _takes_batches(loss), inputs.token_mask
-    size = GROUP if is_whole else 1
-
-    def losses(values: Tensor) -> Tensor:
-        given = replace(inputs, logprobs=values)
-        parts = [rows(given, slice(first, first + size)) for first in range(0, len(mask), size)]
-        return torch.cat([_reference_loss(reference, part, is_whole) for part in parts])
-
-    if _is_surrogate(loss):  # the reduction is linear: its derivative by one loss is that loss's weight
-        own = losses(inputs.logprobs)
-        return differences(lambda factors: reduced(own * factors, mask), torch.zeros_like(own), mask, 1.0)
-    return differences(lambda values: reduced(losses(values), mask), inputs.logprobs, mask, STEP)
+        own, mask = _formula_of(loss, reference, inputs, GROUP), inputs.token_mask
+        of_step = partial(reduced, mask=mask)
+        if _is_surrogate(loss):  # the reduction is linear: its derivative by one loss is that loss's weight
+            values = own(inputs.logprobs)
+            slopes = differences(lambda by, v=values, f=of_step: f(v * by), 0 * values, mask, 1.0)  # type: ignore[misc]
+        else:
+            slopes = differences(lambda at, own=own, f=of_step: f(own(at)), inputs.logprobs, mask, STEP)  # type: ignore[misc]
+        advice = f"the loss declares {getattr(loss, 'reduction', None)}; or is the formula of another one?"
+        require_same("gradient of the step", step_gradient_of(loss, parts), slopes, inputs, advice)
 
 
 def _is_surrogate(loss: Any) -> bool:
@@ -142,9 +129,21 @@ def _is_surrogate(loss: Any) -> bool:
     return bool(getattr(loss, "gradient", "value") == "surrogate")
 
 
-def _takes_batches(loss: Any) -> bool:
-    """Return True if the reference of `loss` is called with all sequences of a micro-batch."""
-    return is_of_groups(loss) or bool(getattr(loss, "mixes_rows", False))
+def _formula_of(loss: Any, reference: Reference, inputs: LossInputs, size: int) -> Callable[[Tensor], Tensor]:
+    """Return the reference as a function of the log-probabilities, f64[B, T] each, 0 where masked.
+
+    Args:
+        size: sequences of a call, for a loss whose reference gets several.
+    """
+    is_whole = is_of_groups(loss) or bool(getattr(loss, "mixes_rows", False))
+    step = size if is_whole else 1
+
+    def losses(logprobs: Tensor) -> Tensor:
+        at = replace(inputs, logprobs=logprobs)
+        parts = [rows(at, slice(first, first + step)) for first in range(0, len(logprobs), step)]
+        return torch.cat([_reference_loss(reference, part, is_whole) for part in parts])
+
+    return losses
 
 
 def _loss_cases(needs: Sequence[str], folds: bool, bounds: Sequence[float]) -> Iterator[LossInputs]:
@@ -214,15 +213,6 @@ def parameters_of(reference: Callable[..., Any], known: Collection[str]) -> list
             near = nearest(parameter.name, known)
             raise ConfigError(what, "reference", given=parameter.name, allowed=allowed, nearest=near)
     return [parameter.name for parameter in parameters if parameter.name in known]
-
-
-def _reference_slope(reference: Reference, inputs: LossInputs, is_whole: bool) -> Tensor:
-    """Compute central differences of the reference's sum over tokens that are not masked: f64[B, T]."""
-
-    def total(values: Tensor) -> Tensor:
-        return _reference_loss(reference, replace(inputs, logprobs=values), is_whole).sum()
-
-    return differences(total, inputs.logprobs, inputs.token_mask, STEP)
 
 
 def require_same(name: str, values: Tensor, expected: Tensor, inputs: LossInputs, advice: str = "") -> None:
