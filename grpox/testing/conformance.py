@@ -22,7 +22,7 @@ from grpox.runtime.foreign_code import call
 from grpox.testing.devices import device_problem
 from grpox.testing.interruption import hidden_line
 from grpox.testing.loss_examples import mapped, random_numbers, tensors_of
-from grpox.testing.state import state_problem
+from grpox.testing.state import state_problems
 
 SAME_AS = "test_same_as_reference"
 """The check that only a suite with a reference has."""
@@ -115,13 +115,12 @@ class Conformance:
 
     def test_state(self) -> None:
         """A component with state goes on alike in a new instance that loads it."""
+        columns = getattr(self, "columns", None)
         try:
-            what, advice = state_problem(
-                self.kind, self.build, self.bound.needs, getattr(self, "columns", None)
-            )
+            for what, advice in state_problems(self.kind, self.build, self.bound.needs, columns):
+                raise Violation(what, advice=advice)
         except NotPlain as error:
             raise Violation(str(error), advice="see grpox.contracts.Stateful") from error
-        require(not what, what, advice=advice)
 
     @classmethod
     def teardown_class(cls) -> None:
