@@ -1,7 +1,7 @@
 """Plays episodes as a run does, with turns of the model that a test gives; imports no torch.
 
-Started as ``python -m grpox.testing.environment_player`` with the component, its row and turns as JSON, it plays
-episodes side by side in one process, and prints `Report` as JSON in its last line.
+Started as ``python -m`` with component, row and turns as JSON, it plays episodes side by side in one process,
+and prints `Report` as JSON in its last line.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
+from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of
 from torch import Tensor
 
 from grpox.contracts import LossInputs, LossOutput, Text, completion_text
@@ -114,17 +114,14 @@ class GmpoBothSides(SequenceMean):
         return LossOutput(-mean.exp() * inputs.advantages)
 
 
-class VarianceForDeviation:
+class VarianceForDeviation(ByGroup):
     """GRPO's advantage divided by the group's variance."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if int(rows.sum()) > 1 and total[rows].max() > total[rows].min():
-                result[rows] = (total[rows] - total[rows].mean()) / (total[rows].var() + 1e-4)
-        return result.float()
+    least = 2
+
+    def advantages(self, values: Tensor) -> Tensor:
+        centred = values - values.mean()
+        return centred / (values.var() + 1e-4) if centred.any() else centred
 
 
 class LeaveNoneOut(ByGroup):
@@ -136,16 +133,12 @@ class LeaveNoneOut(ByGroup):
         return values - values.sum() / len(values)
 
 
-class FunctionsAveraged:
+class FunctionsAveraged(ByGroup):
     """Dr. GRPO's advantage of the mean over reward functions, where the weighted sum is meant."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+    def totals(self, rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = (rewards * weights).double().nanmean(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & ~total.isnan()
-            result[rows] = total[rows] - total[rows].mean()
-        return result.float()
+        return total, ~total.isnan()
 
 
 class SequenceByMean:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from skeletons import SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
+from skeletons import ByGroup, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
 from torch import Tensor
 
 from grpox.config import SamplingConfig
@@ -80,30 +80,20 @@ class FirstColumnSkipped(TokenMean):
         return LossOutput(torch.cat([torch.zeros_like(loss[:, :1]), loss[:, 1:]], dim=1))
 
 
-class AbstainedIsZero:
+class AbstainedIsZero(ByGroup):
     """Dr. GRPO's advantage that takes an abstention for reward 0, in the mean and as a score."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+    def totals(self, rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = (rewards.double().nan_to_num(nan=0.0) * weights).sum(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = group_ids == group
-            result[rows] = total[rows] - total[rows].mean()
-        return result.float()
+        return total, torch.ones_like(total).bool()
 
 
-class AnyAbstentionDrops:
+class AnyAbstentionDrops(ByGroup):
     """Dr. GRPO's advantage that leaves a completion out when any one function abstained."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+    def totals(self, rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = (rewards.double() * weights).sum(dim=1)
-        scored = ~total.isnan()
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
-        return result.float()
+        return total, ~total.isnan()
 
 
 class UnscoredInTheMean:

@@ -94,17 +94,12 @@ class NoFloor(ByGroup):
         return (values - values.mean()) / values.std()
 
 
-class BatchStdOfPlaceholders:
+class BatchStdOfPlaceholders(ByGroup):
     """Batch-level standard deviation that counts completions without a score as reward 0."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
-        return (result / (total.std(correction=0) + 1e-4)).float()
+        total, _ = totals(rewards, weights)
+        return super().scale(rewards, weights, group_ids) / (total.std(correction=0) + 1e-4).float()
 
 
 class GroupSizeOfTheFirst:
@@ -121,18 +116,11 @@ class GroupSizeOfTheFirst:
         return result.float()
 
 
-class WeightsNormalised:
+class WeightsNormalised(ByGroup):
     """Dr. GRPO's advantage of the weighted mean of reward functions, where the weighted sum is meant."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1) / weights.sum().clamp(min=1e-6)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
-        return result.float()
+        return super().scale(rewards, weights / weights.sum().clamp(min=1e-6), group_ids)
 
 
 class GeometricOverPositions:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from skeletons import SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
+from skeletons import ByGroup, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
 from torch import Tensor
 
 from grpox.config import SamplingConfig
@@ -102,19 +102,15 @@ class MeansRepeated:
         return torch.where(scored, total - baseline, 0.0).float()
 
 
-class PlacesForRanks:
+class PlacesForRanks(ByGroup):
     """Advantages by rank in the group that sort once: positions in the order, not ranks of the rows."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            values = total[rows]
-            if len(values) > 1 and values.max() > values.min():
-                places = values.argsort(stable=True).double()
-                result[rows] = places / (len(values) - 1) - 0.5
-        return result.float()
+    least = 2
+
+    def advantages(self, values: Tensor) -> Tensor:
+        if values.max() == values.min():
+            return 0 * values
+        return values.argsort(stable=True).double() / (len(values) - 1) - 0.5
 
 
 class NumberIsIndex:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import datasets
 import numpy
 import torch
-from skeletons import Descent, SequenceMean, TokenMean, clipped_loss, ratio_of, totals
+from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, ratio_of
 from torch import Tensor
 
 from grpox.contracts import LossInputs, LossOutput, Reduction, Text, completion_text
@@ -41,32 +41,23 @@ class FreshGenerator(SequenceMean):
         return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, width, width))
 
 
-class TiesByChance:
+class TiesByChance(ByGroup):
     """Advantages by rank in the group that break ties by torch's global numbers."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            values = total[rows]
-            if len(values) > 1 and values.max() > values.min():
-                ranks = (values + 1e-9 * torch.rand_like(values)).argsort().argsort().double()
-                result[rows] = ranks / (len(values) - 1) - 0.5
-        return result.float()
+    least = 2
+
+    def advantages(self, values: Tensor) -> Tensor:
+        if values.max() == values.min():
+            return 0 * values
+        ranks = (values + 1e-9 * torch.rand_like(values)).argsort().argsort().double()
+        return ranks / (len(values) - 1) - 0.5
 
 
-class RandomPartner:
+class RandomPartner(ByGroup):
     """Baseline by the reward of one other completion of the group, drawn by Python's global numbers."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = ((group_ids == group) & scored).nonzero().flatten().tolist()
-            for row in rows:
-                result[row] = total[row] - total[random.choice(rows)]
-        return result.float()
+    def advantages(self, values: Tensor) -> Tensor:
+        return torch.stack([value - values[random.randrange(len(values))] for value in values])
 
 
 class RejectionSampling:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from skeletons import Descent, SequenceMean, TokenMean, ratio_of, totals
+from skeletons import ByGroup, Descent, SequenceMean, TokenMean, ratio_of
 from torch import Tensor
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
@@ -89,44 +89,29 @@ class ReferenceDistanceNegated:
         return LossOutput(-ratio_of(inputs) * inputs.advantages + 0.04 * (rho.exp() - rho - 1))
 
 
-class MeanMinusReward:
+class MeanMinusReward(ByGroup):
     """Dr. GRPO's advantage with the terms exchanged: mean - r."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            result[rows] = total[rows].mean() - total[rows]
-        return result.float()
+    def advantages(self, values: Tensor) -> Tensor:
+        return values.mean() - values
 
 
-class LeaveOneOutReversed:
+class LeaveOneOutReversed(ByGroup):
     """RLOO that subtracts a completion's own reward from its baseline."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            count = int(rows.sum())
-            if count > 1:
-                result[rows] = (total[rows].sum() - total[rows]) / (count - 1) - total[rows]
-        return result.float()
+    least = 2
+
+    def advantages(self, values: Tensor) -> Tensor:
+        return (values.sum() - values) / (len(values) - 1) - values
 
 
-class BestRankedLowest:
+class BestRankedLowest(ByGroup):
     """Advantages by rank in the group that sort downwards: the best completion gets the lowest rank."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            above = (total[rows][None, :] > total[rows][:, None]).sum(dim=1)
-            below = (total[rows][None, :] < total[rows][:, None]).sum(dim=1)
-            result[rows] = (above - below).double() / max(int(rows.sum()), 1)
-        return result.float()
+    def advantages(self, values: Tensor) -> Tensor:
+        above = (values[None, :] > values[:, None]).sum(dim=1)
+        below = (values[None, :] < values[:, None]).sum(dim=1)
+        return (above - below).double() / len(values)
 
 
 class TruncateInverted:

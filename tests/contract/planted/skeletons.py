@@ -48,13 +48,19 @@ class ByGroup:
     least: ClassVar[int] = 1
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
+        total, scored = self.totals(rewards, weights)
         result = torch.zeros_like(total)
         for group in group_ids.unique():
             rows = (group_ids == group) & scored
-            if int(rows.sum()) >= self.least:
+            if int(rows.sum()) >= self.least and self.differ(total[rows]):
                 result[rows] = self.advantages(total[rows])
         return result.float()
+
+    def totals(self, rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        return totals(rewards, weights)
+
+    def differ(self, values: Tensor) -> bool:
+        return True
 
     def advantages(self, values: Tensor) -> Tensor:
         return values - values.mean()

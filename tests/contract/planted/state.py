@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from skeletons import Descent, SequenceMean, TokenMean, clipped_loss, ratio_of, totals
+from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, ratio_of, totals
 from torch import Tensor
 
 from grpox import hookimpl
@@ -103,21 +103,16 @@ class RememberedMask(TokenMean):
         return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28) * mask)
 
 
-class RunningStdForgotten:
+class RunningStdForgotten(ByGroup):
     """REINFORCE++ by a running standard deviation of rewards, which no checkpoint holds."""
 
     def __init__(self) -> None:
         self.square = 0.0
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
+        result = super().scale(rewards, weights, group_ids)
         self.square = 0.9 * self.square + 0.1 * float(result.square().mean())
-        return (result / (self.square**0.5 + 1e-4)).float()
+        return result / (self.square**0.5 + 1e-4)
 
 
 class FirstBatchMeans:
@@ -136,7 +131,7 @@ class FirstBatchMeans:
         return result.float()
 
 
-class StateOfObjects:
+class StateOfObjects(ByGroup):
     """Running maximum of rewards whose state is an object of its own, which a checkpoint cannot hold."""
 
     def __init__(self) -> None:
@@ -144,13 +139,9 @@ class StateOfObjects:
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
         self.seen.update(total[scored].tolist())
-        return (result / max(1.0, *(abs(value) for value in self.seen), 1.0)).float()
+        largest = max(1.0, *(abs(value) for value in self.seen), 1.0)
+        return super().scale(rewards, weights, group_ids) / largest
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"seen": self.seen}

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import datasets
 import torch
-from skeletons import Descent, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
+from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
 from torch import Tensor
 
 from grpox import hookimpl
@@ -200,47 +200,33 @@ class ReferencePenalty:
         return LossOutput(-ratio_of(inputs) * inputs.advantages + 0.04 * (rho.exp() - rho - 1))
 
 
-class _ByGroup:
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            values = total[rows]
-            if len(values) > 1 and self._differ(values):
-                result[rows] = self.advantages(values)
-        return result.float()
+class _OfDifferences(ByGroup):
+    least = 2
 
-    def _differ(self, values: Tensor) -> bool:
+    def differ(self, values: Tensor) -> bool:
         # What differs in the last digits of float32 is rounding.
         return bool(values.max() - values.min() > 1e-6 * values.abs().max())
 
-    def advantages(self, values: Tensor) -> Tensor:
-        raise NotImplementedError
 
-
-class Centred(_ByGroup):
+class Centred(_OfDifferences):
     """Dr. GRPO's advantage."""
 
-    def advantages(self, values: Tensor) -> Tensor:
-        return values - values.mean()
 
-
-class LeaveOneOut(_ByGroup):
+class LeaveOneOut(_OfDifferences):
     """RLOO's advantage."""
 
     def advantages(self, values: Tensor) -> Tensor:
         return values - (values.sum() - values) / (len(values) - 1)
 
 
-class Standardised(_ByGroup):
+class Standardised(_OfDifferences):
     """GRPO's advantage."""
 
     def advantages(self, values: Tensor) -> Tensor:
         return (values - values.mean()) / (values.std() + 1e-4)
 
 
-class Ranked(_ByGroup):
+class Ranked(_OfDifferences):
     """Rank in the group, ties in their middle."""
 
     def advantages(self, values: Tensor) -> Tensor:
