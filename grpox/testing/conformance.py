@@ -147,6 +147,8 @@ class TensorConformance(Conformance):
     _may_draw: ClassVar[bool] = True
     """It may draw from the global random numbers."""
     _device_advice: ClassVar[str]
+    _tolerances: ClassVar[tuple[float, float]] = (1e-9, 1e-12)
+    """Relative and absolute difference of sums in another order, of float64."""
 
     def _cases(self) -> list[Any]:
         """List inputs, dataclasses of tensors, from the smallest up."""
@@ -166,6 +168,18 @@ class TensorConformance(Conformance):
 
     def _exercise(self) -> object:
         return self._values(self.build(), self._cases()[-1])
+
+    def _check_same(
+        self, inputs: Any, other: Any, part: Any, what: str, advice: str, example: Any = None
+    ) -> None:
+        """Check that the results on inputs are `part`, an index, of those on others.
+
+        Args:
+            example: the inputs to show; default: the first.
+        """
+        pairs = zip(self._values(self.build(), inputs), self._values(self.build(), other), strict=True)
+        same = all(torch.allclose(one, two[part], *self._tolerances) for one, two in pairs)
+        require(same, what, self._shown(inputs if example is None else example), advice)
 
     def test_pure(self) -> None:
         """Returns the same bits twice, and leaves its inputs as they are."""

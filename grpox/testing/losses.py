@@ -33,7 +33,6 @@ from grpox.testing.loss_examples import (
     leaf,
     leaves,
     mapped,
-    mapped_tokens,
     measured_on,
     padded,
     rows,
@@ -199,38 +198,17 @@ class LossConformance(TensorConformance):
 
     def test_padding(self) -> None:
         """Padding a sequence, or a masked token within it, changes neither loss nor gradient of the others."""
-        for loss, inputs in self._examples():
-            _same(
-                measured_on(loss, inputs),
-                measured_on(loss, padded(inputs, 2)),
-                (..., slice(inputs.token_mask.shape[1])),
-                inputs,
-                "two masked positions at the end change its loss or gradient",
-                "a mean over positions counts masked ones: weigh by inputs.token_mask and divide by its sum",
+        for inputs in self._cases():
+            what = "two masked positions at the end change its loss or gradient"
+            advice = (
+                "a mean over positions counts masked ones: weigh by inputs.token_mask and divide by its sum"
             )
-            if is_of_groups(loss):
-                self._check_gaps(loss, inputs)
-                continue
-            for row, mask in enumerate(inputs.token_mask):
-                one = rows(inputs, [row])
-                _same(
-                    measured_on(loss, mapped_tokens(one, lambda tensor, mask=mask: tensor[:, mask])),  # type: ignore[misc]
-                    measured_on(loss, one),
-                    (..., mask),
-                    one,
-                    "a masked token within a sequence changes the loss or gradient of its neighbours",
-                    "a token's neighbour may be masked: count positions by inputs.token_mask.cumsum(1)",
-                )
-
-    def _check_gaps(self, loss: Any, inputs: LossInputs) -> None:
-        """Check that a loss of groups does not see where the masked tokens of a sequence lie."""
-        closed, order = without_gaps(inputs)
-        one, whole = measured_on(loss, closed), measured_on(loss, inputs)
-        pairs = ((one.loss, whole.loss), (one.gradient, whole.gradient))
-        same = all(close(values, others.gather(1, order)) for values, others in pairs)
-        what = "a masked token within a sequence changes the loss or gradient of its neighbours"
-        advice = "a token's neighbour may be masked: count positions by inputs.token_mask.cumsum(1)"
-        require(same, what, shown(inputs), advice)
+            there = (..., slice(inputs.token_mask.shape[1]))
+            self._check_same(inputs, padded(inputs, 2), there, what, advice)
+            closed, (row, place) = without_gaps(inputs)
+            what = "a masked token within a sequence changes the loss or gradient of its neighbours"
+            advice = "a token's neighbour may be masked: count positions by inputs.token_mask.cumsum(1)"
+            self._check_same(closed, inputs, (row, place), what, advice, inputs)
 
     def test_all_masked(self) -> None:
         """Takes a batch without one token to learn from."""
@@ -250,19 +228,17 @@ class LossConformance(TensorConformance):
         if getattr(self.build(), "mixes_rows", False):
             raise SkipTest("it declares mixes_rows: what a sequence learns may depend on its neighbours")
         for loss, inputs in self._examples():
-            whole = measured_on(loss, inputs)
             for number, unit in enumerate(units_of(loss, inputs)):
-                _same(
-                    measured_on(loss, rows(inputs, unit)),
-                    whole,
-                    unit,
-                    inputs,
+                what = (
                     f"{'group' if is_of_groups(loss) else 'sequence'} {number} has another loss or gradient by "
-                    "itself than among the others",
+                )
+                advice = (
                     "something is averaged over the batch, and a loss sees one micro-batch, not the step: "
                     "return one number for each token and let `reduction` average. A loss that compares the "
-                    "sequences of a group declares scope = 'group'",
+                    "sequences of a group declares scope = 'group'"
                 )
+                what += "itself than among the others"
+                self._check_same(rows(inputs, unit), inputs, unit, what, advice, inputs)
 
     def test_level(self) -> None:
         """Has the level that it declares, if any: a ratio for each token, or one of the sequence."""
@@ -278,9 +254,10 @@ class LossConformance(TensorConformance):
         """The order of the sequences, or of the groups of a loss of groups, does not matter."""
         for loss, inputs in self._examples():
             order = torch.tensor([row for unit in reversed(units_of(loss, inputs)) for row in unit])
-            whole, turned = measured_on(loss, inputs), measured_on(loss, rows(inputs, order))
             advice = "it treats a place in the batch as if it meant something"
-            _same(whole, turned, order, inputs, "in another order it gives other losses", advice)
+            self._check_same(
+                rows(inputs, order), inputs, order, "in another order it gives other losses", advice
+            )
 
     def test_micro_batches_and_ranks(self) -> None:
         """The step's gradient is the same for every split into micro-batches and ranks."""
@@ -321,16 +298,15 @@ class LossConformance(TensorConformance):
 
     def test_certain_tokens(self) -> None:
         """A token of probability 1 counts as any other."""
-        for loss, inputs in self._examples():
+        for inputs in self._cases():
             place = tuple(inputs.token_mask.nonzero()[0].tolist())
             pair = []
             for value in (0.0, -1e-15):
                 logprobs, old = inputs.logprobs.clone(), inputs.old_logprobs.clone()
                 logprobs[place] = old[place] = value
-                pair.append(measured_on(loss, replace(inputs, logprobs=logprobs, old_logprobs=old)))
+                pair.append(replace(inputs, logprobs=logprobs, old_logprobs=old))
             what = "a log-probability of exactly 0 gives another loss than one next to it"
-            advice = "only inputs.token_mask tells which tokens are masked"
-            _same(pair[0], pair[1], ..., inputs, what, advice)
+            self._check_same(*pair, ..., what, "only inputs.token_mask tells which tokens are masked", inputs)
 
     def test_bfloat16(self) -> None:
         """In bfloat16 it is off by rounding alone."""
@@ -411,12 +387,6 @@ def _finite(loss: Any, inputs: LossInputs) -> Measured:
         finite = bool(values.isfinite().all())
         require(finite, f"its {what} is not finite", shown(inputs, **{what: values}), advice)
     return measured
-
-
-def _same(one: Measured, other: Measured, part: Any, inputs: LossInputs, what: str, advice: str) -> None:
-    """Compare loss and gradient with `part` of those of another, an index."""
-    same = close(one.loss, other.loss[part]) and close(one.gradient, other.gradient[part])
-    require(same, what, shown(inputs), advice)
 
 
 def _declared_gradient(loss: Any, inputs: LossInputs) -> Tensor:
