@@ -143,7 +143,7 @@ class TensorConformance(Conformance):
     """The base of the suites of components that compute tensors from tensors."""
 
     _results: ClassVar[str]
-    """What it returns, in the plural."""
+    """A noun in the plural for what it returns."""
     _may_draw: ClassVar[bool] = True
     """It may draw from the global random numbers."""
     _device_advice: ClassVar[str]

@@ -29,7 +29,7 @@ class _Elsewhere(TorchFunctionMode):
     """Knows the tensors that are elsewhere; in truth they are on the CPU."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._tensors: dict[int, Tensor] = {}  # kept, so that no other tensor gets their identity
 
     def move(self, tensor: Tensor) -> Tensor:

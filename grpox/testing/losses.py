@@ -300,13 +300,15 @@ class LossConformance(TensorConformance):
         """A token of probability 1 counts as any other."""
         for inputs in self._cases():
             place = tuple(inputs.token_mask.nonzero()[0].tolist())
-            pair = []
+            pair: list[LossInputs] = []
             for value in (0.0, -1e-15):
                 logprobs, old = inputs.logprobs.clone(), inputs.old_logprobs.clone()
                 logprobs[place] = old[place] = value
                 pair.append(replace(inputs, logprobs=logprobs, old_logprobs=old))
             what = "a log-probability of exactly 0 gives another loss than one next to it"
-            self._check_same(*pair, ..., what, "only inputs.token_mask tells which tokens are masked", inputs)
+            self._check_same(
+                pair[0], pair[1], ..., what, "only inputs.token_mask tells which tokens are masked", inputs
+            )
 
     def test_bfloat16(self) -> None:
         """In bfloat16 it is off by rounding alone."""

@@ -60,7 +60,7 @@ def state_problems(
     if not has_state(original):
         if has_method(original, "begin_step") or has_method(original, "end_step"):
             take_steps(original, 1)
-            ends = (take_steps(each, CALLS + 1) for each in (original, build()))
+            ends = take_steps(original, CALLS + 1), take_steps(build(), CALLS + 1)
             what = (
                 f"an instance that begins at step {CALLS + 1}, as in a resumed run, differs from the original"
             )
@@ -70,7 +70,7 @@ def state_problems(
     saved, copy, new = plain_state(original.state_dict()), build(), "a new instance that loads its state"
     copy.load_state_dict(plain_state(saved))
     yield from differ(state_hashes(saved), state_of(copy), f"{new} returns another one, at {{}}", ADVICE)
-    ends = (take_steps(each, CALLS + 1) for each in (original, copy))
+    ends = take_steps(original, CALLS + 1), take_steps(copy, CALLS + 1)
     yield from differ(*ends, f"{new} goes on otherwise than the original", ADVICE)
     yield from differ(state_of(original), state_of(copy), f"{new} ends in another one, at {{}}", ADVICE)
     fresh = build()
@@ -83,7 +83,7 @@ def state_problems(
             call(component, step, shape)
         what = "calls on other rows leave another state, at {}: the ranks' states would differ"
         advice = "change the state in end_step, whose statistics are the same on all ranks"
-        yield from differ(*map(state_of, ranks), what, advice)
+        yield from differ(state_of(ranks[0]), state_of(ranks[1]), what, advice)
 
 
 def _problems_of_a_skipped_step(component: Any) -> Iterator[tuple[str, str]]:
