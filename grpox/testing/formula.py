@@ -1,22 +1,8 @@
-"""Compares a loss with its direction, and with the formula of its paper, a plain Python function over numbers.
+"""Compares a loss with its direction, and with the formula of its paper; see `grpox.testing.same_as`.
 
-    def paper(logprobs, old_logprobs, advantages):
-        return [-math.exp(new - old) * A for new, old, A in zip(logprobs, old_logprobs, advantages)]
-
-    class TestMine(LossConformance):
-        component = "mine"
-        reference = staticmethod(paper)
-
-or ``same_as("loss", "mine", paper)``. The function takes what its parameters name. The inputs are random and
-extreme ones, from the smallest up, so that a difference shows on the first that has it.
-
-The reduction of a loss is compared with a function that returns the loss of a step:
-
-    def token_mean(losses):
-        return sum(map(sum, losses)) / sum(map(len, losses))
-
-With ``reduction = staticmethod(token_mean)`` the core computes the gradient of a step of several micro-batches
-as a run does, by the reduction that the loss declares; the two functions give the same gradient by the paper.
+The inputs are random and extreme ones, from the smallest up, so that a difference shows on the first with one.
+The core computes the gradient of a step of several micro-batches as a run does, by the reduction that the loss
+declares; the functions of the paper give the same gradient by differences.
 """
 
 from __future__ import annotations
