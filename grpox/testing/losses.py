@@ -198,17 +198,19 @@ class LossConformance(TensorConformance):
 
     def test_padding(self) -> None:
         """Padding a sequence, or a masked token within it, changes neither loss nor gradient of the others."""
-        for inputs in self._cases():
+        for loss, inputs in self._examples():
             what = "two masked positions at the end change its loss or gradient"
             advice = (
                 "a mean over positions counts masked ones: weigh by inputs.token_mask and divide by its sum"
             )
             there = (..., slice(inputs.token_mask.shape[1]))
             self._check_same(inputs, padded(inputs, 2), there, what, advice)
-            closed, (row, place) = without_gaps(inputs)
             what = "a masked token within a sequence changes the loss or gradient of its neighbours"
             advice = "a token's neighbour may be masked: count positions by inputs.token_mask.cumsum(1)"
-            self._check_same(closed, inputs, (row, place), what, advice, inputs)
+            each_row = (rows(inputs, [row]) for row in range(len(inputs.logprobs)))
+            for unit in [inputs] if is_of_groups(loss) else each_row:
+                closed, places = without_gaps(unit)
+                self._check_same(closed, unit, places, what, advice, unit)
 
     def test_all_masked(self) -> None:
         """Takes a batch without one token to learn from."""
@@ -229,15 +231,13 @@ class LossConformance(TensorConformance):
             raise SkipTest("it declares mixes_rows: what a sequence learns may depend on its neighbours")
         for loss, inputs in self._examples():
             for number, unit in enumerate(units_of(loss, inputs)):
-                what = (
-                    f"{'group' if is_of_groups(loss) else 'sequence'} {number} has another loss or gradient by "
-                )
+                sort = "group" if is_of_groups(loss) else "sequence"
+                what = f"{sort} {number} has another loss or gradient by itself than among the others"
                 advice = (
                     "something is averaged over the batch, and a loss sees one micro-batch, not the step: "
                     "return one number for each token and let `reduction` average. A loss that compares the "
                     "sequences of a group declares scope = 'group'"
                 )
-                what += "itself than among the others"
                 self._check_same(rows(inputs, unit), inputs, unit, what, advice, inputs)
 
     def test_level(self) -> None:
