@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -27,10 +28,8 @@ from grpox.rollout.dynamic_sampling import signal_of
 from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.rollout.turns import ZERO, BatchScaler, ScoredBatch
 from grpox.runtime.foreign_code import call
-from grpox.testing.conformance import Conformance, Violation, require
-from grpox.testing.devices import device_problem
-from grpox.testing.direction import check_monotone
-from grpox.testing.formula import Reference, compare_advantage
+from grpox.testing.conformance import TensorConformance, Violation, require
+from grpox.testing.formula import Reference, parameters_of
 
 close = partial(torch.allclose, rtol=1e-4, atol=1e-5)
 """True if two float32 tensors differ by the order of sums alone."""
@@ -47,9 +46,25 @@ class Batch:
     group_ids: Tensor  # i64[N]
 
     def __str__(self) -> str:
-        rows = zip(self.group_ids.tolist(), self.rewards.tolist(), strict=True)
-        lines = [f"group {group}  rewards {_numbers(row)}" for group, row in rows]
+        return self.with_advantages(None)
+
+    def with_advantages(self, advantages: Tensor | None) -> str:
+        """Write the batch as text, a line for each completion, with its advantage."""
+        lines = []
+        for row, (group, rewards) in enumerate(zip(self.group_ids, self.rewards.tolist(), strict=True)):
+            own = "" if advantages is None else f"  advantage {float(advantages[row]):.6g}"
+            lines.append(f"row {row}  group {int(group)}  rewards {_numbers(rewards)}{own}")
         return "\n".join([*lines, f"weights {_numbers(self.weights.tolist())}"])
+
+    @property
+    def totals(self) -> Tensor:
+        """The weighted sum of each completion's rewards: f32[N]."""
+        return (self.rewards * self.weights).sum(1)
+
+    def is_better(self, row: int, other: int) -> bool:
+        """Tell whether no function rates `row` lower than `other` of its group, by the signs of the weights."""
+        gains = self.weights * (self.rewards[row] - self.rewards[other])
+        return bool(self.group_ids[row] == self.group_ids[other] and gains.min() >= 0 and gains.max() > 0)
 
 
 def batch(rewards: list[list[float]], group_ids: list[int], weights: list[float] | None = None) -> Batch:
@@ -68,12 +83,25 @@ ORDINARY = (
     ),
 )
 """From the smallest up."""
+DIFFERENT = (
+    batch([[-1.0], [1.0]], [0, 0]),
+    batch([[0.0], [1.0]], [0, 0]),
+    batch([[1.0], [0.0]], [0, 0], [-1.0]),
+    batch([[0.0], [0.0], [1.0]], [0, 0, 0]),
+    batch([[0.5], [2.0], [-1.0], [0.75]], [0, 0, 0, 0]),
+    batch([[5.0], [0.0], [7.0], [1.0]], [0, 1, 0, 1]),
+    batch([[0.0, 1.0], [1.0, 1.0], [1.0, 2.0], [0.0, 0.0]], [0, 0, 0, 0], [1.0, 0.5]),
+)
+"""From the smallest up. In each, the first group's rewards differ."""
 
 
-class AdvantageConformance(Conformance):
+class AdvantageConformance(TensorConformance):
     """The checks of an advantage scaler."""
 
     kind = "advantage"
+    _results = "advantages"
+    _tolerances = (1e-4, 1e-5)
+    _device_advice = "pass device=rewards.device, or use rewards.new_zeros"
     columns: ClassVar[Mapping[str, Any]] = {}
     """For a scaler of the form ``scale(inputs)``: column of the dataset -> its value in every row."""
     reference: ClassVar[Reference | None] = None
@@ -117,60 +145,49 @@ class AdvantageConformance(Conformance):
             require(same, "called twice on the same turns, it returned two results", given)
         self.notes.append(f"returns one advantage per {getattr(scaler.scaler, 'per', 'completion')}")
 
-    def test_pure(self) -> None:
-        """Returns the same twice, and leaves its inputs as they are."""
-        for given in ORDINARY:
-            scaler = self.build()
-            copied = Batch(given.rewards.clone(), given.weights.clone(), given.group_ids.clone())
-            first = _scale(scaler, copied)
-            advice = "the core logs them afterwards: copy before an in-place operation"
-            for name in ("rewards", "weights", "group_ids"):
-                unchanged = torch.equal(getattr(copied, name), getattr(given, name))
-                require(unchanged, f"it changes the {name} in place", given, advice)
-            again = self.build() if hasattr(scaler, "state_dict") else scaler
-            same = torch.equal(first, _scale(again, copied))
-            require(same, "called twice on the same rewards, it returned two results", given)
-
-    def test_call_order(self) -> None:
-        """Returns the same for a batch whatever it was called on before."""
-        scaler = self.build()
-        if hasattr(scaler, "state_dict"):
-            raise SkipTest("it has a state")
-        first = [_scale(self.build(), given) for given in ORDINARY]
-        for given, before in reversed(list(zip(ORDINARY, first, strict=True))):
-            advice = "keep nothing from one call to the next, or return it from state_dict()"
-            same = torch.equal(_scale(scaler, given), before)
-            require(same, "after calls on other batches it returns other advantages", given, advice)
-
-    def test_device(self) -> None:
-        """Creates its tensors on the device of the rewards."""
-        if getattr(self.build(), "per", "completion") != "completion":
-            raise SkipTest("advantages of turns and tokens are moved to the CPU")
-
-        def run(move: Callable[[Tensor], Tensor]) -> list[Tensor]:
-            given = ORDINARY[-1]
-            moved = Batch(move(given.rewards), move(given.weights), move(given.group_ids))
-            return [_scale(self.build(), moved)]
-
-        problem, remark = device_problem(run)
-        advice = "pass device=rewards.device, or use rewards.new_zeros"
-        require(not problem, problem, ORDINARY[-1], advice)
-        self.notes.append(remark)
-
     def test_direction(self) -> None:
         """A better reward within a group gives no smaller advantage, and 0 is between."""
         scaler = self.build()
         if self._goes_by_turns():
             raise SkipTest(BY_TURNS)
-        needs_nonnegative = getattr(scaler, "needs_nonnegative_rewards", False)
-        check_monotone(self._numbers_of, getattr(scaler, "monotone", True) is False, needs_nonnegative)
+        if getattr(scaler, "monotone", True) is False:
+            raise SkipTest("it declares monotone = False")
+        refuses = getattr(scaler, "needs_nonnegative_rewards", False)
+        batches = [each for each in DIFFERENT if not refuses or bool((each.totals >= 0).all())]
+        advice = "check the sign: A grows with the reward. If that is not the point, declare monotone = False"
+        for given in batches:
+            scaled = _scale(self.build(), given)
+            for worse, better in itertools.permutations(range(len(scaled)), 2):
+                is_wrong = given.is_better(better, worse) and bool(scaled[better] < scaled[worse] - 1e-6)
+                what = f"row {better} has a better reward than row {worse} of its group"
+                what += ", and a smaller advantage"
+                require(not is_wrong, what, given.with_advantages(scaled), advice)
+        scaled = _scale(self.build(), batches[0])
+        worst, best = scaled.tolist()
+        what = f"a worse and a better reward get advantages {worst:g} and {best:g}, not around 0"
+        # A baseline may be one of the rewards, as a quantile is.
+        require(worst <= 0 <= best and worst < best, what, batches[0].with_advantages(scaled), advice)
 
     def test_same_as_reference(self) -> None:
         """Is the formula of the reference."""
-        reference = type(self).reference
-        if reference is None:
-            raise SkipTest("no reference is given: see grpox.testing.same_as")
-        compare_advantage(self._numbers_of, reference)
+        names = parameters_of(self._formula, ("rewards", "weights", "groups"))
+        for given in _random_batches():
+            try:
+                scaled = _scale(self.build(), given)
+            except Violation:
+                if bool((given.rewards < 0).any()):  # a scaler may refuse rewards below 0
+                    continue
+                raise
+            known = [[None if math.isnan(each) else each for each in row] for row in given.rewards.tolist()]
+            groups, weights = given.group_ids.tolist(), given.weights.tolist()
+            arguments = {"rewards": known, "weights": weights, "groups": groups}
+            expected = [float(value) for value in self._formula(**{name: arguments[name] for name in names})]
+            example = given.with_advantages(scaled)
+            what = f"the reference returned {len(expected)} numbers for {len(known)} completions"
+            require(len(expected) == len(known), what, example)
+            for row, (value, wanted) in enumerate(zip(scaled.tolist(), expected, strict=True)):
+                what = f"the advantage of row {row} is {value:.6g}, and that of the reference {wanted:.6g}"
+                require(math.isclose(value, wanted, rel_tol=1e-4, abs_tol=1e-5), what, example)
 
     def test_order_of_rows(self) -> None:
         """The order of the rows does not matter: a group's need not follow one another."""
@@ -180,7 +197,7 @@ class AdvantageConformance(Conformance):
             advice = (
                 "tell groups by group_ids and not by position, as torch.unique(..., return_inverse=True) does"
             )
-            self._check_same(given, other, "in another order it gives other advantages", advice, order)
+            self._check_same(other, given, order, "in another order it gives other advantages", advice)
 
     def test_names_of_groups(self) -> None:
         """Groups may have any numbers."""
@@ -188,7 +205,7 @@ class AdvantageConformance(Conformance):
             advice = "group_ids are names: number them by torch.unique(group_ids, return_inverse=True)"
             for factor in (7, 720720):  # the second has every divisor up to 16
                 renamed = replace(given, group_ids=given.group_ids * factor + 3)
-                self._check_same(given, renamed, "the numbers of groups matter", advice)
+                self._check_same(renamed, given, ..., "the numbers of groups matter", advice)
 
     def test_groups_of_one_reward(self) -> None:
         """A group whose completions are all alike, or that has one alone, gives finite numbers."""
@@ -242,7 +259,7 @@ class AdvantageConformance(Conformance):
             rewards = torch.cat([given.rewards, useless], 1)
             wider = replace(given, rewards=rewards, weights=torch.cat([given.weights, torch.zeros(1)]))
             advice = "weigh by `weights` before anything is summed or scaled over functions"
-            self._check_same(given, wider, "a function of weight 0 counts", advice)
+            self._check_same(wider, given, ..., "a function of weight 0 counts", advice)
 
     def test_weights(self) -> None:
         """Weights decide between functions that disagree, and one that always abstains counts as absent."""
@@ -261,7 +278,7 @@ class AdvantageConformance(Conformance):
                 weights=torch.cat([given.weights, torch.ones(1)]),
             )
             advice = "rewards are NaN where a function abstained: it adds nothing, to sums as to counts"
-            self._check_same(given, wider, "a function that abstained from all counts", advice)
+            self._check_same(wider, given, ..., "a function that abstained from all counts", advice)
 
     def test_unscored_completions(self) -> None:
         """A completion that no function scored changes no other's advantage, and a batch of them is all 0."""
@@ -292,23 +309,26 @@ class AdvantageConformance(Conformance):
         alone = close(_scale(self.build(), given)[:2], _scale(self.build(), other)[:2])
         self.notes.append(f"depends on its own group{'' if alone else ' and on the others of the batch'}")
 
-    def _numbers_of(
-        self, rewards: Sequence[Sequence[float]], weights: Sequence[float], groups: Sequence[int]
-    ) -> list[float]:
-        rows = [list(row) for row in rewards]
-        scaled: list[float] = _scale(self.build(), batch(rows, list(groups), list(weights))).tolist()
-        return scaled
+    def _cases(self) -> list[Batch]:
+        return list(ORDINARY)
+
+    def _values(self, component: Any, inputs: Batch) -> list[Tensor]:
+        return [_scale(component, inputs)]
+
+    def _after_a_call(self, component: Any) -> Any:
+        return self.build() if hasattr(component, "state_dict") else component
+
+    def test_device(self) -> None:
+        """Creates its tensors on the device of the rewards."""
+        if getattr(self.build(), "per", "completion") != "completion":
+            raise SkipTest("advantages of turns and tokens are moved to the CPU")
+        super().test_device()
 
     def _finite(self, given: Batch, advice: str = "") -> Tensor:
         scaled = _scale(self.build(), given)
-        example = f"{given}\nadvantages {_numbers(scaled.tolist())}"
+        example = given.with_advantages(scaled)
         require(bool(scaled.isfinite().all()), "its advantages are not all finite", example, advice)
         return scaled
-
-    def _check_same(self, given: Batch, other: Batch, what: str, advice: str, order: Any = ...) -> None:
-        """Compare the advantages of two batches, the second of which has the rows `order` of the first."""
-        same = close(_scale(self.build(), other), _scale(self.build(), given)[order])
-        require(same, what, other, advice)
 
 
 ONE_TURN = Rollout(0, 0, (1,), (2, 3, 4), "stop", 0)
@@ -384,3 +404,28 @@ def _scale(scaler: Any, given: Batch) -> Tensor:
     except RunFailed as error:
         raise Violation(str(error), str(given)) from error
     return scaled
+
+
+def _random_batches() -> Iterator[Batch]:
+    """Yield generation batches from one completion up: ties, abstentions, interleaved groups, weights."""
+    numbers = random.Random(0)
+    yield batch([[1.0]], [0])
+    yield batch([[0.0], [1.0]], [0, 0])
+    yield batch([[0.5], [0.5]], [0, 0])
+    yield batch([[NAN], [0.0], [1.0]], [0, 0, 0])
+    yield batch([[NAN], [NAN]], [0, 0])
+    yield batch([[0.0], [1.0], [3.0]], [0, 0, 0], [2.0])
+    yield batch([[0.0, 1.0], [1.0, NAN], [0.5, 0.25]], [0, 0, 0], [1.0, 0.5])
+    for size, functions, repeats in ((4, 1, 6), (6, 2, 6), (12, 3, 6), (64, 2, 2)):
+        for _ in range(repeats):
+            groups = [numbers.randrange(max(1, size // 4)) for _ in range(size)]
+            weights = [numbers.choice((1.0, 0.5, 2.0, 0.0, 0.25)) for _ in range(functions)]
+            lowest = numbers.choice((None, 0, -80))
+            yield batch([[_reward(numbers, lowest) for _ in weights] for _ in groups], groups, weights)
+
+
+def _reward(numbers: random.Random, lowest: int | None) -> float:
+    """Draw sixteenths from `lowest` on, exact in float32, as are their sums; None: 0 or 1. Some are NaN."""
+    if numbers.random() < 0.15:
+        return math.nan
+    return float(numbers.randrange(2)) if lowest is None else numbers.randrange(lowest, 160) / 16

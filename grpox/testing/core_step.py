@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from pydantic import Field, ValidationError
 from torch import Tensor
 
+from grpox.config import TrainConfig
 from grpox.contracts import Capability
 from grpox.errors import ConfigError, Problem, nearest, text_of
+from grpox.errors.validation import problems_of
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.registry import bind, installed
 from grpox.runtime.world import World
 from grpox.testing.loss_examples import BY_SEQUENCE
-from grpox.update.objective import KL_ESTIMATORS, MicroBatchInputs, StepLoss
+from grpox.update.objective import MicroBatchInputs, StepLoss
 from grpox.update.packing import StepTotals, count_masks
 from grpox.update.token_masks import choose
 from grpox.update.token_metrics import places_of
@@ -29,6 +31,13 @@ INPUT_NAMES = {
     **{capability: capability.value for capability in Capability if capability.value in BY_SEQUENCE},
 }
 """Capability that a loss may need -> the tensor that a micro-batch must have."""
+
+
+class Settings(TrainConfig):
+    """The numbers of a step, checked as those of a run file are."""
+
+    max_completion_length: int = Field(ge=1)
+    world_size: int = Field(ge=1)
 
 
 def step_gradient(
@@ -74,16 +83,23 @@ def step_gradient(
         ConfigError: a component, parameter, key, shape or number is wrong.
         RunFailed: the loss or the correction raised or returned what is none.
     """
-    numbers = {"beta": beta, "entropy_coef": entropy_coef}
-    if off_policy_mask_threshold is not None:
-        numbers["off_policy_mask_threshold"] = off_policy_mask_threshold
-    sizes = {"max_completion_length": max_completion_length, "world_size": world_size}
-    _check_settings(kl, numbers, top_entropy_quantile, sizes)
+    given = {
+        "beta": beta,
+        "kl": kl,
+        "entropy_coef": entropy_coef,
+        "top_entropy_quantile": top_entropy_quantile,
+        "off_policy_mask_threshold": off_policy_mask_threshold,
+        "max_completion_length": max_completion_length,
+        "world_size": world_size,
+    }
+    try:
+        settings = Settings.model_validate(given, strict=True)
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, Settings)) from error
     bound, corrects = bind("loss", loss), installed().build(bind("correction", correction))
     needed = _needed_names(bound, beta > 0, entropy_coef > 0 or top_entropy_quantile < 1)
     inputs = _all_inputs(micro_batches, needed, top_entropy_quantile)
-    built, needs = installed().build(bound), frozenset(bound.needs)
-    step_loss = StepLoss(built, corrects, beta, kl, entropy_coef, off_policy_mask_threshold, needs)
+    step_loss = StepLoss.of(installed().build(bound), corrects, settings, bound.needs)
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
     counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]
     tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
@@ -114,24 +130,6 @@ def _all_inputs(micro_batches: Any, needed: Sequence[str], part: float) -> list[
     places = [places_of(each.token_mask) for each in inputs]
     chosen = choose(entropies, places, part, World(0, 1, torch.device("cpu")))
     return [replace(each, policy_keep=keep) for each, keep in zip(inputs, chosen.keep, strict=True)]
-
-
-def _check_settings(kl: str, numbers: Mapping[str, float], quantile: float, sizes: Mapping[str, int]) -> None:
-    problems = []
-    if kl not in KL_ESTIMATORS:
-        allowed, near = ", ".join(KL_ESTIMATORS), nearest(str(kl), KL_ESTIMATORS)
-        problems.append(Problem("no such KL estimator", "kl", given=str(kl), allowed=allowed, nearest=near))
-    for key, number in numbers.items():
-        if not (isinstance(number, int | float) and 0 <= number < math.inf):
-            what = "must be a finite number from 0" + (", or None" if key.endswith("threshold") else "")
-            problems.append(Problem(what, key, given=repr(number)))
-    if not 0 <= quantile <= 1:
-        problems.append(Problem("must be a number from 0 to 1", "top_entropy_quantile", given=repr(quantile)))
-    for key, size in sizes.items():
-        if not (isinstance(size, int) and size >= 1):
-            problems.append(Problem("must be a whole number from 1", key, given=repr(size)))
-    if problems:
-        raise ConfigError(problems)
 
 
 def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:

@@ -9,7 +9,7 @@ class TestMine(CorrectionConformance):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, ClassVar
@@ -20,9 +20,8 @@ from torch import Tensor
 
 from grpox.errors import RunFailed
 from grpox.plugins.component import level_of
-from grpox.testing.conformance import Conformance, Violation, require
-from grpox.testing.devices import device_problem
-from grpox.testing.formula import Reference, compare_correction
+from grpox.testing.conformance import TensorConformance, Violation, require
+from grpox.testing.formula import Reference, parameters_of
 from grpox.testing.loss_examples import SHAPES, close, example, mapped, padded, rows, shown
 from grpox.update.objective import Corrected, apply_correction
 
@@ -43,10 +42,12 @@ class Given:
         return shown(self)
 
 
-class CorrectionConformance(Conformance):
+class CorrectionConformance(TensorConformance):
     """The checks of a correction."""
 
     kind = "correction"
+    _results = "weights"
+    _device_advice = "pass device=old.device, or use torch.ones_like(mask)"
     reference: ClassVar[Reference | None] = None
     """The paper's formula, as `grpox.testing.same_as` describes it."""
 
@@ -58,41 +59,12 @@ class CorrectionConformance(Conformance):
             require(not corrected.weights.requires_grad, "its weights carry a gradient", given, advice)
             _check_sound(corrected, given)
 
-    def test_pure(self) -> None:
-        """Returns the same twice, and leaves its inputs as they are."""
-        correction = self.build()
-        for given in _examples():
-            copied = mapped(given, torch.clone)
-            first = _correct(correction, copied)
-            unchanged = all(map(torch.equal, vars(copied).values(), vars(given).values()))
-            require(unchanged, "it changes its inputs in place", given, "copy before an in-place operation")
-            second = _correct(correction, copied)
-            same = torch.equal(first.weights, second.weights) and torch.equal(first.keep, second.keep)
-            require(same, "called twice on the same inputs, it returned two results", given)
+    def _cases(self) -> list[Given]:
+        return list(_examples())
 
-    def test_call_order(self) -> None:
-        """Returns the same for a batch whatever it was called on before."""
-        correction = self.build()
-        if hasattr(correction, "state_dict"):
-            raise SkipTest("it has a state")
-        examples = list(_examples())
-        first = [_correct(self.build(), given).weights for given in examples]
-        for given, before in reversed(list(zip(examples, first, strict=True))):
-            advice = "keep nothing from one call to the next, or return it from state_dict()"
-            same = torch.equal(_correct(correction, given).weights, before)
-            require(same, "after calls on other batches it returns other weights", given, advice)
-
-    def test_device(self) -> None:
-        """Creates its tensors on the device of its arguments."""
-        *_, given = _examples()
-
-        def run(move: Callable[[Tensor], Tensor]) -> list[Tensor]:
-            corrected = _correct(self.build(), mapped(given, move))
-            return [corrected.weights, corrected.keep]
-
-        problem, remark = device_problem(run)
-        require(not problem, problem, given, "pass device=old.device, or use torch.ones_like(mask)")
-        self.notes.append(remark)
+    def _values(self, component: Any, inputs: Given) -> list[Tensor]:
+        corrected = _correct(component, inputs)
+        return [corrected.weights, corrected.keep.double()]
 
     def test_direction(self) -> None:
         """A token weighs no less the likelier the trainer finds it than the generator did."""
@@ -115,7 +87,26 @@ class CorrectionConformance(Conformance):
 
     def test_same_as_reference(self) -> None:
         """Is the formula of the reference, in weights and in tokens that are kept."""
-        compare_correction(self.build().correct, self._formula)
+        correction = self.build()
+        names = parameters_of(self._formula, ("old", "sampler", "mask"))
+        for given in _random_completions():
+            weights, keep = correction.correct(given.old, given.sampler, given.mask)
+            of_row = {name: tensor[0] for name, tensor in vars(given).items()}
+            there = torch.ones_like(given.mask[0]) if "mask" in names else given.mask[0]
+            pairs = list(self._formula(**{name: of_row[name][there].tolist() for name in names}))
+            places = there.nonzero().flatten().tolist()
+            what = f"the reference returned {len(pairs)} results for {len(places)} tokens"
+            require(len(pairs) == len(places), what, given)
+            for place, (wanted, is_wanted) in zip(places, pairs, strict=True):
+                if not given.mask[0, place]:
+                    continue
+                is_there, weight = bool(keep[0, place]), weights[0, place].item()
+                verb = ("drops", "keeps")
+                what = f"it {verb[is_there]} token {place}, which the reference {verb[bool(is_wanted)]}"
+                require(is_there == bool(is_wanted), what, given)
+                what = f"token {place} weighs {weight:.6g}, and by the reference {wanted:.6g}"
+                same = math.isclose(weight, wanted, rel_tol=1e-6, abs_tol=1e-9)
+                require(same or not is_there, what, given)
 
     def test_identity(self) -> None:
         """Every token is kept with weight 1 where sampler and trainer agree."""
@@ -160,9 +151,9 @@ class CorrectionConformance(Conformance):
     def test_padding(self) -> None:
         """Masked positions at the end change nothing."""
         for given in _examples():
-            wider, part = _correct(self.build(), padded(given, 2)), (..., slice(given.mask.shape[1]))
             advice = "a mean or sum over positions counts masked ones: weigh by mask and divide by its sum"
-            _check_same(_correct(self.build(), given), wider, part, given, "padding counts", advice)
+            part = (..., slice(given.mask.shape[1]))
+            self._check_same(given, padded(given, 2), part, "padding counts", advice)
 
     def test_masked_positions(self) -> None:
         """Values at masked positions change no other token's weight."""
@@ -182,12 +173,10 @@ class CorrectionConformance(Conformance):
     def test_rows_are_independent(self) -> None:
         """A completion's weights depend on no other completion: micro-batches would matter."""
         for given in _examples():
-            whole = _correct(self.build(), given)
             for row in range(len(given.old)):
-                alone = _correct(self.build(), rows(given, [row]))
                 advice = "it is computed for one micro-batch at a time: normalise nothing over the batch"
                 what = f"completion {row} is weighed otherwise by itself"
-                _check_same(alone, whole, [row], given, what, advice)
+                self._check_same(rows(given, [row]), given, [row], what, advice, given)
 
     def test_extreme_differences(self) -> None:
         """Differences of 20 either way, for every token of a completion, and of 1,000 leave weights finite."""
@@ -218,12 +207,6 @@ def _check_sound(corrected: Corrected, given: Given) -> None:
     require(sound, "a kept token has a weight that is not finite and at least 0", given, advice)
 
 
-def _check_same(one: Corrected, other: Corrected, part: Any, given: Given, what: str, advice: str) -> None:
-    """Compare a result with `part` of another, an index."""
-    same = close(one.weights, other.weights[part]) and torch.equal(one.keep, other.keep[part])
-    require(same, what, given, advice)
-
-
 def _examples() -> Iterator[Given]:
     for seed, (sequences, tokens) in enumerate(SHAPES):
         inputs = example(sequences, tokens, seed)
@@ -234,6 +217,19 @@ def _completion(differences: Sequence[float], old: float = -30.0) -> Given:
     """Build a completion of tokens with these values of old - sampler."""
     by = torch.tensor([differences], dtype=torch.float64)
     return Given(torch.full_like(by, old), old - by, torch.ones_like(by).bool())
+
+
+def _random_completions() -> Iterator[Given]:
+    """Yield completions from one token up, [1, T], zeros where masked."""
+    for size in (0.0, 0.1, -0.1, 0.5, -0.5, 0.75, -0.75, 1.5, -1.5, 3.0, -3.0, 8.0, -8.0):
+        yield _completion([size], old=-2.0)
+    for (tokens, spread), seed in product(((2, 0.5), (3, 1.0), (6, 0.1), (6, 2.0), (40, 0.2)), range(4)):
+        generator = torch.Generator().manual_seed(seed)
+        by = spread * torch.randn((1, tokens), generator=generator, dtype=torch.float64)
+        mask = torch.ones_like(by).bool()
+        mask[0, 1 + seed % tokens :: 3] = False
+        old = torch.where(mask, torch.linspace(-2.0, -10.0, tokens, dtype=torch.float64), 0.0)
+        yield Given(old, torch.where(mask, old - by, 0.0), mask)
 
 
 def _correct(correction: Any, given: Given) -> Corrected:

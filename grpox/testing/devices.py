@@ -1,8 +1,8 @@
 """Runs a component on tensors of another device, also where the machine has none.
 
-With a GPU, the tensors are moved there. Without one, they are wrapped: the wrapper reports another device, has
-its numbers on the CPU, and refuses an operation that mixes it with a tensor of the CPU, as CUDA does. Tensors
-of no dimension may be mixed, and a tensor of the CPU may index another, as with CUDA.
+With a GPU, the tensors are moved there. Without one, a mode follows them: what torch computes from them, or
+creates on their device, counts as being elsewhere, and an operation that mixes it with a tensor of the CPU is
+refused, as CUDA does. Tensors of no dimension may be mixed, and a tensor of the CPU may index another.
 """
 
 from __future__ import annotations
@@ -13,117 +13,61 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves
 
 from grpox.errors import chain
 
-_ELSEWHERE = torch.device("meta")
-"""The device that wrapped tensors report: one of which every build of torch knows that it is not the CPU."""
-_INDEXING = (
-    "aten.index.Tensor",
-    "aten.index_put_.default",
-    "aten.index_put.default",
-    "aten._index_put_impl_.default",
-)
-
-
-_FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, Tensor.new_tensor)
+_INDEXING = (Tensor.__getitem__, Tensor.__setitem__)
+_MOVES = (Tensor.copy_, Tensor.to)
 
 
 class MixedDevices(Exception):
     """An operation on tensors of two devices."""
 
 
-class _Elsewhere(Tensor):
-    """A tensor that seems to be on another device."""
+class _Elsewhere(TorchFunctionMode):
+    """Knows the tensors that are elsewhere; in truth they are on the CPU."""
 
-    numbers: Tensor
+    def __init__(self) -> None:
+        super().__init__()
+        self._tensors: dict[int, Tensor] = {}  # kept, so that no other tensor gets their identity
 
-    @staticmethod
-    def __new__(cls, numbers: Tensor) -> _Elsewhere:
-        """Wrap a tensor of the CPU."""
-        wrapper: _Elsewhere = Tensor._make_wrapper_subclass(
-            cls, numbers.shape, strides=numbers.stride(), dtype=numbers.dtype, device=_ELSEWHERE
-        )
-        wrapper.numbers = numbers
-        return wrapper
+    def move(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor there."""
+        moved = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        self._tensors[id(moved)] = moved
+        return moved
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Compute with the numbers, on the CPU."""
-        return _dispatch(function, args, kwargs or {})
-
-
-class _Factories(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Wraps the tensors that are created on the other device."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Spare the import of torch's compiler, which takes seconds."""
-        return False
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return _dispatch(function, args, kwargs or {})
-
-
-class _Reads(TorchFunctionMode):
-    """Lets Python read the numbers, which it does past torch's dispatch."""
+    def has(self, tensor: object) -> bool:
+        """Tell whether a tensor is there."""
+        return id(tensor) in self._tensors
 
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if function in (Tensor.tolist, Tensor.numpy) and isinstance(args[0], _Elsewhere):
-            if function is Tensor.numpy:
-                raise MixedDevices("numpy() of a tensor that is not on the CPU: call .cpu() first")
-            args = (args[0].numbers,)
         kwargs = kwargs or {}
-        own = getattr(args[0], "device", None) if function is Tensor.new_tensor else None
-        target = kwargs.get("device", own)
-        if function in _FROM_NUMBERS and target is not None and torch.device(target) == _ELSEWHERE:
-            # torch would make a tensor without numbers.
-            return _Elsewhere(function(*map(_unwrap, args), **{**kwargs, "device": torch.device("cpu")}))
-        return function(*args, **kwargs)
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        is_there = any(map(self.has, tensors))
+        if is_there:
+            self._check(function, args, tensors)
+        result = function(*args, **kwargs)
+        targets = [each for each in (*args, kwargs.get("device")) if isinstance(each, str | torch.device)]
+        if function is Tensor.cpu or "cpu" in targets:
+            return result.clone()  # of another identity, and so on the CPU
+        if is_there or targets:
+            self._tensors |= {id(each): each for each in tree_leaves(result) if isinstance(each, Tensor)}
+        return result
 
-
-def _dispatch(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
-    wrapped = [each for each in tensors if isinstance(each, _Elsewhere)]
-    _check_mixture(function, args, tensors, wrapped)
-    target = kwargs.get("device")
-    is_elsewhere = bool(wrapped) if target is None else torch.device(target) == _ELSEWHERE
-    if target is not None:
-        kwargs = {**kwargs, "device": torch.device("cpu")}
-    plain_args, plain_kwargs = tree_map(_unwrap, (tuple(args), kwargs))
-    result = function(*plain_args, **plain_kwargs)
-    same = {id(each.numbers): each for each in wrapped}
-    return tree_map(lambda each: _wrap(each, same), result) if is_elsewhere else result
-
-
-def _check_mixture(
-    function: Any, args: Sequence[Any], tensors: list[Tensor], wrapped: list[_Elsewhere]
-) -> None:
-    is_index = str(function) in _INDEXING and isinstance(args[0], _Elsewhere)
-    allowed = (torch.bool, torch.int64, torch.uint8) if is_index else ()
-    others = [each for each in tensors if not isinstance(each, _Elsewhere) and each.ndim > 0]
-    strangers = [each for each in others if each.dtype not in allowed]
-    if wrapped and strangers and "copy_" not in str(function):
-        shapes = ", ".join(str(tuple(each.shape)) for each in strangers)
-        raise MixedDevices(f"{function} mixes the inputs' device with a tensor {shapes} of the CPU")
-
-
-def _unwrap(value: Any) -> Any:
-    return value.numbers if isinstance(value, _Elsewhere) else value
-
-
-def _wrap(value: Any, same: dict[int, _Elsewhere]) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return same[id(value)] if id(value) in same else _Elsewhere(value)
+    def _check(self, function: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> None:
+        if function is Tensor.numpy:
+            raise MixedDevices("numpy() of a tensor that is not on the CPU: call .cpu() first")
+        others = [each for each in tensors if not self.has(each) and each.ndim > 0]
+        if function in _INDEXING and self.has(args[0]):
+            others = [each for each in others if each.dtype not in (torch.bool, torch.int64, torch.uint8)]
+        if others and function not in _MOVES:
+            shapes = ", ".join(str(tuple(each.shape)) for each in others)
+            name = getattr(function, "__name__", function)
+            raise MixedDevices(f"{name} mixes the inputs' device with a tensor {shapes} of the CPU")
 
 
 def device_problem(run: Callable[[Callable[[Tensor], Tensor]], Sequence[Tensor]]) -> tuple[str, str]:
@@ -140,10 +84,9 @@ def device_problem(run: Callable[[Callable[[Tensor], Tensor]], Sequence[Tensor]]
             remark, results = "on a GPU", run(lambda tensor: tensor.cuda())
             home = [not each.is_cuda for each in results]
         else:
-            remark = "on a device that is imitated"
-            with _Reads(), _Factories():  # type: ignore[no-untyped-call]
-                results = run(_Elsewhere)
-            home = [not isinstance(each, _Elsewhere) for each in results]
+            with _Elsewhere() as elsewhere:
+                remark, results = "on a device that is imitated", run(elsewhere.move)
+            home = [not elsewhere.has(each) for each in results]
     except Exception as error:
         for each in chain(error):
             if isinstance(each, MixedDevices) or "same device" in str(each):

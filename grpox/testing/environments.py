@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import SkipTest
@@ -39,8 +40,7 @@ from grpox.errors.formatting import format_bytes
 from grpox.rollout.episodes.messages import Action, Blueprint, Lost, Start
 from grpox.rollout.episodes.pool import ProcessEnvironments
 from grpox.testing.conformance import Conformance, Violation, require
-from grpox.testing.environment_player import Played, example_calls, play
-from grpox.testing.environment_process import SEED, Report
+from grpox.testing.environment_player import SEED, Played, Report, example_calls, play
 
 ROWS: Sequence[Mapping[str, Any]] = ({"prompt": "What is 6 x 7?", "answer": "42"},)
 """Played where nothing else is named."""
@@ -69,7 +69,6 @@ class EnvironmentConformance(Conformance):
     """The checks of an environment."""
 
     kind = "environment"
-    reports_swallowed = True
     rows: ClassVar[Sequence[Mapping[str, Any]]] = ()
     """Rows of the data; default: the class's `example_rows`."""
     turns: ClassVar[Sequence[str]] = ()
@@ -168,11 +167,10 @@ class EnvironmentConformance(Conformance):
     def test_state(self) -> None:
         """Two episodes in one process, as with isolation none, know nothing of each other."""
         report = self._report("1")
-        if report.alone != report.together:
-            place = _first_difference(report.alone, report.together)
-            example = f"alone:  {_brief(report.alone, place)}\nbeside: {_brief(report.together, place)}"
-            advice = "keep state on the instance: not on the class, and not in the module"
-            raise Violation("beside another episode it answers otherwise than alone", example, advice)
+        place, alone, together = _first_difference(report.alone, report.together)
+        advice = "keep state on the instance: not on the class, and not in the module"
+        what = "beside another episode it answers otherwise than alone"
+        require(place is None, what, f"alone:  {alone}\nbeside: {together}", advice)
 
     def test_row(self) -> None:
         """Leaves the row of the data as it is, which the completions of a group share."""
@@ -271,7 +269,7 @@ class EnvironmentConformance(Conformance):
         reports = type(self)._reports
         if hash_seed not in reports:
             given = {"component": self._mention, "row": dict(self._rows[0]), "turns": list(self._turns)}
-            arguments = ("-m", "grpox.testing.environment_process", json.dumps(given, default=str))
+            arguments = ("-m", "grpox.testing.environment_player", json.dumps(given, default=str))
             try:
                 printed = self._python(*arguments, hash_seed=hash_seed)
                 reports[hash_seed] = Report(**json.loads(printed.splitlines()[-1]))
@@ -335,26 +333,24 @@ def _check_printed(printed: Sequence[int], what: str, example: str) -> None:
 
 def _require_same(first: Played, second: Played) -> None:
     """Raise a violation if two episodes of one seed differ, in what the model or the record sees."""
-    place = _first_difference(first.answers, second.answers)
+    place, one, other = _first_difference(first.answers, second.answers)
     if place is None:
         return
-    example = f"{_brief(first.answers, place)}\n{_brief(second.answers, place)}"
     what = f"the same seed and the same turns give another answer to turn {place}"
     if place == 0:
         what = "the same seed gives another beginning"
     elif place >= len(first.observations):
         what = "the same seed and the same turns give another outcome"
     advice = "draw from random.Random(seed), and from nothing that differs between processes, such as the time"
-    raise Violation(what, example, advice)
+    raise Violation(what, f"{one}\n{other}", advice)
 
 
-def _first_difference(first: Sequence[Any], second: Sequence[Any]) -> int | None:
-    places = range(max(len(first), len(second)))
-    return next((place for place in places if first[place : place + 1] != second[place : place + 1]), None)
-
-
-def _brief(answers: Sequence[Any], place: int | None) -> str:
-    return f"{answers[place] if place is not None and place < len(answers) else 'nothing'}"[:300]
+def _first_difference(first: Sequence[Any], second: Sequence[Any]) -> tuple[int | None, str, str]:
+    """Return the first place at which two lists differ, and what stands there."""
+    for place, (one, other) in enumerate(zip_longest(first, second, fillvalue="nothing")):
+        if one != other:
+            return place, str(one)[:300], str(other)[:300]
+    return None, "", ""
 
 
 def _shown(row: Mapping[str, Any], turns: Sequence[str]) -> str:

@@ -1,33 +1,20 @@
-"""Compares a component with the formula of its paper, written as a plain Python function over lists of numbers.
+"""Compares a loss with its direction, and with the formula of its paper; see `grpox.testing.same_as`.
 
-    def paper(logprobs, old_logprobs, advantages):
-        return [-math.exp(new - old) * A for new, old, A in zip(logprobs, old_logprobs, advantages)]
-
-    class TestMine(LossConformance):
-        component = "mine"
-        reference = staticmethod(paper)
-
-or ``same_as("loss", "mine", paper)``. The function takes what its parameters name. The inputs are random and
-extreme ones, from the smallest up, so that a difference shows on the first that has it.
-
-The reduction of a loss is compared with a function that returns the loss of a step:
-
-    def token_mean(losses):
-        return sum(map(sum, losses)) / sum(map(len, losses))
-
-With ``reduction = staticmethod(token_mean)`` the core computes the gradient of a step of several micro-batches
-as a run does, by the reduction that the loss declares; the two functions give the same gradient by the paper.
+The inputs are random and extreme ones, from the smallest up, so that a difference shows on the first with one.
+The core computes the gradient of a step of several micro-batches as a run does, by the reduction that the loss
+declares; the functions of the paper give the same gradient by differences.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
+from unittest import SkipTest
 
 import torch
 from torch import Tensor
@@ -35,7 +22,6 @@ from torch import Tensor
 from grpox.contracts import LossInputs
 from grpox.errors import ConfigError, nearest
 from grpox.testing.conformance import Violation, require
-from grpox.testing.direction import Correct, Scale, describe_batch
 from grpox.testing.loss_examples import (
     BY_SEQUENCE,
     GROUP,
@@ -50,6 +36,11 @@ from grpox.testing.loss_examples import (
 )
 from grpox.testing.loss_inputs import is_of_groups
 
+NEAR = (0.0, 0.02, -0.02, 0.1, -0.1)
+"""Log-ratios on policy and near it."""
+FAR = (-1.0, 0.0, 1.0)
+"""Log-ratios at which the gradient is reported."""
+ROUNDING = 1e-9
 Reference = Callable[..., Sequence[Any]]
 """The formula: keyword arguments of lists -> a list."""
 StepReduction = Callable[..., float]
@@ -66,13 +57,8 @@ TOLERANCES = {
     "loss": (1e-6, 1e-9),
     "gradient": (2e-6, 1e-8),
     "gradient of the step": (2e-6, 1e-8),
-    "advantage": (1e-4, 1e-5),
-    "correction": (1e-6, 1e-9),
 }
-"""Relative and absolute difference that is rounding; advantages are of float32."""
-
-
-# -- Losses ----------------------------------------------------------------------------------------------
+"""Relative and absolute difference that is rounding."""
 
 
 def compare_loss(loss: Any, reference: Reference, needs: Sequence[str], bounds: Sequence[float]) -> None:
@@ -84,16 +70,14 @@ def compare_loss(loss: Any, reference: Reference, needs: Sequence[str], bounds: 
     Raises:
         Violation: they differ.
     """
-    folds, is_whole = bool(getattr(loss, "folds_correction", False)), _takes_batches(loss)
-    for inputs in _loss_cases(needs, folds, bounds):
-        measured = measured_on(loss, inputs)
-        parts = [inputs] if is_whole else [rows(inputs, [row]) for row in range(len(inputs.logprobs))]
-        result = torch.cat([_reference_loss(reference, part, is_whole) for part in parts])
+    for inputs in _loss_cases(needs, bool(getattr(loss, "folds_correction", False)), bounds):
+        measured, own = measured_on(loss, inputs), _formula_of(loss, reference, inputs, len(inputs.logprobs))
+        result = own(inputs.logprobs)
         if _is_surrogate(loss):
             require_same("gradient", measured.gradient, result, inputs)
             continue
         require_same("loss", measured.loss, result, inputs)
-        slopes = torch.cat([_reference_slope(reference, part, is_whole) for part in parts])
+        slopes = differences(lambda at, own=own: own(at).sum(), inputs.logprobs, inputs.token_mask, STEP)  # type: ignore[misc]
         require_same("gradient", measured.gradient, slopes, inputs)
 
 
@@ -111,31 +95,19 @@ def compare_step(loss: Any, reference: Reference, reduction: StepReduction, need
         named = {"losses": of_tokens, "max_length": LONGEST}
         return float(reduction(**{name: named[name] for name in names}))
 
-    declared, folds = getattr(loss, "reduction", None), bool(getattr(loss, "folds_correction", False))
+    folds = bool(getattr(loss, "folds_correction", False))
     for (sequences, tokens), seed in product(STEP_SHAPES, range(2)):
         inputs = example(sequences, tokens, seed, needs, folds)
         parts = [rows(inputs, slice(first, first + GROUP)) for first in range(0, sequences, GROUP)]
-        expected = _reference_step(loss, reference, reduced, inputs)
-        advice = f"the loss declares {declared}; or is the formula of another one?"
-        require_same("gradient of the step", step_gradient_of(loss, parts), expected, inputs, advice)
-
-
-def _reference_step(
-    loss: Any, reference: Reference, reduced: Callable[[Tensor, Tensor], float], inputs: LossInputs
-) -> Tensor:
-    """Compute the gradient of the step by the reference: f64[B, T]."""
-    is_whole, mask = _takes_batches(loss), inputs.token_mask
-    size = GROUP if is_whole else 1
-
-    def losses(values: Tensor) -> Tensor:
-        given = replace(inputs, logprobs=values)
-        parts = [rows(given, slice(first, first + size)) for first in range(0, len(mask), size)]
-        return torch.cat([_reference_loss(reference, part, is_whole) for part in parts])
-
-    if _is_surrogate(loss):  # the reduction is linear: its derivative by one loss is that loss's weight
-        own = losses(inputs.logprobs)
-        return differences(lambda factors: reduced(own * factors, mask), torch.zeros_like(own), mask, 1.0)
-    return differences(lambda values: reduced(losses(values), mask), inputs.logprobs, mask, STEP)
+        own, mask = _formula_of(loss, reference, inputs, GROUP), inputs.token_mask
+        of_step = partial(reduced, mask=mask)
+        if _is_surrogate(loss):  # the reduction is linear: its derivative by one loss is that loss's weight
+            values = own(inputs.logprobs)
+            slopes = differences(lambda by, v=values, f=of_step: f(v * by), 0 * values, mask, 1.0)  # type: ignore[misc]
+        else:
+            slopes = differences(lambda at, own=own, f=of_step: f(own(at)), inputs.logprobs, mask, STEP)  # type: ignore[misc]
+        advice = f"the loss declares {getattr(loss, 'reduction', None)}; or is the formula of another one?"
+        require_same("gradient of the step", step_gradient_of(loss, parts), slopes, inputs, advice)
 
 
 def _is_surrogate(loss: Any) -> bool:
@@ -143,9 +115,21 @@ def _is_surrogate(loss: Any) -> bool:
     return bool(getattr(loss, "gradient", "value") == "surrogate")
 
 
-def _takes_batches(loss: Any) -> bool:
-    """Return True if the reference of `loss` is called with all sequences of a micro-batch."""
-    return is_of_groups(loss) or bool(getattr(loss, "mixes_rows", False))
+def _formula_of(loss: Any, reference: Reference, inputs: LossInputs, size: int) -> Callable[[Tensor], Tensor]:
+    """Return the reference as a function of the log-probabilities, f64[B, T] each, 0 where masked.
+
+    Args:
+        size: sequences of a call, for a loss whose reference gets several.
+    """
+    is_whole = is_of_groups(loss) or bool(getattr(loss, "mixes_rows", False))
+    step = size if is_whole else 1
+
+    def losses(logprobs: Tensor) -> Tensor:
+        at = replace(inputs, logprobs=logprobs)
+        parts = [rows(at, slice(first, first + step)) for first in range(0, len(logprobs), step)]
+        return torch.cat([_reference_loss(reference, part, is_whole) for part in parts])
+
+    return losses
 
 
 def _loss_cases(needs: Sequence[str], folds: bool, bounds: Sequence[float]) -> Iterator[LossInputs]:
@@ -217,15 +201,6 @@ def parameters_of(reference: Callable[..., Any], known: Collection[str]) -> list
     return [parameter.name for parameter in parameters if parameter.name in known]
 
 
-def _reference_slope(reference: Reference, inputs: LossInputs, is_whole: bool) -> Tensor:
-    """Compute central differences of the reference's sum over tokens that are not masked: f64[B, T]."""
-
-    def total(values: Tensor) -> Tensor:
-        return _reference_loss(reference, replace(inputs, logprobs=values), is_whole).sum()
-
-    return differences(total, inputs.logprobs, inputs.token_mask, STEP)
-
-
 def require_same(name: str, values: Tensor, expected: Tensor, inputs: LossInputs, advice: str = "") -> None:
     """Raise a `Violation` unless two tensors f64[B, T] differ by no more than `TOLERANCES` of `name`."""
     relative, absolute = TOLERANCES[name]
@@ -238,105 +213,72 @@ def require_same(name: str, values: Tensor, expected: Tensor, inputs: LossInputs
         raise Violation(what, shown(inputs, **{name: values, "reference": expected}), advice)
 
 
-# -- Advantages ------------------------------------------------------------------------------------------
+# -- The direction: a formula of the wrong sign trains without an error ------------------------------------
 
 
-def compare_advantage(scale: Scale, reference: Reference) -> None:
-    """Compare advantages with those of a reference; see `grpox.testing.same_as`.
+def check_loss_sign(loss: Any, examples: Iterator[LossInputs], notes: list[str]) -> None:
+    """Check that a step raises the probability of tokens with positive advantage, and lowers the others.
 
-    Raises:
-        Violation: they differ.
-    """
-    names = parameters_of(reference, ("rewards", "weights", "groups"))
-    for rewards, weights, groups in _batches():
-        try:
-            values = scale(rewards, weights, groups)
-        except Violation:
-            if any(value < 0 for row in rewards for value in row):  # a scaler may refuse rewards below 0
-                continue
-            raise
-        plain = [[None if math.isnan(value) else value for value in row] for row in rewards]
-        arguments = {"rewards": plain, "weights": list(weights), "groups": list(groups)}
-        expected = [float(value) for value in reference(**{name: arguments[name] for name in names})]
-        batch = describe_batch(rewards, weights, groups, values)
-        what = f"the reference returned {len(expected)} numbers for {len(rewards)} completions"
-        require(len(expected) == len(rewards), what, batch)
-        relative, absolute = TOLERANCES["advantage"]
-        for row, (value, wanted) in enumerate(zip(values, expected, strict=True)):
-            what = f"the advantage of row {row} is {value:.6g}, and that of the reference {wanted:.6g}"
-            require(math.isclose(value, wanted, rel_tol=relative, abs_tol=absolute), what, batch)
-
-
-def _batches() -> Iterator[tuple[list[list[float]], list[float], list[int]]]:
-    """Yield generation batches from one completion up: ties, abstentions, interleaved groups, weights."""
-    numbers, nan = random.Random(0), math.nan
-    yield [[1.0]], [1.0], [0]
-    yield [[0.0], [1.0]], [1.0], [0, 0]
-    yield [[0.5], [0.5]], [1.0], [0, 0]
-    yield [[nan], [0.0], [1.0]], [1.0], [0, 0, 0]
-    yield [[nan], [nan]], [1.0], [0, 0]
-    yield [[0.0], [1.0], [3.0]], [2.0], [0, 0, 0]
-    yield [[0.0, 1.0], [1.0, nan], [0.5, 0.25]], [1.0, 0.5], [0, 0, 0]
-    for size, functions, repeats in ((4, 1, 6), (6, 2, 6), (12, 3, 6), (64, 2, 2)):
-        for _ in range(repeats):
-            groups = [numbers.randrange(max(1, size // 4)) for _ in range(size)]
-            weights = [numbers.choice((1.0, 0.5, 2.0, 0.0, 0.25)) for _ in range(functions)]
-            lowest = numbers.choice((None, 0, -80))
-            yield [[_reward(numbers, lowest) for _ in weights] for _ in groups], weights, groups
-
-
-def _reward(numbers: random.Random, lowest: int | None) -> float:
-    """Draw sixteenths from `lowest` on, exact in float32, as are their sums; None: 0 or 1. Some are NaN."""
-    if numbers.random() < 0.15:
-        return math.nan
-    return float(numbers.randrange(2)) if lowest is None else numbers.randrange(lowest, 160) / 16
-
-
-# -- Corrections -----------------------------------------------------------------------------------------
-
-
-def compare_correction(correct: Correct, reference: Reference) -> None:
-    """Compare weights and kept tokens of a correction with those of a reference; see `grpox.testing.same_as`.
+    Args:
+        examples: from the smallest up, each all that the loss is given at once.
+        notes: takes the gradient at some log-ratios.
 
     Raises:
-        Violation: they differ.
+        Violation: it does not, or it clips on the wrong side.
     """
-    for old, sampler, mask in _completions():
-        weights, keep = correct(old, sampler, mask)
-        named = {"old": old[0], "sampler": sampler[0], "mask": mask[0]}
-        names = parameters_of(reference, named)
-        there = torch.ones_like(mask[0]) if "mask" in names else mask[0]
-        pairs = list(reference(**{name: named[name][there].tolist() for name in names}))
-        lines = (f"{name:8}" + "  ".join(f"{value:.4g}" for value in each) for name, each in named.items())
-        text = "\n".join(lines)
-        places = there.nonzero().flatten().tolist()
-        what = f"the reference returned {len(pairs)} results for {len(places)} tokens"
-        require(len(pairs) == len(places), what, text)
-        verb, (relative, absolute) = {True: "keeps", False: "drops"}, TOLERANCES["correction"]
-        for place, (weight, is_wanted) in zip(places, pairs, strict=True):
-            is_there, got = bool(keep[0, place]), weights[0, place].item()
-            if not mask[0, place]:
-                continue
-            what = f"it {verb[is_there]} token {place}, which the reference {verb[bool(is_wanted)]}"
-            require(is_there == bool(is_wanted), what, text)
-            if is_there:
-                what = f"token {place} weighs {got:.6g}, and by the reference {weight:.6g}"
-                require(math.isclose(got, weight, rel_tol=relative, abs_tol=absolute), what, text)
+    first = next(examples)
+    notes.append(_describe_gradients(loss, first))
+    if getattr(loss, "sign", "policy") == "other":
+        raise SkipTest("it declares sign = 'other'")
+    for inputs, advantage in product((first, *examples), (1.0, -1.0)):
+        for log_ratio in NEAR:
+            _check_direction(loss, _at(inputs, log_ratio, advantage), log_ratio)
+    _check_side(loss, first)
 
 
-def _completions() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield completions from one token up, as old, sampler and mask [1, T], zeros where masked."""
-    for size in (0.0, 0.1, -0.1, 0.5, -0.5, 0.75, -0.75, 1.5, -1.5, 3.0, -3.0, 8.0, -8.0):
-        yield _completion(torch.tensor([size], dtype=torch.float64), torch.ones(1, dtype=torch.bool))
-    for (tokens, spread), seed in product(((2, 0.5), (3, 1.0), (6, 0.1), (6, 2.0), (40, 0.2)), range(4)):
-        generator = torch.Generator().manual_seed(seed)
-        difference = spread * torch.randn(tokens, generator=generator, dtype=torch.float64)
-        mask = torch.ones(tokens, dtype=torch.bool)
-        mask[1 + seed % tokens :: 3] = False
-        yield _completion(difference, mask)
+def _check_direction(loss: Any, inputs: LossInputs, log_ratio: float) -> None:
+    """Check every token's gradient: on policy it is not 0, and nowhere of the wrong sign."""
+    gradient = measured_on(loss, inputs).gradient
+    raises = torch.where(inputs.token_mask, -gradient * inputs.advantages.sign(), 1.0)  # f64[B, T]
+    place = divmod(int(raises.argmin()), raises.shape[1])
+    advantage = inputs.advantages[place].item()
+    wanted, got = ("raises", "lowers") if advantage > 0 else ("lowers", "raises")
+    example = shown(inputs, gradient=gradient)
+    what = f"a step {got} the probability of a token with advantage {advantage:g}; policy gradient {wanted} it"
+    advice = "check the sign: the loss is minimised. Where that is the point, declare sign = 'other'"
+    require(raises[place].item() >= -ROUNDING, what, example, advice)
+    if log_ratio == 0:
+        what = f"on policy it does not train on a token with advantage {advantage:g}"
+        advice = "a clip, a mask or a clamp drops it. Where that is the point, declare sign = 'other'"
+        require(raises[place].item() > ROUNDING, what, example, advice)
 
 
-def _completion(difference: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    old = torch.where(mask, torch.linspace(-2.0, -10.0, len(mask), dtype=torch.float64), 0.0)
-    sampler = torch.where(mask, old - difference, 0.0)
-    return old.unsqueeze(0), sampler.unsqueeze(0), mask.unsqueeze(0)
+def _check_side(loss: Any, inputs: LossInputs) -> None:
+    """Check that tokens which moved against their advantage are not the only ones that are clipped."""
+
+    def is_clipped(log_ratio: float, advantage: float) -> bool:
+        return not bool((measured_on(loss, _at(inputs, log_ratio, advantage)).gradient != 0).any())
+
+    is_wrong = all(is_clipped(-sign, sign) and not is_clipped(sign, sign) for sign in (1.0, -1.0))
+    what = "it clips tokens that moved against their advantage, and goes on with those that moved with it"
+    advice = "the surrogate is the smaller of both branches: -torch.min(ratio * A, clipped * A)"
+    require(not is_wrong, what, shown(_at(inputs, -1.0, 1.0)), advice)
+
+
+def _describe_gradients(loss: Any, inputs: LossInputs) -> str:
+    texts = []
+    for advantage in (1.0, -1.0):
+        gradients = [measured_on(loss, _at(inputs, ratio, advantage)).gradient[0, 0].item() for ratio in FAR]
+        texts.append(f"{'  '.join(f'{gradient:.3g}' for gradient in gradients)} for A = {advantage:g}")
+    return f"d loss / d log pi at log-ratios {', '.join(f'{ratio:g}' for ratio in FAR)}: {'; '.join(texts)}"
+
+
+def _at(inputs: LossInputs, log_ratio: float, advantage: float) -> LossInputs:
+    """Move the inputs to a log-ratio and an advantage, the same at all tokens; the correction weighs 1."""
+    weights, mask = inputs.correction_weights, inputs.token_mask
+    return replace(
+        inputs,
+        logprobs=torch.where(mask, inputs.old_logprobs + log_ratio, 0.0),
+        advantages=torch.where(mask, torch.full_like(inputs.advantages, advantage), 0.0),
+        correction_weights=None if weights is None else torch.where(mask, torch.ones_like(weights), 0.0),
+    )

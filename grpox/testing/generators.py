@@ -34,7 +34,6 @@ class GeneratorConformance(Conformance):
     """The checks of a generator. It is started once, and closed by `teardown_class`."""
 
     kind = "generator"
-    reports_swallowed = True
     _stage: ClassVar[Stage | None] = None
 
     def test_runs(self) -> None:

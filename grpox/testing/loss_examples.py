@@ -166,7 +166,7 @@ def measured_on(loss: PolicyLoss, inputs: LossInputs) -> Measured:
     Raises:
         RunFailed: it raised, or its result is no loss.
     """
-    given = leaf(inputs)
+    given = inputs if inputs.logprobs.requires_grad else leaf(inputs)
     output = per_token_loss(loss, given)
     values = torch.where(inputs.token_mask, output.loss, 0.0)
     gradient, by_entropy = gradients_of(values.sum(), given)

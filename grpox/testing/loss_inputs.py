@@ -58,14 +58,15 @@ def units_of(loss: Any, inputs: LossInputs) -> list[list[int]]:
     return [[row for row, other in enumerate(groups) if other == group] for group in dict.fromkeys(groups)]
 
 
-def without_gaps(inputs: LossInputs) -> tuple[LossInputs, Tensor]:
+def without_gaps(inputs: LossInputs) -> tuple[LossInputs, tuple[Tensor, Tensor]]:
     """Move the tokens that are masked within a sequence to its end.
 
     Returns:
-        the inputs, and the order i64[B, T] of the positions in them.
+        the inputs, and the rows and the places i64[B, T] at which their positions were.
     """
     order = torch.argsort((~inputs.token_mask).long(), dim=1, stable=True)
-    return mapped_tokens(inputs, lambda tensor: tensor.gather(1, order)), order
+    rows = torch.arange(len(order)).unsqueeze(1).expand_as(order)
+    return mapped_tokens(inputs, lambda tensor: tensor.gather(1, order)), (rows, order)
 
 
 def check_names(loss: Any, needs: Sequence[str], inputs: LossInputs) -> None:

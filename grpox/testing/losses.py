@@ -8,7 +8,7 @@ class TestMine(LossConformance):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, product
 from typing import Any, ClassVar
@@ -20,10 +20,8 @@ from torch import Tensor
 from grpox.contracts import Capability, LossInputs, Reduction
 from grpox.errors import RunFailed
 from grpox.plugins.component import level_of
-from grpox.testing.conformance import Conformance, Violation, require
-from grpox.testing.devices import device_problem
-from grpox.testing.direction import check_loss_sign
-from grpox.testing.formula import Reference, StepReduction, compare_loss, compare_step
+from grpox.testing.conformance import TensorConformance, Violation, require
+from grpox.testing.formula import Reference, StepReduction, check_loss_sign, compare_loss, compare_step
 from grpox.testing.loss_examples import (
     COLUMNS,
     GROUP,
@@ -35,16 +33,13 @@ from grpox.testing.loss_examples import (
     leaf,
     leaves,
     mapped,
-    mapped_tokens,
     measured_on,
     padded,
-    random_numbers,
     rows,
     shown,
     slope,
     step_gradient_of,
     step_gradient_on,
-    tensors_of,
     to_dtype,
 )
 from grpox.testing.loss_inputs import (
@@ -67,10 +62,13 @@ BFLOAT16_ERROR = 0.05
 """Tolerance as a share of the largest loss: about six roundings to eight bits of mantissa."""
 
 
-class LossConformance(Conformance):
+class LossConformance(TensorConformance):
     """The checks of a policy loss."""
 
     kind = "loss"
+    _results = "losses"
+    _may_draw = False
+    _device_advice = "pass device=inputs.logprobs.device, or use torch.zeros_like and numbers"
     reference: ClassVar[Reference | None] = None
     """The paper's formula, as `grpox.testing.same_as` describes it."""
     reduction: ClassVar[StepReduction | None] = None
@@ -100,52 +98,6 @@ class LossConformance(Conformance):
                 returned = per_token_loss(loss, leaf(inputs)).loss.dtype
                 what = f"for log-probabilities of {dtype} its loss is of {returned}"
                 require(returned == dtype, what, shown(inputs), advice)
-
-    def test_pure(self) -> None:
-        """Returns the same bits twice, and changes neither its inputs nor the global random numbers."""
-        for loss, inputs in self._examples():
-            given = leaf(inputs)
-            copied, before = mapped(given, lambda tensor: tensor.detach().clone()), random_numbers()
-            first = per_token_loss(loss, given).loss
-            for name, tensor in tensors_of(copied).items():
-                advice = f"the core uses {name} again: copy it before an in-place operation (x.mul_, x[...] =)"
-                same = torch.equal(tensor, getattr(given, name).detach())
-                require(same, f"it changes inputs.{name} in place", shown(copied), advice)
-            same = torch.equal(first, per_token_loss(loss, given).loss)
-            what = "called twice on the same inputs, it returned two losses"
-            advice = "draw nothing at random and keep nothing from one call to the next"
-            require(same, what, shown(inputs), advice)
-            advice = "the trainer's draws would depend on the loss: use a torch.Generator of its own"
-            same = random_numbers() == before
-            require(same, "it draws from the global random numbers", shown(inputs), advice)
-
-    def test_call_order(self) -> None:
-        """Returns the same for a batch whatever it was called on before."""
-        if hasattr(self.build(), "state_dict"):
-            raise SkipTest("it has a state")
-        examples = list(self._examples())
-        loss = examples[0][0]
-        first = [measured_on(self.build(), inputs).loss for _, inputs in examples]
-        for (_, inputs), before in reversed(list(zip(examples, first, strict=True))):
-            same = torch.equal(measured_on(loss, inputs).loss, before)
-            what = "after calls on other batches it returns another loss"
-            advice = "keep nothing from one call to the next, or return it from state_dict()"
-            require(same, what, shown(inputs), advice)
-
-    def test_device(self) -> None:
-        """Creates its tensors on the device of its inputs."""
-        inputs = self._example(2, 3)[1]
-
-        def run(move: Callable[[Tensor], Tensor]) -> list[Tensor]:
-            loss, moved = self.build(), mapped(inputs, move)
-            given = leaf(moved)
-            output = per_token_loss(loss, given)
-            return [output.loss, *torch.autograd.grad(output.loss.sum(), [given.logprobs])]
-
-        problem, remark = device_problem(run)
-        advice = "pass device=inputs.logprobs.device, or use torch.zeros_like and numbers"
-        require(not problem, problem, shown(inputs), advice)
-        self.notes.append(remark)
 
     # -- Its gradient ------------------------------------------------------------------------------------
 
@@ -247,37 +199,18 @@ class LossConformance(Conformance):
     def test_padding(self) -> None:
         """Padding a sequence, or a masked token within it, changes neither loss nor gradient of the others."""
         for loss, inputs in self._examples():
-            _same(
-                measured_on(loss, inputs),
-                measured_on(loss, padded(inputs, 2)),
-                (..., slice(inputs.token_mask.shape[1])),
-                inputs,
-                "two masked positions at the end change its loss or gradient",
-                "a mean over positions counts masked ones: weigh by inputs.token_mask and divide by its sum",
+            what = "two masked positions at the end change its loss or gradient"
+            advice = (
+                "a mean over positions counts masked ones: weigh by inputs.token_mask and divide by its sum"
             )
-            if is_of_groups(loss):
-                self._check_gaps(loss, inputs)
-                continue
-            for row, mask in enumerate(inputs.token_mask):
-                one = rows(inputs, [row])
-                _same(
-                    measured_on(loss, mapped_tokens(one, lambda tensor, mask=mask: tensor[:, mask])),  # type: ignore[misc]
-                    measured_on(loss, one),
-                    (..., mask),
-                    one,
-                    "a masked token within a sequence changes the loss or gradient of its neighbours",
-                    "a token's neighbour may be masked: count positions by inputs.token_mask.cumsum(1)",
-                )
-
-    def _check_gaps(self, loss: Any, inputs: LossInputs) -> None:
-        """Check that a loss of groups does not see where the masked tokens of a sequence lie."""
-        closed, order = without_gaps(inputs)
-        one, whole = measured_on(loss, closed), measured_on(loss, inputs)
-        pairs = ((one.loss, whole.loss), (one.gradient, whole.gradient))
-        same = all(close(values, others.gather(1, order)) for values, others in pairs)
-        what = "a masked token within a sequence changes the loss or gradient of its neighbours"
-        advice = "a token's neighbour may be masked: count positions by inputs.token_mask.cumsum(1)"
-        require(same, what, shown(inputs), advice)
+            there = (..., slice(inputs.token_mask.shape[1]))
+            self._check_same(inputs, padded(inputs, 2), there, what, advice)
+            what = "a masked token within a sequence changes the loss or gradient of its neighbours"
+            advice = "a token's neighbour may be masked: count positions by inputs.token_mask.cumsum(1)"
+            each_row = (rows(inputs, [row]) for row in range(len(inputs.logprobs)))
+            for unit in [inputs] if is_of_groups(loss) else each_row:
+                closed, places = without_gaps(unit)
+                self._check_same(closed, unit, places, what, advice, unit)
 
     def test_all_masked(self) -> None:
         """Takes a batch without one token to learn from."""
@@ -297,19 +230,15 @@ class LossConformance(Conformance):
         if getattr(self.build(), "mixes_rows", False):
             raise SkipTest("it declares mixes_rows: what a sequence learns may depend on its neighbours")
         for loss, inputs in self._examples():
-            whole = measured_on(loss, inputs)
             for number, unit in enumerate(units_of(loss, inputs)):
-                _same(
-                    measured_on(loss, rows(inputs, unit)),
-                    whole,
-                    unit,
-                    inputs,
-                    f"{'group' if is_of_groups(loss) else 'sequence'} {number} has another loss or gradient by "
-                    "itself than among the others",
+                sort = "group" if is_of_groups(loss) else "sequence"
+                what = f"{sort} {number} has another loss or gradient by itself than among the others"
+                advice = (
                     "something is averaged over the batch, and a loss sees one micro-batch, not the step: "
                     "return one number for each token and let `reduction` average. A loss that compares the "
-                    "sequences of a group declares scope = 'group'",
+                    "sequences of a group declares scope = 'group'"
                 )
+                self._check_same(rows(inputs, unit), inputs, unit, what, advice, inputs)
 
     def test_level(self) -> None:
         """Has the level that it declares, if any: a ratio for each token, or one of the sequence."""
@@ -325,9 +254,10 @@ class LossConformance(Conformance):
         """The order of the sequences, or of the groups of a loss of groups, does not matter."""
         for loss, inputs in self._examples():
             order = torch.tensor([row for unit in reversed(units_of(loss, inputs)) for row in unit])
-            whole, turned = measured_on(loss, inputs), measured_on(loss, rows(inputs, order))
             advice = "it treats a place in the batch as if it meant something"
-            _same(whole, turned, order, inputs, "in another order it gives other losses", advice)
+            self._check_same(
+                rows(inputs, order), inputs, order, "in another order it gives other losses", advice
+            )
 
     def test_micro_batches_and_ranks(self) -> None:
         """The step's gradient is the same for every split into micro-batches and ranks."""
@@ -368,16 +298,17 @@ class LossConformance(Conformance):
 
     def test_certain_tokens(self) -> None:
         """A token of probability 1 counts as any other."""
-        for loss, inputs in self._examples():
+        for inputs in self._cases():
             place = tuple(inputs.token_mask.nonzero()[0].tolist())
-            pair = []
+            pair: list[LossInputs] = []
             for value in (0.0, -1e-15):
                 logprobs, old = inputs.logprobs.clone(), inputs.old_logprobs.clone()
                 logprobs[place] = old[place] = value
-                pair.append(measured_on(loss, replace(inputs, logprobs=logprobs, old_logprobs=old)))
+                pair.append(replace(inputs, logprobs=logprobs, old_logprobs=old))
             what = "a log-probability of exactly 0 gives another loss than one next to it"
-            advice = "only inputs.token_mask tells which tokens are masked"
-            _same(pair[0], pair[1], ..., inputs, what, advice)
+            self._check_same(
+                pair[0], pair[1], ..., what, "only inputs.token_mask tells which tokens are masked", inputs
+            )
 
     def test_bfloat16(self) -> None:
         """In bfloat16 it is off by rounding alone."""
@@ -407,6 +338,19 @@ class LossConformance(Conformance):
             require(same, f"diagnostic '{name}' depends on the micro-batch", shown(inputs), advice)
 
     # -- Helpers -----------------------------------------------------------------------------------------
+
+    def _cases(self) -> list[LossInputs]:
+        return [inputs for _, inputs in self._examples()]
+
+    def _values(self, component: Any, inputs: LossInputs) -> list[Tensor]:
+        measured = measured_on(component, inputs)
+        return [measured.loss, measured.gradient]
+
+    def _copy(self, inputs: LossInputs) -> LossInputs:
+        return leaf(mapped(inputs, torch.clone))
+
+    def _shown(self, inputs: LossInputs) -> str:
+        return shown(inputs)
 
     def _examples(self, dtype: torch.dtype = torch.float64) -> Iterator[tuple[Any, LossInputs]]:
         """Yield one loss with its inputs of every shape, which are always the same."""
@@ -445,12 +389,6 @@ def _finite(loss: Any, inputs: LossInputs) -> Measured:
         finite = bool(values.isfinite().all())
         require(finite, f"its {what} is not finite", shown(inputs, **{what: values}), advice)
     return measured
-
-
-def _same(one: Measured, other: Measured, part: Any, inputs: LossInputs, what: str, advice: str) -> None:
-    """Compare loss and gradient with `part` of those of another, an index."""
-    same = close(one.loss, other.loss[part]) and close(one.gradient, other.gradient[part])
-    require(same, what, shown(inputs), advice)
 
 
 def _declared_gradient(loss: Any, inputs: LossInputs) -> Tensor:

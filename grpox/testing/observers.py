@@ -33,7 +33,6 @@ class ObserverConformance(Conformance):
     """The checks of an observer. Each run is a short one, into a folder that is removed afterwards."""
 
     kind = "observer"
-    reports_swallowed = True
 
     def test_runs(self) -> None:
         """Follows a run from start to end, and raises nowhere."""

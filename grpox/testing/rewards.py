@@ -39,7 +39,6 @@ class RewardConformance(Conformance):
     """The checks of a reward function."""
 
     kind = "reward"
-    reports_swallowed = True
     completions: ClassVar[Sequence[str]] = ODD
     columns: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Callable[..., float | None] | None] = None

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,10 +21,10 @@ CALLS = 3
 ADVICE = "state_dict returns all that later calls depend on, and load_state_dict sets all of it"
 
 
-def state_problem(
+def state_problems(
     kind: str, build: Callable[[], Any], needs: tuple[str, ...] = (), columns: Mapping[str, Any] | None = None
-) -> tuple[str, str]:
-    """Return what is wrong with the state of a component, and advice; two empty texts if nothing is.
+) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with the state of a component, and advice; only the first says what to mend.
 
     Args:
         build: builds a new instance.
@@ -36,59 +35,71 @@ def state_problem(
         NotPlain: the state holds a value that a checkpoint cannot.
         Exception: what the component raised.
     """
-    original = build()
-    if problem := methods_problem(original):
-        return f"it {problem}", ""
+
+    def call(component: Any, step: int, shape: tuple[int, int] = (4, 6)) -> object:
+        return _call(kind, component, step, needs, columns or {}, shape)
 
     def take_steps(component: Any, first: int) -> dict[str, str]:
         torch.manual_seed(first)
-        return state_hashes(
-            {
-                f"step {step}": _as_plain(_step(kind, component, step, needs, columns or {}))
-                for step in range(first, first + CALLS)
-            }
-        )
+        results: dict[str, object] = {}
+        for step in range(first, first + CALLS):
+            result = _step(component, step, call)
+            results[f"step {step}"] = list(result) if isinstance(result, tuple) else result
+        return state_hashes(results)
 
-    follows_steps = has_method(original, "begin_step") or has_method(original, "end_step")
-    if not has_state(original) and not follows_steps:
-        return "", ""
-    take_steps(original, 1)
+    def state_of(component: Any) -> dict[str, str]:
+        return state_hashes(plain_state(component.state_dict()))
+
+    def differ(one: dict[str, str], other: dict[str, str], what: str, advice: str) -> Iterator[tuple[str, str]]:
+        if changed := changed_attributes(one, other):
+            yield what.format(", ".join(changed[:3])), advice
+
+    original = build()
+    if problem := methods_problem(original):
+        yield f"it {problem}", ""
     if not has_state(original):
-        differs = changed_attributes(take_steps(original, CALLS + 1), take_steps(build(), CALLS + 1))
-        what = f"an instance that begins at step {CALLS + 1}, as in a resumed run, differs from the original"
-        return (what, "take all from the step's context, or " + ADVICE) if differs else ("", "")
-    saved = plain_state(original.state_dict())
-    copy = build()
+        if has_method(original, "begin_step") or has_method(original, "end_step"):
+            take_steps(original, 1)
+            ends = take_steps(original, CALLS + 1), take_steps(build(), CALLS + 1)
+            what = (
+                f"an instance that begins at step {CALLS + 1}, as in a resumed run, differs from the original"
+            )
+            yield from differ(*ends, what, "take all from the step's context, or " + ADVICE)
+        return
+    take_steps(original, 1)
+    saved, copy, new = plain_state(original.state_dict()), build(), "a new instance that loads its state"
     copy.load_state_dict(plain_state(saved))
-    if changed := changed_attributes(state_hashes(saved), state_hashes(plain_state(copy.state_dict()))):
-        return f"a new instance that loads its state returns another one, at {', '.join(changed[:3])}", ADVICE
-    if changed_attributes(take_steps(original, CALLS + 1), take_steps(copy, CALLS + 1)):
-        return "a new instance that loads its state goes on otherwise than the original", ADVICE
-    ends = (state_hashes(plain_state(each.state_dict())) for each in (original, copy))
-    if changed := changed_attributes(*ends):
-        return f"a new instance that loads its state ends in another one, at {', '.join(changed[:3])}", ADVICE
-    call = partial(_call, kind, needs=needs, columns=columns or {})
-    of_skipped = _skipped_step_problem(build(), lambda component: take_steps(component, 1))
-    # Advantages alone are computed for the whole batch on every rank.
-    return of_skipped or (("", "") if kind == "advantage" else _ranks_problem([build(), build()], call))
+    yield from differ(state_hashes(saved), state_of(copy), f"{new} returns another one, at {{}}", ADVICE)
+    ends = take_steps(original, CALLS + 1), take_steps(copy, CALLS + 1)
+    yield from differ(*ends, f"{new} goes on otherwise than the original", ADVICE)
+    yield from differ(state_of(original), state_of(copy), f"{new} ends in another one, at {{}}", ADVICE)
+    fresh = build()
+    take_steps(fresh, 1)
+    yield from _problems_of_a_skipped_step(fresh)
+    if kind != "advantage":  # advantages alone are computed for the whole batch on every rank
+        ranks = build(), build()
+        for component, (step, shape) in zip(ranks, ((1, (4, 6)), (2, (2, 3))), strict=True):
+            torch.manual_seed(1)
+            call(component, step, shape)
+        what = "calls on other rows leave another state, at {}: the ranks' states would differ"
+        advice = "change the state in end_step, whose statistics are the same on all ranks"
+        yield from differ(state_of(ranks[0]), state_of(ranks[1]), what, advice)
 
 
-def _skipped_step_problem(component: Any, take_steps: Callable[[Any], object]) -> tuple[str, str] | None:
-    """Return what a step that was skipped does to a state, and advice: its statistics are NaN, or nothing."""
+def _problems_of_a_skipped_step(component: Any) -> Iterator[tuple[str, str]]:
+    """Yield what a step that was skipped does to a state: its statistics are NaN, or nothing."""
     statistics = statistics_of(component)
-    take_steps(component)
     if not statistics or not _is_finite(component.state_dict()):
-        return None
+        return
     for gathered in (torch.full((3,), NAN), torch.empty(0)):
         values = {name: gathered if kind == "gather" else NAN for name, kind in statistics.items()}
         advice = "return from end_step where a statistic is not finite, or is empty"
         try:
             component.end_step(values)
         except Exception as error:  # noqa: BLE001 - it is reported
-            return f"end_step raises for a step that was skipped: {describe(error)}", advice
+            yield f"end_step raises for a step that was skipped: {describe(error)}", advice
         if not _is_finite(component.state_dict()):
-            return "a step that was skipped, whose statistics are NaN, makes its state NaN for ever", advice
-    return None
+            yield "a step that was skipped, whose statistics are NaN, makes its state NaN for ever", advice
 
 
 def _is_finite(value: Any) -> bool:
@@ -100,24 +111,11 @@ def _is_finite(value: Any) -> bool:
     return not isinstance(value, float | torch.Tensor) or bool(torch.as_tensor(value).isfinite().all())
 
 
-def _ranks_problem(components: Sequence[Any], call: Callable[..., object]) -> tuple[str, str]:
-    """Return what is wrong where calls on other rows, those of two ranks, leave two states."""
-    for component, (step, shape) in zip(components, ((1, (4, 6)), (2, (2, 3))), strict=True):
-        torch.manual_seed(1)
-        call(component, step, shape=shape)
-    states = [state_hashes(plain_state(component.state_dict())) for component in components]
-    changed = changed_attributes(*states)
-    places = ", ".join(changed[:3])
-    what = f"calls on other rows leave another state, at {places}: the ranks' states would differ"
-    advice = "change the state in end_step, whose statistics are the same on all ranks"
-    return (what, advice) if changed else ("", "")
-
-
-def _step(kind: str, component: Any, step: int, needs: tuple[str, ...], columns: Mapping[str, Any]) -> object:
+def _step(component: Any, step: int, call: Callable[[Any, int], object]) -> object:
     """Take a step with a component: the result of a call on inputs that depend on the step alone."""
     if has_method(component, "begin_step"):
         component.begin_step(StepContext(step, 2 * CALLS, step / 10))
-    result = _call(kind, component, step, needs, columns)
+    result = call(component, step)
     if has_method(component, "end_step"):
         random = torch.Generator().manual_seed(step)
         component.end_step(
@@ -135,7 +133,7 @@ def _call(
     step: int,
     needs: tuple[str, ...],
     columns: Mapping[str, Any],
-    shape: tuple[int, int] = (4, 6),
+    shape: tuple[int, int],
 ) -> object:
     folds = getattr(component, "folds_correction", False)
     of_rows = getattr(component, "example_columns", COLUMNS)
@@ -163,7 +161,3 @@ def _call(
             call.run()
             return call.scores.values if call.scores is not None else call.failure
     return None  # of other kinds only the steps are taken
-
-
-def _as_plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value

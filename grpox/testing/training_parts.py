@@ -108,6 +108,9 @@ class DatasetConformance(Conformance):
         advice = "its rows depend on the process: hash(), a set's order, the time, or a seed that is not fixed"
         require(same, "on rank 1 it has other rows than on rank 0", advice=advice)
 
+    def _exercise(self) -> object:
+        return _rows_of(self.build())
+
 
 def digest_of(mention: Mention) -> str:
     """Hash the first rows of a dataset component."""
@@ -236,6 +239,9 @@ class OptimizerConformance(Conformance):
             for one, other in zip(whole, self._on_ranks(ranks), strict=True):
                 example = f"parameter of shape {tuple(one.shape)}\nwhole {one.tolist()}\nparts {other.tolist()}"
                 require(torch.allclose(one, other, rtol=1e-4, atol=1e-6), what, example, advice)
+
+    def _exercise(self) -> object:
+        return self._on_ranks(1)
 
     def _on_ranks(self, ranks: int) -> list[Tensor]:
         """Take three steps as ZeRO-3 does: the parameters of a group in a row, cut into equal parts."""
@@ -379,6 +385,9 @@ class SchedulerConformance(Conformance):
         """Gives the same rates in a second run."""
         first, second = self._rates(), self._rates()
         require(first == second, "a second run has other rates", f"{_text(first)}\n{_text(second)}")
+
+    def _exercise(self) -> object:
+        return self._rates()
 
     def _rates(self, steps: int | None = None) -> list[float]:
         """List the learning rate of each step, and the one after the last."""

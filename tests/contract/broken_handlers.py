@@ -1,18 +1,18 @@
 # ruff: noqa: BLE001, RUF100
-"""Components whose file hides exceptions: the whole file of a component is read."""
+"""Losses that catch exceptions: one goes on as if nothing had happened."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import logging
+import warnings
 
 import torch
+from broken_losses import Right
 
-from grpox.contracts import LossInputs, LossOutput, Reduction
+from grpox.contracts import LossInputs, LossOutput
 
 
-class HidesErrors:
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-
+class HidesErrors(Right):
     def per_token(self, inputs: LossInputs) -> LossOutput:
         try:
             return LossOutput(-torch.exp(inputs.logprobs - inputs.old_logprobs) * inputs.advantages)
@@ -20,39 +20,27 @@ class HidesErrors:
             return LossOutput(-inputs.logprobs)
 
 
-def reports(text: str) -> float:
-    try:
-        return float(text)
-    except Exception as error:
-        raise ValueError("no number") from error
-
-
-def uses(text: str) -> str:
-    try:
-        return text.lower()
-    except Exception as error:
-        return str(error)
-
-
-def deliberate(text: str) -> float:
-    try:
-        return float(text)
-    except Exception:  # noqa: BLE001 - whatever a subclass of str raises
-        return 0.0
-
-
-def expected(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return 0.0
-
-
-def abstains(completions: list[Any], **columns: Any) -> list[float | None]:
-    scores: list[float | None] = []
-    for completion in completions:
+class Reports(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
         try:
-            scores.append(float(completion))
+            return super().per_token(inputs)
         except Exception:
-            scores.append(None)
-    return scores
+            logging.warning("a loss of 0")
+            return LossOutput(0 * inputs.logprobs)
+
+
+class Warns(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        try:
+            return super().per_token(inputs)
+        except Exception as error:
+            warnings.warn(f"a loss of 0: {error}", stacklevel=1)
+            return LossOutput(0 * inputs.logprobs)
+
+
+class Expects(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        try:
+            return super().per_token(inputs)
+        except ValueError:
+            return LossOutput(0 * inputs.logprobs)

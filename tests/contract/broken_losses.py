@@ -34,22 +34,6 @@ class OfOneDtype(Right):
         return LossOutput(super().per_token(inputs).loss * torch.ones(1, dtype=torch.float64))
 
 
-class Remembers(Right):
-    calls = 0
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        self.calls += 1
-        return LossOutput(super().per_token(inputs).loss * (1 + self.calls))
-
-
-class ChangesInputs(Right):
-    """Behind the version counter, at which a run looks."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        inputs.advantages.data.mul_(0.5)
-        return super().per_token(inputs)
-
-
 class DrawsNumbers(Right):
     def per_token(self, inputs: LossInputs) -> LossOutput:
         torch.rand(1)
@@ -71,10 +55,6 @@ class HiddenGradient(Right):
         return LossOutput(-ratio * inputs.advantages * inputs.logprobs)
 
 
-class SurrogateOfNothing(HiddenGradient):
-    gradient = "surrogate"
-
-
 class SurrogateOfAnother(HiddenGradient):
     gradient = "surrogate"
 
@@ -87,24 +67,6 @@ class ZeroOnlySaid(Right):
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(super().per_token(inputs).loss + inputs.logprobs)
-
-
-class CountsPadding(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio = (inputs.logprobs - inputs.old_logprobs).mean(1, keepdim=True)
-        return LossOutput(-torch.exp(log_ratio) * inputs.advantages)
-
-
-class LooksAtNeighbours(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
-        before = torch.cat([torch.ones_like(ratio[:, :1]), ratio[:, :-1]], dim=1)
-        return LossOutput(-ratio * before * inputs.advantages)
-
-
-class DividesByItsCount(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(super().per_token(inputs).loss / inputs.token_mask.sum().clamp(min=1))
 
 
 class MixesRows(Right):
@@ -160,28 +122,6 @@ class OtherSign(WrongSign):
 class PositiveOnly(Right):
     def per_token(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(super().per_token(inputs).loss * (inputs.advantages > 0))
-
-
-class AbsoluteAdvantage(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(super().per_token(inputs).loss * inputs.advantages.sign())
-
-
-class ClipsOtherSide(Right):
-    """The larger of both branches where the smaller one is meant."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
-        clipped = ratio.clamp(0.8, 1.2)
-        return LossOutput(-torch.max(ratio * inputs.advantages, clipped * inputs.advantages))
-
-
-class OfTheCpu(Right):
-    """Fails on a GPU."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        weights = torch.linspace(1, 2, inputs.logprobs.shape[1]).to(inputs.logprobs.dtype)
-        return LossOutput(super().per_token(inputs).loss * weights)
 
 
 class OfTheirDevice(Right):
@@ -279,12 +219,6 @@ class OfPartedGroups(OfGroups):
 
 class OfNamelessGroups(OfGroups):
     needs = ()
-
-
-class MixesGroups(OfGroups):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = super().per_token(inputs).loss
-        return LossOutput(loss - loss.mean(0, keepdim=True))
 
 
 class GroupsByPlace(OfGroups):

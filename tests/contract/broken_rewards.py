@@ -70,14 +70,6 @@ def of_the_neighbour(completions: list[Any], **columns: Any) -> list[float]:
     return [float(len(completion)) for completion in [*completions[1:], completions[0]]]
 
 
-def sorted_by_length(completions: list[Any], **columns: Any) -> list[float]:
-    return sorted(float(len(completion)) for completion in completions)
-
-
-def answers_of_others(completions: list[Any], answer: list[str]) -> list[float]:
-    return [float(a in c) for c, a in zip(completions, reversed(answer), strict=True)]
-
-
 def first_is_best(completions: list[Any], **columns: Any) -> list[float]:
     return [1.0, *[0.0] * (len(completions) - 1)]
 

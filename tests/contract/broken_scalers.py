@@ -81,33 +81,6 @@ class ScalesInPlace(Right):
         return super().scale(rewards.mul_(2), weights, group_ids)
 
 
-class PairsOfRows(Right):
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return super().scale(rewards, weights, torch.arange(len(rewards)) // 2)
-
-
-class NamesAsPlaces(Right):
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return super().scale(rewards, weights, group_ids) * (1 + group_ids)
-
-
-class DividesBySpread(Right):
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        centred = super().scale(rewards, weights, group_ids)
-        squares = torch.zeros(int(group_ids.max()) + 1).index_add(0, group_ids, centred.square())
-        return centred / squares.sqrt()[group_ids]
-
-
-class IgnoresAbstentions(Right):
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return super().scale(rewards.nan_to_num(nan=0.0), weights, group_ids)
-
-
-class IgnoresWeights(Right):
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return super().scale(rewards, torch.ones_like(weights), group_ids)
-
-
 class RightCorrection:
     """min(pi_old / mu, 2)"""
 
@@ -143,17 +116,6 @@ class NeverOne(RightCorrection):
         return 0.9 * weights, keep
 
 
-class CountsPadding(RightCorrection):
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.exp((old - sampler).mean(1, keepdim=True)).expand_as(old), mask
-
-
-class NormalisesOverRows(RightCorrection):
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        weights, keep = super().correct(old, sampler, mask)
-        return weights / (weights * mask).sum().clamp(min=1e-9) * mask.sum(), keep
-
-
 class Overflows(RightCorrection):
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         return torch.exp((old - sampler).sum(1, keepdim=True)).expand_as(old), mask
@@ -165,13 +127,11 @@ class NeedsAToken(RightCorrection):
         return super().correct(old, sampler, mask)
 
 
-class WrongSign(Right):
+class DeclaredWrongSign(Right):
+    monotone = False
+
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         return -super().scale(rewards, weights, group_ids)
-
-
-class DeclaredWrongSign(WrongSign):
-    monotone = False
 
 
 class Distance(Right):
@@ -193,30 +153,6 @@ class EqualWeights(Right):
         return super().scale(rewards, (weights != 0).float(), group_ids)
 
 
-class CountsTheUnscored(Right):
-    """The mean is over all of the group, those that nobody scored included."""
-
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.nan_to_num(nan=0.0) * weights).sum(1)
-        _, groups, sizes = torch.unique(group_ids, return_inverse=True, return_counts=True)
-        means = torch.zeros(len(sizes)).index_add(0, groups, total) / sizes
-        return torch.where(rewards.isnan().all(1), torch.zeros(()), total - means[groups])
-
-
-class MeanOfFunctions(Right):
-    """Divides by the number of functions, those that abstained included."""
-
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return super().scale(rewards, weights / len(weights), group_ids)
-
-
-class OfTheCpu(Right):
-    """Fails on a GPU."""
-
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return super().scale(rewards, weights, group_ids) + torch.zeros(len(rewards))
-
-
 class OfTheirDevice(Right):
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         total = (rewards.nan_to_num(nan=0.0) * weights).sum(1)
@@ -226,16 +162,8 @@ class OfTheirDevice(Right):
         return torch.where(scored, total - means, 0.0)
 
 
-class Inverted(RightCorrection):
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return super().correct(sampler, old, mask)
-
-
-class DeclaredInverted(Inverted):
+class DeclaredInverted(RightCorrection):
     monotone = False
 
-
-class OfTheCpuToo(RightCorrection):
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        weights, keep = super().correct(old, sampler, mask)
-        return torch.minimum(weights, torch.full(weights.shape, 2.0, dtype=weights.dtype)), keep
+        return super().correct(sampler, old, mask)

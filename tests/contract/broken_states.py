@@ -40,16 +40,6 @@ class RightQuantile:
         self.cap, self.mean = state["cap"], state["mean"]
 
 
-class LeavesOut(RightQuantile):
-    """Saves one of the two numbers that it goes by."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"cap": self.cap}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.cap = state["cap"]
-
-
 class LoadsNothing(RightQuantile):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -57,13 +47,6 @@ class LoadsNothing(RightQuantile):
 class SavesNumpy(RightQuantile):
     def state_dict(self) -> dict[str, Any]:
         return {"cap": self.cap, "mean": np.float64(self.mean)}
-
-
-class FollowsNan(RightQuantile):
-    """Follows the statistics of a step that was skipped, too."""
-
-    def end_step(self, statistics: dict[str, Any]) -> None:
-        self.follow(statistics)
 
 
 class FailsOnNothing(RightQuantile):

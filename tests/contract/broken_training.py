@@ -20,19 +20,12 @@ class OwnRate(RightOptimizer):
         return super().build(parameters, 1e-3)
 
 
-class LeavesOutBiases(RightOptimizer):
-    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-        return super().build([each for each in parameters if each.ndim > 1], learning_rate)
-
-
 class _Plain(torch.optim.Optimizer):
     def __init__(self, parameters: Iterable[Any], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
-        self.steps = 0
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        self.steps += 1
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -42,11 +35,6 @@ class _Plain(torch.optim.Optimizer):
         parameter.sub_(group["lr"] * parameter.grad)
 
 
-class _Ascends(_Plain):
-    def move(self, parameter: Any, group: Any) -> None:
-        parameter.add_(group["lr"] * parameter.grad)
-
-
 class _RemembersItsRate(_Plain):
     def __init__(self, parameters: Iterable[Any], lr: float) -> None:
         super().__init__(parameters, lr)
@@ -54,11 +42,6 @@ class _RemembersItsRate(_Plain):
 
     def move(self, parameter: Any, group: Any) -> None:
         parameter.sub_(self.rate * parameter.grad)
-
-
-class _CountsOutsideItsState(_Plain):
-    def move(self, parameter: Any, group: Any) -> None:
-        parameter.sub_(group["lr"] / self.steps * parameter.grad)
 
 
 class _DividesByNorm(_Plain):
@@ -82,9 +65,8 @@ def _factory(optimizer: Any) -> Any:
     return Factory
 
 
-Plain, Ascends, RemembersItsRate = map(_factory, (_Plain, _Ascends, _RemembersItsRate))
-CountsOutsideItsState, DividesByNorm = map(_factory, (_CountsOutsideItsState, _DividesByNorm))
-NeedsMatrices = _factory(_NeedsMatrices)
+Plain, RemembersItsRate = map(_factory, (_Plain, _RemembersItsRate))
+DividesByNorm, NeedsMatrices = map(_factory, (_DividesByNorm, _NeedsMatrices))
 
 
 class DeclaredNorm(DividesByNorm):  # type: ignore[misc, valid-type]
@@ -117,27 +99,6 @@ class AboveTheRate(RightSchedule):
 class EndsEarly(RightSchedule):
     def factor(self, step: int, total_steps: int) -> float:
         return ([1.0] * (total_steps // 2))[step]
-
-
-class _Forgets:
-    def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
-        self.optimizer, self.steps, self.count = optimizer, steps, 0
-
-    def step(self) -> None:
-        self.count += 1
-        for group in self.optimizer.param_groups:
-            group["lr"] = 0.5 * max(0.0, 1 - self.count / self.steps)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class Forgets(RightSchedule):
-    def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
-        return _Forgets(optimizer, total_steps)
 
 
 class FirstGroupOnly(RightSchedule):
@@ -183,14 +144,6 @@ class EmptyPrompt(RightData):
 class TakesAnArgumentsName(RightData):
     def load(self) -> Any:
         return super().load().rename_column("answer", "completions")
-
-
-class Shuffles(RightData):
-    calls = 0
-
-    def load(self) -> Any:
-        Shuffles.calls += 1
-        return super().load().shuffle(seed=Shuffles.calls)
 
 
 class OfItsProcess(RightData):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import pytest
+from contract.planted import references as paper
 
 from grpox.errors import ConfigError
 from grpox.testing import AdvantageConformance, CorrectionConformance, LossConformance, same_as
@@ -15,54 +15,18 @@ from grpox.testing.conformance import Violation
 from grpox.testing.runner import outcomes
 
 LOSSES = Path(__file__).with_name("broken_losses.py")
-
-
-def clipped(
-    logprobs: list[float], old_logprobs: list[float], advantages: list[float], high: float = 1.2
-) -> list[float]:
-    losses = []
-    for new, old, advantage in zip(logprobs, old_logprobs, advantages, strict=True):
-        ratio = math.exp(new - old)
-        losses.append(-min(ratio * advantage, min(max(ratio, 0.8), high) * advantage))
-    return losses
-
-
-def gspo(logprobs: list[float], old_logprobs: list[float], advantages: list[float]) -> list[float]:
-    """All tokens of a sequence have the geometric mean of its ratios; masked tokens are not among them."""
-    shifts = [new - old for new, old in zip(logprobs, old_logprobs, strict=True)]
-    ratio = math.exp(sum(shifts) / len(shifts))
-    return [-min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) for advantage in advantages]
+clipped, gspo, cispo_gradient = paper.clipped(0.2, 0.2), paper.gspo(0.2, 0.2), paper.capped(5.0)
+group, token_truncate = paper.standardised, paper.token_truncate(2.0)
+token_mean, sequence_mean = paper.token_mean, paper.sequence_mean
 
 
 def gspo_with_mask(
     logprobs: list[float], old_logprobs: list[float], advantages: list[float], mask: list[bool]
 ) -> list[float]:
-    shifts = [m * (new - old) for new, old, m in zip(logprobs, old_logprobs, mask, strict=True)]
-    ratio = math.exp(sum(shifts) / sum(mask))
+    """GSPO of all tokens, of which masked ones are in no mean."""
+    there = [place for place, keep in enumerate(mask) if keep]
+    ratio = math.exp(sum(logprobs[place] - old_logprobs[place] for place in there) / len(there))
     return [-min(ratio * advantage, min(max(ratio, 0.8), 1.2) * advantage) for advantage in advantages]
-
-
-def cispo_gradient(logprobs: list[float], old_logprobs: list[float], advantages: list[float]) -> list[float]:
-    rows = zip(logprobs, old_logprobs, advantages, strict=True)
-    return [-min(math.exp(new - old), 5.0) * advantage for new, old, advantage in rows]
-
-
-def group(rewards: list[list[float | None]], weights: list[float], groups: list[int]) -> list[float]:
-    totals = [
-        None if all(value is None for value in row)
-        else sum(w * value for w, value in zip(weights, row, strict=True) if value is not None)
-        for row in rewards
-    ]  # fmt: skip
-    advantages = []
-    for total, own in zip(totals, groups, strict=True):
-        others = [each for each, of in zip(totals, groups, strict=True) if of == own and each is not None]
-        if total is None or len(others) < 2:
-            advantages.append(0.0)
-            continue
-        mean = sum(others) / len(others)
-        std = math.sqrt(sum((each - mean) ** 2 for each in others) / (len(others) - 1))
-        advantages.append((total - mean) / (std + 1e-4))
-    return advantages
 
 
 def group_of_population(rewards: Any, weights: Any, groups: Any) -> list[float]:
@@ -75,18 +39,6 @@ def group_of_population(rewards: Any, weights: Any, groups: Any) -> list[float]:
 def sequence_mask(old: list[float], sampler: list[float]) -> list[tuple[float, bool]]:
     ratio = math.exp(sum(a - b for a, b in zip(old, sampler, strict=True)))
     return [(ratio, 0.0 <= ratio <= 3.0)] * len(old)
-
-
-def token_truncate(old: list[float], sampler: list[float]) -> list[tuple[float, bool]]:
-    return [(min(math.exp(a - b), 2.0), True) for a, b in zip(old, sampler, strict=True)]
-
-
-def token_mean(losses: list[list[float]]) -> float:
-    return sum(map(sum, losses)) / sum(map(len, losses))
-
-
-def sequence_mean(losses: list[list[float]]) -> float:
-    return mean(sum(row) / len(row) for row in losses)
 
 
 def mean_by_longest(losses: list[list[float]], max_length: int) -> float:
@@ -181,9 +133,7 @@ def test_a_suite_without_a_reduction_says_so() -> None:
 def test_the_smallest_example_is_shown() -> None:
     """The formula has another upper clip: one token is enough to see it."""
     with pytest.raises(Violation) as caught:
-        same_as("loss", "dapo", lambda logprobs, old_logprobs, advantages: clipped(
-            logprobs, old_logprobs, advantages, 1.25
-        ))  # fmt: skip
+        same_as("loss", "dapo", paper.clipped(0.2, 0.25))
     lines = caught.value.example.splitlines()
     assert [line.split()[0] for line in lines] == [
         "logprobs", "old_logprobs", "advantages", "token_mask", "loss", "reference",

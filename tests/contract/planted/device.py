@@ -2,72 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from skeletons import Descent, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
 from torch import Tensor
 
-from grpox.contracts import LossInputs, LossOutput, Reduction
+from grpox.contracts import LossInputs, LossOutput
 
 
-def _log_ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-
-
-class PositionsOnCpu:
+class PositionsOnCpu(TokenMean):
     """DAPO whose tokens fade by position, with torch.arange on the default device."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.28)
+        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
         return LossOutput(loss * 0.99 ** torch.arange(loss.shape[1]))
 
 
-class SumsOnCpu:
+class SumsOnCpu(SequenceMean):
     """GSPO that gathers the sums of its sequences in torch.zeros on the default device."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio = torch.where(inputs.token_mask, _log_ratio(inputs), 0.0)
+        log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
         sums = torch.zeros(len(log_ratio), dtype=log_ratio.dtype) + log_ratio.sum(dim=1)
         ratio = (sums / inputs.token_mask.sum(dim=1).clamp(min=1)).exp().unsqueeze(1).expand_as(log_ratio)
-        return LossOutput(_clipped(ratio, inputs.advantages, 3e-4, 4e-4))
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4))
 
 
-class BoundsOnCpu:
+class BoundsOnCpu(SequenceMean):
     """GRPO whose clip bounds are a tensor by row, made from a list on the default device."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio, advantages = _log_ratio(inputs).exp(), inputs.advantages
+        ratio, advantages = ratio_of(inputs), inputs.advantages
         width = torch.tensor([[0.2]] * len(ratio), dtype=ratio.dtype)
         clipped = torch.minimum(torch.maximum(ratio, 1 - width), 1 + width)
         return LossOutput(-torch.min(ratio * advantages, clipped * advantages))
 
 
-class ThroughNumpy:
+class ThroughNumpy(TokenMean):
     """Policy gradient whose weights make a detour by numpy, which reads the CPU's memory alone."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     gradient = "surrogate"
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(self.expected_gradient(inputs) * inputs.logprobs)
 
     def expected_gradient(self, inputs: LossInputs) -> Tensor:
-        weights = torch.from_numpy(_log_ratio(inputs).exp().detach().numpy().clip(max=5.0))
+        weights = torch.from_numpy(ratio_of(inputs).detach().numpy().clip(max=5.0))
         return -weights * inputs.advantages
 
 
@@ -75,8 +57,7 @@ class GroupTableOnCpu:
     """Dr. GRPO's advantage that sums each group in torch.zeros on the default device."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
+        total, scored = totals(rewards, weights)
         names, groups = group_ids.unique(return_inverse=True)
         sums = torch.zeros(len(names), dtype=torch.float64).index_add(0, groups, total)
         counts = torch.zeros(len(names), dtype=torch.float64).index_add(0, groups, scored.double())
@@ -87,8 +68,7 @@ class RanksOnCpu:
     """Advantages by rank in the group, with torch.arange on the default device."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
+        total, scored = totals(rewards, weights)
         result = torch.zeros_like(total)
         for group in group_ids.unique():
             rows = (group_ids == group) & scored
@@ -110,39 +90,22 @@ class WeightsOnCpu:
         return weights, torch.ones(mask.shape, dtype=torch.bool)
 
 
-class _MomentumOnCpu(torch.optim.Optimizer):
-    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if "momentum" not in state:
-                    state["momentum"] = torch.zeros(parameter.shape, dtype=parameter.dtype)
-                state["momentum"].mul_(0.9).add_(parameter.grad)
-                parameter.add_(state["momentum"], alpha=-group["lr"])
-
-
-class MomentumOnCpu:
+class MomentumOnCpu(Descent):
     """Momentum whose buffers are created on the default device."""
 
-    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-        return _MomentumOnCpu(parameters, learning_rate)
+    def move(self, parameter: Any, group: Any, state: dict[str, Any]) -> None:
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros(parameter.shape, dtype=parameter.dtype)
+        state["momentum"].mul_(0.9).add_(parameter.grad)
+        parameter.add_(state["momentum"], alpha=-group["lr"])
 
 
-class PenaltyOnCpu:
+class PenaltyOnCpu(TokenMean):
     """Policy gradient that lessens repeated ratios by a table of the batch on the default device."""
-
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         table = torch.full((1, inputs.logprobs.shape[1]), 0.5, dtype=inputs.logprobs.dtype)
-        ratio = _log_ratio(inputs).exp()
+        ratio = ratio_of(inputs)
         return LossOutput(-torch.minimum(ratio, table + 1.5) * inputs.advantages)
 
 

@@ -3,193 +3,142 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of
 from torch import Tensor
 
-from grpox.contracts import LossInputs, LossOutput, Reduction, Text, completion_text
+from grpox.contracts import LossInputs, LossOutput, Text, completion_text
 
 
-def _log_ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> LossOutput:
-    return LossOutput(-torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages))
-
-
-class GspoSum:
+class GspoSum(SequenceMean):
     """GSPO whose sequence ratio is the product of the token ratios, without the power 1/n."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio = torch.where(inputs.token_mask, _log_ratio(inputs), 0.0)
+        log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
         ratio = log_ratio.sum(dim=1, keepdim=True).clamp(-20, 20).exp().expand_as(log_ratio)
-        return _clipped(ratio, inputs.advantages, 3e-4, 4e-4)
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4))
 
 
-class GspoArithmetic:
+class GspoArithmetic(SequenceMean):
     """GSPO whose sequence ratio is the arithmetic mean of the token ratios, not the geometric."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         mask = inputs.token_mask
-        ratios = torch.where(mask, _log_ratio(inputs).exp(), 0.0)
+        ratios = torch.where(mask, ratio_of(inputs), 0.0)
         ratio = ratios.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-        return _clipped(ratio.expand_as(ratios), inputs.advantages, 3e-4, 4e-4)
+        return LossOutput(clipped_loss(ratio.expand_as(ratios), inputs.advantages, 3e-4, 4e-4))
 
 
-class DapoRangeExchanged:
+class DapoRangeExchanged(TokenMean):
     """DAPO with its clip range exchanged: 0.28 below and 0.2 above."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        return _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.28, 0.2)
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.28, 0.2))
 
 
-class ClipsTheLogRatio:
+class ClipsTheLogRatio(SequenceMean):
     """GRPO that clips log w to [-0.2, 0.2], where the paper clips w to [0.8, 1.2]."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio, advantages = _log_ratio(inputs), inputs.advantages
+        log_ratio, advantages = log_ratio_of(inputs), inputs.advantages
         clipped = log_ratio.clamp(-0.2, 0.2).exp()
         return LossOutput(-torch.min(log_ratio.exp() * advantages, clipped * advantages))
 
 
-class ClipsOnly:
+class ClipsOnly(SequenceMean):
     """GRPO without the minimum: only the clipped term is left."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(-_log_ratio(inputs).exp().clamp(0.8, 1.2) * inputs.advantages)
+        return LossOutput(-ratio_of(inputs).clamp(0.8, 1.2) * inputs.advantages)
 
 
-class SapoTemperaturesExchanged:
+class SapoTemperaturesExchanged(SequenceMean):
     """SAPO with the sharper gate for positive advantages."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         advantages = inputs.advantages
         tau = torch.where(advantages > 0, 1.05, 1.0).to(advantages.dtype)
-        return LossOutput(-advantages * 4 / tau * torch.sigmoid(tau * (_log_ratio(inputs).exp() - 1)))
+        return LossOutput(-advantages * 4 / tau * torch.sigmoid(tau * (ratio_of(inputs) - 1)))
 
 
-class SapoWithoutScale:
+class SapoWithoutScale(SequenceMean):
     """SAPO without its factor 4 / tau, so that the slope at w = 1 is tau / 4."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         advantages = inputs.advantages
         tau = torch.where(advantages > 0, 1.0, 1.05).to(advantages.dtype)
-        return LossOutput(-advantages * torch.sigmoid(tau * (_log_ratio(inputs).exp() - 1)))
+        return LossOutput(-advantages * torch.sigmoid(tau * (ratio_of(inputs) - 1)))
 
 
-class CispoWithFloor:
+class CispoWithFloor(TokenMean):
     """CISPO that also bounds the weight below, at 0.8; the paper has no lower bound."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     gradient = "surrogate"
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(self.expected_gradient(inputs) * inputs.logprobs)
 
     def expected_gradient(self, inputs: LossInputs) -> Tensor:
-        return -_log_ratio(inputs).exp().detach().clamp(0.8, 5.0) * inputs.advantages
+        return -ratio_of(inputs).detach().clamp(0.8, 5.0) * inputs.advantages
 
 
-class CispoWeightNotDetached:
+class CispoWeightNotDetached(TokenMean):
     """CISPO that forgets the stop-gradient: the weight is differentiated too."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     gradient = "surrogate"
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        weight = _log_ratio(inputs).exp().clamp(max=5.0)
+        weight = ratio_of(inputs).clamp(max=5.0)
         return LossOutput(-weight * inputs.advantages * inputs.logprobs)
 
 
-class GspoTokenWithoutToken:
+class GspoTokenWithoutToken(SequenceMean):
     """GSPO-token that detaches the sequence ratio and forgets the factor pi / sg[pi] beside it."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio = torch.where(inputs.token_mask, _log_ratio(inputs), 0.0)
+        log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
         mean = log_ratio.sum(dim=1, keepdim=True) / inputs.token_mask.sum(dim=1, keepdim=True).clamp(min=1)
         ratio = mean.exp().expand_as(log_ratio).detach()
-        return _clipped(ratio, inputs.advantages, 3e-4, 4e-4)
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4))
 
 
-class GmpoBothSides:
+class GmpoBothSides(SequenceMean):
     """GMPO that clips the log-ratios on both sides, where the paper clips one, by the advantage's sign."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        clipped = torch.where(inputs.token_mask, _log_ratio(inputs).clamp(-0.4, 0.4), 0.0)
+        clipped = torch.where(inputs.token_mask, log_ratio_of(inputs).clamp(-0.4, 0.4), 0.0)
         mean = clipped.sum(dim=1, keepdim=True) / inputs.token_mask.sum(dim=1, keepdim=True).clamp(min=1)
         return LossOutput(-mean.exp() * inputs.advantages)
 
 
-class VarianceForDeviation:
+class VarianceForDeviation(ByGroup):
     """GRPO's advantage divided by the group's variance."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if int(rows.sum()) > 1 and total[rows].max() > total[rows].min():
-                result[rows] = (total[rows] - total[rows].mean()) / (total[rows].var() + 1e-4)
-        return result.float()
+    least = 2
+
+    def advantages(self, values: Tensor) -> Tensor:
+        centred = values - values.mean()
+        return centred / (values.var() + 1e-4) if centred.any() else centred
 
 
-class LeaveNoneOut:
+class LeaveNoneOut(ByGroup):
     """RLOO whose baseline is the mean of the group with the completion itself in it."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if int(rows.sum()) > 1:
-                result[rows] = total[rows] - total[rows].sum() / rows.sum()
-        return result.float()
+    least = 2
+
+    def advantages(self, values: Tensor) -> Tensor:
+        return values - values.sum() / len(values)
 
 
-class FunctionsAveraged:
+class FunctionsAveraged(ByGroup):
     """Dr. GRPO's advantage of the mean over reward functions, where the weighted sum is meant."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+    def totals(self, rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = (rewards * weights).double().nanmean(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & ~total.isnan()
-            result[rows] = total[rows] - total[rows].mean()
-        return result.float()
+        return total, ~total.isnan()
 
 
 class SequenceByMean:
@@ -224,27 +173,13 @@ class OverlongByMaxLength:
         return [max(-1.0, min(0.0, (4 - len(ids)) / 8)) for ids in completion_ids]
 
 
-class _LionLast(torch.optim.Optimizer):
-    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                momentum = state.setdefault("exp_avg", torch.zeros_like(parameter))
-                momentum.lerp_(parameter.grad, 0.01)
-                parameter.add_(momentum.sign(), alpha=-group["lr"])
-
-
-class LionWithoutInterpolation:
+class LionWithoutInterpolation(Descent):
     """Lion whose direction is the sign of the momentum alone, updated first."""
 
-    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-        return _LionLast(parameters, learning_rate)
+    def move(self, parameter: Any, group: Any, state: dict[str, Any]) -> None:
+        momentum = state.setdefault("exp_avg", torch.zeros_like(parameter))
+        momentum.lerp_(parameter.grad, 0.01)
+        parameter.add_(momentum.sign(), alpha=-group["lr"])
 
 
 class HalfACosine:

@@ -4,142 +4,103 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+from skeletons import ByGroup, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
 from torch import Tensor
 
 from grpox.config import SamplingConfig
-from grpox.contracts import LossInputs, LossOutput, Prompt, Reduction, Rollout, Text, completion_text
+from grpox.contracts import LossInputs, LossOutput, Prompt, Rollout, Text, completion_text
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 
 
-def _log_ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-
-
-class RatioOfPadding:
+class RatioOfPadding(SequenceMean):
     """Sequence ratio by the mean of the token ratios, where masked tokens add their ratio 1."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         lengths = inputs.token_mask.sum(dim=1, keepdim=True).clamp(min=1)
-        ratio = (_log_ratio(inputs).exp().sum(dim=1, keepdim=True) / lengths).expand_as(inputs.logprobs)
-        return LossOutput(_clipped(ratio, inputs.advantages, 0.2, 0.2))
+        ratio = (ratio_of(inputs).sum(dim=1, keepdim=True) / lengths).expand_as(inputs.logprobs)
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 0.2, 0.2))
 
 
-class ZeroIsPadding:
+class ZeroIsPadding(SequenceMean):
     """GSPO that takes log-probability 0 for padding; a token of probability 1 has it too."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         mask = inputs.logprobs != 0
-        log_ratio = torch.where(mask, _log_ratio(inputs), 0.0)
+        log_ratio = torch.where(mask, log_ratio_of(inputs), 0.0)
         mean = log_ratio.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-        return LossOutput(_clipped(mean.exp().expand_as(log_ratio), inputs.advantages, 0.2, 0.2))
+        return LossOutput(clipped_loss(mean.exp().expand_as(log_ratio), inputs.advantages, 0.2, 0.2))
 
 
-class LastColumn:
+class LastColumn(TokenMean):
     """Policy gradient that weighs a sequence by the ratio of its last token, read from the last column."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = _log_ratio(inputs).exp()
+        ratio = ratio_of(inputs)
         return LossOutput(-ratio * ratio[:, -1:].detach().clamp(max=2.0).expand_as(ratio) * inputs.advantages)
 
 
-class NoHoles:
+class NoHoles(SequenceMean):
     """GSPO that counts tokens and takes the first so many, though masked tokens may stand between them."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         lengths = inputs.token_mask.sum(dim=1, keepdim=True)
         positions = torch.arange(inputs.token_mask.shape[1], device=lengths.device)
-        log_ratio = torch.where(positions < lengths, _log_ratio(inputs), 0.0)
+        log_ratio = torch.where(positions < lengths, log_ratio_of(inputs), 0.0)
         ratio = (log_ratio.sum(dim=1, keepdim=True) / lengths.clamp(min=1)).exp().expand_as(log_ratio)
-        return LossOutput(_clipped(ratio, inputs.advantages, 0.2, 0.2))
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 0.2, 0.2))
 
 
-class PrefixByPosition:
+class PrefixByPosition(TokenMean):
     """Prefix ratios, each the mean of the log-ratios so far, divided by the position, masked ones counted."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio = _log_ratio(inputs)
+        log_ratio = log_ratio_of(inputs)
         positions = torch.arange(1, log_ratio.shape[1] + 1, device=log_ratio.device)
         ratio = (log_ratio.cumsum(dim=1) / positions).exp()
-        return LossOutput(_clipped(ratio, inputs.advantages, 0.2, 0.2))
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 0.2, 0.2))
 
 
-class LargestOfAll:
+class LargestOfAll(TokenMean):
     """Policy gradient whose ratios are divided by the largest of the sequence; a masked token's is 1."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = _log_ratio(inputs).exp()
+        ratio = ratio_of(inputs)
         return LossOutput(-ratio / ratio.detach().amax(dim=1, keepdim=True) * inputs.advantages)
 
 
-class FirstColumnSkipped:
+class FirstColumnSkipped(TokenMean):
     """DAPO that leaves the first column out, as if log-probabilities were still to be shifted."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.28)
+        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
         return LossOutput(torch.cat([torch.zeros_like(loss[:, :1]), loss[:, 1:]], dim=1))
 
 
-class AbstainedIsZero:
+class AbstainedIsZero(ByGroup):
     """Dr. GRPO's advantage that takes an abstention for reward 0, in the mean and as a score."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+    def totals(self, rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = (rewards.double().nan_to_num(nan=0.0) * weights).sum(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = group_ids == group
-            result[rows] = total[rows] - total[rows].mean()
-        return result.float()
+        return total, torch.ones_like(total).bool()
 
 
-class AnyAbstentionDrops:
+class AnyAbstentionDrops(ByGroup):
     """Dr. GRPO's advantage that leaves a completion out when any one function abstained."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+    def totals(self, rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = (rewards.double() * weights).sum(dim=1)
-        scored = ~total.isnan()
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
-        return result.float()
+        return total, ~total.isnan()
 
 
 class UnscoredInTheMean:
     """Dr. GRPO's advantage whose group mean counts completions without a score in its divisor."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
+        total, scored = totals(rewards, weights)
         result = torch.zeros_like(total)
         for group in group_ids.unique():
             rows = group_ids == group

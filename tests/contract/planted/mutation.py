@@ -3,81 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+from skeletons import SequenceMean, TokenMean, clipped_loss, ratio_of
 from torch import Tensor
 
-from grpox.contracts import LossInputs, LossOutput, Reduction, WeightStream
+from grpox.contracts import LossInputs, LossOutput, WeightStream
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 
 
-def _log_ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-
-
-class ClampsAdvantages:
+class ClampsAdvantages(TokenMean):
     """DAPO that clamps the advantages in place."""
-
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         advantages = inputs.advantages.clamp_(-1.0, 1.0)
-        return LossOutput(_clipped(_log_ratio(inputs).exp(), advantages, 0.2, 0.28))
+        return LossOutput(clipped_loss(ratio_of(inputs), advantages, 0.2, 0.28))
 
 
-class SubtractsFromOld:
+class SubtractsFromOld(SequenceMean):
     """GRPO that forms the log-ratio in the memory of the old log-probabilities."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         negated = inputs.old_logprobs.neg_()
         ratio = (inputs.logprobs + negated).clamp(-20, 20).exp()
-        return LossOutput(_clipped(ratio, inputs.advantages, 0.2, 0.2))
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 0.2, 0.2))
 
 
-class NarrowsTheMask:
+class NarrowsTheMask(TokenMean):
     """Policy gradient that takes tokens of a large ratio out of the mask that it is given."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = _log_ratio(inputs).exp()
+        ratio = ratio_of(inputs)
         inputs.token_mask.logical_and_(ratio.detach() < 1.5)
         return LossOutput(-ratio * inputs.advantages * inputs.token_mask)
 
 
-class DampsByData:
+class DampsByData(TokenMean):
     """Policy gradient that halves negative advantages through .data, which no version counter shows."""
-
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         advantages = inputs.advantages.data
         advantages[advantages < 0] *= 0.5
-        return LossOutput(-_log_ratio(inputs).exp() * inputs.advantages)
+        return LossOutput(-ratio_of(inputs) * inputs.advantages)
 
 
-class DampsTheGradient:
+class DampsTheGradient(SequenceMean):
     """GRPO that leaves a hook on the log-probabilities, which cuts all of their gradient, the KL's too."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         if inputs.logprobs.requires_grad:
             inputs.logprobs.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-        return LossOutput(_clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.2))
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2))
 
 
 class SubtractsInPlace:

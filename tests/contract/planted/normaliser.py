@@ -6,27 +6,17 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from skeletons import ByGroup, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
 from torch import Tensor
 
 from grpox.contracts import LossInputs, LossOutput, Reduction, Text, completion_text
 
 
-def _log_ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-
-
-class OwnTokenMean:
+class OwnTokenMean(TokenMean):
     """DAPO that averages over the tokens of its micro-batch itself, as a stand-alone loss does."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.28)
+        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
         mean = (loss * inputs.token_mask).sum() / inputs.token_mask.sum().clamp(min=1)
         return LossOutput(mean.expand_as(loss))
 
@@ -38,41 +28,32 @@ class PaddedLength:
     zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.2)
+        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2)
         return LossOutput(loss / loss.shape[1])
 
 
-class RowsOfTheBatch:
+class RowsOfTheBatch(SequenceMean):
     """GRPO that divides by the rows of its micro-batch as well as by the core's normaliser."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.2)
+        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2)
         return LossOutput(loss / len(loss))
 
 
-class GspoOverPositions:
+class GspoOverPositions(SequenceMean):
     """GSPO whose mean of log-ratios is over all positions, padding included."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = _log_ratio(inputs).mean(dim=1, keepdim=True).exp().expand_as(inputs.logprobs)
-        return LossOutput(_clipped(ratio, inputs.advantages, 3e-4, 4e-4))
+        ratio = log_ratio_of(inputs).mean(dim=1, keepdim=True).exp().expand_as(inputs.logprobs)
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4))
 
 
-class LengthTwice:
+class LengthTwice(SequenceMean):
     """GRPO that divides by the length of the completion, which its reduction does once more."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         lengths = inputs.token_mask.sum(dim=1, keepdim=True).clamp(min=1)
-        return LossOutput(_clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.2) / lengths)
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2) / lengths)
 
 
 class WhitensTheMicroBatch:
@@ -84,66 +65,48 @@ class WhitensTheMicroBatch:
         chosen = inputs.advantages[inputs.token_mask]
         spread = chosen.std(correction=0) if len(chosen) else chosen.sum()
         advantages = (inputs.advantages - chosen.sum() / max(len(chosen), 1)) / (spread + 1e-8)
-        return LossOutput(_clipped(_log_ratio(inputs).exp(), advantages, 0.2, 0.2))
+        return LossOutput(clipped_loss(ratio_of(inputs), advantages, 0.2, 0.2))
 
 
-class DapoBySequence:
+class DapoBySequence(SequenceMean):
     """DAPO that declares GRPO's reduction: every sequence counts the same."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(_clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.28))
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28))
 
 
-class SelfNormalisedRatios:
+class SelfNormalisedRatios(TokenMean):
     """REINFORCE with the ratios of a micro-batch divided by their mean, so that they average 1 in each."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = _log_ratio(inputs).exp()
+        ratio = ratio_of(inputs)
         count = inputs.token_mask.sum().clamp(min=1)
         mean = torch.where(inputs.token_mask, ratio, 0.0).sum() / count
         return LossOutput(-ratio / mean.detach().clamp(min=1e-6) * inputs.advantages)
 
 
-class NoFloor:
+class NoFloor(ByGroup):
     """GRPO's advantage divided by the group's standard deviation alone, which may be 0."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.sum() > 1:
-                result[rows] = (total[rows] - total[rows].mean()) / total[rows].std()
-        return result.float()
+    least = 2
+
+    def advantages(self, values: Tensor) -> Tensor:
+        return (values - values.mean()) / values.std()
 
 
-class BatchStdOfPlaceholders:
+class BatchStdOfPlaceholders(ByGroup):
     """Batch-level standard deviation that counts completions without a score as reward 0."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
-        return (result / (total.std(correction=0) + 1e-4)).float()
+        total, _ = totals(rewards, weights)
+        return super().scale(rewards, weights, group_ids) / (total.std(correction=0) + 1e-4).float()
 
 
 class GroupSizeOfTheFirst:
     """RLOO that divides by the size of the first group, though others may have fewer scored completions."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
+        total, scored = totals(rewards, weights)
         size = int((group_ids == group_ids[0]).sum())
         result = torch.zeros_like(total)
         for group in group_ids.unique():
@@ -153,18 +116,11 @@ class GroupSizeOfTheFirst:
         return result.float()
 
 
-class WeightsNormalised:
+class WeightsNormalised(ByGroup):
     """Dr. GRPO's advantage of the weighted mean of reward functions, where the weighted sum is meant."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1) / weights.sum().clamp(min=1e-6)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
-        return result.float()
+        return super().scale(rewards, weights / weights.sum().clamp(min=1e-6), group_ids)
 
 
 class GeometricOverPositions:

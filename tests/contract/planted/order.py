@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
+from skeletons import ByGroup, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
 from torch import Tensor
 
 from grpox.config import SamplingConfig
@@ -15,54 +16,33 @@ from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 
 
-def _log_ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-
-
-def _totals(rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    return (rewards.double() * weights).nansum(dim=1), ~rewards.isnan().all(dim=1)
-
-
-class SortedByLength:
+class SortedByLength(SequenceMean):
     """GSPO that sorts the sequences by length and does not restore their order."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         lengths = inputs.token_mask.sum(dim=1)
         order = lengths.argsort(descending=True, stable=True)
-        log_ratio = torch.where(inputs.token_mask, _log_ratio(inputs), 0.0)[order]
+        log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)[order]
         mean = log_ratio.sum(dim=1, keepdim=True) / lengths[order].clamp(min=1).unsqueeze(1)
-        return LossOutput(_clipped(mean.exp().expand_as(log_ratio), inputs.advantages, 0.2, 0.2))
+        return LossOutput(clipped_loss(mean.exp().expand_as(log_ratio), inputs.advantages, 0.2, 0.2))
 
 
-class ShiftedOld:
+class ShiftedOld(TokenMean):
     """DAPO that compares each token with the log-probability under pi_old of the token before it."""
-
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         old = torch.cat([inputs.old_logprobs[:, :1], inputs.old_logprobs[:, :-1]], dim=1)
         ratio = (inputs.logprobs - old).clamp(-20, 20).exp()
-        return LossOutput(_clipped(ratio, inputs.advantages, 0.2, 0.28))
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 0.2, 0.28))
 
 
-class SuffixForPrefix:
+class SuffixForPrefix(TokenMean):
     """Prefix ratios, the product of the token ratios so far, summed from the end of the sequence."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio = torch.where(inputs.token_mask, _log_ratio(inputs), 0.0)
+        log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
         ratio = log_ratio.flip(1).cumsum(dim=1).flip(1).clamp(-20, 20).exp()
-        return LossOutput(_clipped(ratio, inputs.advantages, 0.2, 0.2))
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 0.2, 0.2))
 
 
 class NeighbourAdvantage:
@@ -73,31 +53,25 @@ class NeighbourAdvantage:
     def per_token(self, inputs: LossInputs) -> LossOutput:
         lengths = inputs.token_mask.sum(dim=1, keepdim=True).clamp(min=1)
         advantage = (inputs.advantages * inputs.token_mask).sum(dim=1, keepdim=True) / lengths
-        return LossOutput(-_log_ratio(inputs).exp() * advantage.roll(1, dims=0))
+        return LossOutput(-ratio_of(inputs) * advantage.roll(1, dims=0))
 
 
-class FlattenedAndRefilled:
+class FlattenedAndRefilled(TokenMean):
     """Policy gradient over the unmasked tokens alone, written back from the left, across the holes."""
-
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         mask = inputs.token_mask
-        values = (-_log_ratio(inputs).exp() * inputs.advantages)[mask]
+        values = (-ratio_of(inputs) * inputs.advantages)[mask]
         loss = torch.zeros_like(inputs.logprobs)
         places = torch.arange(mask.shape[1], device=mask.device) < mask.sum(dim=1, keepdim=True)
         return LossOutput(loss.masked_scatter(places, values))
 
 
-class TokensByRatio:
+class TokensByRatio(TokenMean):
     """Policy gradient that caps the ratios in ascending order and gives them back in that order."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio = _log_ratio(inputs).masked_fill(~inputs.token_mask, 20.0)
+        log_ratio = log_ratio_of(inputs).masked_fill(~inputs.token_mask, 20.0)
         ordered = log_ratio.sort(dim=1).values.exp().clamp(max=3.0)
         return LossOutput(-torch.where(inputs.token_mask, ordered, 0.0) * inputs.advantages)
 
@@ -106,7 +80,7 @@ class GroupsAreNeighbours:
     """Dr. GRPO's advantage that takes equal numbers of neighbouring rows for the groups."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, _ = _totals(rewards, weights)
+        total, _ = totals(rewards, weights)
         groups = len(group_ids.unique())
         if len(total) % groups:
             raise ValueError("groups of different sizes")
@@ -118,7 +92,7 @@ class MeansRepeated:
     """Dr. GRPO's advantage whose group means are repeated by the size of each group, as if rows were sorted."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = _totals(rewards, weights)
+        total, scored = totals(rewards, weights)
         means, sizes = [], []
         for group in group_ids.unique():
             rows = (group_ids == group) & scored
@@ -128,26 +102,22 @@ class MeansRepeated:
         return torch.where(scored, total - baseline, 0.0).float()
 
 
-class PlacesForRanks:
+class PlacesForRanks(ByGroup):
     """Advantages by rank in the group that sort once: positions in the order, not ranks of the rows."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = _totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            values = total[rows]
-            if len(values) > 1 and values.max() > values.min():
-                places = values.argsort(stable=True).double()
-                result[rows] = places / (len(values) - 1) - 0.5
-        return result.float()
+    least = 2
+
+    def advantages(self, values: Tensor) -> Tensor:
+        if values.max() == values.min():
+            return 0 * values
+        return values.argsort(stable=True).double() / (len(values) - 1) - 0.5
 
 
 class NumberIsIndex:
     """Dr. GRPO's advantage that takes the number of a group for its position in the table of means."""
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = _totals(rewards, weights)
+        total, scored = totals(rewards, weights)
         means = []
         for group in group_ids.unique():
             rows = (group_ids == group) & scored

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import datasets
 import numpy
 import torch
+from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, ratio_of
 from torch import Tensor
 
 from grpox.contracts import LossInputs, LossOutput, Reduction, Text, completion_text
 
 
-def _ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20).exp()
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-
-
-class TokenDropout:
+class TokenDropout(TokenMean):
     """DAPO that drops a tenth of the tokens by torch's global numbers."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = _clipped(_ratio(inputs), inputs.advantages, 0.2, 0.28)
+        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
         return LossOutput(torch.where(torch.rand_like(loss) < 0.1, 0.0, loss))
 
 
@@ -40,48 +30,34 @@ class NumpyNoise:
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         noise = torch.from_numpy(numpy.random.normal(0.0, 0.01, inputs.advantages.shape))
-        return LossOutput(-_ratio(inputs) * (inputs.advantages + noise.to(inputs.advantages)))
+        return LossOutput(-ratio_of(inputs) * (inputs.advantages + noise.to(inputs.advantages)))
 
 
-class FreshGenerator:
+class FreshGenerator(SequenceMean):
     """GRPO that draws its clip range from a generator seeded by the system's clock."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         width = random.SystemRandom().uniform(0.1, 0.3)
-        return LossOutput(_clipped(_ratio(inputs), inputs.advantages, width, width))
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, width, width))
 
 
-class TiesByChance:
+class TiesByChance(ByGroup):
     """Advantages by rank in the group that break ties by torch's global numbers."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            values = total[rows]
-            if len(values) > 1 and values.max() > values.min():
-                ranks = (values + 1e-9 * torch.rand_like(values)).argsort().argsort().double()
-                result[rows] = ranks / (len(values) - 1) - 0.5
-        return result.float()
+    least = 2
+
+    def advantages(self, values: Tensor) -> Tensor:
+        if values.max() == values.min():
+            return 0 * values
+        ranks = (values + 1e-9 * torch.rand_like(values)).argsort().argsort().double()
+        return ranks / (len(values) - 1) - 0.5
 
 
-class RandomPartner:
+class RandomPartner(ByGroup):
     """Baseline by the reward of one other completion of the group, drawn by Python's global numbers."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = ((group_ids == group) & scored).nonzero().flatten().tolist()
-            for row in rows:
-                result[row] = total[row] - total[random.choice(rows)]
-        return result.float()
+    def advantages(self, values: Tensor) -> Tensor:
+        return torch.stack([value - values[random.randrange(len(values))] for value in values])
 
 
 class RejectionSampling:
@@ -118,23 +94,13 @@ class ShuffledRows:
         return datasets.Dataset.from_list(rows).shuffle()
 
 
-class _NoisySgd(torch.optim.Optimizer):
-    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
+class LangevinUnseeded(Descent):
+    """Gradient descent with noise from a generator that nothing seeds."""
+
+    def __init__(self) -> None:
         self._generator = torch.Generator()
         self._generator.seed()
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    noise = torch.randn(parameter.shape, generator=self._generator).to(parameter)
-                    parameter.add_(parameter.grad + 0.01 * noise, alpha=-group["lr"])
-
-
-class LangevinUnseeded:
-    """Gradient descent with noise from a generator that nothing seeds."""
-
-    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-        return _NoisySgd(parameters, learning_rate)
+    def move(self, parameter: Any, group: Any, state: dict[str, Any]) -> None:
+        noise = torch.randn(parameter.shape, generator=self._generator).to(parameter)
+        parameter.add_(parameter.grad + 0.01 * noise, alpha=-group["lr"])

@@ -135,6 +135,20 @@ def with_entropy(logprobs: Row, old_logprobs: Row, advantages: Row, entropy: Row
     return [-w * a - 0.01 * h for w, a, h in zip(ratios, advantages, entropy, strict=True)]
 
 
+def pairwise(
+    logprobs: Sequence[Row], old_logprobs: Sequence[Row], advantages: Sequence[Row], group_ids: Sequence[int]
+) -> list[list[float]]:
+    """For each worse completion of its group -log sigmoid of a tenth of the difference of their log-ratios."""
+    scores = [sum(new) - sum(old) for new, old in zip(logprobs, old_logprobs, strict=True)]
+    quality = [mean(row) if row else 0.0 for row in advantages]
+    pairs = list(zip(scores, quality, group_ids, strict=True))
+    losses = [
+        sum(math.log(1 + math.exp(-0.1 * (s - t))) for t, r, h in pairs if h == g and q > r)
+        for s, q, g in pairs
+    ]
+    return [[loss] * len(row) for loss, row in zip(losses, logprobs, strict=True)]
+
+
 def centred(rewards: Rewards, weights: Row, groups: Sequence[int]) -> list[float]:
     """Dr. GRPO, arXiv 2503.20783: the reward less the mean of its group."""
     return _by_group(rewards, weights, groups, lambda own, all_: own - mean(all_))

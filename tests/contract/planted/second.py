@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from skeletons import Descent, log_ratio_of, ratio_of
 from torch import Tensor
 
 from grpox.contracts import AdvantageInputs, LossInputs, LossOutput, Reduction
 
 
-def _log_ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
-
-
 def _gradient(inputs: LossInputs) -> Tensor:
-    return -_log_ratio(inputs).exp() * inputs.advantages
+    return -ratio_of(inputs) * inputs.advantages
 
 
 def _clipped(ratio: Tensor, advantages: Tensor) -> LossOutput:
@@ -29,7 +26,7 @@ class GspoLengthPlusOne:
     reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        difference = torch.where(inputs.token_mask, _log_ratio(inputs), 0.0)
+        difference = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
         mean = difference.sum(1, keepdim=True) / (inputs.token_mask.sum(1, keepdim=True) + 1)
         return _clipped(mean.exp().expand_as(difference), inputs.advantages)
 
@@ -40,7 +37,7 @@ class DualClipForGood:
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio, advantages = _log_ratio(inputs).exp(), inputs.advantages
+        ratio, advantages = ratio_of(inputs), inputs.advantages
         smaller = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
         return LossOutput(-torch.where(advantages > 0, torch.min(smaller, 3 * advantages), smaller))
 
@@ -51,7 +48,7 @@ class UnclippedBranchDetached:
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio, advantages = _log_ratio(inputs).exp(), inputs.advantages
+        ratio, advantages = ratio_of(inputs), inputs.advantages
         return LossOutput(-torch.min(ratio.detach() * advantages, ratio.clamp(0.8, 1.2) * advantages))
 
 
@@ -119,7 +116,7 @@ class TaperOfTheGood:
         return LossOutput(self.expected_gradient(inputs) * inputs.logprobs)
 
     def expected_gradient(self, inputs: LossInputs) -> Tensor:
-        ratio = _log_ratio(inputs).exp().detach()
+        ratio = ratio_of(inputs).detach()
         weights = torch.where(inputs.advantages > 0, ratio.clamp(max=1), torch.ones_like(ratio))
         return -weights * inputs.advantages
 
@@ -176,7 +173,7 @@ class LengthOfUncertain:
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         mask = inputs.token_mask & (inputs.logprobs < -1e-3)
-        difference = torch.where(mask, _log_ratio(inputs), 0.0)
+        difference = torch.where(mask, log_ratio_of(inputs), 0.0)
         mean = difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
         return _clipped(mean.exp().expand_as(difference), inputs.advantages)
 
@@ -194,7 +191,7 @@ class CapShrinksByCalls:
         self.cap *= 0.9
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio, advantages = _log_ratio(inputs).exp(), inputs.advantages
+        ratio, advantages = ratio_of(inputs), inputs.advantages
         return LossOutput(-torch.min(ratio * advantages, ratio.clamp(max=self.cap) * advantages))
 
 
@@ -208,7 +205,7 @@ class RunningMeanOfNan:
         self.cap = 3.0
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio, advantages = _log_ratio(inputs).exp(), inputs.advantages
+        ratio, advantages = ratio_of(inputs), inputs.advantages
         return LossOutput(-torch.min(ratio * advantages, ratio.clamp(max=self.cap) * advantages))
 
     def end_step(self, statistics: dict[str, Any]) -> None:
@@ -344,61 +341,28 @@ class PointsShared:
         return [[token / (1 + len(completion_ids)) for token in ids] for ids in completion_ids]
 
 
-class _Steps(torch.optim.Optimizer):
-    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
+class DecayGrows(Descent):
+    """Weight decay with the wrong sign."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self.change(parameter, group)
-
-    def change(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        raise NotImplementedError
-
-
-class _Grows(_Steps):
-    def change(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        assert parameter.grad is not None
+    def move(self, parameter: Any, group: Any, state: dict[str, Any]) -> None:
         parameter.mul_(1 + 0.1 * group["lr"]).add_(parameter.grad.sign(), alpha=-group["lr"])
 
 
-class _CountsParameters(_Steps):
-    def change(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        assert parameter.grad is not None
+class StepsOfParameters(Descent):
+    """Corrects the bias of the momentum by a number of steps that counts parameters."""
+
+    def move(self, parameter: Any, group: Any, state: dict[str, Any]) -> None:
         group["steps"] = group.get("steps", 0) + 1
-        momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+        momentum = state.setdefault("momentum", torch.zeros_like(parameter))
         momentum.lerp_(parameter.grad, 0.1)
         parameter.add_(momentum / (1 - 0.9 ** group["steps"]), alpha=-group["lr"])
 
 
-class _OwnNorm(_Steps):
-    def change(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        assert parameter.grad is not None
-        parameter.add_(parameter.grad / (parameter.grad.norm() + 1e-8), alpha=-group["lr"])
-
-
-class DecayGrows:
-    """Weight decay with the wrong sign."""
-
-    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-        return _Grows(parameters, learning_rate)
-
-
-class StepsOfParameters:
-    """Corrects the bias of the momentum by a number of steps that counts parameters."""
-
-    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-        return _CountsParameters(parameters, learning_rate)
-
-
-class NormOfParameter:
+class NormOfParameter(Descent):
     """Normalises each parameter's gradient, which ZeRO-3 cuts."""
 
-    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-        return _OwnNorm(parameters, learning_rate)
+    def move(self, parameter: Any, group: Any, state: dict[str, Any]) -> None:
+        parameter.add_(parameter.grad / (parameter.grad.norm() + 1e-8), alpha=-group["lr"])
 
 
 class TwiceAsFast:

@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
+from skeletons import ByGroup, Descent, SequenceMean, TokenMean, ratio_of
 from torch import Tensor
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
 
 
-def _ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20).exp()
-
-
-class LargerBranch:
+class LargerBranch(SequenceMean):
     """GRPO that takes the larger of the clipped and the unclipped term, where the paper takes the smaller."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio, advantages = _ratio(inputs), inputs.advantages
+        ratio, advantages = ratio_of(inputs), inputs.advantages
         return LossOutput(-torch.max(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages))
 
 
-class ObjectiveNotNegated:
+class ObjectiveNotNegated(SequenceMean):
     """GRPO's objective as the paper writes it, to be maximised, returned as a loss."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio, advantages = _ratio(inputs), inputs.advantages
+        ratio, advantages = ratio_of(inputs), inputs.advantages
         return LossOutput(torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages))
 
 
-class InverseRatio:
+class InverseRatio(TokenMean):
     """DAPO with pi_old / pi in place of pi / pi_old."""
-
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         ratio = (inputs.old_logprobs - inputs.logprobs).clamp(-20, 20).exp()
@@ -50,40 +38,32 @@ class InverseRatio:
         return LossOutput(-torch.min(ratio * advantages, ratio.clamp(0.8, 1.28) * advantages))
 
 
-class CispoNotNegated:
+class CispoNotNegated(TokenMean):
     """CISPO without the minus, in the value and in what it expects of its gradient."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     gradient = "surrogate"
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(self.expected_gradient(inputs) * inputs.logprobs)
 
     def expected_gradient(self, inputs: LossInputs) -> Tensor:
-        return _ratio(inputs).detach().clamp(max=5.0) * inputs.advantages
+        return ratio_of(inputs).detach().clamp(max=5.0) * inputs.advantages
 
 
-class SapoGateReversed:
+class SapoGateReversed(SequenceMean):
     """SAPO whose gate opens as the ratio falls: sigmoid(tau (1 - w))."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         advantages = inputs.advantages
         tau = torch.where(advantages > 0, 1.0, 1.05).to(advantages.dtype)
-        return LossOutput(-advantages * 4 / tau * torch.sigmoid(tau * (1 - _ratio(inputs))))
+        return LossOutput(-advantages * 4 / tau * torch.sigmoid(tau * (1 - ratio_of(inputs))))
 
 
-class AbsoluteAdvantage:
+class AbsoluteAdvantage(TokenMean):
     """REINFORCE with clipping that weighs by the size of the advantage, so that bad tokens are learnt too."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(-_ratio(inputs).clamp(max=5.0) * inputs.advantages.abs())
+        return LossOutput(-ratio_of(inputs).clamp(max=5.0) * inputs.advantages.abs())
 
 
 class EntropyPunished:
@@ -94,7 +74,7 @@ class EntropyPunished:
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         assert inputs.entropy is not None
-        return LossOutput(-_ratio(inputs) * inputs.advantages + 0.01 * inputs.entropy)
+        return LossOutput(-ratio_of(inputs) * inputs.advantages + 0.01 * inputs.entropy)
 
 
 class ReferenceDistanceNegated:
@@ -106,50 +86,32 @@ class ReferenceDistanceNegated:
     def per_token(self, inputs: LossInputs) -> LossOutput:
         assert inputs.reference_logprobs is not None
         rho = (inputs.logprobs - inputs.reference_logprobs).clamp(-20, 20)
-        return LossOutput(-_ratio(inputs) * inputs.advantages + 0.04 * (rho.exp() - rho - 1))
+        return LossOutput(-ratio_of(inputs) * inputs.advantages + 0.04 * (rho.exp() - rho - 1))
 
 
-class MeanMinusReward:
+class MeanMinusReward(ByGroup):
     """Dr. GRPO's advantage with the terms exchanged: mean - r."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            result[rows] = total[rows].mean() - total[rows]
-        return result.float()
+    def advantages(self, values: Tensor) -> Tensor:
+        return values.mean() - values
 
 
-class LeaveOneOutReversed:
+class LeaveOneOutReversed(ByGroup):
     """RLOO that subtracts a completion's own reward from its baseline."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            count = int(rows.sum())
-            if count > 1:
-                result[rows] = (total[rows].sum() - total[rows]) / (count - 1) - total[rows]
-        return result.float()
+    least = 2
+
+    def advantages(self, values: Tensor) -> Tensor:
+        return (values.sum() - values) / (len(values) - 1) - values
 
 
-class BestRankedLowest:
+class BestRankedLowest(ByGroup):
     """Advantages by rank in the group that sort downwards: the best completion gets the lowest rank."""
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            above = (total[rows][None, :] > total[rows][:, None]).sum(dim=1)
-            below = (total[rows][None, :] < total[rows][:, None]).sum(dim=1)
-            result[rows] = (above - below).double() / max(int(rows.sum()), 1)
-        return result.float()
+    def advantages(self, values: Tensor) -> Tensor:
+        above = (values[None, :] > values[:, None]).sum(dim=1)
+        below = (values[None, :] < values[:, None]).sum(dim=1)
+        return (above - below).double() / len(values)
 
 
 class TruncateInverted:
@@ -177,23 +139,11 @@ class OverlongRewarded:
         return [min(1.0, max(0.0, (len(ids) - 4) / 4)) for ids in completion_ids]
 
 
-class _Ascent(torch.optim.Optimizer):
-    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.add_(parameter.grad.sign(), alpha=group["lr"])
-
-
-class SignAscent:
+class SignAscent(Descent):
     """Sign descent that adds the sign of the gradient."""
 
-    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-        return _Ascent(parameters, learning_rate)
+    def move(self, parameter: Any, group: Any, state: dict[str, Any]) -> None:
+        parameter.add_(parameter.grad.sign(), alpha=group["lr"])
 
 
 class RisingCosine:

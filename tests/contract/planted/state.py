@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, ratio_of, totals
 from torch import Tensor
 
 from grpox import hookimpl
 from grpox.contracts import LossInputs, LossOutput, Reduction, StepContext, Text, completion_text
-
-
-def _ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20).exp()
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
 
 
 class RunningBaseline:
@@ -33,14 +26,11 @@ class RunningBaseline:
         chosen = inputs.advantages[inputs.token_mask]
         if len(chosen):
             self.mean = 0.9 * self.mean + 0.1 * float(chosen.mean())
-        return LossOutput(-_ratio(inputs) * (inputs.advantages - self.mean))
+        return LossOutput(-ratio_of(inputs) * (inputs.advantages - self.mean))
 
 
-class WarmsUpByCalls:
+class WarmsUpByCalls(SequenceMean):
     """GRPO whose clip range widens with each call, so that more micro-batches widen it sooner."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def __init__(self) -> None:
         self.calls = 0
@@ -48,7 +38,7 @@ class WarmsUpByCalls:
     def per_token(self, inputs: LossInputs) -> LossOutput:
         self.calls += 1
         width = min(0.2, 0.01 * self.calls)
-        return LossOutput(_clipped(_ratio(inputs), inputs.advantages, width, width))
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, width, width))
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"calls": self.calls}
@@ -57,19 +47,17 @@ class WarmsUpByCalls:
         self.calls = state["calls"]
 
 
-class _AdaptiveClip:
+class _AdaptiveClip(TokenMean):
     """A clip range that follows the KL between pi_old and pi, as PPO's adaptive penalty does."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     statistics: ClassVar[Mapping[str, Any]] = {"kl_old": "mean"}
-    zero_at_zero_advantage = True
 
     def __init__(self) -> None:
         self.width = 0.2
         self.steps = 0
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(_clipped(_ratio(inputs), inputs.advantages, self.width, self.width))
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, self.width, self.width))
 
     def end_step(self, statistics: Mapping[str, Any]) -> None:
         self.steps += 1
@@ -102,11 +90,9 @@ class RestoresDefaults(_AdaptiveClip):
         self.steps = state.get("steps", 0)
 
 
-class RememberedMask:
+class RememberedMask(TokenMean):
     """DAPO that computes its mask once per shape of a batch and reuses it, though masks differ."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
     stateless = True
 
     def __init__(self) -> None:
@@ -114,25 +100,19 @@ class RememberedMask:
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         mask = self._masks.setdefault(tuple(inputs.token_mask.shape), inputs.token_mask.clone())
-        return LossOutput(_clipped(_ratio(inputs), inputs.advantages, 0.2, 0.28) * mask)
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28) * mask)
 
 
-class RunningStdForgotten:
+class RunningStdForgotten(ByGroup):
     """REINFORCE++ by a running standard deviation of rewards, which no checkpoint holds."""
 
     def __init__(self) -> None:
         self.square = 0.0
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
+        result = super().scale(rewards, weights, group_ids)
         self.square = 0.9 * self.square + 0.1 * float(result.square().mean())
-        return (result / (self.square**0.5 + 1e-4)).float()
+        return result / (self.square**0.5 + 1e-4)
 
 
 class FirstBatchMeans:
@@ -142,8 +122,7 @@ class FirstBatchMeans:
         self._means: dict[int, float] = {}
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
+        total, scored = totals(rewards, weights)
         result = torch.zeros_like(total)
         for group in group_ids.unique().tolist():
             rows = (group_ids == group) & scored
@@ -152,22 +131,17 @@ class FirstBatchMeans:
         return result.float()
 
 
-class StateOfObjects:
+class StateOfObjects(ByGroup):
     """Running maximum of rewards whose state is an object of its own, which a checkpoint cannot hold."""
 
     def __init__(self) -> None:
         self.seen: set[float] = set()
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
+        total, scored = totals(rewards, weights)
         self.seen.update(total[scored].tolist())
-        return (result / max(1.0, *(abs(value) for value in self.seen), 1.0)).float()
+        largest = max(1.0, *(abs(value) for value in self.seen), 1.0)
+        return super().scale(rewards, weights, group_ids) / largest
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"seen": self.seen}
@@ -249,27 +223,16 @@ class CountsSteps:
         (run.output_dir / f"step-{self._count}.txt").write_text(f"{metrics.get('reward')}", encoding="utf-8")
 
 
-class _LionElsewhere(torch.optim.Optimizer):
-    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-        self._momenta: dict[Any, Tensor] = {}
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                momentum = self._momenta.setdefault(parameter, torch.zeros_like(parameter))
-                parameter.add_(momentum.lerp(parameter.grad, 0.1).sign(), alpha=-group["lr"])
-                momentum.lerp_(parameter.grad, 0.01)
-
-
-class MomentaElsewhere:
+class MomentaElsewhere(Descent):
     """Lion whose momenta are in a dict of its own, not in the optimizer's state, which checkpoints save."""
 
-    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-        return _LionElsewhere(parameters, learning_rate)
+    def __init__(self) -> None:
+        self._momenta: dict[Any, Tensor] = {}
+
+    def move(self, parameter: Any, group: Any, state: dict[str, Any]) -> None:
+        momentum = self._momenta.setdefault(parameter, torch.zeros_like(parameter))
+        parameter.add_(momentum.lerp(parameter.grad, 0.1).sign(), alpha=-group["lr"])
+        momentum.lerp_(parameter.grad, 0.01)
 
 
 class CountsInAClosure:

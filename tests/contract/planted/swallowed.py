@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import datasets
 import torch
+from skeletons import SequenceMean, TokenMean, clipped_loss, ratio_of
 from torch import Tensor
 
 from grpox import hookimpl
@@ -18,53 +19,34 @@ from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 
 
-def _ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20).exp()
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-
-
-class NanIsZero:
+class NanIsZero(TokenMean):
     """DAPO whose loss replaces what is not finite by 0, so that a broken model looks healthy."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = _clipped(_ratio(inputs), inputs.advantages, 0.2, 0.28)
+        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
         return LossOutput(torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0))
 
 
-class BadRowsSkipped:
+class BadRowsSkipped(SequenceMean):
     """GRPO that leaves out sequences with a log-probability that is not finite."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         good = inputs.logprobs.isfinite().all(dim=1, keepdim=True)
-        loss = _clipped(_ratio(inputs), inputs.advantages, 0.2, 0.2)
+        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2)
         return LossOutput(torch.where(good, loss, 0.0))
 
 
-class ReplacesRatios:
+class ReplacesRatios(TokenMean):
     """Policy gradient that takes ratio 1 where the ratio is not a number."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = _ratio(inputs)
+        ratio = ratio_of(inputs)
         return LossOutput(-torch.where(ratio.isnan(), torch.ones_like(ratio), ratio) * inputs.advantages)
 
 
-class AnyErrorIsZero:
+class AnyErrorIsZero(TokenMean):
     """Loss by row weights from a column that is 0 where the column is missing or unreadable."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
     needs = ("columns",)
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
@@ -73,7 +55,7 @@ class AnyErrorIsZero:
             weights = inputs.logprobs.new_tensor(values).unsqueeze(1)
         except Exception:  # noqa: BLE001 - the slip
             weights = torch.zeros_like(inputs.logprobs[:, :1])
-        return LossOutput(-_ratio(inputs) * inputs.advantages * weights)
+        return LossOutput(-ratio_of(inputs) * inputs.advantages * weights)
 
 
 class WithoutReference:
@@ -82,7 +64,7 @@ class WithoutReference:
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = -_ratio(inputs) * inputs.advantages
+        loss = -ratio_of(inputs) * inputs.advantages
         if inputs.reference_logprobs is not None:
             rho = (inputs.reference_logprobs - inputs.logprobs).clamp(-20, 20)
             loss = loss + 0.04 * (rho.exp() - rho - 1)

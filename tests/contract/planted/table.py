@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ SEQUENCE_TIS = paper.sequence_truncate(2.0)
 
 REDUCTIONS: Mapping[Any, Callable[..., float]] = {
     **dict.fromkeys((DAPO, CISPO), paper.token_mean),
-    **dict.fromkeys((GSPO, WIDE_GSPO, SAPO), paper.sequence_mean),
+    **dict.fromkeys((GSPO, WIDE_GSPO, SAPO, paper.pairwise), paper.sequence_mean),
 }
 """Formula of a loss -> the reduction of its paper, where the components here have no other on purpose."""
 
@@ -247,6 +247,44 @@ MISSED: Mapping[str, str] = {
 }
 """Class that no check finds -> why."""
 
+FOUND: Sequence[tuple[str, str, str]] = (
+    ("state/loss/WarmsUpByCalls", "pure", "called twice"),
+    ("mutation/loss/DampsByData", "pure", r"inputs\.advantages in place"),
+    ("formula/loss/CispoWeightNotDetached", "gradient_is_that_of_its_value", "no method expected_gradient"),
+    ("normaliser/loss/GspoOverPositions", "padding", "at the end"),
+    ("mask/loss/PrefixByPosition", "padding", "neighbours"),
+    ("normaliser/loss/RowsOfTheBatch", "micro_batches_and_ranks", "the core divides"),
+    ("normaliser/loss/OwnTokenMean", "rows_are_independent", "by itself"),
+    ("sign/loss/AbsoluteAdvantage", "sign", "raises the probability of a token with advantage -1"),
+    ("sign/loss/LargerBranch", "sign", "torch.min"),
+    ("device/loss/PositionsOnCpu", "device", "mixes"),
+    ("second/loss/PairsOfAllGroups", "rows_are_independent", "group 0"),
+    ("second/loss/PairsOfAllGroups", "micro_batches_and_ranks", "1 groups"),
+    ("state/loss/StepsForgotten", "state", "goes on otherwise than the original"),
+    ("second/loss/RunningMeanOfNan", "state", "makes its state NaN for ever"),
+    ("order/advantage/GroupsAreNeighbours", "order_of_rows", "by group_ids"),
+    ("order/advantage/NumberIsIndex", "names_of_groups", "numbers of groups"),
+    ("normaliser/advantage/NoFloor", "groups_of_one_reward", "not all finite"),
+    ("mask/advantage/AbstainedIsZero", "abstentions", "without a score"),
+    ("formula/advantage/FunctionsAveraged", "weight_of_zero", "weight 0"),
+    ("sign/advantage/MeanMinusReward", "direction", "smaller advantage"),
+    ("normaliser/advantage/WeightsNormalised", "weights", "abstained from all"),
+    ("mask/advantage/UnscoredInTheMean", "unscored_completions", "nobody scored"),
+    ("device/advantage/RanksOnCpu", "device", "mixes"),
+    ("normaliser/correction/GeometricOverPositions", "padding", "padding"),
+    ("normaliser/correction/WeightsOfMeanOne", "rows_are_independent", "by itself"),
+    ("sign/correction/TruncateInverted", "direction", "weighs"),
+    ("device/correction/WeightsOnCpu", "device", "mixes"),
+    ("order/reward/SortedTexts", "alignment", "scores of others"),
+    ("second/reward/AnswerOfTheNext", "alignment", "scores of others"),
+    ("mutation/optimizer/FreezesBiases", "runs", r"leaves out parameters of shapes \[\(4,\)\]"),
+    ("sign/optimizer/SignAscent", "direction", "along the gradient"),
+    ("state/optimizer/MomentaElsewhere", "state", "other steps"),
+    ("state/scheduler/CountsInAClosure", "restart", "restarted after step 1"),
+    ("randomness/dataset/ShuffledRows", "same_rows", "other rows"),
+)
+"""family/kind/class, a check that finds the error, and what it says."""
+
 TWINS: Mapping[str, Mapping[str, Callable[..., Any] | None]] = {
     "loss": {
         "Grpo": GRPO,
@@ -281,6 +319,17 @@ TWINS: Mapping[str, Mapping[str, Callable[..., Any] | None]] = {
 }
 """Kind -> correct class -> its formula."""
 
+TRIAL: Mapping[str, Mapping[str, Callable[..., Any] | None]] = {
+    "loss": {"QuantileClip": None, "RewardWeighted": None, "PairsOfAGroup": paper.pairwise},
+    "advantage": {"RunningStd": None, "QuantileBaseline": None, "ByDifficulty": None, "RewardToGo": None},
+    "correction": {"SequenceCap": None},
+    "reward": {"Digits": None, "close": None},
+    "observer": {"Patience": None, "TargetKl": None},
+    "generator": {"AsksAgain": None},
+    "scheduler": {"Restarts": None},
+}
+"""Kind -> correct class of trial.py -> its formula."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -289,7 +338,7 @@ class Case:
     name: str
     kind: str
     family: str
-    """The module: a family of errors, or ``twins``."""
+    """The module: a family of errors, ``twins`` or ``trial``."""
     reference: Callable[..., Any] | None
 
     @property
@@ -301,13 +350,16 @@ class Case:
 def planted() -> Iterator[Case]:
     """All components with an error."""
     for family, kinds in PLANTED.items():
-        for kind, names in kinds.items():
-            for name, reference in names.items():
-                yield Case(name, kind, family, reference)
+        yield from _cases(family, kinds)
 
 
 def twins() -> Iterator[Case]:
     """All correct components."""
-    for kind, names in TWINS.items():
+    yield from _cases("twins", TWINS)
+    yield from _cases("trial", TRIAL)
+
+
+def _cases(family: str, kinds: Mapping[str, Mapping[str, Any]]) -> Iterator[Case]:
+    for kind, names in kinds.items():
         for name, reference in names.items():
-            yield Case(name, kind, "twins", reference)
+            yield Case(name, kind, family, reference)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import datasets
 import torch
+from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
 from torch import Tensor
 
 from grpox import hookimpl
@@ -22,165 +23,128 @@ from grpox.contracts import (
 )
 
 
-def _log_ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
-
-
-def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> LossOutput:
-    return LossOutput(-torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages))
-
-
 def _sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
     return torch.where(mask, values, 0.0).sum(dim=1, keepdim=True) / lengths
 
 
-class Grpo:
+class Grpo(SequenceMean):
     """GRPO's clipped surrogate."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        return _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.2)
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2))
 
 
-class Dapo:
+class Dapo(TokenMean):
     """DAPO's clipped surrogate."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        return _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.28)
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28))
 
 
-class Gspo:
+class Gspo(SequenceMean):
     """GSPO."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = _sequence_mean(_log_ratio(inputs), inputs.token_mask).exp().expand_as(inputs.logprobs)
-        return _clipped(ratio, inputs.advantages, 3e-4, 4e-4)
+        ratio = _sequence_mean(log_ratio_of(inputs), inputs.token_mask).exp().expand_as(inputs.logprobs)
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4))
 
 
-class GspoToken:
+class GspoToken(SequenceMean):
     """GSPO-token: sg[s_i] pi / sg[pi] of each token, which has GSPO's value."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
     gradient = "surrogate"
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        sequence = _sequence_mean(_log_ratio(inputs), inputs.token_mask).exp().detach()
+        sequence = _sequence_mean(log_ratio_of(inputs), inputs.token_mask).exp().detach()
         ratio = sequence * (inputs.logprobs - inputs.logprobs.detach()).exp()
-        return _clipped(ratio, inputs.advantages, 0.2, 0.2)
+        return LossOutput(clipped_loss(ratio, inputs.advantages, 0.2, 0.2))
 
     def expected_gradient(self, inputs: LossInputs) -> Tensor:
-        ratio = _sequence_mean(_log_ratio(inputs), inputs.token_mask).exp().detach().expand_as(inputs.logprobs)
+        ratio = (
+            _sequence_mean(log_ratio_of(inputs), inputs.token_mask).exp().detach().expand_as(inputs.logprobs)
+        )
         advantages = inputs.advantages
         is_clipped = ((advantages > 0) & (ratio > 1.2)) | ((advantages < 0) & (ratio < 0.8))
         return torch.where(is_clipped, 0.0, -ratio * advantages)
 
 
-class Gmpo:
+class Gmpo(SequenceMean):
     """GMPO."""
 
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio, advantages = _log_ratio(inputs), inputs.advantages
+        log_ratio, advantages = log_ratio_of(inputs), inputs.advantages
         clipped = torch.where(advantages > 0, log_ratio.clamp(max=0.4), log_ratio.clamp(min=-0.4))
         return LossOutput(-_sequence_mean(clipped, inputs.token_mask).exp() * advantages)
 
 
-class Sapo:
+class Sapo(SequenceMean):
     """SAPO."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         advantages = inputs.advantages
         tau = torch.where(advantages > 0, 1.0, 1.05).to(advantages.dtype)
-        return LossOutput(-advantages * 4 / tau * torch.sigmoid(tau * (_log_ratio(inputs).exp() - 1)))
+        return LossOutput(-advantages * 4 / tau * torch.sigmoid(tau * (ratio_of(inputs) - 1)))
 
 
-class Cispo:
+class Cispo(TokenMean):
     """CISPO."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     gradient = "surrogate"
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(self.expected_gradient(inputs) * inputs.logprobs)
 
     def expected_gradient(self, inputs: LossInputs) -> Tensor:
-        return -_log_ratio(inputs).exp().detach().clamp(max=5.0) * inputs.advantages
+        return -ratio_of(inputs).detach().clamp(max=5.0) * inputs.advantages
 
 
-class PolicyGradient:
+class PolicyGradient(TokenMean):
     """Policy gradient with importance weights, unclipped."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(-_log_ratio(inputs).exp() * inputs.advantages)
+        return LossOutput(-ratio_of(inputs) * inputs.advantages)
 
 
-class TwoSided:
+class TwoSided(TokenMean):
     """GRPO whose unclipped branch ends at 4 (INTELLECT-2)."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio, advantages = _log_ratio(inputs).exp(), inputs.advantages
+        ratio, advantages = ratio_of(inputs), inputs.advantages
         bounded = torch.min(ratio.clamp(max=4.0) * advantages, ratio.clamp(0.8, 1.2) * advantages)
         return LossOutput(-bounded, {"bounded": (ratio > 4.0).to(ratio.dtype)})
 
 
-class PrefixRatio:
+class PrefixRatio(TokenMean):
     """Clipped surrogate of the product of the ratios up to each token."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
-
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio = torch.where(inputs.token_mask, _log_ratio(inputs), 0.0)
-        return _clipped(log_ratio.cumsum(dim=1).clamp(-20, 20).exp(), inputs.advantages, 0.2, 0.2)
+        log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
+        return LossOutput(
+            clipped_loss(log_ratio.cumsum(dim=1).clamp(-20, 20).exp(), inputs.advantages, 0.2, 0.2)
+        )
 
 
-class FadingPositions:
+class FadingPositions(TokenMean):
     """DAPO whose tokens fade by their position among the tokens of the mask."""
-
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    zero_at_zero_advantage = True
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         position = inputs.token_mask.cumsum(dim=1).to(inputs.logprobs.dtype)
-        output = _clipped(_log_ratio(inputs).exp(), inputs.advantages, 0.2, 0.28)
-        return LossOutput(output.loss * 0.99**position)
+        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
+        return LossOutput(loss * 0.99**position)
 
 
-class AdaptiveClip:
+class AdaptiveClip(TokenMean):
     """GRPO whose clip range follows the KL between pi_old and pi, and is part of checkpoints."""
 
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     statistics: ClassVar[Mapping[str, Any]] = {"kl_old": "mean"}
-    zero_at_zero_advantage = True
 
     def __init__(self) -> None:
         self.width = 0.2
         self.steps = 0
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        return _clipped(_log_ratio(inputs).exp(), inputs.advantages, self.width, self.width)
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, self.width, self.width))
 
     def end_step(self, statistics: Mapping[str, Any]) -> None:
         self.steps += 1
@@ -194,11 +158,8 @@ class AdaptiveClip:
         self.width, self.steps = state["width"], state["steps"]
 
 
-class ByStep:
+class ByStep(SequenceMean):
     """GRPO whose clip range narrows with the optimizer steps."""
-
-    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
-    zero_at_zero_advantage = True
 
     def __init__(self) -> None:
         self.width = 0.3
@@ -207,7 +168,7 @@ class ByStep:
         self.width = 0.3 - 0.1 * context.step / context.total_steps
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        return _clipped(_log_ratio(inputs).exp(), inputs.advantages, self.width, self.width)
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, self.width, self.width))
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"width": self.width}
@@ -224,7 +185,7 @@ class EntropyBonus:
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         assert inputs.entropy is not None
-        return LossOutput(-_log_ratio(inputs).exp() * inputs.advantages - 0.01 * inputs.entropy)
+        return LossOutput(-ratio_of(inputs) * inputs.advantages - 0.01 * inputs.entropy)
 
 
 class ReferencePenalty:
@@ -236,54 +197,36 @@ class ReferencePenalty:
     def per_token(self, inputs: LossInputs) -> LossOutput:
         assert inputs.reference_logprobs is not None
         rho = (inputs.reference_logprobs - inputs.logprobs).clamp(-20, 20)
-        return LossOutput(-_log_ratio(inputs).exp() * inputs.advantages + 0.04 * (rho.exp() - rho - 1))
+        return LossOutput(-ratio_of(inputs) * inputs.advantages + 0.04 * (rho.exp() - rho - 1))
 
 
-def _totals(rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    return (rewards.double() * weights).nansum(dim=1), ~rewards.isnan().all(dim=1)
+class _OfDifferences(ByGroup):
+    least = 2
 
-
-class _ByGroup:
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = _totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            values = total[rows]
-            if len(values) > 1 and self._differ(values):
-                result[rows] = self.advantages(values)
-        return result.float()
-
-    def _differ(self, values: Tensor) -> bool:
+    def differ(self, values: Tensor) -> bool:
         # What differs in the last digits of float32 is rounding.
         return bool(values.max() - values.min() > 1e-6 * values.abs().max())
 
-    def advantages(self, values: Tensor) -> Tensor:
-        raise NotImplementedError
 
-
-class Centred(_ByGroup):
+class Centred(_OfDifferences):
     """Dr. GRPO's advantage."""
 
-    def advantages(self, values: Tensor) -> Tensor:
-        return values - values.mean()
 
-
-class LeaveOneOut(_ByGroup):
+class LeaveOneOut(_OfDifferences):
     """RLOO's advantage."""
 
     def advantages(self, values: Tensor) -> Tensor:
         return values - (values.sum() - values) / (len(values) - 1)
 
 
-class Standardised(_ByGroup):
+class Standardised(_OfDifferences):
     """GRPO's advantage."""
 
     def advantages(self, values: Tensor) -> Tensor:
         return (values - values.mean()) / (values.std() + 1e-4)
 
 
-class Ranked(_ByGroup):
+class Ranked(_OfDifferences):
     """Rank in the group, ties in their middle."""
 
     def advantages(self, values: Tensor) -> Tensor:
@@ -300,7 +243,7 @@ class RunningStd:
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         centred = Centred().scale(rewards, weights, group_ids).double()
-        _, scored = _totals(rewards, weights)
+        _, scored = totals(rewards, weights)
         if bool(centred.any()):
             self.square = 0.9 * self.square + 0.1 * float(centred[scored].square().mean())
         return (centred / (self.square**0.5 + 1e-4)).float()
@@ -405,26 +348,13 @@ class History:
         (run.output_dir / f"step-{step}.txt").write_text(f"{self.steps[step]}", encoding="utf-8")
 
 
-class _Lion(torch.optim.Optimizer):
-    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-                parameter.add_(momentum.lerp(parameter.grad, 0.1).sign(), alpha=-group["lr"])
-                momentum.lerp_(parameter.grad, 0.01)
-
-
-class Lion:
+class Lion(Descent):
     """Lion (arXiv 2302.06675) without weight decay."""
 
-    def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-        return _Lion(parameters, learning_rate)
+    def move(self, parameter: Any, group: Any, state: dict[str, Any]) -> None:
+        momentum = state.setdefault("momentum", torch.zeros_like(parameter))
+        parameter.add_(momentum.lerp(parameter.grad, 0.1).sign(), alpha=-group["lr"])
+        momentum.lerp_(parameter.grad, 0.01)
 
 
 class Cosine:

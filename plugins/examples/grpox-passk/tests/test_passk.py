@@ -1,4 +1,4 @@
-"""The advantages, by hand and against every set of k; thresholds, abstentions and small groups."""
+"""The contract of its kind, and the advantages by hand and against every set of k."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from statistics import fmean, pstdev
 import pytest
 import torch
 from grpox.errors import ConfigError
+from grpox.testing import AdvantageConformance
 
 from grpox_passk.advantage import PasskAdvantage, passk_advantages
 from grpox_passk.config import PasskAdvantageConfig
@@ -16,32 +17,44 @@ from grpox_passk.config import PasskAdvantageConfig
 NAN = float("nan")
 
 
-def by_enumeration(right: int, wrong: int, k: int) -> tuple[float, float]:
+def of_sets(passed: list[bool], k: int) -> list[float]:
     """The definition: (reward of a set - mean) / std, averaged over the sets that a completion is in."""
-    rewards = [1.0] * right + [0.0] * wrong
-    sets = list(combinations(range(len(rewards)), k))
-    passed = [max(rewards[place] for place in members) for members in sets]
-    mean, std = fmean(passed), pstdev(passed)
-    if std == 0:
-        return 0.0, 0.0
-    advantages = [(reward - mean) / std for reward in passed]
-
-    def of(place: int) -> float:
-        return fmean(value for value, members in zip(advantages, sets, strict=True) if place in members)
-
-    return of(0), of(len(rewards) - 1)
+    sets = list(combinations(range(len(passed)), k))
+    rewards = [float(any(passed[place] for place in members)) for members in sets]
+    if len(set(rewards)) < 2:
+        return [0.0] * len(passed)
+    mean, std = fmean(rewards), pstdev(rewards)
+    pairs = [((reward - mean) / std, members) for reward, members in zip(rewards, sets, strict=True)]
+    return [fmean(score for score, members in pairs if place in members) for place in range(len(passed))]
 
 
-@pytest.mark.parametrize("completions", range(2, 10))
-def test_it_is_the_mean_over_every_set_that_a_completion_is_in(completions: int) -> None:
+def passk(rewards, weights, groups):
+    """The advantages by sets of a quarter of each group; a completion is right from 0.5 on."""
+    advantages = [0.0] * len(rewards)
+    for group in set(groups):
+        rows = [row for row, other in enumerate(groups) if other == group and set(rewards[row]) != {None}]
+        totals = [sum(w * (r or 0) for w, r in zip(weights, rewards[row], strict=True)) for row in rows]
+        of_rows = of_sets([total >= 0.5 for total in totals], max(1, groups.count(group) // 4))
+        for row, advantage in zip(rows, of_rows, strict=True):
+            advantages[row] = advantage
+    return advantages
+
+
+class TestPasskAdvantage(AdvantageConformance):
+    component = "passk"
+    reference = staticmethod(passk)
+
+
+@pytest.mark.parametrize("size", range(2, 10))
+def test_it_is_the_mean_over_every_set_that_a_completion_is_in(size: int) -> None:
     compared = 0
-    for k in range(1, completions + 1):
-        for right in range(1, completions):
-            expected = by_enumeration(right, completions - right, k)
-            assert passk_advantages(right, completions - right, k) == pytest.approx(expected, abs=1e-12)
-            compared += expected != (0.0, 0.0)
+    for k in range(1, size + 1):
+        for right in range(1, size):
+            first, *_, last = of_sets([place < right for place in range(size)], k)
+            assert passk_advantages(right, size - right, k) == pytest.approx((first, last), abs=1e-12)
+            compared += first != 0
     # It says something: those with fewer than k wrong ones, and sets of the whole group, have no signal.
-    assert compared == sum(completions - k for k in range(1, completions))
+    assert compared == sum(size - k for k in range(1, size))
 
 
 @pytest.mark.parametrize(
@@ -90,23 +103,10 @@ def scaled(
     return scaler.scale(torch.tensor(rewards), torch.tensor(weights), torch.tensor(group_ids)).tolist()
 
 
-def test_groups_are_counted_by_themselves_in_any_order() -> None:
-    # Group 7: one right of four. Group 3: one right of three. 1 of 3 pairs fails, and 1 of 2 with a wrong one.
-    rewards = [[0.0], [1.0], [0.0], [1.0], [0.0], [0.0], [0.0]]
-    advantages = scaled(rewards, [7, 3, 3, 7, 7, 3, 7], k=2)
-    std = (1 / 3 * 2 / 3) ** 0.5
-    right, wrong = (1 / 3) / std, (1 / 3 - 1 / 2) / std
-    assert advantages == pytest.approx([-1 / 3, right, wrong, 1.0, -1 / 3, wrong, -1 / 3])
-
-
 def test_a_completion_is_right_from_the_threshold_on() -> None:
     # 0.5 * 0.5 + 2 * 0.25 = 0.75, and the others less
     rewards = [[0.5, 0.25], [0.4, 0.25], [1.0, 0.0], [-1.0, 0.5]]
     assert scaled(rewards, [0] * 4, (0.5, 2.0), k=2, threshold=0.75) == pytest.approx([1.0] + [-1 / 3] * 3)
-
-
-def test_how_far_a_reward_is_from_the_threshold_does_not_matter() -> None:
-    assert scaled([[9.0], [0.3], [-5.0], [0.0]], [0] * 4, k=2) == pytest.approx([1.0] + [-1 / 3] * 3)
 
 
 @pytest.mark.parametrize(
@@ -117,21 +117,6 @@ def test_a_completion_that_nobody_scored_is_neither_right_nor_in_a_set(
 ) -> None:
     advantages = scaled([[right], [NAN], [wrong], [wrong], [wrong]], [0] * 5, k=2, **params)
     assert advantages == pytest.approx([1.0, 0.0, -1 / 3, -1 / 3, -1 / 3])
-
-
-def test_one_function_that_abstains_adds_nothing() -> None:
-    rewards = [[NAN, 1.0], [0.0, 0.0], [0.0, NAN], [0.0, 0.0]]
-    assert scaled(rewards, [0] * 4, (1.0, 1.0), k=2) == pytest.approx([1.0] + [-1 / 3] * 3)
-
-
-def test_a_group_that_abstentions_leave_too_few_of_is_not_trained_on() -> None:
-    assert scaled([[1.0], [0.0], [NAN], [NAN]], [0] * 4, k=3) == [0.0] * 4
-
-
-def test_by_default_a_set_is_a_quarter_of_the_group() -> None:
-    rewards = [[1.0]] * 3 + [[0.0]] * 13
-    right, wrong = passk_advantages(3, 13, 4)
-    assert scaled(rewards, [0] * 16) == pytest.approx([right] * 3 + [wrong] * 13)
 
 
 @pytest.mark.parametrize("k", [4, 5])

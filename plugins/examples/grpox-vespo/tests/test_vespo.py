@@ -1,4 +1,4 @@
-"""The numbers of loss and correction, worked by hand and TRL's; and the runs that are refused."""
+"""The contracts with the paper's formulas, TRL's numbers, steps by hand, and the runs that are refused."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from grpox.contracts import LossInputs, Reduction
 from grpox.errors import ConfigError
+from grpox.testing import CorrectionConformance, LossConformance
 
 from grpox_vespo.config import VespoCorrectionConfig, VespoLossConfig
 from grpox_vespo.correction import VespoCorrection
@@ -20,7 +21,28 @@ from grpox_vespo.loss import VespoLoss
 NAN = float("nan")
 
 
-def inputs(log_ratios: list[float], weights: list[float], advantage: float, mask: list[int] | None = None):
+def paper(logprobs, old_logprobs, advantages, correction_weights):
+    """The gradient of each token of a sequence: -W^k exp(lambda (1 - W)) A, (k, lambda) by the sign of A."""
+    ratios = (math.exp(new - old) for new, old in zip(logprobs, old_logprobs, strict=True))
+    weight = min(max(math.prod(ratios) * math.prod(correction_weights), 1e-8), math.exp(20))
+    kernels = [weight**k * math.exp(decay * (1 - weight)) for k, decay in ((2.0, 3.0), (3.0, 2.0))]
+    return [-kernels[advantage < 0] * advantage for advantage in advantages]
+
+
+class TestVespoLoss(LossConformance):
+    component = "vespo"
+    reference = staticmethod(paper)
+    reduction = staticmethod(lambda losses: sum(map(sum, losses)) / sum(map(len, losses)))
+
+
+class TestVespoCorrection(CorrectionConformance):
+    component = "vespo"
+    reference = staticmethod(
+        lambda old, sampler: [(math.exp(a - b), True) for a, b in zip(old, sampler, strict=True)]
+    )
+
+
+def inputs(log_ratios: list[float], weights: list[float], advantage: float) -> LossInputs:
     """One sequence in float64, whose old log-probabilities are -1."""
     log_ratio = torch.tensor([log_ratios], dtype=torch.float64)
     old = torch.full_like(log_ratio, -1.0)
@@ -28,40 +50,15 @@ def inputs(log_ratios: list[float], weights: list[float], advantage: float, mask
         logprobs=(old + log_ratio).requires_grad_(),
         old_logprobs=old,
         advantages=torch.full_like(old, advantage),
-        token_mask=torch.ones_like(old).bool() if mask is None else torch.tensor([mask]).bool(),
+        token_mask=torch.ones_like(old).bool(),
         correction_weights=torch.tensor([weights], dtype=torch.float64),
     )
 
 
 def phi(given: LossInputs, **params: float) -> float:
-    """The factor of the sequence, from the gradient of its first unmasked token."""
+    """The factor of the sequence, from the gradient of its first token."""
     VespoLoss(VespoLossConfig(**params)).per_token(given).loss.sum().backward()
-    place = given.token_mask[0].tolist().index(True)
-    return (given.logprobs.grad[0, place] / -given.advantages[0, place]).item()
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "factor"),
-    [
-        (1.0, 1.0, 1.0),
-        (1.0, -1.0, 1.0),
-        (2.0, 1.0, 4 * math.exp(-3)),  # 2^2 exp(3 (1 - 2))
-        (2.0, -1.0, 8 * math.exp(-2)),  # 2^3 exp(2 (1 - 2))
-        (0.5, 1.0, 0.25 * math.exp(1.5)),
-        (0.5, -1.0, 0.125 * math.exp(1)),
-    ],
-)
-def test_the_factor_is_a_gamma_kernel_of_the_weight(ratio, advantage, factor):
-    assert phi(inputs([math.log(ratio)], [1.0], advantage)) == pytest.approx(factor, rel=1e-12)
-
-
-def test_the_weight_is_the_product_of_all_ratios_and_corrections_that_are_not_masked():
-    # 1.25 * 0.8 * 2 * 0.75 = 1.5, where the factor of a negative advantage is largest: k / lambda
-    given = inputs([math.log(1.25), math.log(0.8)], [2.0, 0.75], -1.0)
-    assert phi(given) == pytest.approx(1.5**3 * math.exp(-1), rel=1e-12)
-    # The core hands over 0 at masked positions, R included.
-    given = inputs([9.0, math.log(2)], [0.0, 1.0], 1.0, mask=[0, 1])
-    assert phi(given) == pytest.approx(4 * math.exp(-3))
+    return (given.logprobs.grad[0, 0] / -given.advantages[0, 0]).item()
 
 
 TRL = [  # log-ratios, R, advantage, factor with the defaults, factor with k 1.5 / 2.5 and lambda 2.0 / 0.5
