@@ -11,7 +11,6 @@ from typing import Any
 
 from grpox.errors import ConfigError
 from grpox.errors.formatting import spread
-from grpox.observing.page.buffers import finite
 from grpox.observing.page.comparison import compare
 from grpox.observing.page.data import (
     COMPLETION_CHARACTERS,
@@ -29,6 +28,7 @@ from grpox.observing.page.data import (
 from grpox.observing.page.document import document
 from grpox.observing.page.rows import is_recorded, row_of, tokens_of
 from grpox.observing.page.source import RunSource
+from grpox.observing.record_files import finite
 from grpox.runtime.files import readable, write_atomically
 from grpox.runtime.logs import get_logger
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from grpox.errors import ConfigError, text_of
 from grpox.observing.conversation import speeches
-from grpox.observing.page.buffers import finite, integers
-from grpox.observing.record_files import COMPLETIONS, read_parquet
+from grpox.observing.record_files import COMPLETIONS, finite, read_parquet
 from grpox.observing.token_files import has_tokens, read_tokens
 from grpox.runtime.files import parse_json
 
@@ -100,8 +99,8 @@ def _take(folder: Path, stem: str, rows: Sequence[int]) -> list[dict[str, Any]]:
         raise ConfigError(f"cannot be read as parquet: {text_of(error)}", where=str(path)) from error
     if max(rows) >= len(table):
         return []
-    read: list[dict[str, Any]] = table.take(integers(rows)).to_pylist()
-    return read
+    # Not table.take, which imports pandas.
+    return [table.slice(row, 1).to_pylist()[0] for row in rows]
 
 
 def facts_of(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from grpox.observing.alarms import alarms_in, describe_alarm
 from grpox.observing.early_stop import describe_early_stop
 from grpox.observing.page.columns import Column, MetricsColumns, decimate, plain, window
 from grpox.observing.page.data import CONFIG, FAILURE, METRICS, SUMMARY, VERSIONS, read_json
+from grpox.observing.page.rows import tokens_of
+from grpox.observing.page.search import CompletionSearch
 from grpox.observing.record_files import MOST_STEPS
 from grpox.runfile.yaml_lines import Dumper, read_yaml
 from grpox.runtime.files import read_small, readable
@@ -27,7 +29,6 @@ from grpox.runtime.run_lock import is_locked
 
 if TYPE_CHECKING:
     from grpox.observing.page.columns import Numbers
-    from grpox.observing.page.search import CompletionIndex
 
 SYSTEM = "system"
 """Folder of the machines' measurements; the module that writes it imports torch."""
@@ -48,10 +49,9 @@ class RunSource:
     Args:
         folder: the run's output_dir; it may be empty, or missing until the run begins.
         name: name of the run on the page; default: the folder's.
-        index: the index of its completions; default: one that is built when completions are first asked for.
     """
 
-    def __init__(self, folder: Path, name: str = "", index: CompletionIndex | None = None) -> None:
+    def __init__(self, folder: Path, name: str = "") -> None:
         self.folder = folder.absolute()
         self.name = name or readable(self.folder.name)
         self._metrics = MetricsColumns(self.folder / METRICS)
@@ -59,19 +59,9 @@ class RunSource:
         self._lock = threading.RLock()
         self._config: tuple[Any, str, Mapping[str, Any], str] = (None, "", {}, "")
         self._version: tuple[int, Any] = (0, None)
-        self._index = index
+        self._search = CompletionSearch(self.folder)
         self._unreadable: list[str] = []
         """Faults of the files that the last answer of `run` read."""
-
-    @property
-    def index(self) -> CompletionIndex:
-        """The index of the run's completions, built in the background from the first use on."""
-        with self._lock:
-            if self._index is None:
-                from grpox.observing.page.search import CompletionIndex
-
-                self._index = CompletionIndex(self.folder)
-            return self._index
 
     def read_metrics(self) -> MetricsColumns:
         """Read what is new of the metrics, and return all of them."""
@@ -84,9 +74,8 @@ class RunSource:
         threading.Thread(target=self.phases, name="metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Stop the building of the index."""
-        if self._index is not None:
-            self._index.close()
+        """Stop the search in completions."""
+        self._search.close()
 
     @property
     def status(self) -> str:
@@ -197,8 +186,8 @@ class RunSource:
             return {"step": at, "phases": phases, "history": history}
 
     def completions(self, **query: Any) -> dict[str, Any]:
-        """Search the saved completions: see `grpox.observing.page.search.CompletionIndex.search`."""
-        return self.index.search(**query)
+        """Search the saved completions: see `grpox.observing.page.search.CompletionSearch.search`."""
+        return self._search.search(**query)
 
     def tokens(self, id: str) -> dict[str, Any]:
         """Return the tokens of a completion with their numbers; none where the run did not save them.
@@ -206,8 +195,6 @@ class RunSource:
         Raises:
             ConfigError: no saved completion has this id.
         """
-        from grpox.observing.page.rows import tokens_of
-
         return {"tokens": tokens_of(self.folder, id)}
 
     def _read(self) -> None:
@@ -285,11 +272,9 @@ class RunSource:
     def _problems(self) -> Iterator[str]:
         if self._metrics.generation and not self.folder.exists():
             yield "the run's folder no longer exists: it was removed or renamed"
-        yield from filter(None, [self._metrics.problem, *self._unreadable])
+        yield from filter(None, [self._metrics.problem, *self._unreadable, self._search.problem])
         if lines := list(self._metrics.damaged):
             yield f"{METRICS}: {pluralize(len(lines), 'line')} cannot be read, the first is line {lines[0]}"
-        if self._index is not None and self._index.problem:
-            yield self._index.problem
 
     def _started(self) -> float | None:
         """Return the Unix time at which the first step began, as far as the record tells it."""
@@ -345,8 +330,6 @@ class RunSource:
         state: list[Any] = [self._metrics.generation, self._metrics.position, self.status]
         state += [machine.position for machine in self._machines.values()]
         state += [path.stat().st_mtime_ns if path.exists() else 0 for path in files]
-        if self._index is not None:
-            state += [self._index.count, self._index.is_complete]
         if state != self._version[1]:
             self._version = (self._version[0] + 1, state)
         return self._version[0]

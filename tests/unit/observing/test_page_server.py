@@ -66,8 +66,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     (root / "notes").mkdir()
     (root / "secret.txt").write_text("secret")
     (root / "link").symlink_to(root / "two")
-    with pytest.MonkeyPatch.context() as patch, open_listener() as listener:
-        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+    with open_listener() as listener:
         runs = WatchedRuns([root / "one"])
         server = build_server(runs, TOKEN)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
