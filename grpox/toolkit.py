@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from grpox.observing.alarms import alarms_in, describe_alarm
     from grpox.observing.early_stop import describe_early_stop
     from grpox.observing.page.data import Curve, binned, read_samples
-    from grpox.observing.page.frozen import write_comparison
+    from grpox.observing.page.report import write_comparison
     from grpox.observing.record_files import MetricsLine
     from grpox.policy.adapter_folder import write_adapter
     from grpox.policy.float32_head import has_float32_head
@@ -94,7 +94,7 @@ _HOMES = {
     "grpox.observing.alarms": ("alarms_in", "describe_alarm"),
     "grpox.observing.early_stop": ("describe_early_stop",),
     "grpox.observing.page.data": ("Curve", "binned", "read_samples"),
-    "grpox.observing.page.frozen": ("write_comparison",),
+    "grpox.observing.page.report": ("write_comparison",),
     "grpox.observing.record_files": ("MetricsLine",),
     "grpox.policy.adapter_folder": ("write_adapter",),
     "grpox.policy.float32_head": ("has_float32_head",),

@@ -68,7 +68,7 @@ def watch(
 @contextmanager
 def watching(folder: Path) -> Iterator[None]:
     """Serve the page of a run within the block, in another process; the run goes on if that is not possible."""
-    from grpox.observing.page.beside import serve_beside
+    from grpox.observing.page.server import serve_beside
     from grpox.runtime.child import ChildFailed
 
     served = serve_beside(folder)

@@ -16,7 +16,7 @@ import numpy as np
 
 from grpox.errors import ConfigError, text_of
 from grpox.errors.formatting import pluralize
-from grpox.observing.page.rows import FILE, FOLDER, id_of, prompt_id, read_rows
+from grpox.observing.page.rows import FILE, FOLDER, batch_of, id_of, prompt_id, read_rows
 from grpox.observing.record_files import COMPLETIONS, finite, read_parquet
 from grpox.runtime.logs import get_logger
 
@@ -35,10 +35,12 @@ MOST_ROWS = 500
 """Largest number of rows in an answer."""
 MOST_SCANS = 3
 """Number of texts whose hits are remembered; hits of a million completions take 28 megabytes."""
-WAIT_SECONDS = 0.8
+WAIT_SECONDS = 0.6
 """Seconds that an answer waits for the rest of the files."""
 BATCH_ROWS = 4096
 """Rows that are compared at a time."""
+RELEASE_FILES = 512
+"""Number of files after which memory that reading has left behind goes back to the system."""
 _HIT = np.dtype([("row", "i4"), ("step", "i8"), ("reward", "f8"), ("prompt", "u8")])
 """Row of a completion in its file, its step and reward, and the hash of its prompt."""
 _READ = ("step", "reward", "prompt")
@@ -177,10 +179,12 @@ class _Scan:
         stamps = _stamps(self._folder)
         for stem in [stem for stem, (stamp, _) in self._hits.items() if stamps.get(stem) != stamp]:
             del self._hits[stem]
-        new = sorted(stamps.keys() - self._hits.keys(), key=_order, reverse=self._is_newest_first)
-        for stem in new:
+        new = sorted(stamps.keys() - self._hits.keys(), key=batch_of, reverse=self._is_newest_first)
+        for place, stem in enumerate(new, 1):
             if self.stop.is_set():
                 return
+            if place % RELEASE_FILES == 0 or place == len(new):
+                pyarrow.default_memory_pool().release_unused()
             try:
                 self._hits[stem] = stamps[stem], _read_hits(self._folder / f"{stem}.parquet", self._text)
             except FileNotFoundError:  # a resumed run has removed it
@@ -188,8 +192,6 @@ class _Scan:
             except (OSError, ValueError) as error:
                 logger.debug("%s.parquet cannot be read: %s", stem, text_of(error))
                 self._hits[stem] = stamps[stem], None
-        if new:
-            pyarrow.default_memory_pool().release_unused()
 
     @property
     def problem(self) -> str:
@@ -201,7 +203,7 @@ class _Scan:
     def hits(self) -> dict[str, Hits]:
         """Return the hits in each file that has some, in the order of the run."""
         found = {stem: hits for stem, (_, hits) in self._hits.copy().items() if hits is not None and len(hits)}
-        return {stem: found[stem] for stem in sorted(found, key=_order)}
+        return {stem: found[stem] for stem in sorted(found, key=batch_of)}
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
@@ -217,13 +219,6 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
     except FileNotFoundError:  # no completions yet, or a resumed run has removed a file
         pass
     return stamps
-
-
-def _order(stem: str) -> tuple[int, int]:
-    """Return step and batch: names stop sorting at a million steps."""
-    match = FILE.fullmatch(stem)
-    assert match is not None
-    return int(match[1]), int(match[2] or 1)
 
 
 def _read_hits(path: Path, text: str) -> Hits:

@@ -2,6 +2,11 @@
 
 It listens on 127.0.0.1. Other users of the machine, and pages of other sites in the user's browser, reach that
 address too: every request needs the token, and the name of this machine in its Host header.
+
+    python -m grpox.observing.page.server LIFELINE
+
+serves beside a run, for `grpox train --watch`: a process of its own, of low priority, so that no answer takes
+time from a step. It ends with the run, also when that is killed.
 """
 
 from __future__ import annotations
@@ -14,8 +19,9 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
@@ -23,8 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.errors import ConfigError, GrpoxError, describe, nearest
 from grpox.errors.redaction import redact
-from grpox.observing.page.data import CONFIG, METRICS, VERSIONS
+from grpox.observing.page.data import CONFIG, METRICS, VERSIONS, compare
 from grpox.observing.page.source import RunSource
+from grpox.runtime.child import Child, connect_to_parent
 from grpox.runtime.files import readable
 from grpox.runtime.logs import get_logger
 
@@ -44,6 +51,10 @@ MOST_NEIGHBOURS = 200
 """Largest number of runs beside the given ones that are offered."""
 THREADS = 4
 """Number of requests that are answered at a time."""
+NICE = 10
+"""Lower priority of the process beside a run."""
+STALL = 10.0
+"""Seconds that this process may take to read its message."""
 _LIST_SECONDS = 5.0
 """Seconds for which the list of neighbours stays as it is."""
 _LARGEST = 2**31 - 1
@@ -299,8 +310,6 @@ def _answer(runs: WatchedRuns, request: Request) -> Response:
         if name == "runs":
             return answer(runs.runs())
         if name == "compare":
-            from grpox.observing.page.comparison import compare
-
             return answer(compare({each: runs.source(each).folder for each in query.getlist("run")}))
         if name not in _PARAMETERS:
             return answer({"error": f"there is no answer {name!r}"}, 404)
@@ -393,3 +402,38 @@ def build_server(runs: WatchedRuns, token: str) -> Server:
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(config)
+
+
+@contextmanager
+def serve_beside(folder: Path, port: int = 0) -> Iterator[str]:
+    """Serve a run's page within the block, and yield its address.
+
+    Args:
+        folder: the run's folder; the run may not have begun.
+
+    Raises:
+        OSError: no process can be started, or the port is in use.
+    """
+    token = new_token()
+    with open_listener(port) as listener:
+        number = listener.fileno()
+        child = Child(["-m", __spec__.name], STALL, pass_fds=(number,))
+        address = address_of(listener, token)
+    try:
+        message = {"listener": number, "token": token, "folder": str(folder.absolute())}
+        child.send(json.dumps(message).encode())
+        yield address
+    finally:
+        child.kill()
+
+
+def main() -> None:
+    """Serve the run that the parent process names."""
+    message = json.loads(connect_to_parent().recv_bytes())
+    os.nice(NICE)
+    with socket.socket(fileno=message["listener"]) as listener:
+        serve(listener, message["token"], [Path(message["folder"])])
+
+
+if __name__ == "__main__":
+    main()

@@ -8,27 +8,25 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import yaml
 
-from grpox.errors import ConfigError, text_of
+from grpox.errors import ConfigError
 from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redact, redacted
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.alarms import alarms_in, describe_alarm
 from grpox.observing.early_stop import describe_early_stop
-from grpox.observing.page.columns import Column, MetricsColumns, decimate, plain, window
-from grpox.observing.page.data import CONFIG, FAILURE, METRICS, SUMMARY, VERSIONS, read_json
+from grpox.observing.page.columns import Column, MetricsColumns, Numbers, decimate, plain, window
+from grpox.observing.page.data import CONFIG, FAILURE, METRICS, SUMMARY, VERSIONS, read_config, read_json
 from grpox.observing.page.rows import tokens_of
 from grpox.observing.page.search import CompletionSearch
 from grpox.observing.record_files import MOST_STEPS
-from grpox.runfile.yaml_lines import Dumper, read_yaml
-from grpox.runtime.files import read_small, readable
+from grpox.runfile.yaml_lines import Dumper
+from grpox.runtime.files import readable
 from grpox.runtime.run_lock import is_locked
-
-if TYPE_CHECKING:
-    from grpox.observing.page.columns import Numbers
 
 SYSTEM = "system"
 """Folder of the machines' measurements; the module that writes it imports torch."""
@@ -219,8 +217,6 @@ class RunSource:
 
     def _over_steps(self, machine: MetricsColumns, column: Column) -> tuple[Numbers, Numbers]:
         """Place the measurements of a machine between the steps during which they were taken."""
-        import numpy as np
-
         numbers, values = column.curve()
         measured, moments = machine.times.curve()
         if not len(numbers) or not len(measured):
@@ -236,11 +232,20 @@ class RunSource:
 
     def _read_config(self) -> tuple[str, Mapping[str, Any], str]:
         """Return the config as text without secrets, as data, and what is wrong with the file."""
-        path = self.folder / CONFIG
         with suppress(OSError):
-            stat = path.stat()
-            if self._config[0] != (stat.st_mtime_ns, stat.st_size):
-                self._config = ((stat.st_mtime_ns, stat.st_size), *_config(path))
+            stat = (self.folder / CONFIG).stat()
+            stamp = (stat.st_mtime_ns, stat.st_size)
+            if self._config[0] != stamp:
+                text, problem = "", ""
+                content: Mapping[str, Any] = {}
+                try:
+                    text, content = read_config(self.folder)
+                except ConfigError as error:
+                    problem = f"{CONFIG} {error.problems[0].what}"
+                config = redacted(content)
+                if config != content:  # another program has written secrets into it
+                    text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+                self._config = (stamp, text, config, problem)
         return self._config[1:]
 
     def _mapping(self, name: str) -> Mapping[str, Any]:
@@ -392,21 +397,6 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def _config(path: Path) -> tuple[str, Mapping[str, Any], str]:
-    """Read a config: its text without secrets, its data, and what is wrong with it."""
-    try:
-        text = read_small(path)
-        content = read_yaml(text, str(path)).data
-    except (OSError, ValueError, ConfigError) as error:
-        return "", {}, f"{path.name} cannot be read: {text_of(error)}"
-    if not isinstance(content, dict):
-        return "", {}, f"{path.name} is not a mapping"
-    config = redacted(content)
-    if config != content:  # another program has written secrets into it
-        text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
-    return text, config, ""
-
-
 def _steps(*records: Mapping[str, Any]) -> int | None:
     """Return the planned steps of a run from its summary, versions or config; None if they name none."""
     summary, versions, config = records
@@ -416,8 +406,6 @@ def _steps(*records: Mapping[str, Any]) -> int | None:
 
 def _thinned(curves: Mapping[str, tuple[Numbers, Numbers]]) -> dict[str, tuple[Numbers, Numbers]]:
     """Reduce the curves of all phases to the same steps: those at which their sum is lowest or highest."""
-    import numpy as np
-
     every = np.unique(np.concatenate([np.empty(0), *(steps for steps, _ in curves.values())]))
     total = np.zeros(len(every))
     for steps, seconds in curves.values():
@@ -437,8 +425,6 @@ def _device(measured: Mapping[str, Any]) -> str:
 
 def _describe(name: str, curve: tuple[Numbers, Numbers], is_evaluation: bool) -> dict[str, Any]:
     """Return the entry of a metric in the list of names."""
-    import numpy as np
-
     values = curve[1]
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (math.nan, math.nan)

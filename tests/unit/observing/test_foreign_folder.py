@@ -19,7 +19,7 @@ from grpox.checkpoint.progress import Progress
 from grpox.config import RunConfig
 from grpox.contracts import RunContext
 from grpox.errors import ConfigError, RunFailed
-from grpox.observing.page.frozen import render
+from grpox.observing.page.report import render
 from grpox.observing.page.server import answer
 from grpox.observing.page.source import RunSource
 from grpox.observing.record import LocalRecord, finished, recorded_choices, sync_record

@@ -20,8 +20,14 @@ import pytest
 from support.patience import patient
 from support.watched_runs import append_metrics, metrics_line, write_batch, write_record
 
-from grpox.observing.page.beside import serve_beside
-from grpox.observing.page.server import WatchedRuns, address_of, build_server, new_token, open_listener
+from grpox.observing.page.server import (
+    WatchedRuns,
+    address_of,
+    build_server,
+    new_token,
+    open_listener,
+    serve_beside,
+)
 
 TOKEN = "a-token-that-is-the-same-in-every-process"  # it is in the names of tests
 EVIL = "<script>alert(1)</script>"
@@ -209,7 +215,7 @@ def test_the_server_beside_a_run_ends_with_it(tmp_path: Path) -> None:
 def test_the_server_beside_a_run_ends_when_the_run_is_killed(tmp_path: Path) -> None:
     code = (
         "import pathlib, time\n"
-        "from grpox.observing.page.beside import serve_beside\n"
+        "from grpox.observing.page.server import serve_beside\n"
         f"with serve_beside(pathlib.Path({str(tmp_path)!r})) as address:\n"
         "    print(address, flush=True)\n"
         "    time.sleep(600)\n"

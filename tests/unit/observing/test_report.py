@@ -38,7 +38,7 @@ from grpox.observing.page.data import (
     read_samples,
 )
 from grpox.observing.page.document import document, embed
-from grpox.observing.page.frozen import METRICS_BYTES, TOKENS_BYTES, render, write_comparison, write_report
+from grpox.observing.page.report import METRICS_BYTES, TOKENS_BYTES, render, write_comparison, write_report
 from grpox.observing.page.server import WatchedRuns
 from grpox.observing.page.source import RunSource, number
 from grpox.observing.record import LocalRecord
