@@ -119,12 +119,6 @@ def test_a_record_is_read_back_with_steps_in_order_and_odd_numbers(tmp_path: Pat
     assert (told["status"], told["seconds"]) == ("unfinished", 20.0)
 
 
-def test_half_a_line_at_the_end_is_ignored(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, metrics_line(1, loss=1.0), '{"step": 2, "ti')
-    check_record(folder, RunSource(folder).read_metrics())
-    assert answers_of(folder)["run"]["step"] == 1
-
-
 def test_a_broken_line_in_the_middle_is_named_on_the_page_and_in_a_warning(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, metrics_line(1, loss=1.0), '{"step": 2}\n', metrics_line(3, loss=1.0))
     LOGGED()
@@ -220,15 +214,6 @@ def test_neighbouring_steps_become_one_point_where_there_are_too_many() -> None:
     assert short.steps == [2.0, 4.5]
     assert short.values == pytest.approx([3.0, math.nan], nan_ok=True)
     assert binned(curve, most=5) is curve
-
-
-def test_a_curve_holds_its_values_and_a_gap_where_one_is_not_finite(tmp_path: Path) -> None:
-    values = [0.0, 1.0, 0.5, "inf", 0.25]
-    folder = run_folder(tmp_path, *(metrics_line(step, loss=value) for step, value in enumerate(values, 1)))
-    metrics = answers_of(folder)["metrics"]
-    assert metrics["series"] == {"loss": [[1, 2, 3, 4, 5], [0.0, 1.0, 0.5, None, 0.25]]}
-    (described,) = metrics["names"]
-    assert (described["name"], described["last"], described["not_finite"]) == ("loss", 0.25, 1)
 
 
 def test_a_single_step_and_an_evaluation_without_steps_have_their_curves(tmp_path: Path) -> None:
@@ -574,15 +559,6 @@ def test_the_command_writes_the_page_and_says_where(tmp_path: Path) -> None:
     other = tmp_path / "new" / "page.html"
     assert CliRunner().invoke(cli.app, ["report", str(folder), "--output", str(other)]).output == f"{other}\n"
     assert other.read_text().startswith("<!doctype html>")
-
-
-def test_a_damaged_line_of_metrics_is_a_warning_like_those_of_other_commands(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write("broken\n")
-    done = CliRunner().invoke(cli.app, ["report", str(folder)])
-    assert (done.exit_code, done.stdout) == (0, f"{folder / 'report.html'}\n")
-    assert done.stderr.startswith(f"warning: {folder}: ")
 
 
 def problem_of(*arguments: str) -> Any:
