@@ -24,12 +24,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox.errors import ConfigError, GrpoxError, describe, nearest
 from grpox.errors.redaction import redact
 from grpox.observing.page.data import CONFIG, METRICS, VERSIONS, compare
+from grpox.observing.page.search import CompletionSearch
 from grpox.observing.page.source import RunSource
 from grpox.runtime.child import Child, connect_to_parent
 from grpox.runtime.files import readable
@@ -68,23 +70,11 @@ _HEADERS = (
 )
 
 
-def _text(value: str) -> str:
-    return value
-
-
 def _integer(value: str) -> int:
     number = int(value)
     if abs(number) > _LARGEST:
         raise ValueError
     return number
-
-
-def _position(value: str) -> int:
-    return max(0, int(value))
-
-
-def _points(value: str) -> int:
-    return min(max(_integer(value), 10), 100_000)
 
 
 def _number(value: str) -> float:
@@ -94,30 +84,23 @@ def _number(value: str) -> float:
     return number
 
 
-def _boolean(value: str) -> bool:
-    return {"true": True, "false": False}[value]
-
-
-_PARAMETERS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
-    "run": {},
-    "metrics": {"names": _text, "since": _position, "first": _number, "last": _number, "points": _points}
-    | {"generation": _integer},
-    "phases": {"step": _integer},
-    "completions": {
-        "text": _text,
-        "reward_min": _number,
-        "reward_max": _number,
-        "step_min": _integer,
-        "step_max": _integer,
-        "prompt": _text,
-        "order": _text,
-        "group_by_prompt": _boolean,
-        "offset": _integer,
-        "limit": _integer,
-    },
-    "tokens": {"id": _text},
+_ANSWERS: Mapping[str, Callable[..., Any]] = {
+    "run": RunSource.run,
+    "metrics": RunSource.metrics,
+    "phases": RunSource.phases,
+    "completions": CompletionSearch.search,
+    "tokens": RunSource.tokens,
 }
-"""Answer, a method of `RunSource` -> its parameters, and functions that read them."""
+"""Answer, a method of `RunSource` -> the function that has its parameters."""
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("names", "text", "prompt", "order", "id"), str),
+    **dict.fromkeys(("step", "step_min", "step_max", "offset", "limit", "generation"), _integer),
+    **dict.fromkeys(("first", "last", "reward_min", "reward_max"), _number),
+    "since": lambda value: max(0, int(value)),
+    "points": lambda value: min(max(_integer(value), 10), 100_000),
+    "group_by_prompt": {"true": True, "false": False}.__getitem__,
+}
+"""Parameter -> a function that reads it; raises ValueError or KeyError for a value that is not possible."""
 
 
 class WatchedRuns:
@@ -311,7 +294,7 @@ def _answer(runs: WatchedRuns, request: Request) -> Response:
             return answer(runs.runs())
         if name == "compare":
             return answer(compare({each: runs.source(each).folder for each in query.getlist("run")}))
-        if name not in _PARAMETERS:
+        if name not in _ANSWERS:
             return answer({"error": f"there is no answer {name!r}"}, 404)
         source = runs.source(query.get("run", ""))
         parameters = _read_parameters(name, [pair for pair in query.multi_items() if pair[0] != "run"])
@@ -329,12 +312,12 @@ def _read_parameters(name: str, pairs: Sequence[tuple[str, str]]) -> dict[str, A
     Raises:
         ConfigError: there is no such parameter, or it has no such value.
     """
-    known, read = _PARAMETERS[name], {}
+    known, read = list(signature(_ANSWERS[name]).parameters)[1:], {}
     for key, value in pairs:
         if key not in known:
             raise ConfigError("no such parameter", key, allowed=", ".join(known), nearest=nearest(key, known))
         try:
-            read[key] = known[key](value)
+            read[key] = _READERS[key](value)
         except (ValueError, KeyError) as error:
             raise ConfigError("not a possible value", key, given=value) from error
     if "names" in read:
