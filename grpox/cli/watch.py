@@ -141,7 +141,7 @@ def _folders(runs: Sequence[str]) -> list[Path]:
 
 def find_run(run: str) -> Path | Problem:
     """Return the folder of a run, given by its path or name, or the problem."""
-    from grpox.observing.page.server import is_run
+    from grpox.observing.page.server import is_run, runs_below
     from grpox.runtime.run_lock import is_locked
 
     folder = Path(run)
@@ -150,10 +150,10 @@ def find_run(run: str) -> Path | Problem:
             return folder
         if folder.exists() and not folder.is_dir():
             return Problem("is a file: name the run's folder", "RUN", given=run, nearest=str(folder.parent))
-        if folder.is_dir() and (inside := [str(each) for each in _below(folder, 1)]):
+        if folder.is_dir() and (inside := [str(each) for each in runs_below(folder)]):
             allowed = f"a run's folder: {', '.join(inside[:MOST_NAMED])}"
             return Problem("is not the folder of a run, but has runs in it", "RUN", given=run, allowed=allowed)
-    known = list(_below(Path(), DEPTH))
+    known = list(runs_below(Path(), DEPTH))
     named = [each for each in known if each.name == run]
     if len(named) == 1:
         return named[0]
@@ -163,21 +163,3 @@ def find_run(run: str) -> Path | Problem:
     what = "is not the folder of a run" if os.path.isdir(run) else "no such run here"
     near = nearest(run, sorted({word for each in known for word in (str(each), each.name)}))
     return Problem(what, "RUN", given=run, allowed="folder or name of a run: grpox runs list", nearest=near)
-
-
-def _below(root: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders of runs below a folder; those in a run are not searched."""
-    from grpox.observing.page.server import is_run
-
-    try:
-        with os.scandir(root) as entries:
-            names = sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
-    except OSError:  # a folder that may not be read has no runs to show
-        return
-    for name in names:
-        if name.startswith("."):
-            continue
-        if is_run(root / name):
-            yield root / name
-        elif depth > 1:
-            yield from _below(root / name, depth - 1)

@@ -138,11 +138,6 @@ def has_tokens(folder: Path, step: int, group: int, sample: int, part: int = 1) 
     return _find(folder, (step, part, group, sample)) is not None
 
 
-def recorded_completions(folder: Path) -> set[CompletionKey]:
-    """List the completions whose tokens `read_tokens` finds."""
-    return {key for path in _files_from(folder, 0) for key in _rows(path, path.stat().st_mtime_ns)}
-
-
 def _find(folder: Path, wanted: CompletionKey) -> tuple[Path, int] | None:
     """Return the file with the tokens of a completion, and the row."""
     for path in _files_from(folder, wanted[0]):

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
 from inspect import signature
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,7 @@ class WatchedRuns:
         with self._lock:
             if time.monotonic() - self._listed > _LIST_SECONDS:
                 for parent in dict.fromkeys(folder.parent for folder in self._given):
-                    for folder in _neighbours(parent)[:MOST_NEIGHBOURS]:
+                    for folder in islice(runs_below(parent), MOST_NEIGHBOURS):
                         self._name(folder)
                 self._listed = time.monotonic()
             named = list(self._names.items())
@@ -176,14 +177,23 @@ class WatchedRuns:
             self._names[next(name for name in names if name not in self._names)] = folder
 
 
-def _neighbours(parent: Path) -> list[Path]:
-    """Return the folders of runs in a folder; links, which may lead anywhere, are left out."""
+def runs_below(root: Path, depth: int = 1) -> Iterator[Path]:
+    """Yield the folders of runs below a folder, so many levels deep.
+
+    Those in a run are not searched, nor are links, which may lead anywhere.
+    """
     try:
-        with os.scandir(parent) as entries:
-            folders = [parent / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:  # a folder that may not be read has no runs to offer
-        return []
-    return sorted(folder for folder in folders if not folder.name.startswith(".") and is_run(folder))
+        with os.scandir(root) as entries:
+            names = sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
+    except OSError:  # a folder that may not be read has no runs to show
+        return
+    for name in names:
+        if name.startswith("."):
+            continue
+        if is_run(root / name):
+            yield root / name
+        elif depth > 1:
+            yield from runs_below(root / name, depth - 1)
 
 
 def is_run(folder: Path) -> bool:

@@ -28,6 +28,8 @@ from grpox.runfile.yaml_lines import Dumper
 from grpox.runtime.files import readable
 from grpox.runtime.run_lock import is_locked
 
+Curve = tuple[Numbers, Numbers]
+"""Steps and values."""
 SYSTEM = "system"
 """Folder of the machines' measurements; the module that writes it imports torch."""
 PACE_STEPS = 20
@@ -150,8 +152,7 @@ class RunSource:
             is_same = generation in (None, metrics.generation)
             line = metrics.line_at(since) if is_same and 0 < since <= metrics.position else 0
             series, described = {}, []
-            for name, curve in self._curves(line if line else 0):
-                whole = curve if not line else self._whole(name)
+            for name, whole, curve in self._curves(line):
                 described.append(_describe(name, whole, name in metrics.evaluated))
                 if names is None or name in names:
                     steps, values = decimate(*window(*curve, first, last), points)
@@ -201,21 +202,16 @@ class RunSource:
         for path in sorted((self.folder / SYSTEM).glob("*.jsonl")):
             self._machines.setdefault(path.stem, MetricsColumns(path)).read()
 
-    def _curves(self, line: int) -> Iterator[tuple[str, tuple[Numbers, Numbers]]]:
-        """Yield (name, curve) of each metric from a line on; curves of machines are whole."""
+    def _curves(self, line: int) -> Iterator[tuple[str, Curve, Curve]]:
+        """Yield name, curve, and curve from a line on of each metric; curves of machines are always whole."""
         for name, column in self._metrics.columns.items():
-            yield name, column.curve(line)
+            yield name, column.curve(), column.curve(line)
         for machine in self._machines.values():
             for name, column in machine.columns.items():
-                yield name, self._over_steps(machine, column)
+                curve = self._over_steps(machine, column)
+                yield name, curve, curve
 
-    def _whole(self, name: str) -> tuple[Numbers, Numbers]:
-        if name in self._metrics.columns:
-            return self._metrics.columns[name].curve()
-        machine = next(each for each in self._machines.values() if name in each.columns)
-        return self._over_steps(machine, machine.columns[name])
-
-    def _over_steps(self, machine: MetricsColumns, column: Column) -> tuple[Numbers, Numbers]:
+    def _over_steps(self, machine: MetricsColumns, column: Column) -> Curve:
         """Place the measurements of a machine between the steps during which they were taken."""
         numbers, values = column.curve()
         measured, moments = machine.times.curve()
@@ -404,7 +400,7 @@ def _steps(*records: Mapping[str, Any]) -> int | None:
     return next((steps for steps in known if isinstance(steps, int) and 0 <= steps <= MOST_STEPS), None)
 
 
-def _thinned(curves: Mapping[str, tuple[Numbers, Numbers]]) -> dict[str, tuple[Numbers, Numbers]]:
+def _thinned(curves: Mapping[str, Curve]) -> dict[str, Curve]:
     """Reduce the curves of all phases to the same steps: those at which their sum is lowest or highest."""
     every = np.unique(np.concatenate([np.empty(0), *(steps for steps, _ in curves.values())]))
     total = np.zeros(len(every))
@@ -423,7 +419,7 @@ def _device(measured: Mapping[str, Any]) -> str:
     return pluralize(len(gpus), "GPU") if gpus else "CPU"
 
 
-def _describe(name: str, curve: tuple[Numbers, Numbers], is_evaluation: bool) -> dict[str, Any]:
+def _describe(name: str, curve: Curve, is_evaluation: bool) -> dict[str, Any]:
     """Return the entry of a metric in the list of names."""
     values = curve[1]
     finite = values[np.isfinite(values)]

@@ -11,7 +11,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from grpox.observing.token_files import read_tokens, recorded_completions, token_file, write_tokens
+from grpox.observing.token_files import read_tokens, token_file, write_tokens
 from grpox.policy.batch import TokenRecord
 from grpox.update.token_facts import TokenFacts
 
@@ -89,7 +89,6 @@ def test_a_completion_is_found_by_the_name_of_its_file_whichever_step_trained_on
     assert len(read_tokens(tmp_path, 3, 5, 0)) == 2
     assert read_tokens(tmp_path, 1, 7, 0) == []
     assert read_tokens(tmp_path, 2, 6, 0) == []
-    assert recorded_completions(tmp_path) == {(1, 1, 5, 0), (1, 2, 5, 0), (1, 1, 6, 0), (3, 1, 5, 0)}
 
 
 def test_a_search_ends_at_the_next_generation_batch(tmp_path: Path) -> None:
@@ -97,7 +96,7 @@ def test_a_search_ends_at_the_next_generation_batch(tmp_path: Path) -> None:
     token_file(tmp_path, 4).write_text("no parquet")
     assert read_tokens(tmp_path, 1, 0, 0) == []
     with pytest.raises(pyarrow.ArrowInvalid):
-        recorded_completions(tmp_path)
+        read_tokens(tmp_path, 4, 0, 0)
 
 
 @pytest.mark.parametrize("column", ["special", "id", "mask"])
@@ -112,4 +111,3 @@ def test_an_error_of_tokens_names_their_file(tmp_path: Path, column: str) -> Non
 
 def test_a_run_without_tokens_has_none(tmp_path: Path) -> None:
     assert read_tokens(tmp_path, 1, 0, 0) == []
-    assert recorded_completions(tmp_path) == set()
