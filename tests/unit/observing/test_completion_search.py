@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pytest
 from pyarrow import parquet
 from support.patience import patient
-from support.watched_runs import write_batch, write_record
+from support.watched_runs import record_tokens, token_facts, write_batch, write_record
 
 from grpox.errors import ConfigError
 from grpox.observing.page import search as module
@@ -211,24 +210,15 @@ def test_a_search_imports_neither_torch_nor_pandas(folder: Path) -> None:
 
 def test_tokens_are_found_in_the_file_of_a_step_or_a_later_one(folder: Path, search: CompletionSearch) -> None:
     """The second completion of step 1 was first trained on in step 2."""
-    write_tokens(folder, 1, {"group": 0, "sample": 0}, logprob=[-0.5, None, math.nan])
+    record_tokens(folder, 1, token_facts(ids=(7, 8, 9)))
     assert [row["has_tokens"] for row in search.search()["rows"]] == [True, False, False, False]
-    write_tokens(folder, 2, {"group": 0, "sample": 1}, logprob=[-0.25, None, -0.125])
+    record_tokens(folder, 2, token_facts(sample=1, ids=(1, 2, 3)))
     assert [row["has_tokens"] for row in search.search()["rows"]] == [True, True, False, False]
     source = RunSource(folder)
     tokens = source.tokens(id=FIRST[0])["tokens"]
-    assert [token["logprob"] for token in tokens] == [-0.5, None, None]
+    assert [token["logprob"] for token in tokens] == [0, None, -2]
     assert [token["kind"] for token in tokens] == ["model", "observation", "model"]
-    assert [token["text"] for token in source.tokens(id=FIRST[1])["tokens"]] == ["a", "b", "c"]
+    assert [token["text"] for token in source.tokens(id=FIRST[1])["tokens"]] == ["<1>", "<2>", "<3>"]
     assert source.tokens(id=SECOND[0]) == {"tokens": []}
     (folder / "tokens" / "step_000002.parquet").write_bytes(b"PAR1 rubbish PAR1")
     assert [row["has_tokens"] for row in search.search()["rows"]] == [True, False, False, False]
-
-
-def write_tokens(folder: Path, step: int, of: dict[str, int], logprob: list[float | None]) -> None:
-    """Write a file with the tokens of one completion of step 1."""
-    path = folder / "tokens" / f"step_{step:06d}.parquet"
-    path.parent.mkdir(exist_ok=True)
-    key = {name: [value] for name, value in {"step": 1, "part": 1, **of}.items()}
-    lists = {"text": [["a", "b", "c"]], "logprob": [logprob], "mask": [[1, 0, 1]], "turn": [[0, None, 1]]}
-    parquet.write_table(pyarrow.table(key | lists), path)

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pluggy
 import pytest
 from support.frozen import answers_of, frozen_in
 from support.logs import LOGGED
+from support.watched_runs import record_tokens, token_facts
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
@@ -43,11 +42,8 @@ from grpox.observing.page.server import WatchedRuns
 from grpox.observing.page.source import RunSource, number
 from grpox.observing.record import LocalRecord
 from grpox.observing.record_files import write_completions
-from grpox.observing.token_files import token_file, write_tokens
 from grpox.plugins import hookspecs
 from grpox.plugins.hookspecs import hookimpl
-from grpox.policy.batch import TokenRecord
-from grpox.update.token_facts import TokenFacts
 
 EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }} & <b>4</b>"
 
@@ -365,27 +361,11 @@ def test_the_page_of_long_completions_stays_below_a_megabyte(tmp_path: Path) -> 
 
 
 def tokens_of_step(folder: Path, step: int, samples: Sequence[int], count: int = 3) -> None:
-    """Record the tokens of some samples of group 0, as a training does."""
-    written = np.ones(count, bool)
-    written[1] = False  # an observation
-    numbers = np.arange(count, dtype=np.float32) / 3
-    completions = [
-        TokenFacts(
-            TokenRecord(step, 1, 0, sample, np.where(written, 0, -1).astype(np.int32)),
-            ids=np.arange(count, dtype=np.int32) + sample,
-            is_scored=written,
-            is_counted=written,
-            sampler_logprob=-numbers,
-            advantage=np.full(count, 0.5, np.float32),
-            logprob=-numbers,
-            ratio=numbers + 1,
-            entropy=numbers,
-            correction=np.ones(count, np.float32),
-        )
-        for sample in samples
-    ]
-    texts: Any = SimpleNamespace(of=lambda ids: [f"<{each}>" for each in ids], special=lambda token: None)
-    write_tokens(token_file(folder, step), completions, texts)
+    """Record the tokens of some samples of group 0."""
+    facts = [token_facts(step, sample=each, ids=range(each, each + count)) for each in samples]
+    for fact in facts:
+        fact.sampler_logprob[:] /= 3
+    record_tokens(folder, step, *facts)
 
 
 def run_with_tokens(folder: Path, count: int) -> Path:
@@ -409,7 +389,7 @@ def test_recorded_tokens_are_on_the_page_and_their_completions_too(tmp_path: Pat
     columns = tokens["step_000001:2"]["columns"]
     assert tokens["step_000001:2"]["count"] == 3
     assert (columns["id"], columns["text"]) == ([2, 3, 4], ["<2>", "<3>", "<4>"])
-    assert (columns["logprob"], columns["ratio"]) == ([0.0, None, -0.6667], [1.0, None, 1.667])
+    assert (columns["logprob"], columns["ratio"]) == ([0.0, None, -0.6667], [1.0, None, 3.0])
     assert (columns["kind"], columns["special"]) == (["model", "observation", "model"], None)
     assert len(answers["completions"]["run"]["remark"]) == 2
 
