@@ -159,7 +159,8 @@ def first_paint(server: Server, browser: Browser | None) -> float:
 
 def searches(server: Server, steps: int) -> dict[str, dict[str, Any]]:
     """Return for each search the seconds until its first answer and until its last one, and what it found."""
-    prompt = server.ask("completions", limit=1)["rows"][0]["prompt_id"]
+    while not (rows := server.ask("completions", limit=1)["rows"]):
+        time.sleep(0.2)
     queries: Mapping[str, Mapping[str, Any]] = {
         "everything": {},
         "a common word": {"text": COMMON},
@@ -172,7 +173,7 @@ def searches(server: Server, steps: int) -> dict[str, dict[str, Any]]:
         "the best with a word": {"text": COMMON, "order": "reward", "reward_min": 0.5},
         "by prompt": {"group_by_prompt": "true"},
         "a word by prompt": {"group_by_prompt": "true", "text": "aeion"},
-        "one prompt over the steps": {"prompt": prompt},
+        "one prompt over the steps": {"prompt": rows[0]["prompt_id"]},
     }  # fmt: skip
     found: dict[str, dict[str, Any]] = {}
     for name, query in queries.items():

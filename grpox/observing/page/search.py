@@ -108,17 +108,17 @@ class CompletionSearch:
         window = slice(max(0, offset), max(0, offset) + min(max(0, limit), MOST_ROWS))
         scan, reading = self._follow(text, is_newest_first=order == "-step")
         wait([reading], WAIT_SECONDS)
-        is_complete = reading.done()
+        is_complete = reading.done() and not scan.stop.is_set()
         if is_complete:
             reading.result()
         self.problem = scan.problem
-        found = scan.hits()
+        by_file = scan.hits()
 
         def column(name: str) -> Numbers:
-            return np.concatenate([np.empty(0, _HIT)[name], *(hits[name] for hits in found.values())])
+            return np.concatenate([np.empty(0, _HIT)[name], *(hits[name] for hits in by_file.values())])
 
-        ends = np.cumsum([len(hits) for hits in found.values()])
-        among = np.ones(int(ends[-1]) if found else 0, bool)
+        ends = np.cumsum([len(hits) for hits in by_file.values()])
+        among = np.ones(int(ends[-1]) if by_file else 0, bool)
         for name, low, high in (("step", step_min, step_max), ("reward", reward_min, reward_max)):
             if low is not None:
                 among &= column(name) >= low
@@ -137,10 +137,10 @@ class CompletionSearch:
         else:
             keys = column(order.removeprefix("-"))[places]
             places = places[np.argsort(_keys(keys, order), kind="stable")]
-        ids, stems = [], list(found)
+        ids, stems = [], list(by_file)
         for place in places[window].tolist():
             file = int(np.searchsorted(ends, place, "right"))
-            ids.append(id_of(stems[file], found[stems[file]]["row"][place - ends[file]]))  # from the end
+            ids.append(id_of(stems[file], by_file[stems[file]]["row"][place - ends[file]]))  # from the end
         rows = read_rows(self._folder, ids)
         return {
             "total": len(places),
@@ -202,8 +202,10 @@ class _Scan:
 
     def hits(self) -> dict[str, Hits]:
         """Return the hits in each file that has some, in the order of the run."""
-        found = {stem: hits for stem, (_, hits) in self._hits.copy().items() if hits is not None and len(hits)}
-        return {stem: found[stem] for stem in sorted(found, key=batch_of)}
+        by_file = {
+            stem: hits for stem, (_, hits) in self._hits.copy().items() if hits is not None and len(hits)
+        }
+        return {stem: by_file[stem] for stem in sorted(by_file, key=batch_of)}
 
 
 def _stamps(folder: Path) -> dict[str, tuple[int, int]]:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,6 @@ def test_an_answer_before_all_files_are_read_has_the_first_hits_of_its_order(
 def test_the_text_that_was_not_asked_for_longest_is_no_longer_read(
     search: CompletionSearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WAIT_SECONDS", 0.0)
     goes_on, read = threading.Event(), []
 
     def wait(path: Path, text: str) -> Any:
@@ -165,9 +165,16 @@ def test_the_text_that_was_not_asked_for_longest_is_no_longer_read(
         return np.empty(0, module._HIT)
 
     monkeypatch.setattr(module, "_read_hits", wait)
-    for text in ("a", "b", "c", "d"):
-        search.search(text)
-    goes_on.set()
+    with ThreadPoolExecutor(1) as asks:
+        monkeypatch.setattr(module, "WAIT_SECONDS", patient(60))
+        first = asks.submit(search.search, "a")
+        while not read:
+            time.sleep(0.01)
+        monkeypatch.setattr(module, "WAIT_SECONDS", 0.0)
+        for text in ("b", "c", "d"):
+            search.search(text)
+        goes_on.set()
+        assert first.result()["is_indexed"] is False
     monkeypatch.setattr(module, "WAIT_SECONDS", patient(60))
     search.search("d")
     search.close()
