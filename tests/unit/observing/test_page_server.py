@@ -26,7 +26,6 @@ from grpox.observing.page.server import (
     build_server,
     new_token,
     open_listener,
-    serve_beside,
 )
 
 TOKEN = "a-token-that-is-the-same-in-every-process"  # it is in the names of tests
@@ -200,16 +199,6 @@ def test_a_server_that_is_given_two_runs_of_one_name_tells_them_apart(tmp_path: 
     assert names == ["run", "b/run"]
     assert [runs.source(name).folder for name in names] == folders
     runs.close()
-
-
-def test_the_server_beside_a_run_ends_with_it(tmp_path: Path) -> None:
-    with serve_beside(tmp_path / "later") as address:
-        base, _, token = address.partition("/?token=")
-        port = int(base.rpartition(":")[2])
-        assert get(port, "/api/run", token).json["status"] == "running"
-        assert get(port, "/api/run").status == 401
-    with pytest.raises(ConnectionRefusedError):
-        get(port, "/api/run", token)
 
 
 def test_the_server_beside_a_run_ends_when_the_run_is_killed(tmp_path: Path) -> None:

@@ -154,17 +154,6 @@ def test_numbers_that_json_lacks_are_text(folder: Path) -> None:
     assert "value NaN" in answer["alarms"][0]["text"]
 
 
-def test_damaged_files_are_named_and_do_not_stop_the_page(folder: Path) -> None:
-    (folder / "config.yaml").write_text("a: [")
-    (folder / "summary.json").write_text("{")
-    append_metrics(folder, "rubbish\n", metrics_line(1, {"reward": 1.0}))
-    source = RunSource(folder)
-    problems = source.run()["problems"]
-    assert any(each.startswith("metrics.jsonl: 1 line") and "line 1" in each for each in problems)
-    assert any("config.yaml" in each for each in problems)
-    assert series(source, "reward") == [[1], [1]]
-
-
 def test_values_that_are_not_finite_are_null_and_counted(folder: Path) -> None:
     append_metrics(
         folder, *(metrics_line(step, {"kl": value}) for step, value in enumerate([1.5, "nan", "inf"], 1))

@@ -100,21 +100,6 @@ class Page(HTMLParser):
 # -- Reading a folder ------------------------------------------------------------------------------------
 
 
-def test_a_record_is_read_back_with_steps_in_order_and_odd_numbers(tmp_path: Path) -> None:
-    evaluation = metrics_line(0, "evaluation", accuracy=0.25)
-    steps = [metrics_line(2, loss="nan"), metrics_line(1, loss=1), metrics_line(2, loss="-inf", kl=3)]
-    folder = run_folder(tmp_path, evaluation, *steps)
-    metrics = RunSource(folder).read_metrics()
-    check_record(folder, metrics)
-    read = {name: [each.tolist() for each in column.curve()] for name, column in metrics.columns.items()}
-    # Step 2 was taken again, as after a resume: the later line is the run's.
-    assert read == {
-        "loss": [[1, 2], [1.0, -math.inf]], "kl": [[2], [3.0]], "evaluation/accuracy": [[0], [0.25]]
-    }  # fmt: skip
-    told = answers_of(folder)["run"]
-    assert (told["status"], told["seconds"]) == ("unfinished", 20.0)
-
-
 def test_a_broken_line_in_the_middle_is_named_on_the_page_and_in_a_warning(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, metrics_line(1, loss=1.0), '{"step": 2}\n', metrics_line(3, loss=1.0))
     LOGGED()
@@ -193,13 +178,6 @@ def test_long_texts_are_cut_in_the_middle_and_invisible_characters_shown(tmp_pat
     assert batch.samples[0].prompt == "\\x1b[2J\\u202e\n\tü"
 
 
-def test_what_is_not_parquet_is_told_with_its_path(tmp_path: Path) -> None:
-    run_folder(tmp_path, rollouts=[scored(1.0)])
-    (tmp_path / "completions" / "step_000001.parquet").write_text("no")
-    with pytest.raises(ConfigError, match=r"step_000001.parquet: cannot be read as parquet"):
-        read_samples(tmp_path)
-
-
 # -- Curves ----------------------------------------------------------------------------------------------
 
 
@@ -212,10 +190,7 @@ def test_neighbouring_steps_become_one_point_where_there_are_too_many() -> None:
     assert binned(curve, most=5) is curve
 
 
-def test_a_single_step_and_an_evaluation_without_steps_have_their_curves(tmp_path: Path) -> None:
-    one = answers_of(run_folder(tmp_path / "a", metrics_line(1, time__update=2.0, loss=0.0)))
-    assert one["metrics"]["series"] == {"time/update": [[1], [2.0]], "loss": [[1], [0.0]]}
-    assert one["phases"]["phases"] == [["update", 2.0]]
+def test_an_evaluation_without_steps_has_its_curve(tmp_path: Path) -> None:
     none = answers_of(run_folder(tmp_path / "b", metrics_line(0, "evaluation", accuracy=0.5)))
     assert none["metrics"]["series"] == {"evaluation/accuracy": [[0], [0.5]]}
     assert ["steps", "0", "of the optimizer"] in none["run"]["tiles"]
