@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +47,7 @@ def watch(
       grpox watch runs/first runs/second --port 8321 --no-browser
       grpox train quickstart --watch      the page of a run, as long as it trains
     """
-    from grpox.observing.page.server import address_of, new_token, open_listener
+    from grpox.observing.page.server import address_of, new_token, open_listener, serve
 
     folders = _folders(runs)
     try:
@@ -60,8 +60,6 @@ def watch(
         print_address(address)
         if not no_browser:
             open_browser(address)
-        from grpox.observing.page.server import serve
-
         serve(listener, address.rpartition("=")[2], folders)
 
 
@@ -71,18 +69,14 @@ def watching(folder: Path) -> Iterator[None]:
     from grpox.observing.page.server import serve_beside
     from grpox.runtime.child import ChildFailed
 
-    served = serve_beside(folder)
-    try:
-        address = served.__enter__()
-    except (OSError, ChildFailed) as error:
-        warn(f"--watch: the page cannot be served: {describe(error)}")
+    with ExitStack() as served:
+        try:
+            address = served.enter_context(serve_beside(folder))
+        except (OSError, ChildFailed) as error:
+            warn(f"--watch: the page cannot be served: {describe(error)}")
+        else:
+            print_address(address)
         yield
-        return
-    try:
-        print_address(address)
-        yield
-    finally:
-        served.__exit__(None, None, None)
 
 
 def print_address(address: str) -> None:
@@ -127,16 +121,10 @@ def suppress_interrupt() -> Iterator[None]:
 
 def _folders(runs: Sequence[str]) -> list[Path]:
     """Return the folders of runs; raises ConfigError with a problem for each that is none."""
-    folders, problems = [], []
-    for run in runs:
-        match = find_run(run)
-        if isinstance(match, Problem):
-            problems.append(match)
-        else:
-            folders.append(match)
-    if problems:
+    matches = [find_run(run) for run in runs]
+    if problems := [match for match in matches if isinstance(match, Problem)]:
         raise ConfigError(problems)
-    return folders
+    return [match for match in matches if isinstance(match, Path)]
 
 
 def find_run(run: str) -> Path | Problem:

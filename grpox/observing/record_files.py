@@ -232,8 +232,8 @@ def _call(result: ToolResult) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> str:
-    """Write plain values as JSON."""
-    return _encodable(json.dumps(without_nan(value), ensure_ascii=False))
+    """Write a value as JSON; what JSON lacks, such as a date, as its text."""
+    return _encodable(json.dumps(without_nan(value), ensure_ascii=False, default=str))
 
 
 def _encodable(text: str) -> str:
@@ -255,12 +255,7 @@ def _extra_column(values: list[Any]) -> pyarrow.Array:
 
 def _data_column(values: list[Any]) -> pyarrow.Array:
     """Return a column of the data: text, numbers and booleans unchanged, lists and mappings as JSON."""
-    return _extra_column([_json_of(value) if isinstance(value, list | dict) else value for value in values])
-
-
-def _json_of(value: Any) -> str:
-    """Write a value of the data as JSON; what JSON lacks, such as a date, as its text."""
-    return _encodable(json.dumps(without_nan(value), ensure_ascii=False, default=str))
+    return _extra_column([as_json(value) if isinstance(value, list | dict) else value for value in values])
 
 
 class MetricsFile:
