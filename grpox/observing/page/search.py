@@ -141,12 +141,18 @@ class CompletionSearch:
         for place in places[window].tolist():
             file = int(np.searchsorted(ends, place, "right"))
             ids.append(id_of(stems[file], by_file[stems[file]]["row"][place - ends[file]]))  # from the end
-        rows = read_rows(self._folder, ids)
+        rows = {row["id"]: row for row in read_rows(self._folder, ids)}
+        if group_by_prompt:  # text and data of a completion of each prompt, and the prompt's numbers
+            rows = {
+                id: {name: rows[id][name] for name in ("prompt_id", "prompt", "data")} | numbers
+                for id, numbers in zip(ids, prompts[window], strict=True)
+                if id in rows
+            }
         return {
             "total": len(places),
             "is_indexed": is_complete,
             "message": self.problem,
-            "rows": _of_prompts(rows, ids, prompts[window]) if group_by_prompt else rows,
+            "rows": list(rows.values()),
             "history": history,
         }
 
@@ -294,15 +300,3 @@ def _by_prompt(
     rows = zip(*(each[shown].tolist() for each in (counts, first, last, *means)), strict=True)
     names = ("count", "first_step", "last_step", "reward_first", "reward_last")
     return starts[shown], [dict(zip(names, map(finite, row), strict=True)) for row in rows]
-
-
-def _of_prompts(
-    rows: list[dict[str, Any]], ids: list[str], prompts: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return the rows of prompts: text and data of a completion of each, and the prompt's numbers."""
-    samples = {row["id"]: row for row in rows}
-    return [
-        {name: samples[id][name] for name in ("prompt_id", "prompt", "data")} | numbers
-        for id, numbers in zip(ids, prompts, strict=True)
-        if id in samples
-    ]
