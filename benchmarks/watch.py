@@ -2,15 +2,14 @@
 
 Writes the folder of a run that never was, with words drawn at random, and starts the command on it. A headless
 Chromium opens the address; without one, the time is that of the first complete answers. Searches are requests
-to the server, each sent twice; the slowest counts. The memory is the highest of the server's process, with the
-pages of files that it has mapped.
+to the server, repeated until all files are read; the slowest counts. The memory is the highest of the server's
+process.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -99,11 +98,10 @@ def make_run(folder: Path, steps: int, completions: int) -> int:
 class Server:
     """The command on a run's folder, from its start on; its highest memory is followed."""
 
-    def __init__(self, folder: Path, cache: Path) -> None:
-        environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
+    def __init__(self, folder: Path) -> None:
         started = time.perf_counter()
         self._process = subprocess.Popen(
-            [GRPOX, "watch", str(folder), "--no-browser"], env=environment, stdout=subprocess.PIPE, text=True
+            [GRPOX, "watch", str(folder), "--no-browser"], stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None
         self.address = self._process.stdout.readline().strip()
@@ -135,8 +133,8 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, cache: Path) -> Iterator[Server]:
-    server = Server(folder, cache)
+def serving(folder: Path) -> Iterator[Server]:
+    server = Server(folder)
     try:
         yield server
     finally:
@@ -160,8 +158,9 @@ def first_paint(server: Server, browser: Browser | None) -> float:
 
 
 def searches(server: Server, steps: int) -> dict[str, dict[str, Any]]:
-    """Return the seconds of each search, twice, and what it found."""
-    prompt = server.ask("completions", limit=1)["rows"][0]["prompt_id"]
+    """Return for each search the seconds until its first answer and until its last one, and what it found."""
+    while not (rows := server.ask("completions", limit=1)["rows"]):
+        time.sleep(0.2)
     queries: Mapping[str, Mapping[str, Any]] = {
         "everything": {},
         "a common word": {"text": COMMON},
@@ -174,20 +173,17 @@ def searches(server: Server, steps: int) -> dict[str, dict[str, Any]]:
         "the best with a word": {"text": COMMON, "order": "reward", "reward_min": 0.5},
         "by prompt": {"group_by_prompt": "true"},
         "a word by prompt": {"group_by_prompt": "true", "text": "aeion"},
-        "one prompt over the steps": {"prompt": prompt},
+        "one prompt over the steps": {"prompt": rows[0]["prompt_id"]},
     }  # fmt: skip
     found: dict[str, dict[str, Any]] = {}
     for name, query in queries.items():
-        seconds = []
-        for again in range(2):
-            started = time.perf_counter()
-            # The second is another query: the server keeps results for their next pages.
-            answer = server.ask(
-                "completions",
-                **query,
-                **({"step_max": 10 * steps} if again and "step_max" not in query else {}),
-            )
-            seconds.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        answer = server.ask("completions", **query)
+        first = time.perf_counter() - started
+        while not answer["is_indexed"]:
+            time.sleep(0.2)
+            answer = server.ask("completions", **query)
+        seconds = (first, time.perf_counter() - started)
         found[name] = {"seconds": [round(each, 3) for each in seconds], "total": answer["total"]}
     return found
 
@@ -214,7 +210,7 @@ def main() -> None:
         "completions_mb": round(size / 1e6),
         **result,
     }
-    for key in ("first_line_s", "first_paint_s", "first_paint_again_s", "search_s", "index_s", "peak_mib"):
+    for key in ("first_line_s", "first_paint_s", "first_hits_s", "search_s", "peak_mib"):
         print(f"{key:20} {result[key]}")
     for what, search in result["searches"].items():
         print(f"{what:26} {search['total']:>9} {search['seconds'][0]:7.3f} s {search['seconds'][1]:7.3f} s")
@@ -222,33 +218,18 @@ def main() -> None:
 
 
 def measure(root: Path, steps: int, browser: Browser | None) -> dict[str, Any]:
-    """Serve the run until its index is built, search, and serve it again with the index that is there."""
-    with serving(root / "run", root / "cache") as server:
+    """Serve the run, open its page, and search."""
+    with serving(root / "run") as server:
         painted = first_paint(server, browser)
-        started = time.perf_counter()
-        while not (answer := server.ask("completions", limit=1))["is_indexed"]:
-            time.sleep(0.5)
-        waited = time.perf_counter() - started
         found = searches(server, steps)
         peak, first_line = server.peak, server.first_line_s
-    with serving(root / "run", root / "cache") as server:
-        again = first_paint(server, browser)
-        started = time.perf_counter()
-        while not server.ask("completions", limit=1)["is_indexed"]:
-            time.sleep(0.05)
-        ready = time.perf_counter() - started
-        peak = max(peak, server.peak)
-    index = sum(path.stat().st_size for path in (root / "cache").rglob("*") if path.is_file())
+    first, whole = (max(search["seconds"][place] for search in found.values()) for place in (0, 1))
     return {
         "first_line_s": round(first_line, 2),
         "first_paint_s": round(painted, 2),
-        "first_paint_again_s": round(again, 2),
         "first_paint_is_of": "the first answers" if browser is None else "the curves in Chromium",
-        "search_s": max(max(search["seconds"]) for search in found.values()),
-        "index_s": answer["index_s"],
-        "index_waited_s": round(waited, 1),
-        "index_again_s": round(ready, 2),
-        "index_mb": round(index / 1e6),
+        "first_hits_s": first,
+        "search_s": whole,
         "peak_mib": round(peak / 2**20),
         "searches": found,
     }

@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # for trackers
 
 if TYPE_CHECKING:  # for commands
     from grpox.config.inputs import dtype_on as dtype_on
-    from grpox.observing.page.frozen import write_comparison as write_comparison
+    from grpox.observing.page.report import write_comparison as write_comparison
     from grpox.runfile.load import load_run as load_run
     from grpox.runfile.paths import input_path as input_path
     from grpox.runfile.paths import model_problems as model_problems

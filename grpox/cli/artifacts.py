@@ -70,7 +70,7 @@ def report(
       grpox report runs/quickstart
       grpox report runs/quickstart --output quick.html
     """
-    from grpox.observing.page.frozen import write_report
+    from grpox.observing.page.report import write_report
     from grpox.runtime.files import readable
 
     with _file_errors_as_config_errors(run_dir):

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -47,7 +47,7 @@ def watch(
       grpox watch runs/first runs/second --port 8321 --no-browser
       grpox train quickstart --watch      the page of a run, as long as it trains
     """
-    from grpox.observing.page.server import address_of, new_token, open_listener
+    from grpox.observing.page.server import address_of, new_token, open_listener, serve
 
     folders = _folders(runs)
     try:
@@ -60,29 +60,23 @@ def watch(
         print_address(address)
         if not no_browser:
             open_browser(address)
-        from grpox.observing.page.server import serve
-
         serve(listener, address.rpartition("=")[2], folders)
 
 
 @contextmanager
 def watching(folder: Path) -> Iterator[None]:
     """Serve the page of a run within the block, in another process; the run goes on if that is not possible."""
-    from grpox.observing.page.beside import serve_beside
+    from grpox.observing.page.server import serve_beside
     from grpox.runtime.child import ChildFailed
 
-    served = serve_beside(folder)
-    try:
-        address = served.__enter__()
-    except (OSError, ChildFailed) as error:
-        warn(f"--watch: the page cannot be served: {describe(error)}")
+    with ExitStack() as served:
+        try:
+            address = served.enter_context(serve_beside(folder))
+        except (OSError, ChildFailed) as error:
+            warn(f"--watch: the page cannot be served: {describe(error)}")
+        else:
+            print_address(address)
         yield
-        return
-    try:
-        print_address(address)
-        yield
-    finally:
-        served.__exit__(None, None, None)
 
 
 def print_address(address: str) -> None:
@@ -127,21 +121,15 @@ def suppress_interrupt() -> Iterator[None]:
 
 def _folders(runs: Sequence[str]) -> list[Path]:
     """Return the folders of runs; raises ConfigError with a problem for each that is none."""
-    folders, problems = [], []
-    for run in runs:
-        match = find_run(run)
-        if isinstance(match, Problem):
-            problems.append(match)
-        else:
-            folders.append(match)
-    if problems:
+    matches = [find_run(run) for run in runs]
+    if problems := [match for match in matches if isinstance(match, Problem)]:
         raise ConfigError(problems)
-    return folders
+    return [match for match in matches if isinstance(match, Path)]
 
 
 def find_run(run: str) -> Path | Problem:
     """Return the folder of a run, given by its path or name, or the problem."""
-    from grpox.observing.page.server import is_run
+    from grpox.observing.page.server import is_run, runs_below
     from grpox.runtime.run_lock import is_locked
 
     folder = Path(run)
@@ -150,10 +138,10 @@ def find_run(run: str) -> Path | Problem:
             return folder
         if folder.exists() and not folder.is_dir():
             return Problem("is a file: name the run's folder", "RUN", given=run, nearest=str(folder.parent))
-        if folder.is_dir() and (inside := [str(each) for each in _below(folder, 1)]):
+        if folder.is_dir() and (inside := [str(each) for each in runs_below(folder)]):
             allowed = f"a run's folder: {', '.join(inside[:MOST_NAMED])}"
             return Problem("is not the folder of a run, but has runs in it", "RUN", given=run, allowed=allowed)
-    known = list(_below(Path(), DEPTH))
+    known = list(runs_below(Path(), DEPTH))
     named = [each for each in known if each.name == run]
     if len(named) == 1:
         return named[0]
@@ -163,21 +151,3 @@ def find_run(run: str) -> Path | Problem:
     what = "is not the folder of a run" if os.path.isdir(run) else "no such run here"
     near = nearest(run, sorted({word for each in known for word in (str(each), each.name)}))
     return Problem(what, "RUN", given=run, allowed="folder or name of a run: grpox runs list", nearest=near)
-
-
-def _below(root: Path, depth: int) -> Iterator[Path]:
-    """Yield the folders of runs below a folder; those in a run are not searched."""
-    from grpox.observing.page.server import is_run
-
-    try:
-        with os.scandir(root) as entries:
-            names = sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
-    except OSError:  # a folder that may not be read has no runs to show
-        return
-    for name in names:
-        if name.startswith("."):
-            continue
-        if is_run(root / name):
-            yield root / name
-        elif depth > 1:
-            yield from _below(root / name, depth - 1)

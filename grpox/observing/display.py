@@ -326,6 +326,6 @@ class RunReport:
 
     def _write(self, run: RunContext) -> None:
         # Imported here because it takes half a second.
-        from grpox.observing.page.frozen import write_report
+        from grpox.observing.page.report import write_report
 
         logger.info("report: %s", escaped(str(write_report(run.output_dir))))

@@ -163,51 +163,38 @@ def machine_metrics(folder: Path, every: float, world: World) -> Iterator[None]:
     numbers = list(dict.fromkeys(machines))
     node = f"node_{numbers.index(machines[world.rank])}"
     prefix = PREFIX if len(numbers) == 1 else f"{PREFIX}{node}/"
-    sampler = MachineSampler(folder / FOLDER / f"{node}.jsonl", prefix, every)
-    sampler.start()
+    over = threading.Event()
+    arguments = (folder.absolute() / FOLDER / f"{node}.jsonl", prefix, every, over)
+    thread = threading.Thread(target=_sample, args=arguments, name="machine-metrics", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        sampler.stop()
+        over.set()
+        thread.join(every + 10)
 
 
-class MachineSampler(threading.Thread):
-    """A thread that appends measurements to a file, the last one when it is stopped.
+def _sample(path: Path, prefix: str, every: float, over: threading.Event) -> None:
+    """Append measurements to a file until the run is over, and then a last one: even a short run has one.
 
     Measurements that do not fit on a full disk are dropped. `step` continues from the lines of an earlier
     process.
     """
-
-    def __init__(self, path: Path, prefix: str, every: float) -> None:
-        super().__init__(name="machine-metrics", daemon=True)
-        self._path, self._prefix, self._every = path.absolute(), prefix, every
-        self._stop_requested = threading.Event()
-        self._lines: int | None = None
-
-    def stop(self) -> None:
-        """End after a last measurement, so that even a short run has one."""
-        self._stop_requested.set()
-        self.join(self._every + 10)
-
-    def run(self) -> None:
-        # Created in this thread: psutil remembers the last call of each thread.
-        readings = Readings(self._path.parent)
-        while not self._stop_requested.wait(self._every):
-            self._append(readings)
-        self._append(readings)
-
-    def _append(self, readings: Readings) -> None:
-        values = {f"{self._prefix}{name}": round(value, 1) for name, value in readings.take().items()}
+    # Created in this thread: psutil remembers the last call of each thread.
+    readings, lines, is_last = Readings(path.parent), None, False
+    while not is_last:
+        is_last = over.wait(every)
+        values = {f"{prefix}{name}": round(value, 1) for name, value in readings.take().items()}
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a+b") as file:
-                if self._lines is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a+b") as file:
+                if lines is None:
                     # Created only after the record of an earlier run has been moved away.
                     file.seek(0)
-                    self._lines = sum(1 for _ in file)
-                line = {"step": self._lines, "time": time.time(), "metrics": values}
+                    lines = sum(1 for _ in file)
+                line = {"step": lines, "time": time.time(), "metrics": values}
                 file.write(json.dumps(line).encode() + b"\n")
-            self._lines += 1
+            lines += 1
 
 
 def _machine() -> str:

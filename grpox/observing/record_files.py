@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,14 +74,17 @@ _OPTIONAL = {"model_length": "int64", **dict.fromkeys(("turns", "messages", "rol
 
 
 def read_parquet(
-    path: Path, needed: Mapping[str, Any], types: Mapping[str, Any] = _OPTIONAL, only_needed: bool = False
+    path: Path,
+    needed: Mapping[str, Any],
+    types: Mapping[str, Any] = _OPTIONAL,
+    columns: Collection[str] | None = None,
 ) -> pyarrow.Table:
     """Read a parquet file of a run, without threads; raises OSError or ValueError for what no run writes.
 
     Args:
         needed: columns with a value in each row -> their types.
         types: types of other columns; those of rewards are numbers.
-        only_needed: True leaves the other columns out.
+        columns: those of `needed` that are read; None: all columns of the file.
     """
     import pyarrow
     from pyarrow import parquet
@@ -91,9 +95,11 @@ def read_parquet(
             groups = (file.metadata.row_group(place) for place in range(file.num_row_groups))
             if sum(group.total_byte_size for group in groups) > MOST_CONTENT:
                 raise ValueError(f"unpacks to more than {format_bytes(MOST_CONTENT)}")
-            table = file.read(columns=list(needed) if only_needed else None, use_threads=False)
+            names = file.schema_arrow.names
+            table = file.read(columns=None if columns is None else list(columns), use_threads=False)
         for name in needed:
-            if table.column_names.count(name) != 1 or table[name].null_count:
+            is_read = columns is None or name in columns
+            if names.count(name) != 1 or (is_read and table[name].null_count):
                 raise ValueError(f"column {name!r} is missing, or has no value in some rows")
         rewards = {name: "float64" for name in table.column_names if name.startswith("rewards/")}
         kinds = {**rewards, **types, **needed}
@@ -103,6 +109,11 @@ def read_parquet(
         if isinstance(error, ValueError):
             raise
         raise ValueError(text_of(error)) from error
+
+
+def finite(value: Any) -> Any:
+    """Replace a number that JSON lacks by None."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class CompletionFiles:
@@ -221,8 +232,8 @@ def _call(result: ToolResult) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> str:
-    """Write plain values as JSON."""
-    return _encodable(json.dumps(without_nan(value), ensure_ascii=False))
+    """Write a value as JSON; what JSON lacks, such as a date, as its text."""
+    return _encodable(json.dumps(without_nan(value), ensure_ascii=False, default=str))
 
 
 def _encodable(text: str) -> str:
@@ -244,12 +255,7 @@ def _extra_column(values: list[Any]) -> pyarrow.Array:
 
 def _data_column(values: list[Any]) -> pyarrow.Array:
     """Return a column of the data: text, numbers and booleans unchanged, lists and mappings as JSON."""
-    return _extra_column([_json_of(value) if isinstance(value, list | dict) else value for value in values])
-
-
-def _json_of(value: Any) -> str:
-    """Write a value of the data as JSON; what JSON lacks, such as a date, as its text."""
-    return _encodable(json.dumps(without_nan(value), ensure_ascii=False, default=str))
+    return _extra_column([as_json(value) if isinstance(value, list | dict) else value for value in values])
 
 
 class MetricsFile:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grpox.observing.record_files import read_parquet
+from grpox.observing.record_files import finite, read_parquet
 from grpox.runtime.files import atomic_path
 
 if TYPE_CHECKING:
@@ -139,11 +138,6 @@ def has_tokens(folder: Path, step: int, group: int, sample: int, part: int = 1) 
     return _find(folder, (step, part, group, sample)) is not None
 
 
-def recorded_completions(folder: Path) -> set[CompletionKey]:
-    """List the completions whose tokens `read_tokens` finds."""
-    return {key for path in _files_from(folder, 0) for key in _rows(path, path.stat().st_mtime_ns)}
-
-
 def _find(folder: Path, wanted: CompletionKey) -> tuple[Path, int] | None:
     """Return the file with the tokens of a completion, and the row."""
     for path in _files_from(folder, wanted[0]):
@@ -182,7 +176,7 @@ def _read(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
 
     keys = dict.fromkeys(KEY, "int64")
     if columns is not None:
-        return read_parquet(path, keys, only_needed=True)
+        return read_parquet(path, keys, columns=columns)
     lists = {"string": ("text", "special"), "float64": NUMBERS, "int64": ("id", "mask", "turn")}
     types = {name: list_(type_for_alias(kind)) for kind, names in lists.items() for name in names}
     return read_parquet(path, {**keys, "text": types["text"], "turn": types["turn"]}, types)
@@ -193,12 +187,7 @@ def _tokens(row: dict[str, Any]) -> list[dict[str, Any]]:
     columns = zip(*(row[name] or () for name in names), strict=True)
     tokens = [dict(zip(names, values, strict=True)) for values in columns]
     return [
-        {name: _finite(value) for name, value in token.items()}
+        {name: finite(value) for name, value in token.items()}
         | {"kind": "observation" if token["turn"] is None else "model"}
         for token in tokens
     ]
-
-
-def _finite(value: Any) -> Any:
-    """Replace a number that JSON lacks by None."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

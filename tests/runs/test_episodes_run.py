@@ -17,7 +17,7 @@ from support.killing import assert_same, kill, recorded, start, wait_for_steps
 from transformers import AutoTokenizer
 
 from grpox.observing.page.data import read_samples
-from grpox.observing.token_files import read_tokens, recorded_completions
+from grpox.observing.token_files import has_tokens, read_tokens
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[1] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
@@ -65,11 +65,11 @@ def test_episodes_of_two_turns_are_trained_on_by_turn(grpox: GrpoxCommand, folde
     metrics = [json.loads(line)["metrics"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     lengths = [each["completions/max_length"] for each in metrics if "completions/max_length" in each]
     assert max(lengths) <= 4  # of the model; the environment's three tokens are none of its length
-    keys = [key for key in recorded_completions(run) if key[0] == 1]
-    assert len(keys) == 8
     of_key = {(row["group"], row["sample"]): row for row in first}
+    keys = [key for key in of_key if has_tokens(run, 1, *key)]
+    assert len(keys) == 8
     for key in keys:
-        row, tokens = of_key[key[2:]], read_tokens(run, 1, *key[2:])
+        row, tokens = of_key[key], read_tokens(run, 1, *key)
         assert "".join(token["text"] for token in tokens) == row["completion"]
         turns = [range(turn["start"], turn["end"]) for turn in json.loads(row["turns"])]
         for place, token in enumerate(tokens):

@@ -19,7 +19,7 @@ from support.patience import patient
 from support.services import end_group
 
 from grpox.contracts import Episode, Rollout, ScoredRollout, Turn
-from grpox.observing.page.frozen import write_comparison, write_report
+from grpox.observing.page.report import write_comparison, write_report
 from grpox.observing.record_files import write_completions
 from grpox.observing.token_files import token_file, write_tokens
 from grpox.policy.batch import TokenRecord

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from grpox.observing.page.frozen import render
+from grpox.observing.page.report import render
 
 
 def frozen_in(html: str) -> dict[str, Any]:

@@ -6,19 +6,16 @@ import errno
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from grpox.observing.record_files import MetricsLine
 from grpox.runtime.files import open_regular
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[np.float64]
+Numbers = NDArray[np.float64]
 
 PIECE = 1 << 20
 """Bytes that are read at a time: a part of a second of parsing."""
@@ -28,60 +25,44 @@ _TAIL = 64
 """Bytes before the position that tell whether the file is still the one that was read."""
 
 
-@dataclass
-class Rows:
-    """The values of those lines that have the same metrics, in the order of the file."""
-
-    width: int
-    """Number of metrics."""
-    steps: array[float] = field(default_factory=lambda: array("d"))
-    lines: array[int] = field(default_factory=lambda: array("q"))
-    """Number of each line in the file."""
-    values: array[float] = field(default_factory=lambda: array("d"))
-    """`width` values of each line."""
-
-
-@dataclass
 class Column:
-    """The values of one metric: a place in some `Rows`, with others if lines have different metrics."""
+    """The values of one metric.
 
-    parts: list[tuple[Rows, int]] = field(default_factory=list)
+    Args:
+        steps: step of each line of the file, which grows.
+    """
+
+    def __init__(self, steps: array[float]) -> None:
+        self._steps = steps
+        self._lines: array[int] = array("i")  # place in `steps` of each value
+        self._values: array[float] = array("d")
+
+    def append(self, line: int, value: float) -> None:
+        """Add the value of a line."""
+        self._lines.append(line)
+        self._values.append(value)
 
     @property
     def first(self) -> float:
         """The value of the first line."""
-        rows, place = min(self.parts, key=lambda part: part[0].lines[0])
-        return rows.values[place]
+        return self._values[0]
 
     @property
     def last(self) -> float:
         """The value of the last line."""
-        rows, place = max(self.parts, key=lambda part: part[0].lines[-1])
-        return rows.values[place - rows.width]
+        return self._values[-1]
 
     def curve(self, line: int = 0) -> tuple[Numbers, Numbers]:
         """Return steps and values from a line on: steps ascend, and of a repeated one the last value counts."""
-        import numpy as np
-
-        parts = [(rows, bisect_left(rows.lines, line), place) for rows, place in self.parts]
+        start = bisect_left(self._lines, line)
         # Copies: an array cannot grow while numpy sees it.
-        steps = np.concatenate([np.empty(0), *(np.array(rows.steps[start:]) for rows, start, _ in parts)])
-        values = np.concatenate([np.empty(0), *(_values(rows, start, place) for rows, start, place in parts)])
-        if len(parts) > 1:
-            order = np.argsort(np.concatenate([np.array(rows.lines[start:]) for rows, start, _ in parts]))
-            steps, values = steps[order], values[order]
+        steps, values = np.array(self._steps)[self._lines[start:]], np.array(self._values[start:])
         if not np.any(steps[1:] <= steps[:-1]):
             return steps, values
         order = np.argsort(steps, kind="stable")  # a resumed run, or a full disk
         steps, values = steps[order], values[order]
         is_last = np.append(steps[1:] != steps[:-1], True)
         return steps[is_last], values[is_last]
-
-
-def _values(rows: Rows, start: int, place: int) -> Numbers:
-    import numpy as np
-
-    return np.frombuffer(rows.values).reshape(-1, rows.width)[start:, place].copy()
 
 
 class MetricsColumns:
@@ -106,8 +87,8 @@ class MetricsColumns:
         """Name -> values; those of evaluations are below ``evaluation/``."""
         self.evaluated: set[str] = set()
         """Names in `columns` that evaluations logged."""
-        self._times = Rows(1)
-        self.times = Column([(self._times, 0)])
+        self._steps: array[float] = array("d")  # of each line; NaN for one that is no metrics
+        self.times = Column(self._steps)
         """Unix seconds of each optimizer step."""
         self.damaged: dict[int, str] = {}
         """Number, from 1, of each line that is no metrics -> what is wrong with it."""
@@ -117,7 +98,6 @@ class MetricsColumns:
         """Last optimizer step."""
         self.seconds = 0.0
         """Seconds of all steps and of the evaluations between them, without pauses before a resume."""
-        self._rows: dict[tuple[object, ...], Rows] = {}  # by kind and names
         self._ends: array[int] = array("q")
         self._tail = b""
 
@@ -157,6 +137,7 @@ class MetricsColumns:
         for line in text[:end].split(b"\n")[:-1]:
             self.position += len(line) + 1
             self._ends.append(self.position)
+            self._steps.append(math.nan)
             if line.strip():
                 self._take(line, len(self._ends))
         if end:
@@ -178,25 +159,16 @@ class MetricsColumns:
         self.ended = parsed.time
         if not parsed.is_evaluation:
             self.step = parsed.step
-            self._append(self._times, parsed.step, number, (parsed.time,))
+            self.times.append(number - 1, parsed.time)
+        self._steps[-1] = parsed.step
         # Most of the time of a long run's page is spent here.
-        rows = self._rows.get((parsed.is_evaluation, *parsed.values))
-        self._append(
-            self._begin_rows(parsed) if rows is None else rows, parsed.step, number, parsed.values.values()
-        )
-
-    def _append(self, rows: Rows, step: int, number: int, values: Iterable[float]) -> None:
-        rows.steps.append(step)
-        rows.lines.append(number - 1)
-        rows.values.extend(values)
-
-    def _begin_rows(self, line: MetricsLine) -> Rows:
-        rows = self._rows[line.is_evaluation, *line.values] = Rows(len(line.values))
-        for place, name in enumerate(line.named_values):
-            if line.is_evaluation and name not in self.columns:
-                self.evaluated.add(name)
-            self.columns.setdefault(name, Column()).parts.append((rows, place))
-        return rows
+        for name, value in parsed.named_values.items():
+            column = self.columns.get(name)
+            if column is None:
+                column = self.columns[name] = Column(self._steps)
+                if parsed.is_evaluation:
+                    self.evaluated.add(name)
+            column.append(number - 1, value)
 
 
 def decimate(steps: Numbers, values: Numbers, points: int) -> tuple[Numbers, Numbers]:
@@ -204,8 +176,6 @@ def decimate(steps: Numbers, values: Numbers, points: int) -> tuple[Numbers, Num
 
     The first and the last point stay. A piece without a finite value keeps one point that is not finite.
     """
-    import numpy as np
-
     count = len(steps)
     if count <= max(points, 4):
         return steps, values
@@ -226,8 +196,6 @@ def decimate(steps: Numbers, values: Numbers, points: int) -> tuple[Numbers, Num
 
 def window(steps: Numbers, values: Numbers, first: float | None, last: float | None) -> tuple[Numbers, Numbers]:
     """Cut a curve to the steps from `first` to `last`, both included."""
-    import numpy as np
-
     start = 0 if first is None else int(np.searchsorted(steps, first, "left"))
     stop = len(steps) if last is None else int(np.searchsorted(steps, last, "right"))
     return steps[start:stop], values[start:stop]

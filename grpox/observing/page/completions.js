@@ -63,8 +63,9 @@ function tellCount(answer, noun) {
 async function lookForNewer() {
   if (!found.isLoaded || FROZEN) return;
   const answer = await ask("completions", { ...query(), offset: 0, limit: 1 });
-  if (found.rows.length === 0 && answer.total > 0) return search();
-  if (found.known.is_indexed === false && answer.is_indexed !== false) {
+  const isRead = found.known.is_indexed === false && answer.is_indexed !== false;
+  if (found.rows.length === 0 && answer.total > 0 || isRead && found.offset <= PAGE) return search();
+  if (isRead) {
     found.known = answer;
     tellCount({ ...answer, total: answer.total }, byId("group").checked && !found.prompt ? "prompt" : "completion");
   }

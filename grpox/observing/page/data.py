@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from grpox.errors import ConfigError, brief, nearest, text_of, visible
+from grpox.errors import ConfigError, brief, nearest, visible
 from grpox.errors.formatting import spread
+from grpox.errors.redaction import redacted
 from grpox.observing.alarms import FILE as ALARMS
-from grpox.observing.conversation import Speech, ends, speeches
+from grpox.observing.conversation import Speech, ends
 from grpox.observing.page.columns import MetricsColumns
-from grpox.observing.page.rows import below, facts_of, is_recorded, items_of
-from grpox.observing.record_files import COMPLETIONS, LAST_TIME, MOST_STEPS, read_parquet
-from grpox.runfile.yaml_lines import read_yaml
+from grpox.observing.page.rows import FILE, FOLDER, batch_of, is_recorded, read_batch, row_of
+from grpox.observing.record_files import LAST_TIME, MOST_STEPS
+from grpox.runfile.yaml_lines import leaves, read_yaml
 from grpox.runtime.files import parse_json, read_small
 
 METRICS, CONFIG, VERSIONS = "metrics.jsonl", "config.yaml", "versions.json"
 SUMMARY, FAILURE = "summary.json", "failure.json"
+OWN_KEYS = ("output_dir",)
+"""Keys in which runs differ by nature."""
 MOST_NAMED = 8
 """Largest number of runs that a message names if RUN_DIR is their parent folder."""
 
@@ -68,6 +71,25 @@ def read_config(folder: Path) -> tuple[str, Mapping[str, Any]]:
     path = folder / CONFIG
     text = _read_text(path)
     return text, _mapping(read_yaml(text, str(path)).data, path) if text else {}
+
+
+def compare(folders: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the keys of the configs that differ, with a value for each run; None where a run lacks the key.
+
+    Args:
+        folders: name on the page -> the run's folder.
+
+    Raises:
+        ConfigError: a config cannot be read.
+    """
+    configs = [dict(leaves(redacted(read_config(folder)[1]))) for folder in folders.values()]
+    keys = dict.fromkeys(key for config in configs for key in config if key not in OWN_KEYS)
+    rows = [[key, [_written(config[key]) if key in config else None for config in configs]] for key in keys]
+    return {"runs": list(folders), "keys": [row for row in rows if len(set(row[1])) > 1]}
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def check_folder(folder: Path) -> None:
@@ -165,22 +187,25 @@ class SampledBatch:
     """Numbers of one generation batch, and the rows of its file that are shown."""
 
     label: str
-    folder: Path
-    """The run's folder."""
-    stem: str
-    """Name of the file without its ending."""
     total: int
     """Number of completions in the whole batch."""
     best: float
     worst: float
     """Highest and lowest reward of the whole batch; NaN if no completion was scored."""
     mean: float
-    rows: Sequence[tuple[int, Mapping[str, Any]]]
-    """Place in the file and values of each row, the best reward first."""
+    rows: Sequence[Mapping[str, Any]]
+    """Shown rows in the form of the page, the best reward first."""
 
     @property
     def samples(self) -> list[Sample]:
-        return [_sample(values) for _, values in self.rows]
+        return [_sample(row) for row in self.rows]
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    values: dict[str, Any] = {field.name: row[field.name] for field in fields(Sample) if field.name in row}
+    for name in ("reward", "advantage"):
+        values[name] = math.nan if row[name] is None else row[name]
+    return Sample(**values, conversation=[Speech(*speech) for speech in row["messages"]])
 
 
 def read_samples(folder: Path, recorded: int = 0) -> tuple[list[SampledBatch], int]:
@@ -193,68 +218,46 @@ def read_samples(folder: Path, recorded: int = 0) -> tuple[list[SampledBatch], i
     Raises:
         ConfigError: a file of completions cannot be read.
     """
-    files = []
-    for path in (folder / "completions").glob("step_*.parquet"):
-        if name := re.fullmatch(r"step_(\d+)(?:_(\d+))?", path.stem):
-            files.append((int(name[1]), int(name[2] or 1), path))
-    files.sort()  # in the order of the run: names stop sorting at a million steps
-    places = spread(len(files), MOST_BATCHES)
-    return [_read_batch(*files[place], recorded=recorded) for place in places], len(files)
+    paths = (folder / FOLDER).glob("step_*.parquet")
+    stems = sorted((path.stem for path in paths if FILE.fullmatch(path.stem)), key=batch_of)
+    places = spread(len(stems), MOST_BATCHES)
+    return [_sample_batch(folder, stems[place], recorded) for place in places], len(stems)
 
 
-def _read_batch(step: int, part: int, path: Path, recorded: int) -> SampledBatch:
-    try:
-        rows: list[dict[str, Any]] = read_parquet(path, COMPLETIONS).to_pylist()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot be read as parquet: {text_of(error)}", where=str(path)) from error
+def _sample_batch(folder: Path, stem: str, recorded: int) -> SampledBatch:
+    step, part = batch_of(stem)
+    rows: list[dict[str, Any]] = read_batch(folder, stem).to_pylist()
     ranked = sorted(enumerate(rows), key=lambda row: (math.isnan(row[1]["reward"]), -row[1]["reward"]))
     rewards = [row["reward"] for row in rows if not math.isnan(row["reward"])]
-    run, shown = path.parent.parent, set(spread(len(ranked), MOST_SAMPLES))
+    shown = set(spread(len(ranked), MOST_SAMPLES))
     if recorded:
-        known = [place for place, (_, values) in enumerate(ranked) if is_recorded(run, path.stem, values)]
+        known = [place for place, (_, values) in enumerate(ranked) if is_recorded(folder, stem, values)]
         shown |= {known[place] for place in spread(len(known), recorded)}
     return SampledBatch(
         label=f"step {step}" if part == 1 else f"step {step}, batch {part}",
-        folder=run,
-        stem=path.stem,
         total=len(rows),
         best=max(rewards, default=math.nan),
         worst=min(rewards, default=math.nan),
         mean=sum(rewards) / len(rewards) if rewards else math.nan,
-        rows=[ranked[place] for place in sorted(shown)],
+        rows=[_cut_row(row_of(folder, stem, *ranked[place])) for place in sorted(shown)],
     )
 
 
-def _sample(row: Mapping[str, Any]) -> Sample:
-    return Sample(
-        prompt=cut_text(row["prompt"], PROMPT_CHARACTERS),
-        completion=cut_text(row["completion"], COMPLETION_CHARACTERS),
-        reward=row["reward"],
-        advantage=row["advantage"],
-        rewards=below(row, "rewards/"),
-        data=_cut_texts(below(row, "data/")),
-        extra=_cut_texts({**below(row, "extra/"), **facts_of(row)}),
-        group=row["group"],
-        tokens=row.get("model_length", row["completion_length"]),
-        finish_reason=row["finish_reason"],
-        turns=len(items_of(row.get("turns"))),
-        conversation=cut_conversation(row),
-    )
-
-
-def _cut_texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: cut_text(str(value), EXTRA_CHARACTERS) for name, value in values.items() if value is not None}
-
-
-def cut_conversation(row: Mapping[str, Any]) -> list[Speech]:
-    """Return what the messages of a row say; empty for a single one, which is the completion itself."""
-    said = speeches([message for message in items_of(row.get("messages")) if isinstance(message, Mapping)])
-    if len(said) < 2:
-        return []
-    first, left_out, last = ends(said, MOST_MESSAGES)
-    between = [Speech("", f"[... {left_out} messages ...]")] if left_out else []
-    cut = [*first, *between, *last]
-    return [Speech(cut_text(who, EXTRA_CHARACTERS), cut_text(text, MESSAGE_CHARACTERS)) for who, text in cut]
+def _cut_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Cut the long texts of a row of the page; a single message, which is the completion itself, goes."""
+    first, left_out, last = ends(row["messages"] if len(row["messages"]) > 1 else [], MOST_MESSAGES)
+    between = [("", f"[... {left_out} messages ...]")] if left_out else []
+    return {
+        **row,
+        "prompt": cut_text(row["prompt"], PROMPT_CHARACTERS),
+        "completion": cut_text(row["completion"], COMPLETION_CHARACTERS),
+        "messages": [
+            [cut_text(who, EXTRA_CHARACTERS), cut_text(text, MESSAGE_CHARACTERS)]
+            for who, text in (*first, *between, *last)
+        ],
+        "data": {name: cut_text(value, EXTRA_CHARACTERS) for name, value in row["data"].items()},
+        "extra": {name: cut_text(value, EXTRA_CHARACTERS) for name, value in row["extra"].items()},
+    }
 
 
 def cut_text(text: str, most: int) -> str:

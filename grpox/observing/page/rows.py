@@ -10,14 +10,16 @@ import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpox.errors import ConfigError, text_of
 from grpox.observing.conversation import speeches
-from grpox.observing.page.buffers import finite, integers
-from grpox.observing.record_files import COMPLETIONS, read_parquet
+from grpox.observing.record_files import COMPLETIONS, finite, read_parquet
 from grpox.observing.token_files import has_tokens, read_tokens
 from grpox.runtime.files import parse_json
+
+if TYPE_CHECKING:
+    import pyarrow
 
 FOLDER = "completions"
 """Folder with the files of completions in a run's folder."""
@@ -52,8 +54,7 @@ def read_rows(folder: Path, ids: Sequence[str]) -> list[dict[str, Any]]:
     read: dict[str, dict[str, Any]] = {}
     for stem, rows in wanted.items():
         for row, values in zip(rows, _take(folder, stem, rows), strict=False):
-            shown = row_of(stem, row, values)
-            read[shown["id"]] = shown | {"has_tokens": is_recorded(folder, stem, values)}
+            read[id_of(stem, row)] = row_of(folder, stem, row, values)
     return [read[each] for each in ids if each in read]
 
 
@@ -89,29 +90,37 @@ def _parts(id: str) -> tuple[str, int]:
     return match[1], int(match[4])
 
 
-def _take(folder: Path, stem: str, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Read rows of a file, without threads; empty if the file is gone or has become shorter."""
+def batch_of(stem: str) -> tuple[int, int]:
+    """Return the step and the number of the batch in the name of a file of completions, which sort by time."""
+    match = FILE.fullmatch(stem)
+    assert match is not None
+    return int(match[1]), int(match[2] or 1)
+
+
+def read_batch(folder: Path, stem: str) -> pyarrow.Table:
+    """Read a file of completions; raises ConfigError for one that cannot be read."""
     path = folder / FOLDER / f"{stem}.parquet"
     try:
-        table = read_parquet(path, COMPLETIONS)
-    except FileNotFoundError:
-        return []
+        return read_parquet(path, COMPLETIONS)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot be read as parquet: {text_of(error)}", where=str(path)) from error
+
+
+def _take(folder: Path, stem: str, rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Read rows of a file, without threads; empty if the file is gone or has become shorter."""
+    if not (folder / FOLDER / f"{stem}.parquet").exists():
+        return []
+    table = read_batch(folder, stem)
     if max(rows) >= len(table):
         return []
-    read: list[dict[str, Any]] = table.take(integers(rows)).to_pylist()
-    return read
+    # Not table.take, which imports pandas.
+    return [table.slice(row, 1).to_pylist()[0] for row in rows]
 
 
-def facts_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Name what the generator and the environment said of a completion."""
-    return {name: values[column] for column, name in _FACTS.items() if values.get(column) not in (None, "{}")}
-
-
-def row_of(stem: str, row: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of the file in the form of the page, as without tokens."""
-    extra = below(values, "extra/") | facts_of(values)
+def row_of(folder: Path, stem: str, row: int, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of a file in the form of the page."""
+    facts = {name: values[column] for column, name in _FACTS.items() if values.get(column) not in (None, "{}")}
+    messages = [message for message in _items_of(values.get("messages")) if isinstance(message, Mapping)]
     return {
         "id": id_of(stem, row),
         "step": values["step"],
@@ -124,20 +133,19 @@ def row_of(stem: str, row: int, values: Mapping[str, Any]) -> dict[str, Any]:
         "advantage": finite(values["advantage"]),
         "rewards": {label: finite(value) for label, value in below(values, "rewards/").items()},
         "data": _texts(below(values, "data/")),
-        "extra": _texts(extra),
+        "extra": _texts(below(values, "extra/") | facts),
         "finish_reason": values["finish_reason"],
         "tokens": values.get("model_length", values["completion_length"]),
-        "turns": len(items_of(values.get("turns"))),
-        "messages": [list(each) for each in speeches(_mappings(values.get("messages")))],
-        "has_tokens": False,
+        "turns": len(_items_of(values.get("turns"))),
+        "messages": [list(each) for each in speeches(messages)],
+        "has_tokens": is_recorded(folder, stem, values),
     }
 
 
 def _key(stem: str, values: Mapping[str, Any]) -> tuple[int, int, int, int]:
     """Return the arguments of `read_tokens` behind the folder."""
-    match = FILE.fullmatch(stem)
-    assert match is not None
-    return int(match[1]), values["group"], values["sample"], int(match[2] or 1)
+    step, part = batch_of(stem)
+    return step, values["group"], values["sample"], part
 
 
 def below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -149,14 +157,10 @@ def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def items_of(text: str | None) -> list[Any]:
+def _items_of(text: str | None) -> list[Any]:
     """Read a column of JSON; anything but a list counts as empty."""
     try:
         value = parse_json(text or "[]")
     except ValueError:
         return []
     return value if isinstance(value, list) else []
-
-
-def _mappings(text: str | None) -> list[Mapping[str, Any]]:
-    return [each for each in items_of(text) if isinstance(each, Mapping)]

@@ -2,6 +2,11 @@
 
 It listens on 127.0.0.1. Other users of the machine, and pages of other sites in the user's browser, reach that
 address too: every request needs the token, and the name of this machine in its Host header.
+
+    python -m grpox.observing.page.server LIFELINE
+
+serves beside a run, for `grpox train --watch`: a process of its own, of low priority, so that no answer takes
+time from a step. It ends with the run, also when that is killed.
 """
 
 from __future__ import annotations
@@ -14,17 +19,22 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from hashlib import sha256
 from http.cookies import CookieError, SimpleCookie
+from inspect import signature
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpox.errors import ConfigError, GrpoxError, describe, nearest
 from grpox.errors.redaction import redact
-from grpox.observing.page.data import CONFIG, METRICS, VERSIONS
+from grpox.observing.page.data import CONFIG, METRICS, VERSIONS, compare
+from grpox.observing.page.search import CompletionSearch
 from grpox.observing.page.source import RunSource
+from grpox.runtime.child import Child, connect_to_parent
 from grpox.runtime.files import readable
 from grpox.runtime.logs import get_logger
 
@@ -44,6 +54,10 @@ MOST_NEIGHBOURS = 200
 """Largest number of runs beside the given ones that are offered."""
 THREADS = 4
 """Number of requests that are answered at a time."""
+NICE = 10
+"""Lower priority of the process beside a run."""
+STALL = 10.0
+"""Seconds that this process may take to read its message."""
 _LIST_SECONDS = 5.0
 """Seconds for which the list of neighbours stays as it is."""
 _LARGEST = 2**31 - 1
@@ -57,23 +71,11 @@ _HEADERS = (
 )
 
 
-def _text(value: str) -> str:
-    return value
-
-
 def _integer(value: str) -> int:
     number = int(value)
     if abs(number) > _LARGEST:
         raise ValueError
     return number
-
-
-def _position(value: str) -> int:
-    return max(0, int(value))
-
-
-def _points(value: str) -> int:
-    return min(max(_integer(value), 10), 100_000)
 
 
 def _number(value: str) -> float:
@@ -83,30 +85,23 @@ def _number(value: str) -> float:
     return number
 
 
-def _boolean(value: str) -> bool:
-    return {"true": True, "false": False}[value]
-
-
-_PARAMETERS: Mapping[str, Mapping[str, Callable[[str], Any]]] = {
-    "run": {},
-    "metrics": {"names": _text, "since": _position, "first": _number, "last": _number, "points": _points}
-    | {"generation": _integer},
-    "phases": {"step": _integer},
-    "completions": {
-        "text": _text,
-        "reward_min": _number,
-        "reward_max": _number,
-        "step_min": _integer,
-        "step_max": _integer,
-        "prompt": _text,
-        "order": _text,
-        "group_by_prompt": _boolean,
-        "offset": _integer,
-        "limit": _integer,
-    },
-    "tokens": {"id": _text},
+_ANSWERS: Mapping[str, Callable[..., Any]] = {
+    "run": RunSource.run,
+    "metrics": RunSource.metrics,
+    "phases": RunSource.phases,
+    "completions": CompletionSearch.search,
+    "tokens": RunSource.tokens,
 }
-"""Answer, a method of `RunSource` -> its parameters, and functions that read them."""
+"""Answer, a method of `RunSource` -> the function that has its parameters."""
+_READERS: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("names", "text", "prompt", "order", "id"), str),
+    **dict.fromkeys(("step", "step_min", "step_max", "offset", "limit", "generation"), _integer),
+    **dict.fromkeys(("first", "last", "reward_min", "reward_max"), _number),
+    "since": lambda value: max(0, int(value)),
+    "points": lambda value: min(max(_integer(value), 10), 100_000),
+    "group_by_prompt": {"true": True, "false": False}.__getitem__,
+}
+"""Parameter -> a function that reads it; raises ValueError or KeyError for a value that is not possible."""
 
 
 class WatchedRuns:
@@ -132,7 +127,7 @@ class WatchedRuns:
         with self._lock:
             if time.monotonic() - self._listed > _LIST_SECONDS:
                 for parent in dict.fromkeys(folder.parent for folder in self._given):
-                    for folder in _neighbours(parent)[:MOST_NEIGHBOURS]:
+                    for folder in islice(runs_below(parent), MOST_NEIGHBOURS):
                         self._name(folder)
                 self._listed = time.monotonic()
             named = list(self._names.items())
@@ -182,14 +177,23 @@ class WatchedRuns:
             self._names[next(name for name in names if name not in self._names)] = folder
 
 
-def _neighbours(parent: Path) -> list[Path]:
-    """Return the folders of runs in a folder; links, which may lead anywhere, are left out."""
+def runs_below(root: Path, depth: int = 1) -> Iterator[Path]:
+    """Yield the folders of runs below a folder, so many levels deep.
+
+    Those in a run are not searched, nor are links, which may lead anywhere.
+    """
     try:
-        with os.scandir(parent) as entries:
-            folders = [parent / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:  # a folder that may not be read has no runs to offer
-        return []
-    return sorted(folder for folder in folders if not folder.name.startswith(".") and is_run(folder))
+        with os.scandir(root) as entries:
+            names = sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
+    except OSError:  # a folder that may not be read has no runs to show
+        return
+    for name in names:
+        if name.startswith("."):
+            continue
+        if is_run(root / name):
+            yield root / name
+        elif depth > 1:
+            yield from runs_below(root / name, depth - 1)
 
 
 def is_run(folder: Path) -> bool:
@@ -299,10 +303,8 @@ def _answer(runs: WatchedRuns, request: Request) -> Response:
         if name == "runs":
             return answer(runs.runs())
         if name == "compare":
-            from grpox.observing.page.comparison import compare
-
             return answer(compare({each: runs.source(each).folder for each in query.getlist("run")}))
-        if name not in _PARAMETERS:
+        if name not in _ANSWERS:
             return answer({"error": f"there is no answer {name!r}"}, 404)
         source = runs.source(query.get("run", ""))
         parameters = _read_parameters(name, [pair for pair in query.multi_items() if pair[0] != "run"])
@@ -320,12 +322,12 @@ def _read_parameters(name: str, pairs: Sequence[tuple[str, str]]) -> dict[str, A
     Raises:
         ConfigError: there is no such parameter, or it has no such value.
     """
-    known, read = _PARAMETERS[name], {}
+    known, read = list(signature(_ANSWERS[name]).parameters)[1:], {}
     for key, value in pairs:
         if key not in known:
             raise ConfigError("no such parameter", key, allowed=", ".join(known), nearest=nearest(key, known))
         try:
-            read[key] = known[key](value)
+            read[key] = _READERS[key](value)
         except (ValueError, KeyError) as error:
             raise ConfigError("not a possible value", key, given=value) from error
     if "names" in read:
@@ -393,3 +395,38 @@ def build_server(runs: WatchedRuns, token: str) -> Server:
         timeout_graceful_shutdown=1,
     )
     return uvicorn.Server(config)
+
+
+@contextmanager
+def serve_beside(folder: Path, port: int = 0) -> Iterator[str]:
+    """Serve a run's page within the block, and yield its address.
+
+    Args:
+        folder: the run's folder; the run may not have begun.
+
+    Raises:
+        OSError: no process can be started, or the port is in use.
+    """
+    token = new_token()
+    with open_listener(port) as listener:
+        number = listener.fileno()
+        child = Child(["-m", __spec__.name], STALL, pass_fds=(number,))
+        address = address_of(listener, token)
+    try:
+        message = {"listener": number, "token": token, "folder": str(folder.absolute())}
+        child.send(json.dumps(message).encode())
+        yield address
+    finally:
+        child.kill()
+
+
+def main() -> None:
+    """Serve the run that the parent process names."""
+    message = json.loads(connect_to_parent().recv_bytes())
+    os.nice(NICE)
+    with socket.socket(fileno=message["listener"]) as listener:
+        serve(listener, message["token"], [Path(message["folder"])])
+
+
+if __name__ == "__main__":
+    main()

@@ -8,27 +8,28 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import yaml
 
-from grpox.errors import ConfigError, text_of
+from grpox.errors import ConfigError
 from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redact, redacted
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.alarms import alarms_in, describe_alarm
 from grpox.observing.early_stop import describe_early_stop
-from grpox.observing.page.columns import Column, MetricsColumns, decimate, plain, window
-from grpox.observing.page.data import CONFIG, FAILURE, METRICS, SUMMARY, VERSIONS, read_json
+from grpox.observing.page.columns import Column, MetricsColumns, Numbers, decimate, plain, window
+from grpox.observing.page.data import CONFIG, FAILURE, METRICS, SUMMARY, VERSIONS, read_config, read_json
+from grpox.observing.page.rows import tokens_of
+from grpox.observing.page.search import CompletionSearch
 from grpox.observing.record_files import MOST_STEPS
-from grpox.runfile.yaml_lines import Dumper, read_yaml
-from grpox.runtime.files import read_small, readable
+from grpox.runfile.yaml_lines import Dumper
+from grpox.runtime.files import readable
 from grpox.runtime.run_lock import is_locked
 
-if TYPE_CHECKING:
-    from grpox.observing.page.columns import Numbers
-    from grpox.observing.page.search import CompletionIndex
-
+Curve = tuple[Numbers, Numbers]
+"""Steps and values."""
 SYSTEM = "system"
 """Folder of the machines' measurements; the module that writes it imports torch."""
 PACE_STEPS = 20
@@ -48,10 +49,9 @@ class RunSource:
     Args:
         folder: the run's output_dir; it may be empty, or missing until the run begins.
         name: name of the run on the page; default: the folder's.
-        index: the index of its completions; default: one that is built when completions are first asked for.
     """
 
-    def __init__(self, folder: Path, name: str = "", index: CompletionIndex | None = None) -> None:
+    def __init__(self, folder: Path, name: str = "") -> None:
         self.folder = folder.absolute()
         self.name = name or readable(self.folder.name)
         self._metrics = MetricsColumns(self.folder / METRICS)
@@ -59,19 +59,9 @@ class RunSource:
         self._lock = threading.RLock()
         self._config: tuple[Any, str, Mapping[str, Any], str] = (None, "", {}, "")
         self._version: tuple[int, Any] = (0, None)
-        self._index = index
+        self._search = CompletionSearch(self.folder)
         self._unreadable: list[str] = []
         """Faults of the files that the last answer of `run` read."""
-
-    @property
-    def index(self) -> CompletionIndex:
-        """The index of the run's completions, built in the background from the first use on."""
-        with self._lock:
-            if self._index is None:
-                from grpox.observing.page.search import CompletionIndex
-
-                self._index = CompletionIndex(self.folder)
-            return self._index
 
     def read_metrics(self) -> MetricsColumns:
         """Read what is new of the metrics, and return all of them."""
@@ -84,9 +74,8 @@ class RunSource:
         threading.Thread(target=self.phases, name="metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Stop the building of the index."""
-        if self._index is not None:
-            self._index.close()
+        """Stop the search in completions."""
+        self._search.close()
 
     @property
     def status(self) -> str:
@@ -163,8 +152,7 @@ class RunSource:
             is_same = generation in (None, metrics.generation)
             line = metrics.line_at(since) if is_same and 0 < since <= metrics.position else 0
             series, described = {}, []
-            for name, curve in self._curves(line if line else 0):
-                whole = curve if not line else self._whole(name)
+            for name, whole, curve in self._curves(line):
                 described.append(_describe(name, whole, name in metrics.evaluated))
                 if names is None or name in names:
                     steps, values = decimate(*window(*curve, first, last), points)
@@ -197,8 +185,8 @@ class RunSource:
             return {"step": at, "phases": phases, "history": history}
 
     def completions(self, **query: Any) -> dict[str, Any]:
-        """Search the saved completions: see `grpox.observing.page.search.CompletionIndex.search`."""
-        return self.index.search(**query)
+        """Search the saved completions: see `grpox.observing.page.search.CompletionSearch.search`."""
+        return self._search.search(**query)
 
     def tokens(self, id: str) -> dict[str, Any]:
         """Return the tokens of a completion with their numbers; none where the run did not save them.
@@ -206,8 +194,6 @@ class RunSource:
         Raises:
             ConfigError: no saved completion has this id.
         """
-        from grpox.observing.page.rows import tokens_of
-
         return {"tokens": tokens_of(self.folder, id)}
 
     def _read(self) -> None:
@@ -216,24 +202,17 @@ class RunSource:
         for path in sorted((self.folder / SYSTEM).glob("*.jsonl")):
             self._machines.setdefault(path.stem, MetricsColumns(path)).read()
 
-    def _curves(self, line: int) -> Iterator[tuple[str, tuple[Numbers, Numbers]]]:
-        """Yield (name, curve) of each metric from a line on; curves of machines are whole."""
+    def _curves(self, line: int) -> Iterator[tuple[str, Curve, Curve]]:
+        """Yield name, curve, and curve from a line on of each metric; curves of machines are always whole."""
         for name, column in self._metrics.columns.items():
-            yield name, column.curve(line)
+            yield name, column.curve(), column.curve(line)
         for machine in self._machines.values():
             for name, column in machine.columns.items():
-                yield name, self._over_steps(machine, column)
+                curve = self._over_steps(machine, column)
+                yield name, curve, curve
 
-    def _whole(self, name: str) -> tuple[Numbers, Numbers]:
-        if name in self._metrics.columns:
-            return self._metrics.columns[name].curve()
-        machine = next(each for each in self._machines.values() if name in each.columns)
-        return self._over_steps(machine, machine.columns[name])
-
-    def _over_steps(self, machine: MetricsColumns, column: Column) -> tuple[Numbers, Numbers]:
+    def _over_steps(self, machine: MetricsColumns, column: Column) -> Curve:
         """Place the measurements of a machine between the steps during which they were taken."""
-        import numpy as np
-
         numbers, values = column.curve()
         measured, moments = machine.times.curve()
         if not len(numbers) or not len(measured):
@@ -249,11 +228,20 @@ class RunSource:
 
     def _read_config(self) -> tuple[str, Mapping[str, Any], str]:
         """Return the config as text without secrets, as data, and what is wrong with the file."""
-        path = self.folder / CONFIG
         with suppress(OSError):
-            stat = path.stat()
-            if self._config[0] != (stat.st_mtime_ns, stat.st_size):
-                self._config = ((stat.st_mtime_ns, stat.st_size), *_config(path))
+            stat = (self.folder / CONFIG).stat()
+            stamp = (stat.st_mtime_ns, stat.st_size)
+            if self._config[0] != stamp:
+                text, problem = "", ""
+                content: Mapping[str, Any] = {}
+                try:
+                    text, content = read_config(self.folder)
+                except ConfigError as error:
+                    problem = f"{CONFIG} {error.problems[0].what}"
+                config = redacted(content)
+                if config != content:  # another program has written secrets into it
+                    text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+                self._config = (stamp, text, config, problem)
         return self._config[1:]
 
     def _mapping(self, name: str) -> Mapping[str, Any]:
@@ -285,11 +273,9 @@ class RunSource:
     def _problems(self) -> Iterator[str]:
         if self._metrics.generation and not self.folder.exists():
             yield "the run's folder no longer exists: it was removed or renamed"
-        yield from filter(None, [self._metrics.problem, *self._unreadable])
+        yield from filter(None, [self._metrics.problem, *self._unreadable, self._search.problem])
         if lines := list(self._metrics.damaged):
             yield f"{METRICS}: {pluralize(len(lines), 'line')} cannot be read, the first is line {lines[0]}"
-        if self._index is not None and self._index.problem:
-            yield self._index.problem
 
     def _started(self) -> float | None:
         """Return the Unix time at which the first step began, as far as the record tells it."""
@@ -345,8 +331,6 @@ class RunSource:
         state: list[Any] = [self._metrics.generation, self._metrics.position, self.status]
         state += [machine.position for machine in self._machines.values()]
         state += [path.stat().st_mtime_ns if path.exists() else 0 for path in files]
-        if self._index is not None:
-            state += [self._index.count, self._index.is_complete]
         if state != self._version[1]:
             self._version = (self._version[0] + 1, state)
         return self._version[0]
@@ -409,21 +393,6 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def _config(path: Path) -> tuple[str, Mapping[str, Any], str]:
-    """Read a config: its text without secrets, its data, and what is wrong with it."""
-    try:
-        text = read_small(path)
-        content = read_yaml(text, str(path)).data
-    except (OSError, ValueError, ConfigError) as error:
-        return "", {}, f"{path.name} cannot be read: {text_of(error)}"
-    if not isinstance(content, dict):
-        return "", {}, f"{path.name} is not a mapping"
-    config = redacted(content)
-    if config != content:  # another program has written secrets into it
-        text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
-    return text, config, ""
-
-
 def _steps(*records: Mapping[str, Any]) -> int | None:
     """Return the planned steps of a run from its summary, versions or config; None if they name none."""
     summary, versions, config = records
@@ -431,10 +400,8 @@ def _steps(*records: Mapping[str, Any]) -> int | None:
     return next((steps for steps in known if isinstance(steps, int) and 0 <= steps <= MOST_STEPS), None)
 
 
-def _thinned(curves: Mapping[str, tuple[Numbers, Numbers]]) -> dict[str, tuple[Numbers, Numbers]]:
+def _thinned(curves: Mapping[str, Curve]) -> dict[str, Curve]:
     """Reduce the curves of all phases to the same steps: those at which their sum is lowest or highest."""
-    import numpy as np
-
     every = np.unique(np.concatenate([np.empty(0), *(steps for steps, _ in curves.values())]))
     total = np.zeros(len(every))
     for steps, seconds in curves.values():
@@ -452,10 +419,8 @@ def _device(measured: Mapping[str, Any]) -> str:
     return pluralize(len(gpus), "GPU") if gpus else "CPU"
 
 
-def _describe(name: str, curve: tuple[Numbers, Numbers], is_evaluation: bool) -> dict[str, Any]:
+def _describe(name: str, curve: Curve, is_evaluation: bool) -> dict[str, Any]:
     """Return the entry of a metric in the list of names."""
-    import numpy as np
-
     values = curve[1]
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (math.nan, math.nan)

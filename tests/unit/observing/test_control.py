@@ -5,22 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pluggy
 import pytest
 import torch
 from pydantic import Field
 
 from grpox.config import Parameters, RunConfig
-from grpox.contracts import RunContext
 from grpox.errors import ConfigError
 from grpox.observing.control import ControlState
-from grpox.observing.observers import Observers, ReadOnlyMetrics
-from grpox.plugins import hookspecs
-from grpox.plugins.hookspecs import hookimpl
+from grpox.observing.observers import ReadOnlyMetrics
 from grpox.runtime.world import World
 from grpox.training.steering import Steering
 from grpox.update.objective import StepLoss
@@ -134,45 +129,6 @@ def test_the_first_reason_to_stop_counts() -> None:
     steered.control.stop("late")
     steered.apply()
     assert steered.state.stop_reason == "enough"
-
-
-class Meddler:
-    """An observer that tries to change what it is given."""
-
-    def __init__(self) -> None:
-        self.refused: list[str] = []
-
-    @hookimpl
-    def grpox_step_finished(self, run: RunContext, metrics: Any, control: Any) -> None:
-        for change in (
-            lambda: setattr(run.config.train, "beta", 1.0),
-            lambda: setattr(run.config, "output_dir", "elsewhere"),
-            lambda: metrics.update(mine=1.0),
-            lambda: metrics.__setitem__("loss", 0.0),
-            lambda: metrics.pop("loss"),
-        ):
-            with pytest.raises(TypeError) as refused:
-                change()
-            self.refused.append(str(refused.value))
-        control.stop("seen")
-
-
-def test_config_and_metrics_are_read_only_for_observers(tmp_path: Path) -> None:
-    manager = pluggy.PluginManager("grpox")
-    manager.add_hookspecs(hookspecs)
-    meddler, config = Meddler(), config_of()
-    observers = Observers(manager, [("meddler", meddler)])
-    assert observers.uses_control
-    steered, *_ = steering()
-    metrics = {"loss": 0.5}
-    context = RunContext(config, tmp_path, 9, 1, {}, None, "run.yaml")
-    observers.step_finished(context, 1, metrics, steered.control)
-    assert observers.failures == {}
-    assert len(meddler.refused) == 5
-    assert metrics == {"loss": 0.5}
-    config.train.beta = 0.0  # the run's own config is not concerned
-    steered.apply()
-    assert steered.state.stop_reason == "seen"
 
 
 def test_read_only_metrics_are_a_dict_to_readers() -> None:

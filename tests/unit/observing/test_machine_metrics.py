@@ -13,7 +13,7 @@ import pytest
 from support.patience import patient
 
 from grpox.observing import machine_metrics as module
-from grpox.observing.machine_metrics import MachineSampler, Readings, machine_metrics
+from grpox.observing.machine_metrics import Readings, machine_metrics
 
 EXPECTED = {
     "cpu_utilization_percentage", "system_memory_usage_megabytes", "system_memory_usage_percentage",
@@ -78,9 +78,8 @@ def test_turned_off_it_writes_nothing_and_asks_no_other_rank(tmp_path: Path) -> 
 def test_a_process_that_goes_on_counts_on(tmp_path: Path) -> None:
     path = tmp_path / "system" / "node_0.jsonl"
     for _ in range(2):
-        sampler = MachineSampler(path, "system/", 60)
-        sampler.start()
-        sampler.stop()
+        with machine_metrics(tmp_path, 60, Ranks(0, ["a"])):  # type: ignore[arg-type]
+            pass
     assert [line["step"] for line in lines(path)] == [0, 1]
     times = [line["time"] for line in lines(path)]
     assert times[0] <= times[1]
@@ -96,9 +95,8 @@ def test_what_cannot_be_read_or_written_is_left_out(tmp_path: Path, monkeypatch:
     assert "system_memory_usage_percentage" not in taken
     assert "disk_usage_percentage" in taken
     (tmp_path / "system").write_text("in the way")
-    sampler = MachineSampler(tmp_path / "system" / "node_0.jsonl", "system/", 60)
-    sampler.start()
-    sampler.stop()
+    with machine_metrics(tmp_path, 60, Ranks(0, ["a"])):  # type: ignore[arg-type]
+        pass
 
 
 def test_a_gpu_is_read_where_its_library_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +149,8 @@ def test_processes_of_one_machine_tell_the_same_name() -> None:
 def test_the_cpu_is_read_by_the_thread_that_was_asked_before(tmp_path: Path) -> None:
     """psutil answers the first question of each thread with 0."""
     path = tmp_path / "system" / "node_0.jsonl"
-    sampler = MachineSampler(path, "system/", 0.2)
-    sampler.start()
     end = time.monotonic() + patient(60)
-    while not (path.exists() and lines(path)) and time.monotonic() < end:
-        sum(range(10_000))  # so that there is something to read
-    sampler.stop()
+    with machine_metrics(tmp_path, 0.2, Ranks(0, ["a"])):  # type: ignore[arg-type]
+        while not (path.exists() and lines(path)) and time.monotonic() < end:
+            sum(range(10_000))  # so that there is something to read
     assert lines(path)[0]["metrics"]["system/cpu_utilization_percentage"] > 0

@@ -66,13 +66,6 @@ def observers(manager: pluggy.PluginManager, *selected: tuple[str, object]) -> t
     return Observers(manager, selected), output
 
 
-def test_arguments_arrive_by_name_whatever_their_order(manager: pluggy.PluginManager, run: RunContext) -> None:
-    listener = Listener()
-    told, _ = observers(manager, ("listener", listener))
-    told.step_finished(run, 3, {"loss": 0.5})
-    assert listener.heard == [(3, {"loss": 0.5})]
-
-
 @pytest.mark.parametrize("order", [("broken", "listener"), ("listener", "broken")])
 def test_other_observers_get_the_call_that_broke_one(
     manager: pluggy.PluginManager, run: RunContext, order: Sequence[str]

@@ -20,8 +20,13 @@ import pytest
 from support.patience import patient
 from support.watched_runs import append_metrics, metrics_line, write_batch, write_record
 
-from grpox.observing.page.beside import serve_beside
-from grpox.observing.page.server import WatchedRuns, address_of, build_server, new_token, open_listener
+from grpox.observing.page.server import (
+    WatchedRuns,
+    address_of,
+    build_server,
+    new_token,
+    open_listener,
+)
 
 TOKEN = "a-token-that-is-the-same-in-every-process"  # it is in the names of tests
 EVIL = "<script>alert(1)</script>"
@@ -66,8 +71,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     (root / "notes").mkdir()
     (root / "secret.txt").write_text("secret")
     (root / "link").symlink_to(root / "two")
-    with pytest.MonkeyPatch.context() as patch, open_listener() as listener:
-        patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+    with open_listener() as listener:
         runs = WatchedRuns([root / "one"])
         server = build_server(runs, TOKEN)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -197,20 +201,10 @@ def test_a_server_that_is_given_two_runs_of_one_name_tells_them_apart(tmp_path: 
     runs.close()
 
 
-def test_the_server_beside_a_run_ends_with_it(tmp_path: Path) -> None:
-    with serve_beside(tmp_path / "later") as address:
-        base, _, token = address.partition("/?token=")
-        port = int(base.rpartition(":")[2])
-        assert get(port, "/api/run", token).json["status"] == "running"
-        assert get(port, "/api/run").status == 401
-    with pytest.raises(ConnectionRefusedError):
-        get(port, "/api/run", token)
-
-
 def test_the_server_beside_a_run_ends_when_the_run_is_killed(tmp_path: Path) -> None:
     code = (
         "import pathlib, time\n"
-        "from grpox.observing.page.beside import serve_beside\n"
+        "from grpox.observing.page.server import serve_beside\n"
         f"with serve_beside(pathlib.Path({str(tmp_path)!r})) as address:\n"
         "    print(address, flush=True)\n"
         "    time.sleep(600)\n"

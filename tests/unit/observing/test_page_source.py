@@ -111,6 +111,16 @@ def test_outcome_and_components(folder: Path) -> None:
     assert (run["status"], run["error"]) == ("failed", "RunFailed: no memory")
     assert run["version"] > before
     assert source.run()["version"] == run["version"]
+    assert run["stopped_early"] == ""
+    (folder / "summary.json").write_text('{"steps": 2, "stopped_early": {"step": 2, "reason": "enough"}}')
+    assert source.run()["stopped_early"] == "after step 2: enough"
+
+
+def test_the_rewards_of_evaluations_are_among_the_components(folder: Path) -> None:
+    text = "evaluation: {path: h.jsonl, rewards: [{name: math, column: gold}]}\nrewards: [{name: form}]\n"
+    (folder / "config.yaml").write_text(text)
+    components = RunSource(folder).run()["components"]
+    assert components == [["reward", "form", ""], ["reward of evaluations", "math", "column: gold"]]
 
 
 def test_a_pause_before_a_resume_is_no_part_of_the_estimate(folder: Path) -> None:
@@ -142,24 +152,6 @@ def test_numbers_that_json_lacks_are_text(folder: Path) -> None:
     answer = RunSource(folder).run()
     json.dumps(answer, allow_nan=False)
     assert "value NaN" in answer["alarms"][0]["text"]
-
-
-def test_alarms_are_read_while_the_run_goes_on(folder: Path) -> None:
-    alarm = {"name": "no_gradient", "step": 3, "value": 0.0}
-    (folder / "alarms.json").write_text(json.dumps({"alarms": [alarm]}))
-    [shown] = RunSource(folder).run()["alarms"]
-    assert shown["text"].startswith("no_gradient at step 3")
-
-
-def test_damaged_files_are_named_and_do_not_stop_the_page(folder: Path) -> None:
-    (folder / "config.yaml").write_text("a: [")
-    (folder / "summary.json").write_text("{")
-    append_metrics(folder, "rubbish\n", metrics_line(1, {"reward": 1.0}))
-    source = RunSource(folder)
-    problems = source.run()["problems"]
-    assert any(each.startswith("metrics.jsonl: 1 line") and "line 1" in each for each in problems)
-    assert any("config.yaml" in each for each in problems)
-    assert series(source, "reward") == [[1], [1]]
 
 
 def test_values_that_are_not_finite_are_null_and_counted(folder: Path) -> None:

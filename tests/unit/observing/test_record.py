@@ -110,12 +110,6 @@ def test_a_run_that_fails_leaves_its_error(
     assert json.loads((run.output_dir / "failure.json").read_text(encoding="utf-8")) == {"error": told}
 
 
-def test_the_error_of_a_run_that_never_began_is_not_the_next_ones(run: RunContext, record: LocalRecord) -> None:
-    record.grpox_run_failed(run, ValueError("no such model"))
-    LocalRecord().grpox_run_started(run)
-    assert not (run.output_dir / "failure.json").exists()
-
-
 def test_a_second_run_sets_the_record_of_the_first_aside(run: RunContext, record: LocalRecord) -> None:
     record.grpox_step_finished(1, {"loss": 1.0})
     record.grpox_rollouts_scored(1, [scored(0, 0, math=1.0)])

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pluggy
 import pytest
 from support.frozen import answers_of, frozen_in
 from support.logs import LOGGED
+from support.watched_runs import record_tokens, token_facts
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
@@ -38,16 +37,13 @@ from grpox.observing.page.data import (
     read_samples,
 )
 from grpox.observing.page.document import document, embed
-from grpox.observing.page.frozen import METRICS_BYTES, TOKENS_BYTES, render, write_comparison, write_report
+from grpox.observing.page.report import METRICS_BYTES, TOKENS_BYTES, render, write_comparison, write_report
 from grpox.observing.page.server import WatchedRuns
 from grpox.observing.page.source import RunSource, number
 from grpox.observing.record import LocalRecord
 from grpox.observing.record_files import write_completions
-from grpox.observing.token_files import token_file, write_tokens
 from grpox.plugins import hookspecs
 from grpox.plugins.hookspecs import hookimpl
-from grpox.policy.batch import TokenRecord
-from grpox.update.token_facts import TokenFacts
 
 EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }} & <b>4</b>"
 
@@ -102,27 +98,6 @@ class Page(HTMLParser):
 
 
 # -- Reading a folder ------------------------------------------------------------------------------------
-
-
-def test_a_record_is_read_back_with_steps_in_order_and_odd_numbers(tmp_path: Path) -> None:
-    evaluation = metrics_line(0, "evaluation", accuracy=0.25)
-    steps = [metrics_line(2, loss="nan"), metrics_line(1, loss=1), metrics_line(2, loss="-inf", kl=3)]
-    folder = run_folder(tmp_path, evaluation, *steps)
-    metrics = RunSource(folder).read_metrics()
-    check_record(folder, metrics)
-    read = {name: [each.tolist() for each in column.curve()] for name, column in metrics.columns.items()}
-    # Step 2 was taken again, as after a resume: the later line is the run's.
-    assert read == {
-        "loss": [[1, 2], [1.0, -math.inf]], "kl": [[2], [3.0]], "evaluation/accuracy": [[0], [0.25]]
-    }  # fmt: skip
-    told = answers_of(folder)["run"]
-    assert (told["status"], told["seconds"]) == ("unfinished", 20.0)
-
-
-def test_half_a_line_at_the_end_is_ignored(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, metrics_line(1, loss=1.0), '{"step": 2, "ti')
-    check_record(folder, RunSource(folder).read_metrics())
-    assert answers_of(folder)["run"]["step"] == 1
 
 
 def test_a_broken_line_in_the_middle_is_named_on_the_page_and_in_a_warning(tmp_path: Path) -> None:
@@ -203,13 +178,6 @@ def test_long_texts_are_cut_in_the_middle_and_invisible_characters_shown(tmp_pat
     assert batch.samples[0].prompt == "\\x1b[2J\\u202e\n\tü"
 
 
-def test_what_is_not_parquet_is_told_with_its_path(tmp_path: Path) -> None:
-    run_folder(tmp_path, rollouts=[scored(1.0)])
-    (tmp_path / "completions" / "step_000001.parquet").write_text("no")
-    with pytest.raises(ConfigError, match=r"step_000001.parquet: cannot be read as parquet"):
-        read_samples(tmp_path)
-
-
 # -- Curves ----------------------------------------------------------------------------------------------
 
 
@@ -222,19 +190,7 @@ def test_neighbouring_steps_become_one_point_where_there_are_too_many() -> None:
     assert binned(curve, most=5) is curve
 
 
-def test_a_curve_holds_its_values_and_a_gap_where_one_is_not_finite(tmp_path: Path) -> None:
-    values = [0.0, 1.0, 0.5, "inf", 0.25]
-    folder = run_folder(tmp_path, *(metrics_line(step, loss=value) for step, value in enumerate(values, 1)))
-    metrics = answers_of(folder)["metrics"]
-    assert metrics["series"] == {"loss": [[1, 2, 3, 4, 5], [0.0, 1.0, 0.5, None, 0.25]]}
-    (described,) = metrics["names"]
-    assert (described["name"], described["last"], described["not_finite"]) == ("loss", 0.25, 1)
-
-
-def test_a_single_step_and_an_evaluation_without_steps_have_their_curves(tmp_path: Path) -> None:
-    one = answers_of(run_folder(tmp_path / "a", metrics_line(1, time__update=2.0, loss=0.0)))
-    assert one["metrics"]["series"] == {"time/update": [[1], [2.0]], "loss": [[1], [0.0]]}
-    assert one["phases"]["phases"] == [["update", 2.0]]
+def test_an_evaluation_without_steps_has_its_curve(tmp_path: Path) -> None:
     none = answers_of(run_folder(tmp_path / "b", metrics_line(0, "evaluation", accuracy=0.5)))
     assert none["metrics"]["series"] == {"evaluation/accuracy": [[0], [0.5]]}
     assert ["steps", "0", "of the optimizer"] in none["run"]["tiles"]
@@ -380,27 +336,11 @@ def test_the_page_of_long_completions_stays_below_a_megabyte(tmp_path: Path) -> 
 
 
 def tokens_of_step(folder: Path, step: int, samples: Sequence[int], count: int = 3) -> None:
-    """Record the tokens of some samples of group 0, as a training does."""
-    written = np.ones(count, bool)
-    written[1] = False  # an observation
-    numbers = np.arange(count, dtype=np.float32) / 3
-    completions = [
-        TokenFacts(
-            TokenRecord(step, 1, 0, sample, np.where(written, 0, -1).astype(np.int32)),
-            ids=np.arange(count, dtype=np.int32) + sample,
-            is_scored=written,
-            is_counted=written,
-            sampler_logprob=-numbers,
-            advantage=np.full(count, 0.5, np.float32),
-            logprob=-numbers,
-            ratio=numbers + 1,
-            entropy=numbers,
-            correction=np.ones(count, np.float32),
-        )
-        for sample in samples
-    ]
-    texts: Any = SimpleNamespace(of=lambda ids: [f"<{each}>" for each in ids], special=lambda token: None)
-    write_tokens(token_file(folder, step), completions, texts)
+    """Record the tokens of some samples of group 0."""
+    facts = [token_facts(step, sample=each, ids=range(each, each + count)) for each in samples]
+    for fact in facts:
+        fact.sampler_logprob[:] /= 3
+    record_tokens(folder, step, *facts)
 
 
 def run_with_tokens(folder: Path, count: int) -> Path:
@@ -424,7 +364,7 @@ def test_recorded_tokens_are_on_the_page_and_their_completions_too(tmp_path: Pat
     columns = tokens["step_000001:2"]["columns"]
     assert tokens["step_000001:2"]["count"] == 3
     assert (columns["id"], columns["text"]) == ([2, 3, 4], ["<2>", "<3>", "<4>"])
-    assert (columns["logprob"], columns["ratio"]) == ([0.0, None, -0.6667], [1.0, None, 1.667])
+    assert (columns["logprob"], columns["ratio"]) == ([0.0, None, -0.6667], [1.0, None, 3.0])
     assert (columns["kind"], columns["special"]) == (["model", "observation", "model"], None)
     assert len(answers["completions"]["run"]["remark"]) == 2
 
@@ -574,15 +514,6 @@ def test_the_command_writes_the_page_and_says_where(tmp_path: Path) -> None:
     other = tmp_path / "new" / "page.html"
     assert CliRunner().invoke(cli.app, ["report", str(folder), "--output", str(other)]).output == f"{other}\n"
     assert other.read_text().startswith("<!doctype html>")
-
-
-def test_a_damaged_line_of_metrics_is_a_warning_like_those_of_other_commands(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write("broken\n")
-    done = CliRunner().invoke(cli.app, ["report", str(folder)])
-    assert (done.exit_code, done.stdout) == (0, f"{folder / 'report.html'}\n")
-    assert done.stderr.startswith(f"warning: {folder}: ")
 
 
 def problem_of(*arguments: str) -> Any:

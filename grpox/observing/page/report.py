@@ -11,24 +11,21 @@ from typing import Any
 
 from grpox.errors import ConfigError
 from grpox.errors.formatting import spread
-from grpox.observing.page.buffers import finite
-from grpox.observing.page.comparison import compare
 from grpox.observing.page.data import (
     COMPLETION_CHARACTERS,
-    EXTRA_CHARACTERS,
     MESSAGE_CHARACTERS,
     MOST_MESSAGES,
     PROMPT_CHARACTERS,
     SampledBatch,
     check_folder,
     check_record,
-    cut_conversation,
-    cut_text,
+    compare,
     read_samples,
 )
 from grpox.observing.page.document import document
-from grpox.observing.page.rows import is_recorded, row_of, tokens_of
+from grpox.observing.page.rows import tokens_of
 from grpox.observing.page.source import RunSource
+from grpox.observing.record_files import finite
 from grpox.runtime.files import readable, write_atomically
 from grpox.runtime.logs import get_logger
 
@@ -199,11 +196,15 @@ def _part(recorded: Mapping[str, Any], share: float) -> dict[str, Any]:
 
 def _answer(batches: Sequence[SampledBatch], saved: int, share: float) -> dict[str, Any]:
     """Return all shown completions of a run in the form of `RunSource.completions`, and what is left out."""
-    picked = [_picked(batch, share) for batch in batches]
+    # The first and the last row of a batch are always among a part.
+    picked = [
+        [batch.rows[place] for place in spread(len(batch.rows), max(2, int(len(batch.rows) * share)))]
+        for batch in batches
+    ]
     rows = [
-        _row(batch, place, values)
+        {**row, "extreme": _extremes(batch).get(row["reward"], "")}
         for batch, rows in zip(batches, picked, strict=True)
-        for place, values in rows
+        for row in rows
     ]
     table = [
         [batch.label, len(rows), batch.total, finite(batch.worst), finite(batch.mean), finite(batch.best)]
@@ -226,21 +227,6 @@ def _answer(batches: Sequence[SampledBatch], saved: int, share: float) -> dict[s
     }
 
 
-def _picked(batch: SampledBatch, share: float) -> Sequence[tuple[int, Mapping[str, Any]]]:
-    """Return a part of the rows, evenly spaced, with the first and the last one."""
-    return [batch.rows[place] for place in spread(len(batch.rows), max(2, int(len(batch.rows) * share)))]
-
-
-def _row(batch: SampledBatch, place: int, values: Mapping[str, Any]) -> dict[str, Any]:
-    row = row_of(batch.stem, place, values)
-    extremes = {batch.best: "best", batch.worst: "worst"} if batch.best != batch.worst else {}
-    return {
-        **row,
-        "prompt": cut_text(row["prompt"], PROMPT_CHARACTERS),
-        "completion": cut_text(row["completion"], COMPLETION_CHARACTERS),
-        "messages": [list(speech) for speech in cut_conversation(values)],
-        "data": {name: cut_text(value, EXTRA_CHARACTERS) for name, value in row["data"].items()},
-        "extra": {name: cut_text(value, EXTRA_CHARACTERS) for name, value in row["extra"].items()},
-        "has_tokens": is_recorded(batch.folder, batch.stem, values),
-        "extreme": extremes.get(values["reward"], ""),
-    }
+def _extremes(batch: SampledBatch) -> dict[float, str]:
+    """Name the highest and the lowest reward of a batch, if they differ."""
+    return {batch.best: "best", batch.worst: "worst"} if batch.best != batch.worst else {}
