@@ -44,7 +44,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 SOURCES = ("grpox", "plugins/builtin")
 CONTEXTS = ROOT / "build" / "contexts"
-"""What `contexts` writes: the lines of each test, and the seconds that it takes."""
+"""The folder that `contexts` writes: the lines of each test, and the seconds that it takes."""
 COPIED = (
     *SOURCES,
     "plugins/examples",
@@ -65,7 +65,7 @@ HEAVY = 8
 """Number of whole runs or services that try a mutant."""
 JOBS = 2
 PHASE = re.compile(r" \((setup|call|teardown)\)$")
-"""Of a test, in the names that pytest leaves to the processes that it starts."""
+"""Phase of a test, in the name that pytest gives it in the processes that it starts."""
 LIBRARIES = ("torch", "transformers", "deepspeed", "datasets", "mlflow", "peft", "pytest", "pydantic")
 
 FLIPPED: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
@@ -570,7 +570,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.tree = copy_tree(self.folder / "tree")
         self.passing: dict[str, bool] = {}
-        """Whether a test passes in the copy without a mutant."""
+        """True of a test that passes in the copy without a mutant."""
 
     def outcome(self, mutant: Mutant, batches: Iterable[Sequence[str]]) -> tuple[str, str | None]:
         """Return the state of a mutant, and the test that caught it."""
