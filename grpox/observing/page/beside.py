@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from grpox.observing.page.server import address_of, new_token, open_listener, serve
-from grpox.runtime.child import Child, connect_to_parent
+from grpox.runtime.workers import Child, connect_to_parent
 
 _NICE = 10
 _STALL = 10.0

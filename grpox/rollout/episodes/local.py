@@ -11,8 +11,7 @@ from grpox.config import EpisodesConfig
 from grpox.environments.calling import Settled, Work, settle
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import load_environments
-from grpox.rollout.episodes.messages import Action, Blueprint, Lost, Observation, Outcome, Start
-from grpox.rollout.episodes.pool import Counters
+from grpox.rollout.episodes.messages import Action, Blueprint, Counters, Lost, Observation, Outcome, Start
 from grpox.rollout.rewards.background_loop import BackgroundCall
 
 

@@ -81,6 +81,16 @@ class Lost:
     reason: str
 
 
+@dataclass
+class Counters:
+    """Numbers of environments since the beginning; those that are open make up the difference."""
+
+    opened: int = 0
+    closed: int = 0
+    lost: int = 0
+    """Environments whose processes ended before they were closed."""
+
+
 class Environments(Protocol):
     """The environments of a rank: each episode has one under its key, from `start` to `finish`.
 

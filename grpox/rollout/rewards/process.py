@@ -29,10 +29,18 @@ from grpox.rollout.rewards.messages import (
     Reply,
     Request,
 )
-from grpox.runtime.child import MOST_BYTES, Child, ChildCut, ChildEnded, ChildFailed, ChildLate, Restarted
-from grpox.runtime.child_output import ChildOutput
 from grpox.runtime.logs import get_logger
 from grpox.runtime.signals import raise_if_signal
+from grpox.runtime.workers import (
+    MOST_BYTES,
+    Child,
+    ChildCut,
+    ChildEnded,
+    ChildFailed,
+    ChildLate,
+    ChildOutput,
+    Restarted,
+)
 
 logger = get_logger(__name__)
 

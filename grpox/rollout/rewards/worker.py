@@ -38,8 +38,8 @@ from grpox.rollout.rewards.messages import (
     Reply,
     Request,
 )
-from grpox.runtime.child import connect_to_parent, seed_everything
 from grpox.runtime.logs import show_logs_of_child
+from grpox.runtime.workers import connect_to_parent, seed_everything
 
 
 def main() -> None:
