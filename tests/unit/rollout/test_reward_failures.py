@@ -15,7 +15,8 @@ from support.patience import patient
 from grpox.contracts import FailedScore
 from grpox.errors import RunFailed
 from grpox.rollout.rewards import NamedReward, score
-from grpox.rollout.rewards.call import RewardCall, defined_at
+from grpox.rollout.rewards.call import defined_at
+from grpox.rollout.rewards.named import RewardCall
 from grpox.runtime.signals import Terminated, install_handlers
 
 LIMIT = 0.2

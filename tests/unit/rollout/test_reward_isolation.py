@@ -124,8 +124,8 @@ def test_a_function_that_says_it_needs_the_trainers_process_is_not_taken_out_of_
 def test_a_built_in_reward_works_in_a_process_and_the_processes_end_with_the_block(resolved: Any) -> None:
     with reward_functions(resolved("{name: exact, column: answer, isolation: process}")) as (function,):
         assert isinstance(function, RewardProcess)
-        assert function.reads_columns == ("answer",)
-        process = function._running.get()._child._process
+        assert function.ready.signature.needs == ("answer",)
+        process = function._running.get()._process
     assert process.returncode == -9
 
 

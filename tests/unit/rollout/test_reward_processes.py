@@ -197,7 +197,7 @@ def test_a_child_ends_also_where_the_process_learns_first_that_the_trainer_is_go
     function = started("leaves_a_child")
     scored(NamedReward("judge", function), [str(tmp_path / "pid")])
     child = int((tmp_path / "pid").read_text())
-    with socket.socket(fileno=os.dup(function._running.get()._child.connection.fileno())) as connection:
+    with socket.socket(fileno=os.dup(function._running.get().connection.fileno())) as connection:
         connection.shutdown(socket.SHUT_WR)  # the kernel closes this one before the process's lifeline
     try:
         wait_until(lambda: is_gone(child), "the child has ended", 20)
@@ -321,7 +321,7 @@ def test_the_kernel_takes_it_before_the_trainer_where_memory_runs_out(started: A
 
 
 def test_its_columns_are_known_before_the_first_call(started: Any) -> None:
-    assert started("asks_for_more").reads_columns == ("gold",)
+    assert started("asks_for_more").ready.signature.needs == ("gold",)
 
 
 @pytest.mark.parametrize(
