@@ -7,9 +7,9 @@ importable ``__main__``, so it also works in notebooks, and it has neither the p
 Every process ends with its parent in one way: it has one end of a pipe, the lifeline, whose other end only the
 parent holds. As that is closed, also by the parent's death, the kernel kills the process and its group.
 
-    python -m grpox.runtime.workers COMMAND ... LIFELINE
+    python -m grpox.runtime.workers [SIGNAL] COMMAND ... LIFELINE
 
-becomes another program, which then ends with its parent as well.
+becomes another program, which then ends with its parent as well, by that signal instead of SIGKILL.
 """
 
 from __future__ import annotations
@@ -407,3 +407,15 @@ def seed_everything(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed % 2**32)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
+
+
+def main() -> None:
+    """Become another program."""
+    connect_to_parent()
+    if sys.argv[1].isdecimal():
+        end_with(int(sys.argv[-1]), int(sys.argv.pop(1)))
+    os.execvp(sys.argv[1], sys.argv[1:-1])
+
+
+if __name__ == "__main__":
+    main()
