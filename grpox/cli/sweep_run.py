@@ -162,15 +162,11 @@ class Sweep:
         self._write()
         child.log.parent.mkdir(parents=True, exist_ok=True)
         with child.log.open("ab") as log:
-            # In a session of its own: Ctrl-C in the terminal reaches only this process, which ends the runs once.
+            # In a session of its own: Ctrl-C in the terminal reaches this process alone, which ends the runs.
             # Where this one is killed, a run gets SIGTERM, so that the command can be repeated.
+            command = train_command(self.run, child, self.ranks)
             process = workers.Child(
-                [
-                    "-m",
-                    workers.__name__,
-                    str(signal.SIGTERM.value),
-                    *train_command(self.run, child, self.ranks),
-                ],
+                ["-m", workers.__name__, str(signal.SIGTERM.value), *command],
                 stall=0,
                 output=(log.fileno(), log.fileno()),
                 environment={**os.environ, **environment},
