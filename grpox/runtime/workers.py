@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from grpox.runtime.logs import get_logger
 
@@ -72,7 +72,8 @@ class Child:
     Args:
         arguments: arguments of Python; the file descriptor for `connect_to_parent` is appended.
         stall: seconds that the child may pause within a message.
-        output: file descriptors for its output; by default both go to a file, see `printed`.
+        output: file descriptors for its output, or its name, with which `ChildOutput` passes it on; by default
+            both streams go to a file, see `printed`.
         pass_fds: file descriptors that the child inherits.
         environment: whole environment of the child; default: this process's.
         folder: working directory of the child; default: this process's.
@@ -83,7 +84,7 @@ class Child:
         arguments: Sequence[str],
         stall: float,
         *,
-        output: tuple[int, int] | None = None,
+        output: tuple[int, int] | str = "",
         pass_fds: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
         folder: str | Path | None = None,
@@ -93,6 +94,9 @@ class Child:
         self._ending = threading.Lock()
         # A file, because a pipe that nobody reads would block the child once it is full.
         self._prints = None if output else tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+        self.output = ChildOutput(output) if isinstance(output, str) and output else None
+        if self.output is not None:
+            output = self.output.stdout, self.output.stderr
         stdout, stderr = output or (self._prints, self._prints)
         near, far = socket.socketpair()
         self._connect(near, stall)
@@ -112,6 +116,8 @@ class Child:
         finally:
             far.close()
             os.close(lifeline)
+            if self.output is not None:
+                self.output.start()
         logger.debug("started process %s: %s", self.pid, " ".join(arguments))
 
     def _connect(self, end: socket.socket, stall: float, largest: int | None = None) -> None:
@@ -217,6 +223,12 @@ class Child:
                 self.connection.close()
             finally:
                 self.in_use.release()
+        self.end_call()
+
+    def end_call(self) -> None:
+        """Pass on what it has printed so far, see `ChildOutput.end_call`."""
+        if self.output is not None:
+            self.output.end_call()
 
 
 def _kill_session(leader: int) -> None:
@@ -251,11 +263,7 @@ def end_text(code: int) -> str:
     return f"lost its process to signal {-code} ({name}{by})"
 
 
-class _Killable(Protocol):
-    def kill(self) -> None: ...
-
-
-AnyChild = TypeVar("AnyChild", bound=_Killable)
+AnyChild = TypeVar("AnyChild", bound=Child)
 
 
 class Restarted(Generic[AnyChild]):

@@ -13,7 +13,6 @@ import struct
 import sys
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from enum import IntEnum
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any, NoReturn
@@ -21,7 +20,7 @@ from typing import Any, NoReturn
 from grpox.environments.calling import CANCEL_SECONDS, CallTimeout, Result, Settled, Work, settle
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import EnvironmentClass
-from grpox.rollout.episodes.messages import Start
+from grpox.rollout.episodes.messages import LAST, Request, Start
 from grpox.runtime.workers import seed_everything
 
 REPEAT_SECONDS = 0.5
@@ -30,20 +29,6 @@ END_SECONDS = 2
 """Seconds that a process has to end after its last answer."""
 CALL = struct.Struct("!xd")
 """Head of the message that a call begins: a zero, and its time limit in seconds, before its name."""
-
-
-class Request(IntEnum):
-    """Requests to the process of an episode."""
-
-    START = 1
-    STEP = 2
-    FINISH = 3
-    CLOSE = 4
-    """Close without an outcome."""
-
-
-LAST = (Request.FINISH, Request.CLOSE)
-"""Requests after which the process ends."""
 
 
 class SignalLimit:
@@ -158,7 +143,7 @@ def _serve(
         start: Start = pickle.loads(connection.recv_bytes()[1:])
         seed_everything(start.seed)
         host = Host(classes[start.environment], max_calls, seconds, limit)
-        kind, work = Request.START, host.start(start)
+        kind, work = Request.START, host.answer(Request.START, start)
         while True:
             answer: object = _driven(work, limit)
             if os.getpid() != own:  # the environment forked, and this is the child
@@ -171,10 +156,7 @@ def _serve(
                 return
             message = connection.recv_bytes()
             kind = Request(message[0])
-            if kind == Request.STEP:
-                work = host.step(pickle.loads(message[1:]))
-            else:
-                work = host.finish() if kind == Request.FINISH else host.abandon()
+            work = host.answer(kind, pickle.loads(message[1:]))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         # The trainer has ended, and nobody else would kill what the environment has started in this group.
         os.killpg(0, signal.SIGKILL)

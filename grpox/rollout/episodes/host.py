@@ -16,7 +16,7 @@ from grpox.environments.tools import Toolbox, clean_text
 from grpox.errors import brief, describe
 from grpox.plugins.component_state import NotPlain
 from grpox.rollout.episodes.loading import EnvironmentClass
-from grpox.rollout.episodes.messages import Action, Observation, Outcome, Start
+from grpox.rollout.episodes.messages import Action, Observation, Outcome, Request, Start
 from grpox.rollout.episodes.plain_values import number, plain_value, state_text
 
 OWN_FOLDERS = {Path(__file__).parent, Path(call.__code__.co_filename).parent}
@@ -45,6 +45,14 @@ class Host:
         self._instance: Environment | None = None
         """None before it is built and after it is closed."""
         self._actions = 0
+
+    def answer(self, kind: Request, message: Any) -> Work[Observation | Outcome]:
+        """Follow one request."""
+        if kind == Request.START:
+            return (yield from self.start(message))
+        if kind == Request.STEP:
+            return (yield from self.step(message))
+        return (yield from self.finish() if kind == Request.FINISH else self.abandon())
 
     def start(self, start: Start) -> Work[Observation]:
         """Build the instance and reset it."""

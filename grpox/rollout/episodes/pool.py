@@ -23,19 +23,28 @@ import psutil
 from grpox.config import EpisodesConfig
 from grpox.errors import ConfigError, Problem, RunFailed, describe
 from grpox.errors.formatting import format_bytes
-from grpox.rollout.episodes.episode_process import CALL, LAST, Request
+from grpox.rollout.episodes.episode_process import CALL
 from grpox.rollout.episodes.forker import END, FORK, KILL, ORDER, Setup
 from grpox.rollout.episodes.loading import importable
 from grpox.rollout.episodes.local import LocalEnvironments
-from grpox.rollout.episodes.messages import Action, Blueprint, Counters, Lost, Observation, Outcome, Start
+from grpox.rollout.episodes.messages import (
+    LAST,
+    Blueprint,
+    Environments,
+    Lost,
+    Observation,
+    Outcome,
+    Request,
+    Start,
+)
 from grpox.runtime.logs import get_logger
 from grpox.runtime.workers import (
+    END_SECONDS,
     Child,
     ChildCut,
     ChildEnded,
     ChildFailed,
     ChildLate,
-    ChildOutput,
     Restarted,
 )
 
@@ -96,8 +105,8 @@ def open_environments(
     return ProcessEnvironments(checked["environment"], checked["tool"], config)
 
 
-class ProcessEnvironments:
-    """`grpox.rollout.episodes.messages.Environments` in processes of their own.
+class ProcessEnvironments(Environments["_Episode"]):
+    """Environments in processes of their own.
 
     One small process imports the environments, without torch, and forks one for each episode. It is started
     again by the next `start` if it has ended.
@@ -121,79 +130,49 @@ class ProcessEnvironments:
     ) -> None:
         limits = config.max_calls, config.tool_timeout, config.memory
         setup = partial(Setup, tuple(environments), tuple(tools), tuple(sys.path), *limits)
-        self.counters = Counters()
+        super().__init__()
         self._limits = config.tool_timeout, grace
-        self._lock = threading.Lock()
-        self._open: dict[int, _Episode] = {}
         self._forker = Restarted(lambda: _Forker(setup))
         self._forker.get()
         self._threads = ThreadPoolExecutor(config.concurrency, "grpox-environments")
 
-    def start(self, starts: Mapping[int, Start]) -> dict[int, Observation | Lost]:
-        """Build and reset environments.
-
-        Raises:
-            RunFailed: a row of the data cannot be sent to another process.
-            ConfigError: the process of the environments had to be started again, and could not load them.
-        """
-        payloads = {key: _pickled(start) for key, start in starts.items()}
-        with self._lock:
-            forker = self._forker.get()
-            if forker.failure:
-                logger.warning("the process of the environments is started again: it %s", forker.failure)
-                self._forker.stop()
-                forker = self._forker.get()
-            if twice := payloads.keys() & self._open.keys():
-                raise ValueError(f"the environment {min(twice)} is open")
-            self._open |= {key: _Episode(forker, *self._limits) for key in payloads}
-            self.counters.opened += len(payloads)
-            _allow_files(len(self._open) + FILES)
-        return self._ask(Request.START, payloads)
-
-    def step(self, actions: Mapping[int, Action]) -> dict[int, Observation | Lost]:
-        """Give each environment a turn of its model."""
-        return self._ask(Request.STEP, {key: pickle.dumps(action) for key, action in actions.items()})
-
-    def finish(self, keys: Sequence[int]) -> dict[int, Outcome | Lost]:
-        """Ask for the outcomes of ended episodes, and close their environments."""
-        return self._ask(Request.FINISH, dict.fromkeys(keys, b""))
-
-    def abandon(self, keys: Sequence[int]) -> None:
-        """Close environments whose episodes nobody wants any more; those that are lost are left out."""
-        self._ask(Request.CLOSE, dict.fromkeys(keys, b""))
-
     def close(self) -> None:
         """Close all environments and end their processes."""
-        closing = [self._threads.submit(self._answer, key, Request.CLOSE, b"") for key in [*self._open]]
+        closing = [self._threads.submit(self._answer, key, Request.CLOSE, None) for key in [*self._open]]
         wait(closing, sum(self._limits) + CLOSE_SECONDS)
         self._forker.close()  # those that are left are lost
         self._threads.shutdown()
 
-    def _ask(self, kind: Request, payloads: Mapping[int, bytes]) -> dict[int, Any]:
-        """Send requests, and return the answers to all."""
-        forkers = {episode.forker for key in payloads if (episode := self._open.get(key))}
+    def _new(self, starts: Mapping[int, Start]) -> dict[int, _Episode]:
+        starting = {key: _pickled(start) for key, start in starts.items()}
+        forker = self._forker.get()
+        if forker.failure:
+            logger.warning("the process of the environments is started again: it %s", forker.failure)
+            self._forker.stop()
+            forker = self._forker.get()
+        _allow_files(len(self._open) + len(starting) + FILES)
+        return {key: _Episode(forker, payload, *self._limits) for key, payload in starting.items()}
+
+    def _ask(self, kind: Request, messages: Mapping[int, Any]) -> dict[int, Any]:
+        forkers = {episode.forker for key in messages if (episode := self._open.get(key))}
         answers = {
-            key: self._threads.submit(self._answer, key, kind, payload)
-            for key, payload in payloads.items()
+            key: self._threads.submit(self._answer, key, kind, message)
+            for key, message in messages.items()
             if key in self._open
         }
-        result = {key: answers[key].result() if key in answers else Lost("is not open") for key in payloads}
+        result = {key: answers[key].result() if key in answers else Lost() for key in messages}
         for forker in forkers:
-            forker.output.end_call()
+            forker.end_call()
         return result
 
-    def _answer(self, key: int, kind: Request, payload: bytes) -> Observation | Outcome | Lost:
+    def _answer(self, key: int, kind: Request, message: Any) -> Observation | Outcome | Lost:
         """Send one request and wait for the answer, which may be the end of the environment."""
         episode = self._open.get(key)
         if episode is None:
-            return Lost("is not open")
+            return Lost()
         with episode.in_use:
-            answer = episode.ask(kind, payload)
-        if isinstance(answer, Lost) or kind in LAST:
-            with self._lock:
-                if self._open.pop(key, None) is not None:
-                    self.counters.lost += isinstance(answer, Lost)
-                    self.counters.closed += not isinstance(answer, Lost)
+            answer = episode.ask(kind, message)
+        self._note(key, kind, answer)
         return answer
 
 
@@ -213,7 +192,7 @@ def _allow_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
 
 
-class _Forker:
+class _Forker(Child):
     """The process that forks the others."""
 
     def __init__(self, setup: Callable[[str], Setup]) -> None:
@@ -224,20 +203,15 @@ class _Forker:
         """Number of the last process."""
         self._runs_at = 0.0
         """Time at which the process was last seen not to be stopped."""
-        self.output = ChildOutput("the environments")
         self._folder = tempfile.TemporaryDirectory(prefix="grpox-episodes-", ignore_cleanup_errors=True)
         # Sets of texts have an order of their own in each process, unless their hashes have a seed.
         variables = {"PYTHONHASHSEED": "0", **os.environ}
         command = ["-P", "-m", "grpox.rollout.episodes.forker"]
+        super().__init__(command, STALL_SECONDS, output="the environments", environment=variables)
+        self._orders = socket.socket(fileno=os.dup(self.connection.fileno()))
         try:
-            streams = (self.output.stdout, self.output.stderr)
-            self._child = Child(command, STALL_SECONDS, output=streams, environment=variables)
-        finally:
-            self.output.start()
-        self._orders = socket.socket(fileno=os.dup(self._child.connection.fileno()))
-        try:
-            self._child.send(pickle.dumps(setup(self._folder.name)))
-            answer = self._child.receive(time.monotonic() + LOAD_SECONDS)
+            self.send(pickle.dumps(setup(self._folder.name)))
+            answer = self.receive(time.monotonic() + LOAD_SECONDS)
             if problems := _Answers(io.BytesIO(answer)).load():
                 raise ConfigError(problems)
         except ChildFailed as error:
@@ -259,7 +233,7 @@ class _Forker:
             socket.send_fds(self._orders, [ORDER.pack(FORK, self._last)], [connection.fileno()])
             return self._last
 
-    def end(self, number: int, is_killed: bool) -> str:
+    def end_episode(self, number: int, is_killed: bool) -> str:
         """Wait until the process of an episode has ended, and return the reason; empty if the forker has ended.
 
         Args:
@@ -269,35 +243,32 @@ class _Forker:
             self._runs_at = time.monotonic()
             try:
                 self._orders.send(ORDER.pack(KILL if is_killed else END, number))
-                return self._child.receive(math.inf, self._look).decode("utf-8", "replace")
+                return self.receive(math.inf, self._look).decode("utf-8", "replace")
             except ChildLate:
                 what = f"was stopped for more than {STOP_SECONDS:g} s, by an environment or from outside"
             except (ChildFailed, OSError):
                 what = "has ended"
             self.failure = self.failure or what
-            self._child.kill()  # with what the forker can no longer end
+            super().kill()  # with what the forker can no longer end
             return ""
-
-    def has_ended(self) -> bool:
-        """Return True once the process has ended."""
-        return bool(self.failure) or self._child.has_ended()
 
     def kill(self) -> None:
         """End the process; all its environments end with it."""
         self.failure = self.failure or "was ended"
         with contextlib.suppress(OSError):
             self._orders.shutdown(socket.SHUT_WR)  # it then kills also what has left its session
-        self._child.end()
+        deadline = time.monotonic() + END_SECONDS
+        while not self.has_ended() and time.monotonic() < deadline:
+            time.sleep(0.01)
         with self._lock:
-            self._child.kill()
+            super().kill()
             self._orders.close()
         self._folder.cleanup()
-        self.output.end_call()
 
     def _look(self) -> None:
         """Raise ChildLate once the process has been stopped for too long."""
         with contextlib.suppress(psutil.Error):
-            if psutil.Process(self._child.pid).status() != psutil.STATUS_STOPPED:
+            if psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
                 self._runs_at = time.monotonic()
         if time.monotonic() > self._runs_at + STOP_SECONDS:
             raise ChildLate
@@ -307,18 +278,20 @@ class _Episode(Child):
     """The process of one episode, which is forked as the first request is sent.
 
     Args:
+        start: its first message, pickled.
         seconds: time limit of a call.
         grace: seconds after it in which a call that does not end is killed.
     """
 
-    def __init__(self, forker: _Forker, seconds: float, grace: float) -> None:
+    def __init__(self, forker: _Forker, start: bytes, seconds: float, grace: float) -> None:
         self.forker = forker
+        self._start = start
         self.in_use = threading.RLock()
         self._seconds, self._grace = seconds, grace
         self._number = 0
         """Its number at the forker; 0 before it is forked."""
 
-    def ask(self, kind: Request, payload: bytes) -> Observation | Outcome | Lost:
+    def ask(self, kind: Request, message: Any) -> Observation | Outcome | Lost:
         """Return the answer to a request; after the last one, or where the process is lost, it is gone."""
         what, deadline = "", time.monotonic() + self._seconds + self._grace
         try:
@@ -328,11 +301,11 @@ class _Episode(Child):
                     self._connect(near, STALL_SECONDS, MOST_ANSWER)
                     self._number = self.forker.fork(far)
                 deadline = time.monotonic() + STALL_SECONDS
-            self.send(bytes([kind]) + payload)
-            while (message := self.receive(deadline)).startswith(b"\0"):
-                deadline = time.monotonic() + CALL.unpack_from(message)[0] + self._grace
-                what = f" in {message[CALL.size :].decode('utf-8', 'replace')}"
-            answer = _Answers(io.BytesIO(message)).load()
+            self.send(bytes([kind]) + (self._start if kind == Request.START else pickle.dumps(message)))
+            while (received := self.receive(deadline)).startswith(b"\0"):
+                deadline = time.monotonic() + CALL.unpack_from(received)[0] + self._grace
+                what = f" in {received[CALL.size :].decode('utf-8', 'replace')}"
+            answer = _Answers(io.BytesIO(received)).load()
         except ChildEnded:
             return self._lost("", what)
         except ChildLate:
@@ -353,7 +326,7 @@ class _Episode(Child):
 
     def has_ended(self) -> bool:
         """Return True once the forker has ended; the end of the process itself closes its connection."""
-        return self.forker.has_ended()
+        return bool(self.forker.failure) or self.forker.has_ended()
 
     def _lost(self, reason: str, what: str = "") -> Lost:
         """End the process; tell why it is lost.
@@ -362,7 +335,7 @@ class _Episode(Child):
             reason: empty if it ended by itself.
             what: its last call, then.
         """
-        told = self.forker.end(self._number, is_killed=bool(reason)) if self._number else ""
+        told = self.forker.end_episode(self._number, is_killed=bool(reason)) if self._number else ""
         if self._number:
             self.connection.close()
         if self.forker.failure:

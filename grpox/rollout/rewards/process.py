@@ -27,7 +27,6 @@ from grpox.runtime.workers import (
     ChildEnded,
     ChildFailed,
     ChildLate,
-    ChildOutput,
     Restarted,
     end_text,
 )
@@ -182,12 +181,7 @@ class _Running(Child):
         stacks = self._stacks.fileno()
         # The folder of the run may hold a file named as a module: it comes after the trainer's own path.
         command = ["-P", "-m", "grpox.rollout.rewards.worker", str(stacks)]
-        self._output = ChildOutput(f"reward '{blueprint.label}'")
-        streams = self._output.stdout, self._output.stderr
-        try:
-            super().__init__(command, timeout, output=streams, pass_fds=(stacks,))
-        finally:
-            self._output.start()
+        super().__init__(command, timeout, output=f"reward '{blueprint.label}'", pass_fds=(stacks,))
         with contextlib.suppress(ChildFailed):  # it has ended: told by `wait_ready`
             self.send(pickle.dumps(blueprint))
 
@@ -215,11 +209,6 @@ class _Running(Child):
             reply: Reply = self._answer(deadline, f"took longer than its timeout of {self._timeout:g} s")
             return reply
 
-    def kill(self) -> None:
-        """End it and all that it has started and that has not left its process group."""
-        super().kill()
-        self._output.end_call()
-
     def _answer(self, deadline: float, too_long: str) -> Any:
         try:
             answer = self.receive(deadline, self._check_memory)
@@ -230,7 +219,7 @@ class _Running(Child):
             raise ProcessFailed(what) from error
         except ChildEnded as error:
             raise ProcessFailed(self._end_text("closed its connection to the trainer")) from error
-        self._output.end_call()
+        self.end_call()
         try:
             return pickle.loads(answer)
         except BaseException as error:  # a user's objects are made here, which may raise anything
@@ -257,7 +246,7 @@ class _Running(Child):
     def _end_text(self, alive: str) -> str:
         """Describe how the process ended; return `alive`, with its place, if it goes on."""
         code = self.end()
-        self._output.end_call()
+        self.end_call()
         return f"{alive if code is None else end_text(code)}{self._placed(ask=code is None)}"
 
     def _placed(self, ask: bool) -> str:
