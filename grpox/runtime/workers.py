@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import random
 import select
@@ -28,12 +29,12 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from grpox.runtime.logs import get_logger
+from grpox.runtime.logs import get_logger, show_logs_of_child
 
 logger = get_logger(__name__)
 LOOK_SECONDS = 0.1
@@ -389,6 +390,40 @@ def connect_to_parent() -> Connection:
     os.close(nothing)
     end_with(int(sys.argv[-1]))
     return connection
+
+
+@contextlib.contextmanager
+def serving_parent() -> Iterator[Connection]:
+    """Connect to the parent, in a child that runs users' code, and prepare it for that.
+
+    What it prints is seen also if it is killed. When memory runs out, it is ended before the trainer. Where the
+    parent has closed the connection, the whole group is killed: nobody else would kill what that code started.
+    """
+    connection = connect_to_parent()
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+    with ends_with_connection():
+        show_logs_of_child()
+        yield connection
+
+
+@contextlib.contextmanager
+def ends_with_connection() -> Iterator[None]:
+    """Kill this group where the block finds that the other end of its connection is closed."""
+    try:
+        yield
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        os.killpg(0, signal.SIGKILL)
+
+
+def flush_output() -> None:
+    """Write what has been printed."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # closed, or replaced, by users' code
+            stream.flush()
 
 
 def end_with(lifeline: int, number: int = signal.SIGKILL) -> None:

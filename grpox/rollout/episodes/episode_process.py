@@ -21,7 +21,7 @@ from grpox.environments.calling import CANCEL_SECONDS, CallTimeout, Result, Sett
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import EnvironmentClass
 from grpox.rollout.episodes.messages import LAST, Request, Start
-from grpox.runtime.workers import seed_everything
+from grpox.runtime.workers import ends_with_connection, flush_output, seed_everything
 
 REPEAT_SECONDS = 0.5
 """Seconds after which a call that went on in spite of CallTimeout is interrupted again."""
@@ -113,7 +113,7 @@ def serve_episode(
         code = end.code if isinstance(end.code, int) else 1 if end.code else 0
         if isinstance(end.code, str):
             sys.stderr.write(f"{end.code}\n")
-    _flush()
+    flush_output()
     if os.getpid() == own:  # else the environment forked, and this is the child
         # The forker does so as well, for those that are killed; here it holds up no other episode.
         shutil.rmtree(folder, ignore_errors=True)
@@ -139,27 +139,23 @@ def _serve(
     seconds: float,
 ) -> None:
     own = os.getpid()
-    try:
+    with ends_with_connection():
         start: Start = pickle.loads(connection.recv_bytes()[1:])
         seed_everything(start.seed)
         host = Host(classes[start.environment], max_calls, seconds, limit)
-        kind, work = Request.START, host.answer(Request.START, start)
+        kind, message = Request.START, start
         while True:
-            answer: object = _driven(work, limit)
+            answer: object = _driven(host.answer(kind, message), limit)
             if os.getpid() != own:  # the environment forked, and this is the child
                 os._exit(0)
             if kind in LAST:
                 limit.close()
-            _flush()
+            flush_output()
             connection.send_bytes(pickle.dumps(answer))
             if kind in LAST:
                 return
-            message = connection.recv_bytes()
-            kind = Request(message[0])
-            work = host.answer(kind, pickle.loads(message[1:]))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        # The trainer has ended, and nobody else would kill what the environment has started in this group.
-        os.killpg(0, signal.SIGKILL)
+            received = connection.recv_bytes()
+            kind, message = Request(received[0]), pickle.loads(received[1:])
 
 
 def _driven(work: Work[Result], limit: SignalLimit) -> Result:
@@ -171,9 +167,3 @@ def _driven(work: Work[Result], limit: SignalLimit) -> Result:
     except StopIteration as end:
         result: Result = end.value
         return result
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # closed, or replaced, by the environment
-            stream.flush()

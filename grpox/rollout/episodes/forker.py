@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import io
 import os
 import pickle
 import select
@@ -31,8 +30,7 @@ from grpox.errors import ConfigError, Problem, describe
 from grpox.rollout.episodes.episode_process import serve_episode
 from grpox.rollout.episodes.loading import EnvironmentClass, load_environments
 from grpox.rollout.episodes.messages import Blueprint
-from grpox.runtime.logs import show_logs_of_child
-from grpox.runtime.workers import END_SECONDS, connect_to_parent, end_text, end_with
+from grpox.runtime.workers import END_SECONDS, end_text, end_with, serving_parent
 
 ORDER = struct.Struct("!cI")
 """An order of the trainer: what to do, and number of the process."""
@@ -65,14 +63,7 @@ class Setup:
 
 def main() -> None:
     """Load the environments, tell the trainer how that went, and serve."""
-    trainer = connect_to_parent()
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")  # when memory runs out, an episode is lost, not the run
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the trainer has ended
-        show_logs_of_child()
+    with serving_parent() as trainer:
         setup: Setup = pickle.loads(trainer.recv_bytes())
         classes, problems = _loaded(setup)
         trainer.send_bytes(pickle.dumps(problems))

@@ -6,15 +6,11 @@ It builds the function from a `Blueprint`, then answers each `Request` with a `R
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import io
 import os
 import pickle
 import pkgutil
-import signal
 import sys
-from multiprocessing.connection import Connection
 from typing import Any
 
 from grpox.data.reward_signature import Signature
@@ -28,37 +24,23 @@ from grpox.plugins.registry import Registry
 from grpox.rollout.rewards.call import CallFailed, called, defined_at, failure_by
 from grpox.rollout.rewards.lists import ListShape
 from grpox.rollout.rewards.messages import ATTRIBUTES, WHERE, Blueprint, Ready, Reply, Request
-from grpox.runtime.logs import show_logs_of_child
-from grpox.runtime.workers import connect_to_parent, seed_everything
+from grpox.runtime.workers import flush_output, seed_everything, serving_parent
 
 
 def main() -> None:
     """Build, then answer. The first argument is the file descriptor that stacks are written to."""
-    connection, stacks = connect_to_parent(), int(sys.argv[1])
-    _prefer_for_oom_kill()
-    faulthandler.enable(stacks, all_threads=False)
-    faulthandler.register(WHERE, stacks, all_threads=False)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # so that what it prints before it is killed is seen
-    _serve(connection)
-
-
-def _serve(trainer: Connection) -> None:
-    own = os.getpid()
-    try:
-        show_logs_of_child()
+    own, stacks = os.getpid(), int(sys.argv[1])
+    with serving_parent() as trainer:
+        faulthandler.enable(stacks, all_threads=False)
+        faulthandler.register(WHERE, stacks, all_threads=False)
         function, ready = _built(trainer.recv())
         trainer.send(ready)
         while function is not None:
-            request = trainer.recv()
-            message = _answer(function, request)
+            message = _answer(function, trainer.recv())
             if os.getpid() != own:  # the function forked, and this is the child
                 os._exit(0)
-            _flush()
+            flush_output()
             trainer.send_bytes(message)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        # The trainer has ended, so that nobody else would kill what the function has started.
-        os.killpg(0, signal.SIGKILL)
 
 
 def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
@@ -130,18 +112,6 @@ def _use_device(index: int | None) -> None:
     torch = sys.modules.get("torch")  # where the function has not imported it, it needs no device
     if index is not None and torch is not None:
         torch.cuda._lazy_call(lambda: torch.cuda.set_device(index))
-
-
-def _prefer_for_oom_kill() -> None:
-    """Let the kernel kill this process first when memory runs out: it can be started again."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, or replaced, by the function
-            stream.flush()
 
 
 if __name__ == "__main__":
