@@ -118,7 +118,8 @@ def use_device(index: int | None) -> None:
         sys.modules["torch"].cuda.set_device(index)
 
 
-OWN_FOLDER = Path(__file__).parent
+OWN_FOLDERS = {Path(__file__).parent, Path(raise_if_signal.__code__.co_filename).parent}
+"""Folders whose lines are no user's."""
 
 
 def raised_at(error: BaseException, function: Callable[..., Any]) -> str:
@@ -152,7 +153,7 @@ def _first_of_user(frames: Iterable[traceback.FrameSummary]) -> str:
     """The first frame that this package called; the caller of this package is none."""
     inside = False
     for frame in frames:
-        own = Path(frame.filename).parent == OWN_FOLDER
+        own = Path(frame.filename).parent in OWN_FOLDERS
         if inside and not own:
             return f"{Path(frame.filename).name}:{frame.lineno}"
         inside = inside or own

@@ -119,11 +119,18 @@ WHOLE_CALL = {
     "is_killed": r"lost its process to signal 9 \(SIGKILL, as the kernel does where memory runs out\)" + AT,
     "closes_everything": r"closed its connection to the trainer" + AT,
     "logs_what_cannot_be_sent": r"logged by log_extra what cannot be pickled",
+    "logs_what_exits_as_it_is_sent": r"logged by log_extra what cannot be pickled \(SystemExit: 0\)",
+    "logs_what_exits_as_it_is_read": r"sent back what the trainer cannot read: SystemExit: 0$",
+    "returns_a_number_that_exits": r"raised SystemExit: 0",
+    "raises_an_interrupt": r"raised KeyboardInterrupt" + AT,
+    "raises_without_a_text": r"raised Mute: its message cannot be read: ValueError" + AT,
+    "raises_its_own": r"raised Own: mine" + AT,
 }
 ONE_COMPLETION = {
     "returns_nan": r"returned nan \(float\) for completion 0",
     "returns_inf": r"returned inf \(float\) for completion 0",
     "returns_text": r"returned '1' \(str\) for completion 0",
+    "returns_what_cannot_be_sent": r"returned <grpox.*Unsendable object.* for completion 0",
 }
 FAULTS = WHOLE_CALL | ONE_COMPLETION
 

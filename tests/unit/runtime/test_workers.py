@@ -57,6 +57,7 @@ def test_a_child_that_is_late_is_killed_with_what_it_started(child: Any) -> None
     late.kill()
     other.wait(patient(10))
     assert late.has_ended()
+    assert late.pid not in psutil.pids()  # and is no zombie
 
 
 def test_what_a_child_started_in_groups_of_their_own_ends_with_it(child: Any) -> None:
@@ -160,10 +161,3 @@ def test_a_child_without_an_owner_is_killed() -> None:
 def test_standard_input_of_a_child_is_nothing(child: Any) -> None:
     reads = child(BEGIN + "import sys; parent.send_bytes(repr(sys.stdin.read()).encode())")
     assert reads.receive(soon()) == b"''"
-
-
-def test_no_process_is_left(child: Any) -> None:
-    before = set(psutil.Process().children())
-    echo = child(ECHO)
-    echo.kill()
-    assert set(psutil.Process().children()) == before
