@@ -95,10 +95,10 @@ class Child:
         self._ending = threading.Lock()
         # A file, because a pipe that nobody reads would block the child once it is full.
         self._prints = None if output else tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
-        self.output = ChildOutput(output) if isinstance(output, str) and output else None
+        self.output = ChildOutput(output) if output and isinstance(output, str) else None
+        streams: Any = output or (self._prints, self._prints)
         if self.output is not None:
-            output = self.output.stdout, self.output.stderr
-        stdout, stderr = output or (self._prints, self._prints)
+            streams = self.output.stdout, self.output.stderr
         near, far = socket.socketpair()
         self._connect(near, stall)
         lifeline, ours = os.pipe()
@@ -107,8 +107,8 @@ class Child:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
                 [sys.executable, *arguments, str(lifeline)],
                 stdin=far.fileno(),
-                stdout=stdout,
-                stderr=stderr,
+                stdout=streams[0],
+                stderr=streams[1],
                 pass_fds=(lifeline, *pass_fds),
                 env=environment,
                 cwd=folder,

@@ -14,7 +14,7 @@ from grpox.rollout.episodes.messages import Blueprint, Environments, Lost, Reque
 from grpox.rollout.rewards.background_loop import BackgroundCall
 
 
-class LocalEnvironments(Environments[Host]):
+class LocalEnvironments(Environments):
     """Environments in this process; only async calls have a time limit.
 
     The trainer's random generators are not seeded for them. Sync methods run one after the other in the calling
@@ -54,7 +54,7 @@ class LocalEnvironments(Environments[Host]):
             awaited: dict[int, list[Awaitable[Any]]] = {}
             for key, work in list(works.items()):
                 try:
-                    awaited[key] = work.send(ends[key])  # type: ignore[arg-type]  # the first is None
+                    awaited[key] = work.send(ends[key])  # the first is None
                     continue
                 except StopIteration as end:
                     answers[key] = end.value

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from grpox.contracts import Message, ToolCall, ToolResult
 
@@ -105,10 +105,9 @@ class Request(IntEnum):
 
 LAST = (Request.FINISH, Request.CLOSE)
 """Requests after which an environment is closed."""
-Open = TypeVar("Open")
 
 
-class Environments(Generic[Open]):
+class Environments:
     """The environments of a rank: each episode has one under its key, from `start` to `finish`.
 
     Methods may be called by several threads at once, for different keys. Each waits for all answers, which come
@@ -118,7 +117,8 @@ class Environments(Generic[Open]):
     def __init__(self) -> None:
         self.counters = Counters()
         self._counting = threading.Lock()
-        self._open: dict[int, Open] = {}
+        self._open: dict[int, Any] = {}
+        """Key -> object that stands for the environment, from its building to its end."""
 
     def start(self, starts: Mapping[int, Start]) -> dict[int, Observation | Lost]:
         """Build and reset environments.
@@ -150,8 +150,8 @@ class Environments(Generic[Open]):
         """Close all environments, and end their processes."""
         raise NotImplementedError
 
-    def _new(self, starts: Mapping[int, Start]) -> dict[int, Open]:
-        """Return what stands for each environment until it is closed."""
+    def _new(self, starts: Mapping[int, Start]) -> dict[int, Any]:
+        """Return what stands for each environment."""
         raise NotImplementedError
 
     def _ask(self, kind: Request, messages: Mapping[int, Any]) -> dict[int, Any]:

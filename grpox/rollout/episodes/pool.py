@@ -105,7 +105,7 @@ def open_environments(
     return ProcessEnvironments(checked["environment"], checked["tool"], config)
 
 
-class ProcessEnvironments(Environments["_Episode"]):
+class ProcessEnvironments(Environments):
     """Environments in processes of their own.
 
     One small process imports the environments, without torch, and forks one for each episode. It is started
@@ -167,7 +167,7 @@ class ProcessEnvironments(Environments["_Episode"]):
 
     def _answer(self, key: int, kind: Request, message: Any) -> Observation | Outcome | Lost:
         """Send one request and wait for the answer, which may be the end of the environment."""
-        episode = self._open.get(key)
+        episode: _Episode | None = self._open.get(key)
         if episode is None:
             return Lost()
         with episode.in_use:
@@ -335,12 +335,12 @@ class _Episode(Child):
             reason: empty if it ended by itself.
             what: its last call, then.
         """
-        told = self.forker.end_episode(self._number, is_killed=bool(reason)) if self._number else ""
+        reported = self.forker.end_episode(self._number, is_killed=bool(reason)) if self._number else ""
         if self._number:
             self.connection.close()
         if self.forker.failure:
             return Lost(f"the process of all environments {self.forker.failure}")
-        return Lost(reason or f"{told}{what}")
+        return Lost(reason or f"{reported}{what}")
 
 
 class _Answers(pickle.Unpickler):

@@ -190,8 +190,9 @@ class NamedReward:
     @cached_property
     def signature(self) -> Signature:
         """The signature of the function, which is read once."""
-        apart = isinstance(self.function, RewardProcess)
-        return self.function.ready.signature if apart else Signature.of(self.function)
+        if isinstance(self.function, RewardProcess):
+            return self.function.ready.signature
+        return Signature.of(self.function)
 
     @cached_property
     def lists(self) -> ListShape | None:
@@ -200,8 +201,9 @@ class NamedReward:
         Raises:
             ValueError: its attributes `per` and `separator` say neither.
         """
-        apart = isinstance(self.function, RewardProcess)
-        return self.function.ready.lists if apart else ListShape.of(self.function)
+        if isinstance(self.function, RewardProcess):
+            return self.function.ready.lists
+        return ListShape.of(self.function)
 
     def call(self, arguments: Mapping[str, Any], count: int, by_name: ByName | None = None) -> RewardCall:
         """Return a call that has not started yet.

@@ -268,15 +268,6 @@ def test_a_failing_function_is_told_with_what_follows_from_it():
         assert fact in second
 
 
-def test_a_long_text_of_an_exception_is_cut():
-    def long(**_):
-        raise ValueError("x" * 100_000)
-
-    with pytest.raises(RunFailed) as caught:
-        scored(NamedReward("judge", long))
-    assert len(str(caught.value)) < 2_200
-
-
 def test_an_interrupt_of_its_own_in_the_main_thread_is_its_failure():
     """The run remembers its signals there, and none has come."""
 
