@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -71,18 +71,12 @@ def watching(folder: Path) -> Iterator[None]:
     from grpox.observing.page.beside import serve_beside
     from grpox.runtime.workers import ChildFailed
 
-    served = serve_beside(folder)
-    try:
-        address = served.__enter__()
-    except (OSError, ChildFailed) as error:
-        warn(f"--watch: the page cannot be served: {describe(error)}")
+    with ExitStack() as stack:
+        try:
+            print_address(stack.enter_context(serve_beside(folder)))
+        except (OSError, ChildFailed) as error:
+            warn(f"--watch: the page cannot be served: {describe(error)}")
         yield
-        return
-    try:
-        print_address(address)
-        yield
-    finally:
-        served.__exit__(None, None, None)
 
 
 def print_address(address: str) -> None:

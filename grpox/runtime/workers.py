@@ -224,9 +224,9 @@ class Child:
                 self.connection.close()
             finally:
                 self.in_use.release()
-        self.end_call()
+        self._end_call()
 
-    def end_call(self) -> None:
+    def _end_call(self) -> None:
         """Pass on what it has printed so far, see `ChildOutput.end_call`."""
         if self.output is not None:
             self.output.end_call()

@@ -146,8 +146,9 @@ class ProcessEnvironments(Environments):
     def _new(self, starts: Mapping[int, Start]) -> dict[int, _Episode]:
         starting = {key: _pickled(start) for key, start in starts.items()}
         forker = self._forker.get()
-        if forker.failure:
-            logger.warning("the process of the environments is started again: it %s", forker.failure)
+        if forker.failure or forker.has_ended():
+            reason = forker.failure or "has ended"
+            logger.warning("the process of the environments is started again: it %s", reason)
             self._forker.stop()
             forker = self._forker.get()
         _allow_files(len(self._open) + len(starting) + FILES)
@@ -162,7 +163,8 @@ class ProcessEnvironments(Environments):
         }
         result = {key: answers[key].result() if key in answers else Lost() for key in messages}
         for forker in forkers:
-            forker.end_call()
+            if forker.output is not None:
+                forker.output.end_call()
         return result
 
     def _answer(self, key: int, kind: Request, message: Any) -> Observation | Outcome | Lost:

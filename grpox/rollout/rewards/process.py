@@ -219,7 +219,7 @@ class _Running(Child):
             raise ProcessFailed(what) from error
         except ChildEnded as error:
             raise ProcessFailed(self._end_text("closed its connection to the trainer")) from error
-        self.end_call()
+        self._end_call()
         try:
             return pickle.loads(answer)
         except BaseException as error:  # a user's objects are made here, which may raise anything
@@ -246,7 +246,7 @@ class _Running(Child):
     def _end_text(self, alive: str) -> str:
         """Describe how the process ended; return `alive`, with its place, if it goes on."""
         code = self.end()
-        self.end_call()
+        self._end_call()
         return f"{alive if code is None else end_text(code)}{self._placed(ask=code is None)}"
 
     def _placed(self, ask: bool) -> str:

@@ -489,6 +489,10 @@ def test_a_forker_that_is_killed_takes_its_processes_along_and_is_started_again(
     begin(hasty, 7)
     assert hasty.finish([1, 2, 7])[7].rewards == {"": 7.0}
     assert hasty.counters == Counters(4, 1, 3)
+    psutil.Process(hasty._forker.current.pid).kill()  # while nothing is open
+    wait_until(hasty._forker.current.has_ended, "it has ended", 20)
+    begin(hasty, 8)
+    assert hasty.finish([8])[8].rewards == {"": 8.0}
 
 
 def test_a_process_takes_along_what_its_tools_started_though_the_forker_cannot(hasty: Any) -> None:
