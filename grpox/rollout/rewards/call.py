@@ -53,7 +53,7 @@ def called(
     try:
         returned = function(**accepted(signature or Signature.of(function), arguments))
         if inspect.isawaitable(returned):
-            returned = (settle or (lambda work: value_of(BackgroundCall(awaited(work)))))(returned)
+            returned = settle(returned) if settle else BackgroundCall(awaited(returned)).result()
         scores = checked_scores(returned, count, lengths)
         log.check(count)
     except CallFailed:
@@ -71,24 +71,10 @@ def failure_by(error: BaseException, function: Callable[..., Any], arguments: Ma
     return CallFailed(f"raised {message}{placed(raised_at(error, function))}{hint}")
 
 
-Awaited = tuple[Any, BaseException | None]
-
-
-async def awaited(returned: Awaitable[Any], device: int | None = None) -> Awaited:
-    """Return the value or the exception; asyncio would let SystemExit out of the loop."""
+async def awaited(returned: Awaitable[Any], device: int | None = None) -> Any:
+    """Wait for what a function returned, with the device of its caller."""
     use_device(device)
-    try:
-        return await returned, None
-    except BaseException as error:  # noqa: BLE001 - raised by `value_of`
-        return None, error
-
-
-def value_of(call: BackgroundCall[Awaited]) -> Any:
-    """Wait for the value of an awaitable; raise the exception that it raised."""
-    value, error = call.result()
-    if error is not None:
-        raise error
-    return value
+    return await returned
 
 
 def _form_hint(error: BaseException, completions: Any) -> str:

@@ -16,7 +16,6 @@ from grpox.data.reward_signature import Signature, nested_columns
 from grpox.errors import chain, text_of
 from grpox.rollout.rewards.background_loop import BackgroundCall
 from grpox.rollout.rewards.call import (
-    Awaited,
     ByName,
     CallFailed,
     CallLog,
@@ -28,7 +27,6 @@ from grpox.rollout.rewards.call import (
     own_copies,
     placed,
     use_device,
-    value_of,
 )
 from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.rollout.rewards.process import ProcessFailed, RewardProcess
@@ -73,7 +71,7 @@ class RewardCall:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._abandoned = False
-        self._awaited: BackgroundCall[Awaited] | None = None
+        self._awaited: BackgroundCall[Any] | None = None
         self._device = current_device()
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=lambda: context.run(self.run), name="grpox-reward", daemon=True)
@@ -160,7 +158,7 @@ class RewardCall:
                 if self._abandoned:
                     raise asyncio.CancelledError
                 self._awaited = BackgroundCall(awaited(returned, self._device))
-            return value_of(self._awaited)
+            return self._awaited.result()
         except asyncio.CancelledError:
             if inspect.iscoroutine(returned):  # it never began: else the cancellation was raised in it
                 returned.close()
