@@ -8,30 +8,28 @@ import functools
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
-
-Result = TypeVar("Result")
+from typing import Any
 
 
-class BackgroundCall(Generic[Result]):
+class BackgroundCall:
     """A coroutine at work in the background loop, from the moment this is built.
 
     The loop outlives the call, because clients that users create once (aiohttp, httpx, openai) hold
     connections that belong to the loop of their first use.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, Result]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self._loop = _background_loop()
-        self._task: Future[asyncio.Task[Result]] = Future()
+        self._task: Future[asyncio.Task[Any]] = Future()
         # In a copy of this thread's context.
         self._loop.call_soon_threadsafe(lambda: self._task.set_result(self._loop.create_task(work)))
         self._ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
 
-    async def _end(self) -> asyncio.Task[Result]:
+    async def _end(self) -> asyncio.Task[Any]:
         await asyncio.wait([self._task.result()])
         return self._task.result()
 
-    def result(self) -> Result:
+    def result(self) -> Any:
         """Waits for the end and returns the result; also where the caller's own loop is running.
 
         Raises:

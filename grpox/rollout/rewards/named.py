@@ -71,7 +71,7 @@ class RewardCall:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._abandoned = False
-        self._awaited: BackgroundCall[Any] | None = None
+        self._awaited: BackgroundCall | None = None
         self._device = current_device()
         context = contextvars.copy_context()
         self._thread = threading.Thread(target=lambda: context.run(self.run), name="grpox-reward", daemon=True)

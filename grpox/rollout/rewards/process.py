@@ -16,7 +16,7 @@ import psutil
 from grpox.contracts import StepContext
 from grpox.errors import ConfigError, RunFailed, describe, text_of
 from grpox.errors.formatting import format_bytes
-from grpox.rollout.rewards.call import CallFailed, CallLog, CheckedScores, dumped_at, placed
+from grpox.rollout.rewards.call import CallFailed, CallLog, CheckedScores, accepted, dumped_at, placed
 from grpox.rollout.rewards.messages import ATTRIBUTES, WHERE, Blueprint, Ready, Reply, Request
 from grpox.runtime.logs import get_logger
 from grpox.runtime.signals import raise_if_signal
@@ -96,9 +96,8 @@ class RewardProcess:
             CallFailed: it failed there.
             ProcessFailed: the process ended, took longer than the timeout or more than the memory; it is gone.
         """
-        takes = self.ready.signature.names
-        accepted = {n: v for n, v in arguments.items() if takes is None or n in takes}  # the rest is not sent
-        reply = self._ask(Request("", accepted, count, _seed_of(arguments), lengths))
+        sent = accepted(self.ready.signature, arguments)
+        reply = self._ask(Request("", sent, count, _seed_of(arguments), lengths))
         if reply.failure:
             raise CallFailed(reply.failure) from (RemoteError(reply.trace) if reply.trace else None)
         scores, log = reply.value
