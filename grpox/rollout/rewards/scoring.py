@@ -94,7 +94,7 @@ def score(
         "trainer_state": trainer_state,
     }
     calls = call_together(rewards, arguments, count, stop, by_name)
-    _end_on_failure(rewards, calls)
+    warnings = _warnings(rewards, calls)
     logs = {
         reward.label: CallLog() if call.failure else call.log
         for reward, call in zip(rewards, calls, strict=True)
@@ -110,25 +110,18 @@ def score(
             for reward, call in zip(rewards, calls, strict=True)
             if reward.lists is not None
         },
-        warnings=_warnings(rewards, calls),
+        warnings=warnings,
     )
 
 
-def _end_on_failure(rewards: Sequence[NamedReward], calls: Sequence[RewardCall]) -> None:
-    fatal = [
-        (f"reward '{reward.label}' {call.problem}", call.error)
-        for reward, call in zip(rewards, calls, strict=True)
-        if call.problem and reward.on_error == "fail"
-    ]
-    if fatal:
-        cause = next((error for _, error in fatal if error is not None), None)
-        raise RunFailed("\n".join(message for message, _ in fatal)) from cause
-
-
 def _warnings(rewards: Sequence[NamedReward], calls: Sequence[RewardCall]) -> dict[str, str]:
-    warnings = {}
+    """Return warnings of what went wrong; raises RunFailed where a function with the policy ``fail`` failed."""
+    fatal, warnings, causes = [], {}, []
     for reward, call in zip(rewards, calls, strict=True):
-        if call.problem:
+        if call.problem and reward.on_error == "fail":
+            fatal.append(f"reward '{reward.label}' {call.problem}")
+            causes += [call.error] if call.error is not None else []
+        elif call.problem:
             warnings[f"failure of {reward.label}"] = (
                 f"reward '{reward.label}' {call.problem}\n    it abstains for those completions; "
                 f"further failures are only counted (rewards/{reward.label}/errors)"
@@ -138,6 +131,8 @@ def _warnings(rewards: Sequence[NamedReward], calls: Sequence[RewardCall]) -> di
                 f"reward '{reward.label}' sets a signal handler, which Python allows in the main thread only: "
                 "it is called there, where its timeout cannot be kept"
             )
+    if fatal:
+        raise RunFailed("\n".join(fatal)) from next(iter(causes), None)
     return warnings
 
 
@@ -399,13 +394,8 @@ def extra_columns(logs: Mapping[str, CallLog]) -> dict[str, list[Any]]:
     }
 
 
-def mean_logged(logs: Iterable[Logged]) -> dict[str, dict[str, float]]:
-    """The mean of each metric over the ranks or batches that have it, label by label, in a fixed order."""
-    return weighed_mean_logged((log, 1) for log in logs)
-
-
 def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[str, float]]:
-    """Compute `mean_logged` over logs with weights; logs without a metric do not count in it."""
+    """The weighed mean of each metric over the logs that have it, label by label, in a fixed order."""
     by_name: dict[str, dict[str, list[tuple[float, int]]]] = {}
     for log, weight in logs:
         for name, by_label in log.items():
