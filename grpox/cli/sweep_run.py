@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,15 +27,13 @@ from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redact
 from grpox.observing.observers import Observers
 from grpox.runfile.load import load_run
-from grpox.runtime import launch
+from grpox.runtime import launch, workers
 from grpox.runtime.files import write_atomically
 
 POLL = 0.2
 """Seconds between two checks of the processes."""
 END_SECONDS = 60.0
 """Seconds that interrupted runs have for their last step and checkpoint before they are killed."""
-_PDEATHSIG = 1
-"""Option of prctl: the signal that a process gets when its parent dies."""
 
 Status = Literal["FINISHED", "FAILED", "RUNNING", "WAITING", "KILLED"]
 
@@ -48,7 +43,7 @@ class _Training:
     """A run and its process."""
 
     child: Child
-    process: subprocess.Popen[bytes]
+    process: workers.Child
     slot: int
     """Number from 0, different for runs at the same time."""
     task: TaskID
@@ -150,7 +145,7 @@ class Sweep:
                     time.sleep(POLL)
                     for each in () if hidden else running:
                         bars.update(each.task, completed=last_step(each.child.folder))
-                    for each in [each for each in running if each.process.poll() is not None]:
+                    for each in [each for each in running if each.process.has_ended()]:
                         running.remove(each)
                         bars.remove_task(each.task)
                         self._end(each)
@@ -167,21 +162,20 @@ class Sweep:
         self._write()
         child.log.parent.mkdir(parents=True, exist_ok=True)
         with child.log.open("ab") as log:
-            process = subprocess.Popen(
-                train_command(self.run, child, self.ranks),
-                env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                # Ctrl-C in the terminal then reaches only this process, which ends the runs once.
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
+            # In a session of its own: Ctrl-C in the terminal reaches this process alone, which ends the runs.
+            # Where this one is killed, a run gets SIGTERM, so that the command can be repeated.
+            command = train_command(self.run, child, self.ranks)
+            process = workers.Child(
+                ["-m", workers.__name__, str(signal.SIGTERM.value), *command],
+                stall=0,
+                output=(log.fileno(), log.fileno()),
+                environment={**os.environ, **environment},
             )
         return _Training(child, process, slot, task, time.monotonic())
 
     def _end(self, ended: _Training) -> None:
         child = ended.child
-        failed = ended.process.returncode != 0 or child.summary() is None
+        failed = ended.process.end() != 0 or child.summary() is None
         printed = [line.strip() for line in tail_lines(child.log, 4096) if line.strip()]
         error = redact(printed[-1]) if failed and printed else ""
         self._status[child.name] = ("FAILED" if failed else "FINISHED", error)
@@ -275,24 +269,15 @@ def train_command(run: str, child: Child, ranks: int) -> list[str]:
     return [sys.executable, *launcher, "-m", "grpox", "train", run, *child.overrides, "--resume", "auto"]
 
 
-def _end_with_parent() -> None:
-    """End the new process when this one is killed, so that the command can be repeated."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGTERM)
-
-
-def _terminate(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _terminate(processes: Sequence[workers.Child]) -> None:
     for process in processes:
         # Not to the process group: a launcher forwards the signal, and a second signal would end a run at once.
-        process.terminate()
+        process.signal(signal.SIGTERM)
     deadline = time.monotonic() + END_SECONDS
     for process in processes:
-        try:
-            process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        while not process.has_ended() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.kill()
 
 
 def _devices(parallel: int, ranks: int) -> list[dict[str, str]]:

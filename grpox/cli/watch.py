@@ -67,7 +67,7 @@ def watch(
 def watching(folder: Path) -> Iterator[None]:
     """Serve the page of a run within the block, in another process; the run goes on if that is not possible."""
     from grpox.observing.page.server import serve_beside
-    from grpox.runtime.child import ChildFailed
+    from grpox.runtime.workers import ChildFailed
 
     with ExitStack() as served:
         try:

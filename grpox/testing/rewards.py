@@ -19,8 +19,8 @@ from unittest import SkipTest
 
 from grpox.contracts import Rollout, TrainerState, completion_text
 from grpox.data.reward_signature import Signature, missing_columns
-from grpox.rollout.rewards.call import RewardCall
 from grpox.rollout.rewards.lists import ListShape, lengths_of
+from grpox.rollout.rewards.named import RewardCall
 from grpox.rollout.rewards.scoring import episode_arguments
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.formula import parameters_of

@@ -12,7 +12,7 @@ from grpox.data.reward_signature import missing_columns
 from grpox.errors import describe
 from grpox.plugins.component_state import changed_attributes, plain_state, state_hashes
 from grpox.plugins.optional_methods import has_method, has_state, methods_problem, statistics_of
-from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.named import RewardCall
 from grpox.testing.loss_examples import COLUMNS, example
 
 NAN = float("nan")

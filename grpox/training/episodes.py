@@ -16,7 +16,7 @@ from grpox.environments.contract import overrides, tools_of
 from grpox.environments.from_factory import as_environment
 from grpox.environments.schemas import method_schema, tool_schema
 from grpox.rollout.episodes.messages import Blueprint, Environments
-from grpox.rollout.episodes.opening import open_environments
+from grpox.rollout.episodes.pool import open_environments
 from grpox.rollout.episodes.turn_tokens import TurnTokens
 from grpox.rollout.episodes.waves import EnvironmentRows, EpisodeLoop
 from grpox.runfile.environment_rows import EnvironmentOfRow

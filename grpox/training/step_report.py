@@ -18,7 +18,7 @@ from grpox.observing.token_files import token_file, write_tokens
 from grpox.policy.batch import Sample
 from grpox.rollout.collector import Collector, GenerationBatch
 from grpox.rollout.metrics import mean_metrics, model_length
-from grpox.rollout.rewards.scoring import mean_logged, with_logged
+from grpox.rollout.rewards.scoring import weighed_mean_logged, with_logged
 from grpox.runtime.files import read_mapping, write_error_message
 from grpox.runtime.logs import WarnOnce
 from grpox.update.mismatch import mismatch_warnings
@@ -106,7 +106,7 @@ class StepReport:
         own |= {"num_tokens": self.state.num_tokens, "epoch": epoch}
         own |= self.state.control.metrics()
         own["observers/failures"] = sum(self.observers.failures.values())
-        metrics, renamed = with_logged(own, mean_logged(batch.logged for batch in new))
+        metrics, renamed = with_logged(own, weighed_mean_logged((batch.logged, 1) for batch in new))
         self.warn.all({what: what for what in renamed})
         self.warn.all(mismatch_warnings(metrics, step, promised=self.logprobs_promised))
         self.state.metrics = metrics

@@ -34,9 +34,9 @@ from grpox.errors.redaction import redact
 from grpox.observing.page.data import CONFIG, METRICS, VERSIONS, compare
 from grpox.observing.page.search import CompletionSearch
 from grpox.observing.page.source import RunSource
-from grpox.runtime.child import Child, connect_to_parent
 from grpox.runtime.files import readable
 from grpox.runtime.logs import get_logger
+from grpox.runtime.workers import Child, connect_to_parent
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

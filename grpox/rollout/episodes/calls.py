@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from grpox.contracts import Message, ToolCall
 from grpox.data.chat import ChatTemplate, Schema
 from grpox.errors import ConfigError, RunFailed
-from grpox.runtime.child import Child, ChildFailed, Restarted, connect_to_parent
+from grpox.runtime.workers import Child, ChildFailed, Restarted, connect_to_parent
 
 _HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]*)"')

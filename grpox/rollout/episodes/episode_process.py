@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import mmap
 import os
 import pickle
 import resource
@@ -12,10 +11,8 @@ import shutil
 import signal
 import struct
 import sys
-import time
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from enum import IntEnum
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any, NoReturn
@@ -23,56 +20,27 @@ from typing import Any, NoReturn
 from grpox.environments.calling import CANCEL_SECONDS, CallTimeout, Result, Settled, Work, settle
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import EnvironmentClass
-from grpox.rollout.episodes.messages import Start
-from grpox.runtime.child import seed_everything
+from grpox.rollout.episodes.messages import LAST, Request, Start
+from grpox.runtime.workers import ends_with_connection, flush_output, seed_everything
 
 REPEAT_SECONDS = 0.5
 """Seconds after which a call that went on in spite of CallTimeout is interrupted again."""
-_HEAD = struct.Struct("d")
-_SIZE = 256
-
-
-class Request(IntEnum):
-    """Requests to the process of an episode."""
-
-    START = 1
-    STEP = 2
-    FINISH = 3
-    CLOSE = 4
-    """Close without an outcome."""
-
-
-LAST = (Request.FINISH, Request.CLOSE)
-"""Requests after which the process ends."""
-
-
-class Progress:
-    """Current call of a process and its time limit, in memory shared with the process that forked it."""
-
-    def __init__(self) -> None:
-        self._shared = mmap.mmap(-1, _SIZE)
-
-    def note(self, what: str, deadline: float) -> None:
-        """Write what runs now and its deadline by time.monotonic."""
-        text = what.encode("utf-8", "replace")[: _SIZE - _HEAD.size]
-        self._shared[_HEAD.size :] = text.ljust(_SIZE - _HEAD.size, b"\0")
-        self._shared[: _HEAD.size] = _HEAD.pack(deadline)
-
-    @property
-    def deadline(self) -> float:
-        return float(_HEAD.unpack_from(self._shared)[0])
-
-    @property
-    def what(self) -> str:
-        """Name of the last call of the present request."""
-        return self._shared[_HEAD.size :].rstrip(b"\0").decode("utf-8", "replace")
+END_SECONDS = 2
+"""Seconds that a process has to end after its last answer."""
+CALL = struct.Struct("!xd")
+"""Head of the message that a call begins: a zero, and its time limit in seconds, before its name."""
 
 
 class SignalLimit:
-    """Interrupts calls in the main thread that take longer than so many seconds."""
+    """Interrupts calls in the main thread that take longer than so many seconds.
 
-    def __init__(self, seconds: float, progress: Progress) -> None:
-        self._seconds, self._progress = seconds, progress
+    Args:
+        connection: to the trainer, which learns of each call, and kills the process if one goes on.
+    """
+
+    def __init__(self, seconds: float, connection: Connection) -> None:
+        self._seconds, self._connection = seconds, connection
+        self._own = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         """Event loop of this process, which keeps clients alive between turns; made when it is needed."""
         self._what = ""
@@ -83,7 +51,8 @@ class SignalLimit:
         """Limit a block; `more` is added to the time."""
         self._what = what
         seconds = self._seconds + more
-        self._progress.note(what, time.monotonic() + seconds)
+        if os.getpid() == self._own:  # else the environment forked, and this is the child
+            self._connection.send_bytes(CALL.pack(seconds) + what.encode("utf-8", "replace"))
         signal.signal(signal.SIGALRM, self._raise)  # a call before may have put its own
         self._is_armed = True
         signal.setitimer(signal.ITIMER_REAL, seconds, REPEAT_SECONDS)
@@ -92,8 +61,6 @@ class SignalLimit:
         finally:
             self._is_armed = False
             signal.setitimer(signal.ITIMER_REAL, 0.0)
-            # The name stays: where the process ends now, as by sys.exit, it is the reason.
-            self._progress.note(what, time.monotonic() + self._seconds)
 
     def run(self, awaitables: list[Awaitable[Any]]) -> list[Settled]:
         """Run awaitables together; those that block the loop or defy their cancellation are interrupted."""
@@ -121,35 +88,32 @@ class SignalLimit:
 def serve_episode(
     connection: Connection,
     classes: Sequence[EnvironmentClass],
-    start: bytes,
-    progress: Progress,
     limits: tuple[int, float, float],
     folder: str,
 ) -> NoReturn:
     """Answer requests until the last one, and end the process.
 
     Args:
-        connection: to the process that forked this one.
-        start: the first request, pickled: a row may need modules that the other processes shall not import.
+        connection: to the trainer.
         limits: most calls of a turn, seconds of a call, GiB of memory.
         folder: its folder for temporary files, which is removed at the end.
     """
     max_calls, seconds, memory = limits
     most = int(memory * 2**30)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    limit = SignalLimit(seconds, progress)
+    limit = SignalLimit(seconds, connection)
     own, code = os.getpid(), 0
     try:
-        request: Start = pickle.loads(start)
-        seed_everything(request.seed)
-        host = Host(classes[request.environment], max_calls, seconds, limit)
-        _serve(connection, host, host.start(request), limit)
-        gc.collect()  # finalizers of what the environment left, such as temporary folders
+        _serve(connection, classes, limit, max_calls, seconds)
+        # Finalizers of what the environment left, such as temporary folders; the kernel ends those that hang.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(END_SECONDS)
+        gc.collect()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1 if end.code else 0
         if isinstance(end.code, str):
             sys.stderr.write(f"{end.code}\n")
-    _flush()
+    flush_output()
     if os.getpid() == own:  # else the environment forked, and this is the child
         # The forker does so as well, for those that are killed; here it holds up no other episode.
         shutil.rmtree(folder, ignore_errors=True)
@@ -167,31 +131,31 @@ def _end_group() -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _serve(connection: Connection, host: Host, work: Work[Any], limit: SignalLimit) -> None:
-    own, kind = os.getpid(), Request.START
-    while True:
-        answer: object = _driven(work, limit)
-        if os.getpid() != own:  # the environment forked, and this is the child
-            os._exit(0)
-        if kind in LAST:
-            limit.close()
-        _flush()
-        try:
+def _serve(
+    connection: Connection,
+    classes: Sequence[EnvironmentClass],
+    limit: SignalLimit,
+    max_calls: int,
+    seconds: float,
+) -> None:
+    own = os.getpid()
+    with ends_with_connection():
+        start: Start = pickle.loads(connection.recv_bytes()[1:])
+        seed_everything(start.seed)
+        host = Host(classes[start.environment], max_calls, seconds, limit)
+        kind, message = Request.START, start
+        while True:
+            answer: object = _driven(host.answer(kind, message), limit)
+            if os.getpid() != own:  # the environment forked, and this is the child
+                os._exit(0)
+            if kind in LAST:
+                limit.close()
+            flush_output()
             connection.send_bytes(pickle.dumps(answer))
             if kind in LAST:
                 return
-            message = connection.recv_bytes()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            # The forker has ended, and nobody else would kill what the environment has started in this group.
-            os.killpg(0, signal.SIGKILL)
-        kind = Request(message[0])
-        work = _work(host, kind, message[1:])
-
-
-def _work(host: Host, kind: Request, payload: bytes) -> Work[Any]:
-    if kind == Request.STEP:
-        return host.step(pickle.loads(payload))
-    return host.finish() if kind == Request.FINISH else host.abandon()
+            received = connection.recv_bytes()
+            kind, message = Request(received[0]), pickle.loads(received[1:])
 
 
 def _driven(work: Work[Result], limit: SignalLimit) -> Result:
@@ -203,9 +167,3 @@ def _driven(work: Work[Result], limit: SignalLimit) -> Result:
     except StopIteration as end:
         result: Result = end.value
         return result
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # closed, or replaced, by the environment
-            stream.flush()

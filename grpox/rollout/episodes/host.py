@@ -16,7 +16,7 @@ from grpox.environments.tools import Toolbox, clean_text
 from grpox.errors import brief, describe
 from grpox.plugins.component_state import NotPlain
 from grpox.rollout.episodes.loading import EnvironmentClass
-from grpox.rollout.episodes.messages import Action, Observation, Outcome, Start
+from grpox.rollout.episodes.messages import Action, Observation, Outcome, Request, Start
 from grpox.rollout.episodes.plain_values import number, plain_value, state_text
 
 OWN_FOLDERS = {Path(__file__).parent, Path(call.__code__.co_filename).parent}
@@ -25,6 +25,10 @@ OWN_FOLDERS = {Path(__file__).parent, Path(call.__code__.co_filename).parent}
 
 class Failed(Exception):
     """Raised where a method of the environment failed; the text says how and where."""
+
+
+PROBLEMS = (Failed, NotPlain)
+"""Failures of an environment."""
 
 
 class Host:
@@ -46,33 +50,37 @@ class Host:
         """None before it is built and after it is closed."""
         self._actions = 0
 
-    def start(self, start: Start) -> Work[Observation]:
-        """Build the instance and reset it."""
+    def answer(self, kind: Request, message: Any) -> Work[Observation | Outcome]:
+        """Follow one request."""
+        if kind == Request.CLOSE:
+            return Outcome(failure=(yield from self.close()))
+        if kind == Request.FINISH:
+            return (yield from self._finish())
         try:
-            self._instance = yield from self._value(self._class.build, "__init__")
-            reset = self._instance.reset
-            returned = yield from self._value(lambda: reset(start.row, start.seed), "reset")
-            return self._observation(content=_content(returned, "reset"))
-        except Failed as failure:
-            return Observation(failure=str(failure))
+            return (yield from self._start(message) if kind == Request.START else self._step(message))
+        except PROBLEMS as problem:
+            return Observation(failure=str(problem))
 
-    def step(self, action: Action) -> Work[Observation]:
+    def _start(self, start: Start) -> Work[Observation]:
+        self._instance = yield from self._value(self._class.build, "__init__")
+        reset = self._instance.reset
+        returned = yield from self._value(lambda: reset(start.row, start.seed), "reset")
+        return self._observation(content=_content(returned, "reset"))
+
+    def _step(self, action: Action) -> Work[Observation]:
         """Give the environment a turn of the model."""
         self._actions += 1
-        try:
-            instance = self._open_instance()
-            if calls := self._calls(instance, action):
-                box = Toolbox(self._class.tools, instance, self._max_calls, self._seconds, self._limit)
-                results = yield from box.run(calls)
-                return self._observation(results=results)
-            if not overrides(type(instance), "reply"):
-                return self._observation()
-            returned = yield from self._value(lambda: instance.reply(action.text), "reply")
-            return self._observation(returned is None, content=_content(returned, "reply"))
-        except Failed as failure:
-            return Observation(failure=str(failure))
+        instance = self._open_instance()
+        if calls := self._calls(instance, action):
+            box = Toolbox(self._class.tools, instance, self._max_calls, self._seconds, self._limit)
+            results = yield from box.run(calls)
+            return self._observation(results=results)
+        if not overrides(type(instance), "reply"):
+            return self._observation()
+        returned = yield from self._value(lambda: instance.reply(action.text), "reply")
+        return self._observation(returned is None, content=_content(returned, "reply"))
 
-    def finish(self) -> Work[Outcome]:
+    def _finish(self) -> Work[Outcome]:
         """Ask for the outcome of the episode, and close the instance."""
         failures: list[str] = []
         answers: dict[str, Any] = {}
@@ -81,25 +89,15 @@ class Host:
             "turn_rewards": self._turn_rewards,
             "info": _info,
         }
-        for name, check in checks.items():
-            if self._instance is None:  # it could not be built
-                break
+        for name, check in checks.items() if self._instance is not None else ():  # else it could not be built
             try:
                 returned = yield from self._value(getattr(self._instance, name), name)
                 answers[name] = check(returned)
-            except NotPlain as problem:
+            except PROBLEMS as problem:
                 failures.append(str(problem))
-            except Failed as failure:
-                failures.append(str(failure))
-        if failure_of_close := (yield from self.close()):
-            failures.append(failure_of_close)
-        return Outcome(
-            answers.get("reward"), answers.get("turn_rewards", ()), answers.get("info", {}), "; ".join(failures)
-        )
-
-    def abandon(self) -> Work[Outcome]:
-        """Close the instance without asking for an outcome."""
-        return Outcome(failure=(yield from self.close()))
+        failures.append((yield from self.close()))
+        rewards, turn_rewards = answers.get("reward"), answers.get("turn_rewards", ())
+        return Outcome(rewards, turn_rewards, answers.get("info", {}), "; ".join(filter(None, failures)))
 
     def close(self) -> Work[str]:
         """Close the instance, the first time this is called; return its failure, or an empty text."""
@@ -136,10 +134,7 @@ class Host:
             raise Failed(f"raised {describe(error)} in done{_place(error)}") from error
         key = None
         if not done and overrides(type(instance), "state_key"):
-            try:
-                key = self._immediate(lambda: _state(instance), "state_key")
-            except NotPlain as problem:
-                raise Failed(str(problem)) from problem
+            key = self._immediate(lambda: _state(instance), "state_key")
         return Observation(done=done, state_key=key, **fields)
 
     def _turn_rewards(self, returned: Any) -> tuple[float | None, ...]:
@@ -205,10 +200,7 @@ def _content(returned: Any, method: str) -> str | list[Message] | None:
     is_list = isinstance(returned, list | tuple)
     if not is_list or not all(isinstance(each, Mapping) and "role" in each for each in returned):
         raise Failed(f"{method} returned {_brief(returned)}, not text, messages with a role, or None")
-    try:
-        messages: list[Message] = plain_value(returned, f"what {method} returned")
-    except NotPlain as problem:
-        raise Failed(str(problem)) from problem
+    messages: list[Message] = plain_value(returned, f"what {method} returned")
     return messages
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from enum import IntEnum
+from typing import Any
 
 from grpox.contracts import Message, ToolCall, ToolResult
 
@@ -78,32 +80,88 @@ class Outcome:
 class Lost:
     """The environment's process has ended, or was ended because it hung; nothing else is known of it."""
 
-    reason: str
+    reason: str = "is not open"
 
 
-class Environments(Protocol):
+@dataclass
+class Counters:
+    """Numbers of environments since the beginning; those that are open make up the difference."""
+
+    opened: int = 0
+    closed: int = 0
+    lost: int = 0
+    """Environments whose processes ended before they were closed."""
+
+
+class Request(IntEnum):
+    """Requests to an environment."""
+
+    START = 1
+    STEP = 2
+    FINISH = 3
+    CLOSE = 4
+    """Close without an outcome."""
+
+
+LAST = (Request.FINISH, Request.CLOSE)
+"""Requests after which an environment is closed."""
+
+
+class Environments:
     """The environments of a rank: each episode has one under its key, from `start` to `finish`.
 
     Methods may be called by several threads at once, for different keys. Each waits for all answers, which come
     under the same keys; an episode whose environment is `Lost` needs no `finish`.
     """
 
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self._counting = threading.Lock()
+        self._open: dict[int, Any] = {}
+        """Key -> object that stands for the environment, from its building to its end."""
+
     def start(self, starts: Mapping[int, Start]) -> dict[int, Observation | Lost]:
-        """Build and reset environments."""
-        ...
+        """Build and reset environments.
+
+        Raises:
+            RunFailed: a row of the data cannot be sent to another process.
+            ConfigError: the process of the environments had to be started again, and could not load them.
+        """
+        with self._counting:
+            if twice := starts.keys() & self._open.keys():
+                raise ValueError(f"the environment {min(twice)} is open")
+            self._open |= self._new(starts)
+            self.counters.opened += len(starts)
+        return self._ask(Request.START, starts)
 
     def step(self, actions: Mapping[int, Action]) -> dict[int, Observation | Lost]:
         """Give each environment a turn of its model."""
-        ...
+        return self._ask(Request.STEP, actions)
 
     def finish(self, keys: Sequence[int]) -> dict[int, Outcome | Lost]:
         """Ask for the outcomes of ended episodes, and close their environments."""
-        ...
+        return self._ask(Request.FINISH, dict.fromkeys(keys))
 
     def abandon(self, keys: Sequence[int]) -> None:
-        """Close environments whose episodes nobody wants any more."""
-        ...
+        """Close environments whose episodes nobody wants any more; those that are lost are left out."""
+        self._ask(Request.CLOSE, dict.fromkeys(keys))
 
     def close(self) -> None:
-        """Close all environments and end their processes."""
-        ...
+        """Close all environments, and end their processes."""
+        raise NotImplementedError
+
+    def _new(self, starts: Mapping[int, Start]) -> dict[int, Any]:
+        """Return what stands for each environment."""
+        raise NotImplementedError
+
+    def _ask(self, kind: Request, messages: Mapping[int, Any]) -> dict[int, Any]:
+        """Send requests, and return the answers to all; to an environment that is not open, `Lost`."""
+        raise NotImplementedError
+
+    def _note(self, key: int, kind: Request, answer: object) -> None:
+        """Count an environment that an answer ends."""
+        if isinstance(answer, Lost) or kind in LAST:
+            with self._counting:
+                if self._open.pop(key, None) is not None:
+                    self.counters.lost += isinstance(answer, Lost)
+                    self.counters.closed += not isinstance(answer, Lost)

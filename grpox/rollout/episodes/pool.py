@@ -7,12 +7,14 @@ import io
 import math
 import os
 import pickle
+import resource
+import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
@@ -20,12 +22,31 @@ import psutil
 
 from grpox.config import EpisodesConfig
 from grpox.errors import ConfigError, Problem, RunFailed, describe
-from grpox.rollout.episodes.episode_process import LAST, Request
-from grpox.rollout.episodes.forker import LINK, LOST, SHUT, UNASKED, Setup
-from grpox.rollout.episodes.messages import Action, Blueprint, Lost, Observation, Outcome, Start
-from grpox.runtime.child import Child, ChildEnded, ChildFailed, ChildLate, Restarted
-from grpox.runtime.child_output import ChildOutput
+from grpox.errors.formatting import format_bytes
+from grpox.rollout.episodes.episode_process import CALL
+from grpox.rollout.episodes.forker import END, FORK, KILL, ORDER, Setup
+from grpox.rollout.episodes.loading import importable
+from grpox.rollout.episodes.local import LocalEnvironments
+from grpox.rollout.episodes.messages import (
+    LAST,
+    Blueprint,
+    Environments,
+    Lost,
+    Observation,
+    Outcome,
+    Request,
+    Start,
+)
 from grpox.runtime.logs import get_logger
+from grpox.runtime.workers import (
+    END_SECONDS,
+    Child,
+    ChildCut,
+    ChildEnded,
+    ChildFailed,
+    ChildLate,
+    Restarted,
+)
 
 logger = get_logger(__name__)
 GRACE_SECONDS = 5.0
@@ -33,11 +54,15 @@ GRACE_SECONDS = 5.0
 LOAD_SECONDS = 600.0
 """Time limit of importing the environments."""
 STALL_SECONDS = 60.0
-"""Seconds that the forker may pause within a message."""
+"""Seconds that a process may pause within a message, or before it is forked."""
 STOP_SECONDS = 10.0
 """Seconds that the forker may be stopped, as an environment can do by a signal."""
 CLOSE_SECONDS = 30.0
 """Seconds beyond a call's time limit in which all open environments are closed at the end."""
+MOST_ANSWER = 64 << 20
+"""Largest answer of a process in bytes."""
+FILES = 256
+"""Open files that the trainer may need beside one for each episode."""
 ANSWERS = {
     (module, name)
     for module, names in {
@@ -51,69 +76,37 @@ ANSWERS = {
 """Classes in answers. No other is loaded, so that nothing which an environment sends runs in the trainer."""
 
 
-@dataclass
-class Counters:
-    """Numbers of environments since the beginning; those that are open make up the difference."""
+def open_environments(
+    environments: Sequence[Blueprint], tools: Sequence[Blueprint], config: EpisodesConfig
+) -> ProcessEnvironments | LocalEnvironments:
+    """Open the environments of a run, in processes or in the trainer; whoever does must close them.
 
-    opened: int = 0
-    closed: int = 0
-    lost: int = 0
-    """Environments whose processes ended before they were closed."""
+    Args:
+        environments: the run's classes, in its order; none if it has tools alone.
+        tools: the run's functions, which all environments have beside their own tools.
+        config: limits, and where environments run.
 
-
-class _Ledger:
-    """Open environments, each with the forker of its process, and the numbers of those that have ended."""
-
-    def __init__(self) -> None:
-        self.counters = Counters()
-        self._lock = threading.Lock()
-        self._open: dict[int, _Forker] = {}
-        self._reasons: dict[int, str] = {}
-        """Reasons why environments were lost between two requests."""
-
-    def open(self, keys: Iterable[int], forker: _Forker) -> None:
-        """Note environments that begin."""
-        with self._lock:
-            for key in keys:
-                if key in self._open:
-                    raise ValueError(f"the environment {key} is open")
-                self._open[key] = forker
-                self._reasons.pop(key, None)
-                self.counters.opened += 1
-
-    def forker_of(self, key: int) -> _Forker | None:
-        """Return the forker of an open environment."""
-        with self._lock:
-            return self._open.get(key)
-
-    def note_closed(self, key: int) -> None:
-        """Note that an environment was closed."""
-        with self._lock:
-            if self._open.pop(key, None) is not None:
-                self.counters.closed += 1
-
-    def note_lost(self, key: int, reason: str) -> None:
-        """Note that the process of an environment has ended, and why."""
-        with self._lock:
-            if self._open.pop(key, None) is not None:
-                self.counters.lost += 1
-                self._reasons[key] = reason
-
-    def note_all_lost(self, forker: _Forker, reason: str) -> None:
-        """Note that all processes of a forker have ended."""
-        with self._lock:
-            keys = [key for key, its in self._open.items() if its is forker]
-        for key in keys:
-            self.note_lost(key, reason)
-
-    def lost(self, key: int) -> Lost:
-        """Return the reason why an environment is not open, the first time it is asked for."""
-        with self._lock:
-            return Lost(self._reasons.pop(key, "is not open"))
+    Raises:
+        ConfigError: one cannot be loaded, is no environment or tool, or is an object given in Python that needs
+            `isolation: none`.
+    """
+    if config.isolation == "none":
+        return LocalEnvironments(environments, tools, config)
+    problems: list[Problem] = []
+    checked: dict[str, list[Blueprint]] = {"environment": [], "tool": []}
+    for what, blueprints in (("environment", environments), ("tool", tools)):
+        for blueprint in blueprints:
+            try:
+                checked[what].append(importable(blueprint, what))
+            except ConfigError as error:
+                problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return ProcessEnvironments(checked["environment"], checked["tool"], config)
 
 
-class ProcessEnvironments:
-    """`grpox.rollout.episodes.messages.Environments` in processes of their own.
+class ProcessEnvironments(Environments):
+    """Environments in processes of their own.
 
     One small process imports the environments, without torch, and forks one for each episode. It is started
     again by the next `start` if it has ended.
@@ -135,77 +128,54 @@ class ProcessEnvironments:
         config: EpisodesConfig,
         grace: float = GRACE_SECONDS,
     ) -> None:
-        setup = partial(
-            Setup,
-            tuple(environments),
-            tuple(tools),
-            tuple(sys.path),
-            config.max_calls,
-            config.tool_timeout,
-            grace,
-            config.memory,
-            config.concurrency,
-        )
-        self._close_seconds = config.tool_timeout + grace + CLOSE_SECONDS
-        self._starting = threading.Lock()
-        ledger = self._ledger = _Ledger()
-        self._forker = Restarted(lambda: _Forker(setup, ledger))
+        limits = config.max_calls, config.tool_timeout, config.memory
+        setup = partial(Setup, tuple(environments), tuple(tools), tuple(sys.path), *limits)
+        super().__init__()
+        self._limits = config.tool_timeout, grace
+        self._forker = Restarted(lambda: _Forker(setup))
         self._forker.get()
-
-    @property
-    def counters(self) -> Counters:
-        """Numbers of environments that were opened, closed and lost."""
-        return self._ledger.counters
-
-    def start(self, starts: Mapping[int, Start]) -> dict[int, Observation | Lost]:
-        """Build and reset environments.
-
-        Raises:
-            RunFailed: a row of the data cannot be sent to another process.
-            ConfigError: the process of the environments had to be started again, and could not load them.
-        """
-        payloads = {key: _pickled(start) for key, start in starts.items()}
-        with self._starting:
-            forker = self._forker.get()
-            if forker.failure:
-                logger.warning("the process of the environments is started again: it %s", forker.failure)
-                self._forker.stop()
-                forker = self._forker.get()
-            self._ledger.open(starts, forker)
-        return self._ask(Request.START, payloads)
-
-    def step(self, actions: Mapping[int, Action]) -> dict[int, Observation | Lost]:
-        """Give each environment a turn of its model."""
-        return self._ask(Request.STEP, {key: pickle.dumps(action) for key, action in actions.items()})
-
-    def finish(self, keys: Sequence[int]) -> dict[int, Outcome | Lost]:
-        """Ask for the outcomes of ended episodes, and close their environments."""
-        return self._ask(Request.FINISH, dict.fromkeys(keys, b""))
-
-    def abandon(self, keys: Sequence[int]) -> None:
-        """Close environments whose episodes nobody wants any more; those that are lost are left out."""
-        self._ask(Request.CLOSE, dict.fromkeys(keys, b""))
+        self._threads = ThreadPoolExecutor(config.concurrency, "grpox-environments")
 
     def close(self) -> None:
         """Close all environments and end their processes."""
-        if (forker := self._forker.current) is not None:
-            forker.shut(self._close_seconds)
-        self._forker.close()
+        closing = [self._threads.submit(self._answer, key, Request.CLOSE, None) for key in [*self._open]]
+        wait(closing, sum(self._limits) + CLOSE_SECONDS)
+        self._forker.close()  # those that are left are lost
+        self._threads.shutdown()
 
-    def _ask(self, kind: Request, payloads: Mapping[int, bytes]) -> dict[int, Any]:
-        """Send requests, and return the answers to all."""
-        sent = {}
-        for key, payload in payloads.items():
-            if (forker := self._ledger.forker_of(key)) is not None:
-                sent[key] = forker, forker.send(key, kind, payload)
-        answers: dict[int, Any] = {}
-        for key in payloads:
-            forker, number = sent.get(key, (None, UNASKED))
-            answer = forker.wait(number) if forker is not None else None
-            answers[key] = self._ledger.lost(key) if answer is None else answer
-        for forker in {forker for forker, _ in sent.values()}:
-            forker.output.end_call()
-        return answers
+    def _new(self, starts: Mapping[int, Start]) -> dict[int, _Episode]:
+        starting = {key: _pickled(start) for key, start in starts.items()}
+        forker = self._forker.get()
+        if forker.failure or forker.has_ended():
+            reason = forker.failure or "has ended"
+            logger.warning("the process of the environments is started again: it %s", reason)
+            self._forker.stop()
+            forker = self._forker.get()
+        _allow_files(len(self._open) + len(starting) + FILES)
+        return {key: _Episode(forker, payload, *self._limits) for key, payload in starting.items()}
+
+    def _ask(self, kind: Request, messages: Mapping[int, Any]) -> dict[int, Any]:
+        forkers = {episode.forker for key in messages if (episode := self._open.get(key))}
+        answers = {
+            key: self._threads.submit(self._answer, key, kind, message)
+            for key, message in messages.items()
+            if key in self._open
+        }
+        result = {key: answers[key].result() if key in answers else Lost() for key in messages}
+        for forker in forkers:
+            if forker.output is not None:
+                forker.output.end_call()
+        return result
+
+    def _answer(self, key: int, kind: Request, message: Any) -> Observation | Outcome | Lost:
+        """Send one request and wait for the answer, which may be the end of the environment."""
+        episode: _Episode | None = self._open.get(key)
+        if episode is None:
+            return Lost()
+        with episode.in_use:
+            answer = episode.ask(kind, message)
+        self._note(key, kind, answer)
+        return answer
 
 
 def _pickled(start: Start) -> bytes:
@@ -216,156 +186,163 @@ def _pickled(start: Start) -> bytes:
         raise RunFailed(f"{what}: {describe(error)}; episodes.isolation: none sends nothing") from error
 
 
-@dataclass
-class _Sent:
-    """A request, and its answer once that is there."""
-
-    kind: Request
-    answer: Any = None
-    """None if the environment is lost."""
-    is_answered: bool = False
+def _allow_files(count: int) -> None:
+    """Allow this process so many open files, if it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        more = count if hard == resource.RLIM_INFINITY else min(2 * count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
 
 
-class _Forker:
-    """The process that forks, and the thread that reads its answers."""
+class _Forker(Child):
+    """The process that forks the others."""
 
-    def __init__(self, setup: Callable[[str], Setup], ledger: _Ledger) -> None:
+    def __init__(self, setup: Callable[[str], Setup]) -> None:
         self.failure = ""
         """Reason why it ended; empty while it runs."""
-        self._ledger = ledger
-        self._last = UNASKED
-        self._sent: dict[int, _Sent] = {}
-        """Requests by number."""
-        self._runs_at = time.monotonic()
+        self._lock = threading.Lock()
+        self._last = 0
+        """Number of the last process."""
+        self._runs_at = 0.0
         """Time at which the process was last seen not to be stopped."""
-        self._changed = threading.Condition()
-        self._sending = threading.Lock()
-        self.output = ChildOutput("the environments")
         self._folder = tempfile.TemporaryDirectory(prefix="grpox-episodes-", ignore_cleanup_errors=True)
         # Sets of texts have an order of their own in each process, unless their hashes have a seed.
         variables = {"PYTHONHASHSEED": "0", **os.environ}
         command = ["-P", "-m", "grpox.rollout.episodes.forker"]
+        super().__init__(command, STALL_SECONDS, output="the environments", environment=variables)
+        self._orders = socket.socket(fileno=os.dup(self.connection.fileno()))
         try:
-            streams = (self.output.stdout, self.output.stderr)
-            self._child = Child(command, STALL_SECONDS, output=streams, environment=variables)
-        finally:
-            self.output.start()
-        try:
-            self._child.send(pickle.dumps(setup(self._folder.name)))
-            answer = self._child.receive(time.monotonic() + LOAD_SECONDS)
-            problems: tuple[Problem, ...] = _Answers(io.BytesIO(answer)).load()
+            self.send(pickle.dumps(setup(self._folder.name)))
+            answer = self.receive(time.monotonic() + LOAD_SECONDS)
+            if problems := _Answers(io.BytesIO(answer)).load():
+                raise ConfigError(problems)
         except ChildFailed as error:
-            self._end()
+            self.kill()
             what = "the process of the environments ended, or took too long, as it imported them"
             raise ConfigError(what, "environment", allowed="episodes.isolation: none shows why") from error
         except BaseException:
-            self._end()
+            self.kill()
             raise
-        if problems:
-            self._end()
-            raise ConfigError(problems)
-        self._reader = threading.Thread(target=self._read, name="grpox-environments", daemon=True)
-        self._reader.start()
 
-    def send(self, key: int, kind: Request, payload: bytes) -> int:
-        """Send a request and return its number."""
-        with self._changed:
+    def fork(self, connection: socket.socket) -> int:
+        """Start the process of an episode, and return its number.
+
+        Raises:
+            OSError: the forker has ended.
+        """
+        with self._lock:
             self._last += 1
-            number = self._last
-            self._sent[number] = _Sent(kind)
-        try:
-            with self._sending:
-                self._child.send(LINK.pack(key, number, kind) + payload)
-        except ChildFailed:
-            self._fail("does not read its requests")
-        return number
+            socket.send_fds(self._orders, [ORDER.pack(FORK, self._last)], [connection.fileno()])
+            return self._last
 
-    def wait(self, number: int) -> Any:
-        """Wait for the answer to a request: an object of the environment's process, or None if it is lost."""
-        with self._changed:
-            sent = self._sent[number]
-            self._changed.wait_for(lambda: sent.is_answered or self.failure)
-            del self._sent[number]
-        return sent.answer
+    def end_episode(self, number: int, is_killed: bool) -> str:
+        """Wait until the process of an episode has ended, and return the reason; empty if the forker has ended.
 
-    def shut(self, seconds: float) -> None:
-        """Close all environments, for at most so many seconds; those that are left are lost."""
-        with contextlib.suppress(ChildFailed):
-            with self._sending:
-                self._child.send(LINK.pack(0, UNASKED, SHUT))
-            self._reader.join(seconds)
-            self._child.end()
+        Args:
+            is_killed: True to kill it; else it has a moment to end by itself.
+        """
+        with self._lock:
+            self._runs_at = time.monotonic()
+            try:
+                self._orders.send(ORDER.pack(KILL if is_killed else END, number))
+                return self.receive(math.inf, self._look).decode("utf-8", "replace")
+            except ChildLate:
+                what = f"was stopped for more than {STOP_SECONDS:g} s, by an environment or from outside"
+            except (ChildFailed, OSError):
+                what = "has ended"
+            self.failure = self.failure or what
+            super().kill()  # with what the forker can no longer end
+            return ""
 
     def kill(self) -> None:
         """End the process; all its environments end with it."""
-        self._fail("was ended")
-        self._end()
-        if threading.current_thread() is not self._reader:
-            self._reader.join()
-        self._child.kill()  # closes what the reader still used
-        self.output.end_call()
-
-    def _end(self) -> None:
-        self._child.kill()
+        self.failure = self.failure or "was ended"
+        with contextlib.suppress(OSError):
+            self._orders.shutdown(socket.SHUT_WR)  # it then kills also what has left its session
+        deadline = time.monotonic() + END_SECONDS
+        while not self.has_ended() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with self._lock:
+            super().kill()
+            self._orders.close()
         self._folder.cleanup()
-
-    def _fail(self, reason: str) -> None:
-        with self._changed:
-            self.failure = self.failure or reason
-            self._ledger.note_all_lost(self, f"the process of all environments {self.failure}")
-            self._changed.notify_all()
-
-    def _read(self) -> None:
-        try:
-            with self._child.in_use:
-                while True:
-                    message = self._child.receive(math.inf, self._look)
-                    key, number, kind = LINK.unpack_from(message)
-                    self._take(key, number, kind, message[LINK.size :])
-        except ChildLate:
-            self._fail(f"was stopped for more than {STOP_SECONDS:g} s, by an environment or from outside")
-            self._end()
-        except ChildEnded:
-            self._fail("has ended")
-            self._child.end()  # with what the forker can no longer end
-        except BaseException as error:  # noqa: BLE001 - whoever waits must not wait for ever
-            self._fail(f"answered what cannot be read: {describe(error)}")
 
     def _look(self) -> None:
         """Raise ChildLate once the process has been stopped for too long."""
         with contextlib.suppress(psutil.Error):
-            if psutil.Process(self._child.pid).status() != psutil.STATUS_STOPPED:
+            if psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
                 self._runs_at = time.monotonic()
         if time.monotonic() > self._runs_at + STOP_SECONDS:
             raise ChildLate
 
-    def _take(self, key: int, number: int, kind: int, payload: bytes) -> None:
-        """Note an answer; without a number it is of an environment that nobody asked."""
-        sent = self._sent.get(number) or _Sent(Request.CLOSE)
-        answer = None
-        if kind == LOST:
-            self._ledger.note_lost(key, payload.decode("utf-8", "replace"))
-        else:
-            answer = _answer(payload)
-            if isinstance(answer, str):
-                self._ledger.note_lost(key, answer)  # its process ends with the others
-                answer = None
-            elif sent.kind in LAST:
-                self._ledger.note_closed(key)
-        with self._changed:
-            sent.answer, sent.is_answered = answer, True
-            self._changed.notify_all()
 
+class _Episode(Child):
+    """The process of one episode, which is forked as the first request is sent.
 
-def _answer(payload: bytes) -> Observation | Outcome | str:
-    """Read an answer; text says why it cannot be read."""
-    try:
-        answer = _Answers(io.BytesIO(payload)).load()
-    except Exception as error:  # noqa: BLE001 - whatever an environment's process sent
-        return f"answered what cannot be read: {describe(error)}"
-    if isinstance(answer, Observation | Outcome):
+    Args:
+        start: its first message, pickled.
+        seconds: time limit of a call.
+        grace: seconds after it in which a call that does not end is killed.
+    """
+
+    def __init__(self, forker: _Forker, start: bytes, seconds: float, grace: float) -> None:
+        self.forker = forker
+        self._start = start
+        self.in_use = threading.RLock()
+        self._seconds, self._grace = seconds, grace
+        self._number = 0
+        """Its number at the forker; 0 before it is forked."""
+
+    def ask(self, kind: Request, message: Any) -> Observation | Outcome | Lost:
+        """Return the answer to a request; after the last one, or where the process is lost, it is gone."""
+        what, deadline = "", time.monotonic() + self._seconds + self._grace
+        try:
+            if kind == Request.START:
+                near, far = socket.socketpair()
+                with far:
+                    self._connect(near, STALL_SECONDS, MOST_ANSWER)
+                    self._number = self.forker.fork(far)
+                deadline = time.monotonic() + STALL_SECONDS
+            self.send(bytes([kind]) + (self._start if kind == Request.START else pickle.dumps(message)))
+            while (received := self.receive(deadline)).startswith(b"\0"):
+                deadline = time.monotonic() + CALL.unpack_from(received)[0] + self._grace
+                what = f" in {received[CALL.size :].decode('utf-8', 'replace')}"
+            answer = _Answers(io.BytesIO(received)).load()
+        except ChildEnded:
+            return self._lost("", what)
+        except ChildLate:
+            return self._lost(f"took longer than {self._seconds:g} s and could not be interrupted{what}")
+        except ChildCut:
+            return self._lost(
+                f"answered with more than {format_bytes(MOST_ANSWER)}, or stopped in its midst{what}"
+            )
+        except OSError as error:
+            return self._lost(f"no process could be started for it: {describe(error)}")
+        except Exception as error:  # noqa: BLE001 - whatever an environment's process sent
+            return self._lost(f"answered what cannot be read: {describe(error)}")
+        if not isinstance(answer, Observation | Outcome):
+            return self._lost(f"answered with a {type(answer).__name__}")
+        if kind in LAST:
+            self.connection.close()  # the process ends by itself
         return answer
-    return f"answered with a {type(answer).__name__}"
+
+    def has_ended(self) -> bool:
+        """Return True once the forker has ended; the end of the process itself closes its connection."""
+        return bool(self.forker.failure) or self.forker.has_ended()
+
+    def _lost(self, reason: str, what: str = "") -> Lost:
+        """End the process; tell why it is lost.
+
+        Args:
+            reason: empty if it ended by itself.
+            what: its last call, then.
+        """
+        reported = self.forker.end_episode(self._number, is_killed=bool(reason)) if self._number else ""
+        if self._number:
+            self.connection.close()
+        if self.forker.failure:
+            return Lost(f"the process of all environments {self.forker.failure}")
+        return Lost(reason or f"{reported}{what}")
 
 
 class _Answers(pickle.Unpickler):

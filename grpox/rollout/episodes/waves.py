@@ -74,8 +74,8 @@ class EpisodeLoop:
         self.rows = rows
         self._world = world
         self._times = times
-        self._keys = itertools.count()
-        self._warn = WarnOnce(get_logger(__name__))
+        self.keys = itertools.count()
+        self.warn = WarnOnce(get_logger(__name__))
         self._background: list[threading.Thread] = []
 
     def sample(self, request: EpisodeRequest, sample: Sample, arrived: Arrived) -> None:
@@ -88,7 +88,7 @@ class EpisodeLoop:
             RunFailed: sampling failed, or an environment cannot be reset, on this rank or another.
         """
         together = partial(on_every_rank, self._world, self._times)
-        waves = _Waves(self.config, self.rows, request, sample, arrived, self._keys, self._times, self._warn)
+        waves = _Waves(self, request, sample, arrived, self._times)
         try:
             together(waves.start)
             while any(self._world.gather([waves.is_open])):
@@ -103,7 +103,7 @@ class EpisodeLoop:
             the episodes as they end; what went wrong is raised there.
         """
         ended: queue.SimpleQueue[Rollout | BaseException | None] = queue.SimpleQueue()
-        waves = _Waves(self.config, self.rows, request, sample, ended.put, self._keys, PhaseTimes(), self._warn)
+        waves = _Waves(self, request, sample, ended.put, PhaseTimes())
 
         def run() -> None:
             try:
@@ -139,25 +139,11 @@ class _Waves:
     """The open episodes of one request on this rank."""
 
     def __init__(
-        self,
-        config: EpisodesConfig,
-        rows: EnvironmentRows,
-        request: EpisodeRequest,
-        sample: Sample,
-        arrived: Arrived,
-        keys: Iterator[int],
-        times: PhaseTimes,
-        warn: WarnOnce,
+        self, loop: EpisodeLoop, request: EpisodeRequest, sample: Sample, arrived: Arrived, times: PhaseTimes
     ) -> None:
-        self.config = config
-        self.rows = rows
-        self.request = request
-        self.tokens = rows.tokens_of(request.prompts)
-        self._sample = sample
-        self._arrived = arrived
-        self._keys = keys
-        self._times = times
-        self._warn = warn
+        self.loop, self.rows, self.request = loop, loop.rows, request
+        self.tokens = loop.rows.tokens_of(request.prompts)
+        self._sample, self._arrived, self._times = sample, arrived, times
         self._open: dict[int, OpenEpisode] = {}
         self._has_environment: set[int] = set()
         """Keys of environments that were started and not finished."""
@@ -176,7 +162,7 @@ class _Waves:
             seed = self._seed(prompt.group_id)
             start = Start(place, self.request.prompts.row(row), seed)
             for sample in range(prompt.num_samples):
-                key = next(self._keys)
+                key = next(self.loop.keys)
                 self._open[key] = OpenEpisode(key, prompt.group_id, sample, row, place)
                 starts[key] = start
         for key, observation in self._reset(starts).items():
@@ -252,7 +238,7 @@ class _Waves:
         for episode in episodes:
             if len(of_group[episode.group_id]) > 1:
                 label = self.rows.labels[episode.environment]
-                self._warn(
+                self.loop.warn(
                     label,
                     f"environment '{label}' began differently for completions of one prompt, though their seed "
                     "is equal: their rewards are compared all the same. Let reset depend on row and seed alone",
@@ -272,7 +258,7 @@ class _Waves:
     def _limit(self) -> int:
         """Longest turn, in tokens."""
         longest = self.request.sampling.max_completion_length
-        return min(longest, self.config.max_turn_tokens or longest)
+        return min(longest, self.loop.config.max_turn_tokens or longest)
 
     def _room(self, episode: OpenEpisode) -> int:
         return min(self._limit, self.request.sampling.max_completion_length - len(episode.ids))
@@ -317,7 +303,7 @@ class _Waves:
             episode.reason = "done"
         elif answer.content is None and not answer.results:
             episode.reason = "stop"
-        elif len(episode.turns) == self.config.max_turns:
+        elif len(episode.turns) == self.loop.config.max_turns:
             episode.reason = "turns"
         else:
             last = episode.turns[-1]

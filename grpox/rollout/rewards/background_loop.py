@@ -8,50 +8,38 @@ import functools
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
-
-Result = TypeVar("Result")
+from typing import Any
 
 
-class BackgroundCall(Generic[Result]):
+class BackgroundCall:
     """A coroutine at work in the background loop, from the moment this is built.
 
     The loop outlives the call, because clients that users create once (aiohttp, httpx, openai) hold
     connections that belong to the loop of their first use.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, Result]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self._loop = _background_loop()
-        self._ended: Future[Result] = Future()
-        self._task: asyncio.Task[Result] | None = None
-        self._loop.call_soon_threadsafe(self._start, work)  # in a copy of this thread's context
+        self._task: Future[asyncio.Task[Any]] = Future()
+        # In a copy of this thread's context.
+        self._loop.call_soon_threadsafe(lambda: self._task.set_result(self._loop.create_task(work)))
+        self._ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
 
-    def result(self) -> Result:
+    async def _end(self) -> asyncio.Task[Any]:
+        await asyncio.wait([self._task.result()])
+        return self._task.result()
+
+    def result(self) -> Any:
         """Waits for the end and returns the result; also where the caller's own loop is running.
 
         Raises:
             asyncio.CancelledError: `cancel` stopped it.
         """
-        return self._ended.result()
+        return self._ended.result().result()
 
     def cancel(self) -> None:
         """Asks the coroutine to stop; `result` returns when it has."""
-        self._loop.call_soon_threadsafe(self._cancel)
-
-    def _start(self, work: Coroutine[Any, Any, Result]) -> None:
-        self._task = self._loop.create_task(work)
-        self._task.add_done_callback(self._finish)
-
-    def _cancel(self) -> None:
-        assert self._task is not None  # the loop keeps the order of its callbacks: `_start` ran before
-        self._task.cancel()
-
-    def _finish(self, task: asyncio.Task[Result]) -> None:
-        error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is None:
-            self._ended.set_result(task.result())
-        else:
-            self._ended.set_exception(error)
+        self._loop.call_soon_threadsafe(lambda: self._task.result().cancel())
 
 
 @functools.cache

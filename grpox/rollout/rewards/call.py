@@ -1,19 +1,11 @@
-"""One call of a reward function, in a daemon thread of its own.
-
-Python cannot kill a thread. A daemon thread that hangs holds up neither the run, which stops waiting for it,
-nor the end of the process.
-"""
+"""One call of a reward function: what it is given, where it fails, and whether what it returns are scores."""
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import inspect
 import math
 import re
 import sys
-import threading
-import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -22,144 +14,67 @@ from typing import Any, SupportsFloat
 
 from grpox.contracts import FLOAT32_MAX, FailedScore, finite_number
 from grpox.data.reward_signature import Signature
-from grpox.errors import TEXT, brief, chain, shorten, text_of
+from grpox.errors import TEXT, brief, shorten, text_of
 from grpox.rollout.rewards.background_loop import BackgroundCall
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.signals import raise_if_signal
 
 ByName = Mapping[str, Sequence[Any]]
 """Argument -> N values: facts about episodes, by the names `EPISODE_ARGUMENTS`."""
-CANCEL_SECONDS = 1.0
-"""Seconds to wait for a cancelled coroutine; one that continues after that counts as hanging."""
 
 
-class RewardCall:
-    """A call of `function` with those of `arguments` it takes, for `count` completions.
+class CallFailed(Exception):
+    """Raised for a call without scores; the text continues a message after the reward's name.
 
-    Once it has ended, either `scores` is set, or `failure` says what went wrong, and `error` is the exception
-    where the function raised.
+    The cause is the exception that the function raised, if it raised one.
+    """
+
+
+def called(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    count: int,
+    lengths: Sequence[int] | None = None,
+    signature: Signature | None = None,
+    settle: Callable[[Awaitable[Any]], Any] | None = None,
+) -> tuple[CheckedScores, CallLog]:
+    """Call `function` with those of `arguments` it takes, for `count` completions; check what it returns.
 
     Args:
         lengths: of the list that the function returns for each completion; None: it returns one number each.
         signature: of the function, if it is known.
+        settle: waits for the end of a coroutine and returns its value; default: in the background loop.
+
+    Raises:
+        CallFailed: it raised, or returned or logged something else.
     """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: Mapping[str, Any],
-        count: int,
-        lengths: Sequence[int] | None = None,
-        signature: Signature | None = None,
-    ) -> None:
-        self.function = function
-        self._signature = signature or Signature.of(function)
-        self.log = CallLog()
-        self.scores: CheckedScores | None = None
-        self.failure = ""
-        self.error: BaseException | None = None
-        self.seconds = 0.0
-        self._arguments = {**arguments, "log_metric": self.log.metric, "log_extra": self.log.extra}
-        self._count, self._lengths = count, lengths
-        self._lock = threading.Lock()
-        self._ended = threading.Event()
-        self._abandoned = False
-        self._awaited: BackgroundCall[_Awaited] | None = None
-        self._device = current_device()
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(target=lambda: context.run(self.run), name="grpox-reward", daemon=True)
-        self._started = time.perf_counter()
-
-    def start(self) -> None:
-        """Start the call in its thread."""
-        self._thread.start()
-
-    def wait(self, timeout: float) -> bool:
-        """Wait until `timeout` seconds after the start; abandon a call that has not ended, and return False."""
-        # Not join: where an interrupt ends it, Python 3.11 holds the thread for ended.
-        if not self._ended.wait(max(0.0, self._started + timeout - time.perf_counter())):
-            self.seconds = time.perf_counter() - self._started
-            at = hanging_at(None if self._awaited else self._thread.ident, self.function)
-            self.failure = f"took longer than its timeout of {timeout:g} s{_placed(at)}"
-            self.abandon()
-            return False
-        return True
-
-    def abandon(self) -> None:
-        """Stop what can be stopped: a coroutine is cancelled, a thread stays until its function returns."""
-        with self._lock:
-            self._abandoned = True
-        if self._awaited is not None and self.running:
-            self._awaited.cancel()
-            self._ended.wait(CANCEL_SECONDS)
-
-    @property
-    def running(self) -> bool:
-        """True while the function has not returned."""
-        return not self._ended.is_set()
-
-    def run(self) -> None:
-        """Call the function in the current thread, wait for it and check what it returned."""
-        try:
-            use_device(self._device)
-            returned = self.function(**accepted(self._signature, self._arguments))
-            if inspect.isawaitable(returned):
-                returned = self._await(returned)
-            scores = checked_scores(returned, self._count, self._lengths)
-            self.log.check(self._count)
-            if not self._abandoned:
-                self.scores = scores
-        except BadScores as error:
-            self._fail(str(error), None)
-        except BaseException as error:  # noqa: BLE001 - SystemExit too, which in a thread ends nothing
-            raise_if_signal(error)
-            self.fail_by(error)
-        finally:
-            self.seconds = self.seconds or time.perf_counter() - self._started
-            self._ended.set()
-
-    def fail_by(self, error: BaseException) -> None:
-        """Count an exception as the function's own failure."""
-        message = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
-        hint = _form_hint(error, self._arguments.get("completions"))
-        self._fail(f"raised {message}{_placed(raised_at(error, self.function))}{hint}", error)
-
-    def needs_main_thread(self) -> bool:
-        """Tell whether a plain function failed by setting a signal handler, as math-verify's limit does."""
-        if self.error is None or self._awaited is not None:
-            return False
-        return any("signal only works in main thread" in text_of(error) for error in chain(self.error))
-
-    def _await(self, returned: Awaitable[Any]) -> Any:
-        try:
-            with self._lock:
-                if self._abandoned:
-                    raise asyncio.CancelledError
-                self._awaited = BackgroundCall(_awaited(returned, self._device))
-            value, error = self._awaited.result()
-        except asyncio.CancelledError:
-            if inspect.iscoroutine(returned):  # it never began: else the cancellation was raised in it
-                returned.close()
-            raise
-        if error is not None:
-            raise error
-        return value
-
-    def _fail(self, failure: str, error: BaseException | None) -> None:
-        if not self._abandoned:  # else it failed by its timeout, whatever it does later
-            self.failure, self.error = failure, error
-
-
-_Awaited = tuple[Any, BaseException | None]
-
-
-async def _awaited(returned: Awaitable[Any], device: int | None) -> _Awaited:
-    """The value or the exception; asyncio would let SystemExit out of the loop."""
-    use_device(device)
+    log = CallLog()
+    arguments = {**arguments, "log_metric": log.metric, "log_extra": log.extra}
     try:
-        return await returned, None
-    except BaseException as error:  # noqa: BLE001 - told
-        return None, error
+        returned = function(**accepted(signature or Signature.of(function), arguments))
+        if inspect.isawaitable(returned):
+            returned = settle(returned) if settle else BackgroundCall(awaited(returned)).result()
+        scores = checked_scores(returned, count, lengths)
+        log.check(count)
+    except CallFailed:
+        raise
+    except BaseException as error:
+        raise_if_signal(error)
+        raise failure_by(error, function, arguments) from error
+    return scores, log
+
+
+def failure_by(error: BaseException, function: Callable[..., Any], arguments: Mapping[str, Any]) -> CallFailed:
+    """Return an exception of a function as its failure."""
+    message = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
+    hint = _form_hint(error, arguments.get("completions"))
+    return CallFailed(f"raised {message}{placed(raised_at(error, function))}{hint}")
+
+
+async def awaited(returned: Awaitable[Any], device: int | None = None) -> Any:
+    """Wait for what a function returned, with the device of its caller."""
+    use_device(device)
+    return await returned
 
 
 def _form_hint(error: BaseException, completions: Any) -> str:
@@ -172,7 +87,8 @@ def _form_hint(error: BaseException, completions: Any) -> str:
     return ""
 
 
-def _placed(at: str) -> str:
+def placed(at: str) -> str:
+    """Return a place for the end of a message."""
     return f" ({at})" if at else ""
 
 
@@ -188,7 +104,8 @@ def use_device(index: int | None) -> None:
         sys.modules["torch"].cuda.set_device(index)
 
 
-OWN_FOLDER = Path(__file__).parent
+OWN_FOLDERS = {Path(__file__).parent, Path(raise_if_signal.__code__.co_filename).parent}
+"""Folders whose lines are no user's."""
 
 
 def raised_at(error: BaseException, function: Callable[..., Any]) -> str:
@@ -222,7 +139,7 @@ def _first_of_user(frames: Iterable[traceback.FrameSummary]) -> str:
     """The first frame that this package called; the caller of this package is none."""
     inside = False
     for frame in frames:
-        own = Path(frame.filename).parent == OWN_FOLDER
+        own = Path(frame.filename).parent in OWN_FOLDERS
         if inside and not own:
             return f"{Path(frame.filename).name}:{frame.lineno}"
         inside = inside or own
@@ -246,10 +163,6 @@ def own_copies(signature: Signature, arguments: Mapping[str, Any]) -> dict[str, 
     }
 
 
-class BadScores(Exception):
-    """A reward function returned something else than one value per completion."""
-
-
 @dataclass(frozen=True)
 class CheckedScores:
     """The scores of N completions, and what is wrong with those that are no scores."""
@@ -269,18 +182,18 @@ def checked_scores(returned: Any, count: int, lengths: Sequence[int] | None = No
         lengths: N, of a list for each completion, whose sum is its score; None: a number each.
 
     Raises:
-        BadScores: it is no list of that length; the message says what it is.
+        CallFailed: it is no list of that length; the message says what it is.
     """
     # A string, mapping or set iterates too, but not in the order of the completions.
     if not isinstance(returned, Iterable) or isinstance(returned, str | bytes | Mapping | Set):
-        raise BadScores(f"returned {_described(returned)}, not a list of {count} numbers")
+        raise CallFailed(f"returned {_described(returned)}, not a list of {count} numbers")
     try:
         scores = iter(returned)
     except TypeError as error:  # an array or tensor without dimensions
-        raise BadScores(f"returned {_described(returned)}, not a list of {count} numbers") from error
+        raise CallFailed(f"returned {_described(returned)}, not a list of {count} numbers") from error
     listed = list(scores)
     if len(listed) != count:
-        raise BadScores(f"returned {len(listed)} scores for {count} completions")
+        raise CallFailed(f"returned {len(listed)} scores for {count} completions")
     if lengths is not None:
         return _checked_lists(listed, lengths)
     checked = CheckedScores([None] * count)
@@ -348,10 +261,10 @@ class CallLog:
         self.columns.setdefault(str(column), []).extend(copied(list(values)))
 
     def check(self, count: int) -> None:
-        """Raises BadScores unless every column has a value for each of `count` completions."""
+        """Raises CallFailed unless every column has a value for each of `count` completions."""
         for name, values in self.columns.items():
             if len(values) != count:
-                raise BadScores(
+                raise CallFailed(
                     f"logged {len(values)} values of log_extra column '{name}' for {count} completions"
                 )
 

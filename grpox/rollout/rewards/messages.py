@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grpox.contracts import StatisticReduction
+from grpox.data.reward_signature import Signature
 from grpox.errors import Problem
-from grpox.rollout.rewards.call import CallLog, CheckedScores
 from grpox.rollout.rewards.lists import ListShape
 
+ANY = Signature(None, frozenset(), ())
+"""The signature of a function that takes anything."""
 WHERE = signal.SIGUSR2
 """Asks the process for the stack of its main thread."""
 
@@ -40,10 +42,7 @@ class Ready:
 
     problems: tuple[Problem, ...] = ()
     """Reasons why the function could not be built; empty if it was."""
-    needs: tuple[str, ...] = ()
-    """Arguments that it cannot do without."""
-    takes: frozenset[str] | None = None
-    """Arguments that it takes; None if it takes any."""
+    signature: Signature = ANY
     begins: str = ""
     """Line at which it is defined: ``rewards.py:12``."""
     methods: frozenset[str] = frozenset()
@@ -54,21 +53,6 @@ class Ready:
     """True if it declares that it has no state."""
     lists: ListShape | None = None
     """The lists that it returns; None if it returns numbers."""
-    asks: frozenset[str] = frozenset()
-    """Facts about episodes that it names."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """One call."""
-
-    arguments: Mapping[str, Any]
-    count: int
-    """Completions."""
-    seed: int
-    """Seed of the random generators of Python, numpy and torch, set before the call."""
-    lengths: Sequence[int] | None = None
-    """Numbers in the list of each completion; None if it returns no lists."""
 
 
 ATTRIBUTES = "attribute_hashes"
@@ -76,31 +60,28 @@ ATTRIBUTES = "attribute_hashes"
 
 
 @dataclass(frozen=True)
-class MethodRequest:
-    """One call of an optional method of the function."""
+class Request:
+    """One call of the function, or of one of its optional methods."""
 
-    name: str
-    arguments: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class MethodReply:
-    """The outcome of a call of an optional method."""
-
-    value: Any = None
-    failure: str = ""
-    trace: str = ""
-    """The traceback, as text."""
+    method: str
+    """Name of the method; empty: the function itself."""
+    arguments: Any
+    """Arguments by name; of a method a tuple of them."""
+    count: int = 0
+    """Completions."""
+    seed: int = 0
+    """Seed of the random generators of Python, numpy and torch, set before a call of the function."""
+    lengths: Sequence[int] | None = None
+    """Numbers in the list of each completion; None if it returns no lists."""
 
 
 @dataclass(frozen=True)
 class Reply:
     """The outcome of a call."""
 
-    scores: CheckedScores | None = None
-    """None where the whole call failed."""
-    log: CallLog = field(default_factory=CallLog)
+    value: Any = None
+    """Scores and log, or what the method returned; None where the call failed."""
     failure: str = ""
     """Reason why the whole call failed."""
     trace: str = ""
-    """The traceback of what the function raised, as text."""
+    """The traceback of what was raised, as text."""

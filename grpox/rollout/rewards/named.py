@@ -2,16 +2,171 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
+import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from grpox.data.reward_signature import Signature, nested_columns
-from grpox.rollout.rewards.call import ByName, CallLog, RewardCall, own_copies
+from grpox.errors import chain, text_of
+from grpox.rollout.rewards.background_loop import BackgroundCall
+from grpox.rollout.rewards.call import (
+    ByName,
+    CallFailed,
+    CallLog,
+    CheckedScores,
+    awaited,
+    called,
+    current_device,
+    hanging_at,
+    own_copies,
+    placed,
+    use_device,
+)
 from grpox.rollout.rewards.lists import ListShape, lengths_of
-from grpox.rollout.rewards.process import ProcessCall, RewardProcess
+from grpox.rollout.rewards.process import ProcessFailed, RewardProcess
+from grpox.runtime.signals import raise_if_signal
+
+CANCEL_SECONDS = 1.0
+"""Seconds to wait for a cancelled coroutine; one that continues after that counts as hanging."""
+
+
+class RewardCall:
+    """A call for `count` completions, in a daemon thread of its own, of a function or of one in a process.
+
+    Python cannot kill a thread. A daemon thread that hangs holds up neither the run, which stops waiting for
+    it, nor the end of the process. A process is killed by its own limits.
+
+    Once the call has ended, either `scores` is set, or `failure` says what went wrong, and `error` is the
+    exception where the function raised.
+
+    Args:
+        lengths, signature: see `grpox.rollout.rewards.call.called`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any] | RewardProcess,
+        arguments: Mapping[str, Any],
+        count: int,
+        lengths: Sequence[int] | None = None,
+        signature: Signature | None = None,
+    ) -> None:
+        self.log = CallLog()
+        self.scores: CheckedScores | None = None
+        self.failure = ""
+        self.error: BaseException | None = None
+        self.seconds = 0.0
+        self._function, self._count = function, count
+        self._work = (
+            partial(function.ask, arguments, count, lengths)
+            if isinstance(function, RewardProcess)
+            else partial(called, function, arguments, count, lengths, signature, self._settle)
+        )
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._abandoned = False
+        self._awaited: BackgroundCall | None = None
+        self._device = current_device()
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=lambda: context.run(self.run), name="grpox-reward", daemon=True)
+        self._started = time.perf_counter()
+
+    @property
+    def values(self) -> list[float | None]:
+        """[N]; None where the function abstained or failed."""
+        return [None] * self._count if self.failure or self.scores is None else self.scores.values
+
+    @property
+    def failed(self) -> list[bool]:
+        """[N]; True where it failed for that completion."""
+        if self.failure or self.scores is None:
+            return [True] * self._count
+        return [place in self.scores.refused for place in range(self._count)]
+
+    @property
+    def problem(self) -> str:
+        """The first thing that went wrong; empty where nothing did."""
+        if self.failure or self.scores is None:
+            return self.failure or "ended without scores"
+        return next(iter(self.scores.refused.values()), "")
+
+    @property
+    def running(self) -> bool:
+        """True while the function has not returned."""
+        return not self._ended.is_set()
+
+    def start(self) -> None:
+        """Start the call in its thread."""
+        self._thread.start()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until `timeout` seconds after the start; abandon a call that has not ended, and return False."""
+        if isinstance(self._function, RewardProcess):  # which has the limit itself
+            return self._ended.wait()
+        # Not join: where an interrupt ends it, Python 3.11 holds the thread for ended.
+        if self._ended.wait(max(0.0, self._started + timeout - time.perf_counter())):
+            return True
+        self.seconds = time.perf_counter() - self._started
+        at = hanging_at(None if self._awaited else self._thread.ident, self._function)
+        self.failure = f"took longer than its timeout of {timeout:g} s{placed(at)}"
+        self.abandon()
+        return False
+
+    def abandon(self) -> None:
+        """Stop what can be stopped: a process, a coroutine; a thread stays until its function returns."""
+        if isinstance(self._function, RewardProcess):
+            if self.running:
+                self._function.stop()
+            return
+        with self._lock:
+            self._abandoned = True
+        if self._awaited is not None and self.running:
+            self._awaited.cancel()
+            self._ended.wait(CANCEL_SECONDS)
+
+    def run(self) -> None:
+        """Call the function in the current thread, wait for it and check what it returned."""
+        try:
+            use_device(self._device)
+            scores, log = self._work()
+            if not self._abandoned:
+                self.scores, self.log = scores, log
+        except CallFailed as error:
+            self._fail(str(error), None if isinstance(error, ProcessFailed) else error.__cause__)
+        except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
+            raise_if_signal(error)
+            self._fail(f"could not be called: {text_of(error)}", error)
+        finally:
+            self.seconds = self.seconds or time.perf_counter() - self._started
+            self._ended.set()
+
+    def needs_main_thread(self) -> bool:
+        """Tell whether a plain function failed by setting a signal handler, as math-verify's limit does."""
+        if self.error is None or self._awaited is not None:
+            return False
+        return any("signal only works in main thread" in text_of(error) for error in chain(self.error))
+
+    def _settle(self, returned: Awaitable[Any]) -> Any:
+        try:
+            with self._lock:
+                if self._abandoned:
+                    raise asyncio.CancelledError
+                self._awaited = BackgroundCall(awaited(returned, self._device))
+            return self._awaited.result()
+        except asyncio.CancelledError:
+            if inspect.iscoroutine(returned):  # it never began: else the cancellation was raised in it
+                returned.close()
+            raise
+
+    def _fail(self, failure: str, error: BaseException | None) -> None:
+        if not self._abandoned:  # else it failed by its timeout, whatever it does later
+            self.failure, self.error = failure, error
 
 
 @dataclass
@@ -25,14 +180,17 @@ class NamedReward:
     """Effect of a failure: it ends the run, or makes the function abstain for the completions it concerns."""
     timeout: float = 600.0
     """Seconds that one call may take."""
-    hanging: RewardCall | ProcessCall | None = field(default=None, repr=False)
+    hanging: RewardCall | None = field(default=None, repr=False)
     """The call that did not end in time; while it goes on, the function is not called again."""
     needs_main_thread: bool = False
     """True if the function was seen to set a signal handler, which Python allows in the main thread only."""
 
-    def __post_init__(self) -> None:
-        # Read once, not at each call.
-        self._signature = None if isinstance(self.function, RewardProcess) else Signature.of(self.function)
+    @cached_property
+    def signature(self) -> Signature:
+        """The signature of the function, which is read once."""
+        if isinstance(self.function, RewardProcess):
+            return self.function.ready.signature
+        return Signature.of(self.function)
 
     @cached_property
     def lists(self) -> ListShape | None:
@@ -45,94 +203,32 @@ class NamedReward:
             return self.function.ready.lists
         return ListShape.of(self.function)
 
-    def call(
-        self, arguments: Mapping[str, Any], count: int, by_name: ByName | None = None
-    ) -> RewardCall | ProcessCall:
-        """A call that has not started yet, in a thread or, where the function has one, in its process.
+    def call(self, arguments: Mapping[str, Any], count: int, by_name: ByName | None = None) -> RewardCall:
+        """Return a call that has not started yet.
 
         Args:
             by_name: facts about episodes, of which the function gets those that it names and that are no
                 columns; default: each completion is one turn.
         """
-        shape, known = self.lists, by_name or {}
+        shape, known, signature = self.lists, by_name or {}, self.signature
         lengths = None if shape is None else lengths_of(shape, arguments, known.get("turns"))
-        wanted = {name: known[name] for name in self.asks if name in known and name not in arguments}
+        wanted = {name: known[name] for name in signature.facts if name in known and name not in arguments}
         arguments = {**arguments, **wanted}
-        if nested := [name for name in self._needs if "." in name]:
+        if nested := [name for name in signature.needs if "." in name]:
             arguments |= nested_columns(nested, arguments)
-        if isinstance(self.function, RewardProcess):
-            return ProcessCall(self.function, arguments, count, lengths)
-        assert self._signature is not None
-        # What one function does to its lists and rows must not reach the others, nor the record.
-        copies = own_copies(self._signature, arguments)
-        return RewardCall(self.function, copies, count, lengths, self._signature)
-
-    @property
-    def asks(self) -> frozenset[str]:
-        """Facts about episodes and prompts that the function names."""
-        if isinstance(self.function, RewardProcess):
-            return self.function.ready.asks
-        return frozenset() if self._signature is None else self._signature.facts
-
-    @property
-    def _needs(self) -> tuple[str, ...]:
-        if isinstance(self.function, RewardProcess):
-            return self.function.reads_columns
-        return () if self._signature is None else self._signature.needs
+        if not isinstance(self.function, RewardProcess):
+            # What one function does to its lists and rows must not reach the others, nor the record.
+            arguments = own_copies(signature, arguments)
+        return RewardCall(self.function, arguments, count, lengths, signature)
 
     def missing_columns(self, columns: Iterable[str]) -> list[str]:
         """Dataset columns that the function cannot do without and that `columns` lacks, in its own order."""
-        return [name for name in self._needs if not {name, name.partition(".")[0]} & {*columns}]
+        return [name for name in self.signature.needs if not {name, name.partition(".")[0]} & {*columns}]
 
     @property
     def in_main_thread(self) -> bool:
         """True if it has to be called in the main thread, and this is the main thread."""
         return self.needs_main_thread and threading.current_thread() is threading.main_thread()
-
-
-AnyCall = RewardCall | ProcessCall
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The scores that one reward function gave N completions."""
-
-    values: list[float | None]
-    """[N]; None where it abstained or failed."""
-    failed: list[bool]
-    """[N]; whether it failed for that completion."""
-    failure: str = ""
-    """The first thing that went wrong; empty where nothing did."""
-    error: BaseException | None = None
-    """The exception that the function raised."""
-    log: CallLog = field(default_factory=CallLog)
-    """Empty where the whole call failed."""
-    seconds: float = 0.0
-    lists: list[list[float] | None] | None = None
-    """[N], of a function that returns lists; as `CheckedScores.lists`."""
-
-
-def outcome_of(call: AnyCall, count: int) -> Outcome:
-    """Tell what became of a call that has ended or was abandoned."""
-    if call.failure or call.scores is None:
-        failure = call.failure or "ended without scores"
-        return whole_call_failed(failure, count, call.error, call.seconds)
-    refused = call.scores.refused
-    return Outcome(
-        call.scores.values,
-        [place in refused for place in range(count)],
-        next(iter(refused.values()), ""),
-        log=call.log,
-        seconds=call.seconds,
-        lists=call.scores.lists,
-    )
-
-
-def whole_call_failed(
-    failure: str, count: int, error: BaseException | None = None, seconds: float = 0.0
-) -> Outcome:
-    """No score for any of the `count` completions."""
-    return Outcome([None] * count, [True] * count, failure, error, seconds=seconds)
 
 
 class Stopped(Exception):
@@ -144,9 +240,9 @@ class StopSign:
 
     def __init__(self) -> None:
         self.given = False
-        self._calls: list[AnyCall] = []
+        self._calls: list[RewardCall] = []
 
-    def cover(self, call: AnyCall) -> None:
+    def cover(self, call: RewardCall) -> None:
         """Put a call that has not started under this sign; raises Stopped where the sign was given."""
         # Listed before the look at `given`, which `give` sets before it looks at the list: one of them sees.
         self._calls = [*(earlier for earlier in self._calls if earlier.running), call]
@@ -166,8 +262,8 @@ def call_together(
     count: int,
     stop: StopSign | None = None,
     by_name: ByName | None = None,
-) -> list[Outcome]:
-    """One outcome per reward, in order, whichever ends first.
+) -> list[RewardCall]:
+    """Return one call per reward that has ended, or was abandoned, in order, whichever ends first.
 
     Each function runs in its process, or in a thread of its own, where what is awaitable shares one event
     loop. A function in a thread that sets a signal handler is called again in this thread, if it is the main
@@ -176,59 +272,42 @@ def call_together(
     Args:
         arguments: what the functions may take, besides `log_metric` and `log_extra`.
         count: completions, at least one.
-        stop: another thread may give it; outcomes of calls that were going on then mean nothing.
+        stop: another thread may give it; results of calls that were going on then mean nothing.
         by_name: facts about episodes; see `NamedReward.call`.
 
     Raises:
         Stopped: `stop` was given before all calls had started.
     """
-    calls: dict[int, AnyCall] = {}
+    calls: list[RewardCall] = []
+    begun: list[tuple[int, NamedReward]] = []
     try:
         for place, reward in enumerate(rewards):
-            if not _hangs(reward):
-                calls[place] = reward.call(arguments, count, by_name)
-                if stop is not None:
-                    stop.cover(calls[place])
-                if not reward.in_main_thread:
-                    calls[place].start()
-        for place, call in calls.items():
-            if rewards[place].in_main_thread:
-                call.run()
-        for place, call in calls.items():
-            if not rewards[place].in_main_thread:
-                calls[place] = _finished(rewards[place], call, arguments, count, by_name)
+            if reward.hanging is not None and reward.hanging.running:
+                calls.append(RewardCall(reward.function, {}, count))
+                still = "still hangs in an earlier call, which took longer than its timeout of"
+                calls[place].failure = f"{still} {reward.timeout:g} s"
+                continue
+            reward.hanging = None
+            calls.append(reward.call(arguments, count, by_name))
+            begun.append((place, reward))
+            if stop is not None:
+                stop.cover(calls[place])
+            if not reward.in_main_thread:
+                calls[place].start()
+        apart = [each for each in begun if not each[1].in_main_thread]
+        for place, reward in begun:
+            if reward.in_main_thread:
+                calls[place].run()
+        for place, reward in apart:
+            if not calls[place].wait(reward.timeout):
+                reward.hanging = calls[place]
+            elif calls[place].needs_main_thread():
+                reward.needs_main_thread = True
+                if reward.in_main_thread:
+                    calls[place] = reward.call(arguments, count, by_name)
+                    calls[place].run()
     except BaseException:  # an interrupt or stop: what was started is stopped as far as it can be
-        for call in calls.values():
+        for call in calls:
             call.abandon()
         raise
-    still = "still hangs in an earlier call, which took longer than its timeout of"
-    return [
-        outcome_of(calls[place], count)
-        if place in calls
-        else whole_call_failed(f"{still} {reward.timeout:g} s", count)
-        for place, reward in enumerate(rewards)
-    ]
-
-
-def _hangs(reward: NamedReward) -> bool:
-    if reward.hanging is not None and not reward.hanging.running:
-        reward.hanging = None
-    return reward.hanging is not None
-
-
-def _finished(
-    reward: NamedReward,
-    call: AnyCall,
-    arguments: Mapping[str, Any],
-    count: int,
-    by_name: ByName | None,
-) -> AnyCall:
-    """The call once it has ended or run out of time, made again where it must be in the main thread."""
-    if not call.wait(reward.timeout):
-        reward.hanging = call
-    elif call.needs_main_thread():
-        reward.needs_main_thread = True
-        if reward.in_main_thread:
-            call = reward.call(arguments, count, by_name)
-            call.run()
-    return call
+    return calls

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,21 +16,20 @@ import psutil
 from grpox.contracts import StepContext
 from grpox.errors import ConfigError, RunFailed, describe, text_of
 from grpox.errors.formatting import format_bytes
-from grpox.rollout.rewards.call import CallLog, CheckedScores, dumped_at
-from grpox.rollout.rewards.messages import (
-    ATTRIBUTES,
-    WHERE,
-    Blueprint,
-    MethodReply,
-    MethodRequest,
-    Ready,
-    Reply,
-    Request,
-)
-from grpox.runtime.child import MOST_BYTES, Child, ChildCut, ChildEnded, ChildFailed, ChildLate, Restarted
-from grpox.runtime.child_output import ChildOutput
+from grpox.rollout.rewards.call import CallFailed, CallLog, CheckedScores, accepted, dumped_at, placed
+from grpox.rollout.rewards.messages import ATTRIBUTES, WHERE, Blueprint, Ready, Reply, Request
 from grpox.runtime.logs import get_logger
 from grpox.runtime.signals import raise_if_signal
+from grpox.runtime.workers import (
+    MOST_BYTES,
+    Child,
+    ChildCut,
+    ChildEnded,
+    ChildFailed,
+    ChildLate,
+    Restarted,
+    end_text,
+)
 
 logger = get_logger(__name__)
 
@@ -40,8 +37,20 @@ START_SECONDS = 600.0
 """The function's module may load a model as it is imported."""
 
 
-class ProcessFailed(Exception):
-    """The process did not answer; the text continues a message after the reward's name."""
+class ProcessFailed(CallFailed):
+    """Raised if the process did not answer."""
+
+
+class RemoteError(Exception):
+    """An exception of a function in its process.
+
+    Args:
+        trace: the traceback there. As a note, line for line, it is shown whole where one long text is cut.
+    """
+
+    def __init__(self, trace: str) -> None:
+        super().__init__("raised in the process of the reward")
+        self.add_note(trace)
 
 
 class RewardProcess:
@@ -78,21 +87,21 @@ class RewardProcess:
             raise ConfigError(list(self._ready.problems))
         return self._ready
 
-    @property
-    def reads_columns(self) -> tuple[str, ...]:
-        """The columns that the function cannot do without."""
-        return self.ready.needs
-
-    def ask(self, arguments: Mapping[str, Any], count: int, lengths: Sequence[int] | None = None) -> Reply:
-        """Have the function called for `count` completions; `lengths` as of `RewardCall`.
+    def ask(
+        self, arguments: Mapping[str, Any], count: int, lengths: Sequence[int] | None = None
+    ) -> tuple[CheckedScores, CallLog]:
+        """Have the function called for `count` completions; arguments as of `call.called`.
 
         Raises:
+            CallFailed: it failed there.
             ProcessFailed: the process ended, took longer than the timeout or more than the memory; it is gone.
         """
-        takes = self.ready.takes
-        accepted = {n: v for n, v in arguments.items() if takes is None or n in takes}  # the rest is not sent
-        reply: Reply = self._ask(Request(accepted, count, _seed_of(arguments), lengths))
-        return reply
+        sent = accepted(self.ready.signature, arguments)
+        reply = self._ask(Request("", sent, count, _seed_of(arguments), lengths))
+        if reply.failure:
+            raise CallFailed(reply.failure) from (RemoteError(reply.trace) if reply.trace else None)
+        scores, log = reply.value
+        return scores, log
 
     def call_method(self, name: str, *arguments: Any) -> Any:
         """Call an optional method of the function.
@@ -105,7 +114,7 @@ class RewardProcess:
         """
         reward = f"reward '{self.blueprint.label}'"
         try:
-            reply: MethodReply = self._ask(MethodRequest(name, arguments))
+            reply = self._ask(Request(name, arguments))
         except ProcessFailed as error:
             raise RunFailed(f"{reward} {error}, in {name}") from error
         if reply.failure:
@@ -118,7 +127,15 @@ class RewardProcess:
             self._step = arguments[0]
         return reply.value
 
-    def _ask(self, request: Request | MethodRequest) -> Any:
+    def stop(self) -> None:
+        """Kill the process and what it has started; the next call starts another."""
+        self._running.stop()
+
+    def close(self) -> None:
+        """Kill the process for good."""
+        self._running.close()
+
+    def _ask(self, request: Request) -> Reply:
         running = self._started()
         try:
             running.wait_ready()
@@ -139,21 +156,10 @@ class RewardProcess:
                 "since then are lost (docs/state-and-steps.md)",
                 self.blueprint.label,
             )
-        calls = (("load_state_dict", self._state), ("begin_step", self._step))
-        for name, argument in calls:
-            if argument is not None:
-                reply = running.ask(MethodRequest(name, (argument,)))
-                if reply.failure:
-                    raise ProcessFailed(f"{reply.failure} after its process was started again")
+        for name, argument in (("load_state_dict", self._state), ("begin_step", self._step)):
+            if argument is not None and (failure := running.ask(Request(name, (argument,))).failure):
+                raise ProcessFailed(f"{failure} after its process was started again")
         running.is_prepared = True
-
-    def stop(self) -> None:
-        """Kill the process and what it has started; the next call starts another."""
-        self._running.stop()
-
-    def close(self) -> None:
-        """Kill the process for good."""
-        self._running.close()
 
     def _started(self) -> _Running:
         try:
@@ -162,62 +168,57 @@ class RewardProcess:
             raise ProcessFailed("is not called any more") from error
 
 
-class _Running:
+class _Running(Child):
     """One process, from its start to its end."""
 
     def __init__(self, blueprint: Blueprint, timeout: float, memory: float) -> None:
-        self.timeout = timeout
-        self.memory = memory
         self.is_prepared = False
         """True once it has the state and the step of the process before it."""
+        self._timeout, self._memory = timeout, memory
         self._ready: Ready | None = None
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        stacks = self._stacks.fileno()
         # The folder of the run may hold a file named as a module: it comes after the trainer's own path.
-        command = ["-P", "-m", "grpox.rollout.rewards.worker", str(self._stacks.fileno())]
-        self._output = ChildOutput(f"reward '{blueprint.label}'")
-        try:
-            streams = (self._output.stdout, self._output.stderr)
-            self._child = Child(command, timeout, output=streams, pass_fds=(self._stacks.fileno(),))
-            self.pid = self._child.pid
-        finally:
-            self._output.start()
+        command = ["-P", "-m", "grpox.rollout.rewards.worker", str(stacks)]
+        super().__init__(command, timeout, output=f"reward '{blueprint.label}'", pass_fds=(stacks,))
         with contextlib.suppress(ChildFailed):  # it has ended: told by `wait_ready`
-            self._child.send(pickle.dumps(blueprint))
+            self.send(pickle.dumps(blueprint))
 
     def wait_ready(self) -> Ready:
         """Wait until the process has built the function; return its description."""
-        with self._child.in_use:
+        with self.in_use:
             if self._ready is None:
                 late = f"its process took longer than {START_SECONDS:g} s to start"
-                self._ready = self._receive(time.monotonic() + START_SECONDS, late)
+                self._ready = self._answer(time.monotonic() + START_SECONDS, late)
             return self._ready
 
-    def ask(self, request: Request | MethodRequest) -> Any:
+    def ask(self, request: Request) -> Reply:
         """Return the answer to a request."""
-        with self._child.in_use:
+        with self.in_use:
             os.ftruncate(self._stacks.fileno(), 0)
             os.lseek(self._stacks.fileno(), 0, os.SEEK_SET)
-            deadline = time.monotonic() + self.timeout
+            deadline = time.monotonic() + self._timeout
             try:
-                self._child.send(pickle.dumps(request))
+                self.send(pickle.dumps(request))
             except ChildFailed as error:
-                raise ProcessFailed(self._end("cannot be sent its arguments")) from error
+                raise ProcessFailed(self._end_text("cannot be sent its arguments")) from error
             except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
                 why = f"which cannot be pickled ({text_of(error)}): say isolation: thread"
                 raise ProcessFailed(f"cannot be sent its arguments, {why}") from error
-            return self._receive(deadline, f"took longer than its timeout of {self.timeout:g} s")
+            reply: Reply = self._answer(deadline, f"took longer than its timeout of {self._timeout:g} s")
+            return reply
 
-    def _receive(self, deadline: float, too_long: str) -> Any:
+    def _answer(self, deadline: float, too_long: str) -> Any:
         try:
-            answer = self._child.receive(deadline, self._check_memory)
+            answer = self.receive(deadline, self._check_memory)
         except ChildLate as error:
             raise ProcessFailed(too_long + self._placed(ask=True)) from error
         except ChildCut as error:
             what = f"sent back more than {format_bytes(MOST_BYTES)}, or stopped in its midst"
             raise ProcessFailed(what) from error
         except ChildEnded as error:
-            raise ProcessFailed(self._end("closed its connection to the trainer")) from error
-        self._output.end_call()
+            raise ProcessFailed(self._end_text("closed its connection to the trainer")) from error
+        self._end_call()
         try:
             return pickle.loads(answer)
         except BaseException as error:  # a user's objects are made here, which may raise anything
@@ -225,10 +226,10 @@ class _Running:
             raise ProcessFailed(f"sent back what the trainer cannot read: {describe(error)}") from error
 
     def _check_memory(self) -> None:
-        limit = int(self.memory * 2**30)
+        limit = int(self._memory * 2**30)
         # What processes share counts in each by `rss`, and in parts by `pss`, which costs more to find out.
         if self._memory_used("rss") > limit and (used := self._memory_used("pss")) > limit:
-            limited = f"its limit (memory) is {self.memory:g} GiB"
+            limited = f"its limit (memory) is {self._memory:g} GiB"
             raise ProcessFailed(f"held {format_bytes(used)} of memory; {limited}{self._placed(ask=True)}")
 
     def _memory_used(self, what: str) -> int:
@@ -241,128 +242,35 @@ class _Running:
                     used += getattr(info, what)
         return used
 
-    def _end(self, alive: str) -> str:
+    def _end_text(self, alive: str) -> str:
         """Describe how the process ended; return `alive`, with its place, if it goes on."""
-        code = self._child.end()
-        self._output.end_call()
-        if code is None:
-            return f"{alive}{self._placed(ask=True)}"
-        if code >= 0:
-            return f"ended its process with exit code {code}{self._placed()}"
-        by = ", as the kernel does where memory runs out" if -code == signal.SIGKILL else ""
-        return f"lost its process to signal {-code} ({signal.Signals(-code).name}{by}){self._placed()}"
+        code = self.end()
+        self._end_call()
+        return f"{alive if code is None else end_text(code)}{self._placed(ask=code is None)}"
 
-    def _placed(self, ask: bool = False) -> str:
+    def _placed(self, ask: bool) -> str:
         """`` (rewards.py:12)``, of the line it is at if it is asked, else of where it crashed, or begins."""
         if ask:
-            self._child.signal(WHERE)
+            self.signal(WHERE)
             deadline = time.monotonic() + 1.0
             while not os.fstat(self._stacks.fileno()).st_size and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(0.02)  # the rest of it
         stacks = os.pread(self._stacks.fileno(), 1 << 20, 0).decode("utf-8", "replace")
-        at = dumped_at(stacks) or (self._ready.begins if self._ready else "")
-        return f" ({at})" if at else ""
-
-    def kill(self) -> None:
-        """End it and all that it has started and that has not left its process group."""
-        self._child.kill()
-        self._output.end_call()
+        return placed(dumped_at(stacks) or (self._ready.begins if self._ready else ""))
 
 
 class RemoteComponent:
     """The optional methods and attributes of a function in its process, as if it were here."""
 
     def __init__(self, process: RewardProcess) -> None:
-        self._process = process
         ready = process.ready
         self.stateless = ready.stateless
         if "end_step" in ready.methods:
             self.statistics = ready.statistics
         for name in ready.methods:
             setattr(self, name, partial(process.call_method, name))
-
-    def attribute_hashes(self) -> dict[str, str]:
-        """Hash the attributes of the function."""
-        hashes: dict[str, str] = self._process.call_method(ATTRIBUTES)
-        return hashes
-
-
-class RemoteError(Exception):
-    """An exception of a function in its process.
-
-    Args:
-        trace: the traceback there. As a note, line for line, it is shown whole where one long text is cut.
-    """
-
-    def __init__(self, trace: str) -> None:
-        super().__init__("raised in the process of the reward")
-        self.add_note(trace)
-
-
-class ProcessCall:
-    """A call for `count` completions, in a thread that waits for the process and enforces its limits.
-
-    It is used as `grpox.rollout.rewards.call.RewardCall` is.
-
-    Once it has ended, either `scores` is set, or `failure` says what went wrong, and `error` tells of the
-    exception where the function raised.
-    """
-
-    def __init__(
-        self,
-        process: RewardProcess,
-        arguments: Mapping[str, Any],
-        count: int,
-        lengths: Sequence[int] | None = None,
-    ) -> None:
-        self.log = CallLog()
-        self.scores: CheckedScores | None = None
-        self.failure = ""
-        self.error: BaseException | None = None
-        self.seconds = 0.0
-        self._process = process
-        self._arguments, self._count, self._lengths = arguments, count, lengths
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self.run, name="grpox-reward-process", daemon=True)
-
-    def start(self) -> None:
-        """Start the call in its thread."""
-        self._thread.start()
-
-    def wait(self, timeout: float) -> bool:
-        """Wait for the end of the call; always True, since a process that takes longer is killed."""
-        self._ended.wait()
-        return True
-
-    def abandon(self) -> None:
-        """Kill the process, if it is at work."""
-        if self.running:
-            self._process.stop()
-
-    @property
-    def running(self) -> bool:
-        """True while the function may still be at work."""
-        return not self._ended.is_set()
-
-    def needs_main_thread(self) -> bool:
-        """Never: the function has the main thread of its process."""
-        return False
-
-    def run(self) -> None:
-        """Ask and wait for the answer."""
-        begun = time.perf_counter()
-        try:
-            reply = self._process.ask(self._arguments, self._count, self._lengths)
-            self.scores, self.log, self.failure = reply.scores, reply.log, reply.failure
-            self.error = RemoteError(reply.trace) if reply.trace else None
-        except ProcessFailed as error:
-            self.failure = str(error)
-        except BaseException as error:  # noqa: BLE001 - the waiting thread tells it
-            self.failure, self.error = f"could not be called: {text_of(error)}", error
-        finally:
-            self.seconds = time.perf_counter() - begun
-            self._ended.set()
+        self.attribute_hashes = partial(process.call_method, ATTRIBUTES)
 
 
 def _seed_of(arguments: Mapping[str, Any]) -> int:

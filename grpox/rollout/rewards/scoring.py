@@ -15,7 +15,7 @@ from grpox.contracts import FLOAT32_MAX, Episode, Rollout, Text, TrainerState
 from grpox.data.reward_signature import column_problem
 from grpox.errors import Problem, RunFailed
 from grpox.rollout.rewards.call import ByName, CallLog
-from grpox.rollout.rewards.named import NamedReward, Outcome, StopSign, call_together
+from grpox.rollout.rewards.named import NamedReward, RewardCall, StopSign, call_together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,42 +93,37 @@ def score(
         "completion_ids": completion_ids,
         "trainer_state": trainer_state,
     }
-    outcomes = call_together(rewards, arguments, count, stop, by_name)
-    _end_on_failure(rewards, outcomes)
-    by_label = {reward.label: outcome for reward, outcome in zip(rewards, outcomes, strict=True)}
-    logs = {label: outcome.log for label, outcome in by_label.items()}
+    calls = call_together(rewards, arguments, count, stop, by_name)
+    warnings = _warnings(rewards, calls)
+    logs = {
+        reward.label: CallLog() if call.failure else call.log
+        for reward, call in zip(rewards, calls, strict=True)
+    }
     return RewardTable(
-        values=[outcome.values for outcome in outcomes],
-        failed=[outcome.failed for outcome in outcomes],
+        values=[call.values for call in calls],
+        failed=[call.failed for call in calls],
         metrics=logged_metrics(logs),
         extra_columns=extra_columns(logs),
-        seconds=[outcome.seconds for outcome in outcomes],
+        seconds=[call.seconds for call in calls],
         lists={
-            reward.label: outcome.lists or [None] * count
-            for reward, outcome in zip(rewards, outcomes, strict=True)
+            reward.label: (None if call.scores is None else call.scores.lists) or [None] * count
+            for reward, call in zip(rewards, calls, strict=True)
             if reward.lists is not None
         },
-        warnings=_warnings(rewards, outcomes),
+        warnings=warnings,
     )
 
 
-def _end_on_failure(rewards: Sequence[NamedReward], outcomes: Sequence[Outcome]) -> None:
-    fatal = [
-        (f"reward '{reward.label}' {outcome.failure}", outcome.error)
-        for reward, outcome in zip(rewards, outcomes, strict=True)
-        if outcome.failure and reward.on_error == "fail"
-    ]
-    if fatal:
-        cause = next((error for _, error in fatal if error is not None), None)
-        raise RunFailed("\n".join(message for message, _ in fatal)) from cause
-
-
-def _warnings(rewards: Sequence[NamedReward], outcomes: Sequence[Outcome]) -> dict[str, str]:
-    warnings = {}
-    for reward, outcome in zip(rewards, outcomes, strict=True):
-        if outcome.failure:
+def _warnings(rewards: Sequence[NamedReward], calls: Sequence[RewardCall]) -> dict[str, str]:
+    """Return warnings of what went wrong; raises RunFailed where a function with the policy ``fail`` failed."""
+    fatal, warnings, causes = [], {}, []
+    for reward, call in zip(rewards, calls, strict=True):
+        if call.problem and reward.on_error == "fail":
+            fatal.append(f"reward '{reward.label}' {call.problem}")
+            causes += [call.error] if call.error is not None else []
+        elif call.problem:
             warnings[f"failure of {reward.label}"] = (
-                f"reward '{reward.label}' {outcome.failure}\n    it abstains for those completions; "
+                f"reward '{reward.label}' {call.problem}\n    it abstains for those completions; "
                 f"further failures are only counted (rewards/{reward.label}/errors)"
             )
         if reward.in_main_thread:
@@ -136,6 +131,8 @@ def _warnings(rewards: Sequence[NamedReward], outcomes: Sequence[Outcome]) -> di
                 f"reward '{reward.label}' sets a signal handler, which Python allows in the main thread only: "
                 "it is called there, where its timeout cannot be kept"
             )
+    if fatal:
+        raise RunFailed("\n".join(fatal)) from next(iter(causes), None)
     return warnings
 
 
@@ -216,7 +213,7 @@ def unscored(
     completions = prompts.completions_of(rollouts)
     texts = whole_texts(prompts, rollouts, completions)
     facts = episode_arguments(rollouts, turn_texts(prompts, rollouts, texts))
-    asks = {name for reward in rewards for name in reward.asks}
+    asks = {name for reward in rewards for name in reward.signature.facts}
     if "row_names" in asks:
         facts["row_names"] = [prompts.place(indices[rollout.group_id]) for rollout in rollouts]
     if "prompt_ends" in asks:
@@ -397,13 +394,8 @@ def extra_columns(logs: Mapping[str, CallLog]) -> dict[str, list[Any]]:
     }
 
 
-def mean_logged(logs: Iterable[Logged]) -> dict[str, dict[str, float]]:
-    """The mean of each metric over the ranks or batches that have it, label by label, in a fixed order."""
-    return weighed_mean_logged((log, 1) for log in logs)
-
-
 def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[str, float]]:
-    """Compute `mean_logged` over logs with weights; logs without a metric do not count in it."""
+    """The weighed mean of each metric over the logs that have it, label by label, in a fixed order."""
     by_name: dict[str, dict[str, list[tuple[float, int]]]] = {}
     for log, weight in logs:
         for name, by_label in log.items():

@@ -1,21 +1,16 @@
 """The program in which a reward function runs apart from the trainer.
 
 Started as ``python -m grpox.rollout.rewards.worker``.
-It builds the function from a `Blueprint`, then answers each `Request` with a `Reply`, and each `MethodRequest`
-with a `MethodReply`, until the trainer ends.
+It builds the function from a `Blueprint`, then answers each `Request` with a `Reply` until the trainer ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import io
 import os
 import pickle
 import pkgutil
-import signal
 import sys
-from multiprocessing.connection import Connection
 from typing import Any
 
 from grpox.data.reward_signature import Signature
@@ -26,50 +21,26 @@ from grpox.plugins.discovery import PluginSet
 from grpox.plugins.load_object import load_object
 from grpox.plugins.optional_methods import is_stateless, methods_of, statistics_of
 from grpox.plugins.registry import Registry
-from grpox.rollout.rewards.call import RewardCall, defined_at
+from grpox.rollout.rewards.call import CallFailed, called, defined_at, failure_by
 from grpox.rollout.rewards.lists import ListShape
-from grpox.rollout.rewards.messages import (
-    ATTRIBUTES,
-    WHERE,
-    Blueprint,
-    MethodReply,
-    MethodRequest,
-    Ready,
-    Reply,
-    Request,
-)
-from grpox.runtime.child import connect_to_parent, seed_everything
-from grpox.runtime.logs import show_logs_of_child
+from grpox.rollout.rewards.messages import ATTRIBUTES, WHERE, Blueprint, Ready, Reply, Request
+from grpox.runtime.workers import flush_output, seed_everything, serving_parent
 
 
 def main() -> None:
     """Build, then answer. The first argument is the file descriptor that stacks are written to."""
-    connection, stacks = connect_to_parent(), int(sys.argv[1])
-    _prefer_for_oom_kill()
-    faulthandler.enable(stacks, all_threads=False)
-    faulthandler.register(WHERE, stacks, all_threads=False)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # so that what it prints before it is killed is seen
-    _serve(connection)
-
-
-def _serve(trainer: Connection) -> None:
-    own = os.getpid()
-    try:
-        show_logs_of_child()
+    own, stacks = os.getpid(), int(sys.argv[1])
+    with serving_parent() as trainer:
+        faulthandler.enable(stacks, all_threads=False)
+        faulthandler.register(WHERE, stacks, all_threads=False)
         function, ready = _built(trainer.recv())
         trainer.send(ready)
         while function is not None:
-            request = trainer.recv()
-            answer = _answer_method if isinstance(request, MethodRequest) else _answer
-            message = answer(function, request)
+            message = _answer(function, trainer.recv())
             if os.getpid() != own:  # the function forked, and this is the child
                 os._exit(0)
-            _flush()
+            flush_output()
             trainer.send_bytes(message)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        # The trainer has ended, so that nobody else would kill what the function has started.
-        os.killpg(0, signal.SIGKILL)
 
 
 def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
@@ -91,49 +62,45 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
         lists = ListShape.of(function)
     except ValueError as error:
         return None, Ready((Problem(f"reward '{blueprint.label}' {error}", blueprint.key),))
-    signature = Signature.of(function)
     return function, Ready(
         (),
-        signature.needs,
-        signature.names,
+        Signature.of(function),
         defined_at(function),
         methods_of(function),
         statistics_of(function),
         is_stateless(function),
         lists,
-        signature.facts,
     )
 
 
 def _answer(function: Any, request: Request) -> bytes:
-    """Call the function; return what became of it, pickled."""
-    seed_everything(request.seed)
-    call = RewardCall(function, request.arguments, request.count, request.lengths)
+    """Make a call; return what became of it, pickled."""
     try:
-        call.run()
-    except KeyboardInterrupt as error:  # the function's own: this process is in no terminal's foreground
-        call.fail_by(error)
-    if call.failure or call.scores is None:
-        return pickle.dumps(Reply(failure=call.failure, trace=traceback_of(call.error) if call.error else ""))
+        reply = Reply(_value(function, request))
+    except CallFailed as error:
+        reply = Reply(failure=str(error), trace=traceback_of(error.__cause__) if error.__cause__ else "")
+    except NotPlain as error:
+        reply = Reply(failure=str(error))
+    except BaseException as error:  # noqa: BLE001 - whatever the user's method raises is told
+        reply = Reply(failure=f"raised {describe(error)} in {request.method}", trace=traceback_of(error))
     try:
-        return pickle.dumps(Reply(call.scores, call.log))
+        return pickle.dumps(reply)
     except BaseException as error:  # noqa: BLE001 - whatever a user's object raises
         what = f"logged by log_extra what cannot be pickled ({describe(error)}), as its own process needs"
         return pickle.dumps(Reply(failure=what))
 
 
-def _answer_method(function: Any, request: MethodRequest) -> bytes:
-    """Call an optional method of the function; return what became of it, pickled."""
+def _value(function: Any, request: Request) -> Any:
+    if request.method == ATTRIBUTES:
+        return attribute_hashes(function)
+    if request.method:
+        value = getattr(function, request.method)(*request.arguments)
+        return plain_state(value) if request.method == "state_dict" else None
+    seed_everything(request.seed)
     try:
-        if request.name == ATTRIBUTES:
-            return pickle.dumps(MethodReply(attribute_hashes(function)))
-        value = getattr(function, request.name)(*request.arguments)
-        return pickle.dumps(MethodReply(plain_state(value) if request.name == "state_dict" else None))
-    except NotPlain as error:
-        return pickle.dumps(MethodReply(failure=str(error)))
-    except BaseException as error:  # noqa: BLE001 - whatever the user's method raises is told
-        failure = f"raised {describe(error)} in {request.name}"
-        return pickle.dumps(MethodReply(failure=failure, trace=traceback_of(error)))
+        return called(function, request.arguments, request.count, request.lengths)
+    except KeyboardInterrupt as error:  # the function's own: this process is in no terminal's foreground
+        raise failure_by(error, function, request.arguments) from error
 
 
 def _use_device(index: int | None) -> None:
@@ -145,18 +112,6 @@ def _use_device(index: int | None) -> None:
     torch = sys.modules.get("torch")  # where the function has not imported it, it needs no device
     if index is not None and torch is not None:
         torch.cuda._lazy_call(lambda: torch.cuda.set_device(index))
-
-
-def _prefer_for_oom_kill() -> None:
-    """Let the kernel kill this process first when memory runs out: it can be started again."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, or replaced, by the function
-            stream.flush()
 
 
 if __name__ == "__main__":

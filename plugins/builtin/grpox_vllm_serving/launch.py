@@ -11,7 +11,6 @@ import shutil
 import signal
 import ssl
 import stat
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,11 +18,11 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
 from grpox.errors import ConfigError, RunFailed
+from grpox.runtime.child import Child
 from grpox_vllm_serving.protocol import INSTANCE, INSTANCE_FILE, TOKEN_VARIABLE, WEIGHTS_FOLDER
 
 FILE_BACKEND = "grpox_file"
@@ -91,7 +90,7 @@ class ServerSettings:
 class Server:
     """A running server that this process watches."""
 
-    def __init__(self, settings: ServerSettings, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, settings: ServerSettings, process: Child) -> None:
         self.settings = settings
         self._process = process
 
@@ -110,14 +109,14 @@ class Server:
         direct = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=unchecked)
         )
-        while self._process.poll() is None:
+        while not self._process.has_ended():
             try:
                 direct.open(address, timeout=5).close()
             except (OSError, HTTPException):
                 time.sleep(0.3)
             else:
                 return
-        raise RunFailed(f"vLLM's server ended with exit code {self._process.returncode} before it was ready")
+        raise RunFailed(f"vLLM's server ended with exit code {self._process.end()} before it was ready")
 
     def wait(self) -> None:
         """Wait until a signal ends this process; never returns.
@@ -125,7 +124,9 @@ class Server:
         Raises:
             RunFailed: the server ended by itself.
         """
-        raise RunFailed(f"vLLM's server ended by itself, with exit code {self._process.wait()}")
+        while not self._process.has_ended():
+            time.sleep(0.2)
+        raise RunFailed(f"vLLM's server ended by itself, with exit code {self._process.end()}")
 
 
 @contextmanager
@@ -139,16 +140,12 @@ def serving(settings: ServerSettings) -> Iterator[Server]:
         sockets = stack.enter_context(_folder("grpox-serve-", tempfile.gettempdir()))
         instance = secrets.token_hex(8)
         (weights / INSTANCE_FILE).write_text(instance, encoding="ascii")
-        lifeline, end = os.pipe()
-        stack.callback(os.close, end)
-        process = subprocess.Popen(
-            command(settings),
-            env=os.environ | environment(settings, weights, sockets, instance),
-            start_new_session=True,
-            pass_fds=(lifeline,),
-            preexec_fn=partial(_end_with_parent, lifeline),
+        process = Child(
+            ["-m", "grpox.runtime.workers", *command(settings)],
+            stall=0,
+            output=(1, 2),
+            environment=os.environ | environment(settings, weights, sockets, instance),
         )
-        os.close(lifeline)
         stack.callback(_end, process)
         yield Server(settings, process)
 
@@ -266,22 +263,11 @@ def _own(path: Path | str, flags: int, folder: int | None = None) -> Iterator[in
         os.close(descriptor)
 
 
-def _end_with_parent(lifeline: int) -> None:
-    """Between fork and exec: on Linux, have the kernel kill the server's process group when this process ends.
-
-    SIGTERM would not do: a server that has open requests waits for them, and answers no others.
-    """
-    if sys.platform == "linux":
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Child) -> None:
     """End the whole process group: vLLM's engine outlives a killed API server."""
     with suppress(ProcessLookupError):  # all have ended
         os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(SECONDS_TO_END)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    deadline = time.monotonic() + SECONDS_TO_END
+    while not process.has_ended() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()

@@ -15,7 +15,7 @@ from support.scoring_server import Answer, ScoringServer, scoring_server
 
 from grpox.contracts import FailedScore
 from grpox.errors import ConfigError
-from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.named import RewardCall
 from grpox_rewards.configs import HttpConfig
 from grpox_rewards.service import Service
 from grpox_rewards.verifier import Http

@@ -24,7 +24,7 @@ from grpox.plugins import hookspecs
 from grpox.plugins.hookspecs import hookimpl
 from grpox.plugins.load_object import load_object
 from grpox.policy.models import _unloadable
-from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.named import RewardCall
 from grpox.runtime.foreign_code import call
 from grpox.runtime.phases import ran_out_of_memory
 from grpox.runtime.world import describe_failure

@@ -141,6 +141,63 @@ def logs_what_cannot_be_sent(completions, log_extra, **_):
     return [1.0] * len(completions)
 
 
+class Unsendable:
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        raise self.error
+
+
+class Unreadable:
+    def __reduce__(self):
+        return sys.exit, (0,)
+
+
+class Exits(float):
+    def __float__(self):
+        sys.exit(0)
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+class Own(BaseException):
+    pass
+
+
+def logs_what_exits_as_it_is_sent(completions, log_extra, **_):
+    log_extra("it", [Unsendable(SystemExit(0)) for _ in completions])
+    return [1.0] * len(completions)
+
+
+def logs_what_exits_as_it_is_read(completions, log_extra, **_):
+    log_extra("it", [Unreadable() for _ in completions])
+    return [1.0] * len(completions)
+
+
+def returns_what_cannot_be_sent(completions, **_):
+    return [Unsendable(ValueError("no")), *[1.0] * (len(completions) - 1)]
+
+
+def returns_a_number_that_exits(completions, **_):
+    return [Exits() for _ in completions]
+
+
+def raises_an_interrupt(**_):
+    raise KeyboardInterrupt
+
+
+def raises_without_a_text(**_):
+    raise Mute
+
+
+def raises_its_own(**_):
+    raise Own("mine")
+
+
 def leaves_a_child(completions, **_):
     child = os.fork()
     if child == 0:
@@ -216,10 +273,3 @@ class CannotBeBuilt:
 class LeavesAsItIsBuilt:
     def __init__(self):
         os._exit(3)
-
-
-def in_the_trainer(completions, **_):
-    return [float(os.getpid())] * len(completions)
-
-
-in_the_trainer.isolation = "thread"

@@ -15,7 +15,7 @@ from support.patience import patient
 
 from grpox.errors import RunFailed
 from grpox.rollout.rewards import NamedReward, score
-from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.named import RewardCall
 from grpox.runtime.signals import Terminated
 
 WHO: ContextVar[str] = ContextVar("WHO", default="nobody")
@@ -204,7 +204,7 @@ def test_one_that_blocks_the_loop_times_out_with_those_it_holds_up_and_they_end_
 INTERRUPTED = """
 import asyncio, os, sys, time
 from grpox.rollout.rewards import NamedReward, score
-from grpox.rollout.rewards.call import RewardCall
+from grpox.rollout.rewards.named import RewardCall
 from grpox.runtime.signals import Terminated
 
 async def endless(completions, **_):

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from grpox.errors import ConfigError, RunFailed
-from grpox.rollout.rewards import NamedReward, score
+from grpox.errors import ConfigError
 from grpox.rollout.rewards.isolation import isolation_of, reward_functions
 from grpox.rollout.rewards.process import RewardProcess
 from grpox.rollout.rewards.worker import _use_device
 from grpox.runfile.load import ResolvedRun, load_run
 
 FUNCTIONS = """
-import os
-import signal
-import sys
-
 def plain(completions, **_):
     return [0.0] * len(completions)
 
@@ -28,54 +22,6 @@ def on_the_gpu(completions, **_):
     return [0.0] * len(completions)
 
 on_the_gpu.isolation = "thread"
-
-class Mute(Exception):
-    def __str__(self):
-        raise ValueError
-
-class Own(BaseException):
-    pass
-
-class Unsendable:
-    def __init__(self, error):
-        self.error = error
-
-    def __reduce__(self):
-        raise self.error
-
-class Exits(float):
-    def __float__(self):
-        sys.exit(0)
-
-class Unreadable:
-    def __reduce__(self):
-        return sys.exit, (0,)
-
-def judge(completions, log_extra, **_):
-    (what,) = completions
-    if what == "raises KeyboardInterrupt":
-        raise KeyboardInterrupt
-    if what == "raises Mute":
-        raise Mute
-    if what == "raises Own":
-        raise Own("mine")
-    if what == "leaves":
-        sys.exit(0)
-    if what == "leaves at once":
-        os._exit(0)
-    if what == "kills itself":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "logs what cannot be sent":
-        log_extra("it", [Unsendable(ValueError("no"))])
-    if what == "logs what exits as it is sent":
-        log_extra("it", [Unsendable(SystemExit(0))])
-    if what == "logs what exits as it is read":
-        log_extra("it", [Unreadable()])
-    if what == "returns what cannot be sent":
-        return [Unsendable(ValueError("no"))]
-    if what == "returns a number that exits":
-        return [Exits()]
-    return [1.0]
 """
 
 
@@ -124,42 +70,9 @@ def test_a_function_that_says_it_needs_the_trainers_process_is_not_taken_out_of_
 def test_a_built_in_reward_works_in_a_process_and_the_processes_end_with_the_block(resolved: Any) -> None:
     with reward_functions(resolved("{name: exact, column: answer, isolation: process}")) as (function,):
         assert isinstance(function, RewardProcess)
-        assert function.reads_columns == ("answer",)
-        process = function._running.get()._child._process
+        assert function.ready.signature.needs == ("answer",)
+        process = function._running.get()._process
     assert process.returncode == -9
-
-
-@pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    path = tmp_path_factory.mktemp("judge") / "mine.py"
-    path.write_text(FUNCTIONS)
-    run = load_run("quickstart", ["evaluation=null", f"rewards=[{{path: '{path}:judge'}}]"])
-    with reward_functions(run) as (process,):
-        yield process
-
-
-@pytest.mark.parametrize(
-    ("does", "told"),
-    [
-        ("raises KeyboardInterrupt", "raised KeyboardInterrupt"),
-        ("raises Mute", "raised Mute: its message cannot be read: ValueError"),
-        ("raises Own", "raised Own: mine"),
-        ("leaves", "raised SystemExit: 0"),
-        ("leaves at once", "ended its process with exit code 0"),
-        ("kills itself", r"lost its process to signal 9 \(SIGKILL"),
-        ("logs what cannot be sent", r"logged by log_extra what cannot be pickled \(ValueError: no\)"),
-        ("logs what exits as it is sent", r"logged by log_extra what cannot be pickled \(SystemExit: 0\)"),
-        ("logs what exits as it is read", "sent back what the trainer cannot read: SystemExit: 0"),
-        ("returns what cannot be sent", r"returned <grpox.*Unsendable object .* for completion 0"),
-        ("returns a number that exits", "raised SystemExit: 0"),
-    ],
-)
-def test_whatever_a_function_does_in_its_process_is_its_failure_and_the_next_call_succeeds(
-    judge: RewardProcess, does: str, told: str
-) -> None:
-    with pytest.raises(RunFailed, match=f"reward 'judge' {told}"):
-        score([NamedReward("judge", judge)], ["p"], [does], [[1]], {})
-    assert score([NamedReward("judge", judge)], ["p"], ["well"], [[1]], {}).values == [[1.0]]
 
 
 def test_a_reward_process_allocates_nothing_on_its_gpu_before_the_function_does(

@@ -11,7 +11,7 @@ from grpox.checkpoint.progress import TrainingState
 from grpox.errors import RunFailed
 from grpox.rollout.rewards import NamedReward, score
 from grpox.rollout.rewards.call import CallLog
-from grpox.rollout.rewards.scoring import extra_columns, logged_metrics, mean_logged, with_logged
+from grpox.rollout.rewards.scoring import extra_columns, logged_metrics, weighed_mean_logged, with_logged
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.training.step_report import StepReport
@@ -46,7 +46,7 @@ def test_a_metric_that_is_no_finite_number_is_refused_where_it_is_logged(value):
 
 def test_ranks_and_batches_are_averaged_label_by_label_in_a_fixed_order():
     ranks = [{"b": {"f": 1.0}, "a": {"f": 1.0}}, {}, {"a": {"f": 2.0, "g": 7.0}}]
-    merged = mean_logged(ranks)
+    merged = weighed_mean_logged((rank, 1) for rank in ranks)
     assert merged == {"a": {"f": 1.5, "g": 7.0}, "b": {"f": 1.0}}
     assert [*merged] == ["a", "b"]
 

@@ -119,11 +119,18 @@ WHOLE_CALL = {
     "is_killed": r"lost its process to signal 9 \(SIGKILL, as the kernel does where memory runs out\)" + AT,
     "closes_everything": r"closed its connection to the trainer" + AT,
     "logs_what_cannot_be_sent": r"logged by log_extra what cannot be pickled",
+    "logs_what_exits_as_it_is_sent": r"logged by log_extra what cannot be pickled \(SystemExit: 0\)",
+    "logs_what_exits_as_it_is_read": r"sent back what the trainer cannot read: SystemExit: 0$",
+    "returns_a_number_that_exits": r"raised SystemExit: 0",
+    "raises_an_interrupt": r"raised KeyboardInterrupt" + AT,
+    "raises_without_a_text": r"raised Mute: its message cannot be read: ValueError" + AT,
+    "raises_its_own": r"raised Own: mine" + AT,
 }
 ONE_COMPLETION = {
     "returns_nan": r"returned nan \(float\) for completion 0",
     "returns_inf": r"returned inf \(float\) for completion 0",
     "returns_text": r"returned '1' \(str\) for completion 0",
+    "returns_what_cannot_be_sent": r"returned <grpox.*Unsendable object.* for completion 0",
 }
 FAULTS = WHOLE_CALL | ONE_COMPLETION
 
@@ -197,7 +204,7 @@ def test_a_child_ends_also_where_the_process_learns_first_that_the_trainer_is_go
     function = started("leaves_a_child")
     scored(NamedReward("judge", function), [str(tmp_path / "pid")])
     child = int((tmp_path / "pid").read_text())
-    with socket.socket(fileno=os.dup(function._running.get()._child._connection.fileno())) as connection:
+    with socket.socket(fileno=os.dup(function._running.get().connection.fileno())) as connection:
         connection.shutdown(socket.SHUT_WR)  # the kernel closes this one before the process's lifeline
     try:
         wait_until(lambda: is_gone(child), "the child has ended", 20)
@@ -321,7 +328,7 @@ def test_the_kernel_takes_it_before_the_trainer_where_memory_runs_out(started: A
 
 
 def test_its_columns_are_known_before_the_first_call(started: Any) -> None:
-    assert started("asks_for_more").reads_columns == ("gold",)
+    assert started("asks_for_more").ready.signature.needs == ("gold",)
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,8 @@ def forgets() -> Iterator[RewardProcess]:
 
 def score(process: RewardProcess, *completions: str) -> list[float | None]:
     ids = [[1]] * len(completions)
-    reply = process.ask(
-        {"completions": list(completions), "prompts": ["p"], "completion_ids": ids}, len(completions)
-    )
-    assert reply.scores is not None, reply.failure
-    return reply.scores.values
+    arguments = {"completions": list(completions), "prompts": ["p"], "completion_ids": ids}
+    return process.ask(arguments, len(completions))[0].values
 
 
 def test_methods_are_called_in_the_process_and_errors_name_the_reward(counts: RewardProcess) -> None:

@@ -3,13 +3,10 @@
 import asyncio
 import math
 import re
-import signal
-import threading
 
 import numpy as np
 import pytest
 import torch
-from support.patience import patient
 
 from grpox.contracts import TrainerState, completion_text
 from grpox.errors import RunFailed
@@ -67,16 +64,6 @@ def test_functions_abstain_row_by_row():
     assert scored(maths, code, task=["math", "code"]).values == [[1.0, None], [None, -1.0]]
 
 
-def test_async_functions_run_together():
-    meeting = threading.Barrier(3)
-
-    async def waits_for_the_others(completions, **_):
-        await asyncio.to_thread(meeting.wait, patient(10))
-        return [1.0] * len(completions)
-
-    assert scored(*[waits_for_the_others] * 3).values == [[1.0, 1.0]] * 3
-
-
 def test_async_functions_run_where_a_loop_is_running_already():
     async def one(completions, **_):
         await asyncio.sleep(0)
@@ -114,40 +101,12 @@ def test_what_is_no_list_of_scores_is_refused_by_name(returned, told):
     assert "'f0'" in str(caught.value)
 
 
-def test_what_a_function_raises_is_told_with_its_place_and_kept():
-    def broken(**_):
-        return {}["gone"]
-
-    async def broken_later(**_):
-        raise OSError("no network")
-
-    with pytest.raises(
-        RunFailed, match=r"reward 'f0' raised KeyError: 'gone' \(test_rewards.py:\d+\)"
-    ) as caught:
-        scored(broken)
-    assert isinstance(caught.value.__cause__, KeyError)
-    with pytest.raises(RunFailed, match="reward 'f0' raised OSError: no network"):
-        scored(broken_later)
-
-
 def test_a_missing_column_is_named_with_the_nearest():
     def needs_answer(completions, answer):
         return [0.0] * len(completions)
 
     with pytest.raises(RunFailed, match=r"(?s)'f0' needs column 'answer'.*did you mean  answers"):
         scored(needs_answer, answers=["x", "y"])
-
-
-def test_what_functions_log():
-    def logs(completions, log_metric, log_extra):
-        log_metric("seen", 1)
-        log_metric("seen", 2)
-        log_extra("length", [len(c) for c in completions])
-        return [0.0] * len(completions)
-
-    table = scored(logs)
-    assert table.metrics == {"seen": {"f0": 1.5}}
-    assert table.extra_columns == {"length": [2, 4]}
 
 
 def test_an_empty_batch_calls_nothing():
@@ -178,20 +137,6 @@ def test_no_function_is_called_when_a_later_one_lacks_its_column():
     with pytest.raises(RunFailed, match="'f1' needs column 'answer'"):
         scored(first, second)
     assert not called
-
-
-def test_plain_functions_run_where_an_alarm_can_be_set():
-    """signal.alarm works in the main thread only; elsewhere such a guard makes every score an error."""
-
-    def guarded(completions, **_):
-        before = signal.signal(signal.SIGALRM, lambda *_: None)
-        signal.signal(signal.SIGALRM, before)
-        return [1.0] * len(completions)
-
-    async def other(completions, **_):
-        return [0.0] * len(completions)
-
-    assert scored(other, guarded).values == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def test_an_async_client_meets_one_event_loop_at_every_call():

@@ -20,8 +20,7 @@ from grpox.errors import RunFailed
 from grpox.rollout import streaming_scorer
 from grpox.rollout.collector import Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.call import RewardCall
-from grpox.rollout.rewards.named import Stopped, StopSign
+from grpox.rollout.rewards.named import RewardCall, Stopped, StopSign
 from grpox.rollout.rewards.scoring import ScoredRow, ScoredRows, joined
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
 from grpox.runtime.world import World

@@ -137,25 +137,8 @@ def leaves_processes():
     return "started"
 
 
-FAULTS = {
-    name: globals()[name]
-    for name in [
-        "raises",
-        "hangs",
-        "hangs_in_spite",
-        "hangs_in_c",
-        "prints",
-        "eats",
-        "exits",
-        "leaves",
-        "is_killed",
-        "crashes",
-        "forks",
-        "closes_everything",
-        "leaves_processes",
-    ]
-}
-FAULTS["nothing"] = lambda: "fine"
+def nothing():
+    return "fine"
 
 
 def counts_workers():
@@ -201,13 +184,7 @@ def makes_a_folder_and_is_killed():
     is_killed()
 
 
-FAULTS["kills_its_parent_and_itself"] = kills_its_parent_and_itself
-FAULTS["makes_a_folder"] = makes_a_folder
-FAULTS["makes_a_folder_and_is_killed"] = makes_a_folder_and_is_killed
-FAULTS["counts_workers"] = counts_workers
-FAULTS["has_a_child_that_exits"] = has_a_child_that_exits
-FAULTS["leaves_a_family"] = leaves_a_family
-FAULTS["exits_while_its_parent_hangs"] = exits_while_its_parent_hangs
+FAULTS = dict(globals())
 
 
 class Lake(Environment):

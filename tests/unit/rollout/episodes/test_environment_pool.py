@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -29,9 +30,8 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.plugins.load_object import load_object
 from grpox.rollout.episodes import pool
 from grpox.rollout.episodes.local import LocalEnvironments
-from grpox.rollout.episodes.messages import Action, Blueprint, Lost, Observation, Outcome, Start
-from grpox.rollout.episodes.opening import open_environments
-from grpox.rollout.episodes.pool import Counters, ProcessEnvironments
+from grpox.rollout.episodes.messages import Action, Blueprint, Counters, Lost, Observation, Outcome, Start
+from grpox.rollout.episodes.pool import ProcessEnvironments, open_environments
 
 sys.path.append(str(Path(__file__).parents[4] / "benchmarks"))
 from many_episodes import many_episodes
@@ -269,9 +269,8 @@ def test_a_fault_of_a_tool_is_an_error_text_or_loses_the_episode_and_no_other(
 
 def test_a_process_that_ends_between_two_requests_is_lost_with_the_reason(hasty: Any) -> None:
     hasty.start({key: Start(0, {}, 1) for key in (0, 1)})
-    for process in psutil.Process(hasty._forker.current._child.pid).children():
+    for process in psutil.Process(hasty._forker.current.pid).children():
         process.kill()
-    wait_until(lambda: hasty.counters.lost == 2, "both are counted", 20)
     assert hasty.step({0: Action("")})[0].reason.startswith("lost its process to signal 9 (SIGKILL")
     assert hasty.finish([1])[1].reason.startswith("lost its process to signal 9 (SIGKILL")
     assert hasty.counters == Counters(2, 0, 2)
@@ -431,7 +430,13 @@ def test_a_problem_of_a_module_is_reported_from_the_process_that_imports_it() ->
 
 
 def processes_of(environments: ProcessEnvironments) -> list[psutil.Process]:
-    return psutil.Process(environments._forker.current._child.pid).children(recursive=True)
+    return psutil.Process(environments._forker.current.pid).children(recursive=True)
+
+
+def is_at_work(environments: ProcessEnvironments, key: int) -> bool:
+    if is_idle := environments._open[key].in_use.acquire(blocking=False):
+        environments._open[key].in_use.release()
+    return not is_idle
 
 
 def begin(environments: Any, *keys: int) -> None:
@@ -454,7 +459,7 @@ def test_closing_waits_for_calls_and_answers_those_who_wait(hasty: Any, tmp_path
     begin(hasty, 0, 1)
     with ThreadPoolExecutor(1) as threads:
         answers = threads.submit(hasty.step, {0: fault("hangs")})
-        wait_until(lambda: hasty._forker.current._sent, "the call is sent", 20)
+        wait_until(lambda: is_at_work(hasty, 0), "the call is sent", 20)
         hasty.close()
         assert answers.result()[0].results[0].failure == "timeout"
     assert sorted((tmp_path / "notes").read_text().split()) == ["c0", "c1", "o0", "o1"]
@@ -466,7 +471,7 @@ def test_an_environment_that_is_at_work_can_be_abandoned(hasty: Any, tmp_path: P
     begin(hasty, 0)
     with ThreadPoolExecutor(1) as threads:
         answers = threads.submit(hasty.step, {0: fault("hangs")})
-        wait_until(lambda: hasty._forker.current._sent, "the call is sent", 20)
+        wait_until(lambda: is_at_work(hasty, 0), "the call is sent", 20)
         hasty.abandon([0])
         assert answers.result()[0].results[0].failure == "timeout"
     assert (tmp_path / "notes").read_text().split() == ["o0", "c0"]
@@ -478,19 +483,23 @@ def test_a_forker_that_is_killed_takes_its_processes_along_and_is_started_again(
     processes = processes_of(hasty)
     with ThreadPoolExecutor(1) as threads:
         answers = threads.submit(hasty.step, {0: fault("hangs_in_c")})
-        os.kill(hasty._forker.current._child.pid, signal.SIGKILL)
+        os.kill(hasty._forker.current.pid, signal.SIGKILL)
         assert answers.result() == {0: Lost("the process of all environments has ended")}
     wait_until(lambda: not any(map(_lives, processes)), "all have ended", 20)
     begin(hasty, 7)
-    assert hasty.finish([1, 7])[7].rewards == {"": 7.0}
+    assert hasty.finish([1, 2, 7])[7].rewards == {"": 7.0}
     assert hasty.counters == Counters(4, 1, 3)
+    psutil.Process(hasty._forker.current.pid).kill()  # while nothing is open
+    wait_until(hasty._forker.current.has_ended, "it has ended", 20)
+    begin(hasty, 8)
+    assert hasty.finish([8])[8].rewards == {"": 8.0}
 
 
 def test_a_process_takes_along_what_its_tools_started_though_the_forker_cannot(hasty: Any) -> None:
     """A forker that is killed before it knows of the end leaves nothing of this group."""
     begin(hasty, 0)
     hasty.step({0: fault("leaves_processes")})
-    forker, *others = [psutil.Process(hasty._forker.current._child.pid), *processes_of(hasty)]
+    forker, *others = [psutil.Process(hasty._forker.current.pid), *processes_of(hasty)]
     near, apart = sorted(
         (each for each in others if each.name() == "sleep"), key=lambda each: os.getsid(each.pid) == each.pid
     )
@@ -510,7 +519,7 @@ def test_an_environment_that_stops_the_forker_is_ended_with_all_others(
 ) -> None:
     monkeypatch.setattr(pool, "STOP_SECONDS", 1.0)
     begin(hasty, 0, 1)
-    forker = hasty._forker.current._child.pid
+    forker = hasty._forker.current.pid
     (lost,) = hasty.step({0: fault("exits_while_its_parent_hangs")}).values()
     assert lost.reason.startswith("the process of all environments was stopped for more than 1 s")
     wait_until(lambda: not any(map(_lives, _of_session(forker))), "nothing is left", 20)
@@ -519,7 +528,7 @@ def test_an_environment_that_stops_the_forker_is_ended_with_all_others(
 
 def test_what_a_tool_started_ends_though_its_process_and_the_forker_were_killed_together(hasty: Any) -> None:
     begin(hasty, 0)
-    forker = hasty._forker.current._child.pid
+    forker = hasty._forker.current.pid
     assert hasty.step({0: fault("kills_its_parent_and_itself")}) == {
         0: Lost("the process of all environments has ended")
     }
@@ -527,7 +536,11 @@ def test_what_a_tool_started_ends_though_its_process_and_the_forker_were_killed_
 
 
 def _of_session(leader: int) -> list[psutil.Process]:
-    return [each for each in psutil.process_iter() if os.getsid(each.pid) == leader]
+    found = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError):  # another that has ended meanwhile
+            found += [each] * (os.getsid(each.pid) == leader)
+    return found
 
 
 def test_temporary_files_end_with_the_episode_also_if_it_is_killed(hasty: Any) -> None:
@@ -542,7 +555,7 @@ def test_temporary_files_end_with_the_episode_also_if_it_is_killed(hasty: Any) -
     hasty.finish([0])
     wait_until(lambda: len(list(folder.iterdir())) == 1, "its folder is gone", 20)
     assert not kept.exists()
-    os.kill(hasty._forker.current._child.pid, signal.SIGKILL)
+    os.kill(hasty._forker.current.pid, signal.SIGKILL)
     hasty.close()
     assert not folder.exists()
 
@@ -575,13 +588,14 @@ def test_processes_of_a_module_end_with_a_forker_that_the_trainer_has_left(tmp_p
     plan = Blueprint("nothing", "environment", f"{tmp_path / 'starts.py'}:Nothing")
     environments = ProcessEnvironments([plan], [], EpisodesConfig(), GRACE)
     (other,) = processes_of(environments)
-    child = environments._forker.current._child
-    with socket.socket(fileno=os.dup(child._connection.fileno())) as connection:
+    child = environments._forker.current
+    with socket.socket(fileno=os.dup(child.connection.fileno())) as connection:
         connection.shutdown(socket.SHUT_WR)  # the kernel closes this one before the forker's lifeline
     try:
         wait_until(lambda: not _lives(other), "it has ended", 10)
     finally:
-        other.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            other.kill()
         environments.close()
 
 

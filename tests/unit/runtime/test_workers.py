@@ -13,10 +13,10 @@ import pytest
 from support.patience import patient
 from support.services import wait_until
 
-from grpox.runtime import child as children
-from grpox.runtime.child import Child, ChildCut, ChildEnded, ChildLate, Restarted
+from grpox.runtime import workers
+from grpox.runtime.workers import Child, ChildCut, ChildEnded, ChildLate, Restarted
 
-BEGIN = "from grpox.runtime.child import connect_to_parent; parent = connect_to_parent()\n"
+BEGIN = "from grpox.runtime.workers import connect_to_parent; parent = connect_to_parent()\n"
 ECHO = BEGIN + "while True: parent.send_bytes(parent.recv_bytes())"
 
 
@@ -57,6 +57,7 @@ def test_a_child_that_is_late_is_killed_with_what_it_started(child: Any) -> None
     late.kill()
     other.wait(patient(10))
     assert late.has_ended()
+    assert late.pid not in psutil.pids()  # and is no zombie
 
 
 def test_what_a_child_started_in_groups_of_their_own_ends_with_it(child: Any) -> None:
@@ -91,7 +92,7 @@ def test_a_child_that_has_ended_tells_its_code_and_what_it_printed(child: Any) -
         ended.receive(soon())
     assert ended.end() == 3
     assert ended.printed.endswith("x\nwhy") or ended.printed.startswith("why")
-    assert len(ended.printed) <= children.LAST_BYTES
+    assert len(ended.printed) <= workers.LAST_BYTES
     with pytest.raises(ChildEnded):
         ended.send(b"more")
 
@@ -99,7 +100,7 @@ def test_a_child_that_has_ended_tells_its_code_and_what_it_printed(child: Any) -
 def test_a_child_that_goes_on_without_its_connection_is_told_apart(
     child: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "END_SECONDS", 0.05)
+    monkeypatch.setattr(workers, "END_SECONDS", 0.05)
     silent = child(BEGIN + "import time; parent.close(); time.sleep(1000)")
     with pytest.raises(ChildEnded):
         silent.receive(soon())
@@ -114,7 +115,7 @@ def test_an_answer_that_is_too_large_or_stops_in_its_midst_is_refused(
     )
     with pytest.raises(ChildCut):
         stopped.receive(soon())
-    monkeypatch.setattr(children, "MOST_BYTES", 10)
+    monkeypatch.setattr(workers, "MOST_BYTES", 10)
     echo = child(ECHO)
     echo.send(bytes(11))
     with pytest.raises(ChildCut):
@@ -160,10 +161,3 @@ def test_a_child_without_an_owner_is_killed() -> None:
 def test_standard_input_of_a_child_is_nothing(child: Any) -> None:
     reads = child(BEGIN + "import sys; parent.send_bytes(repr(sys.stdin.read()).encode())")
     assert reads.receive(soon()) == b"''"
-
-
-def test_no_process_is_left(child: Any) -> None:
-    before = set(psutil.Process().children())
-    echo = child(ECHO)
-    echo.kill()
-    assert set(psutil.Process().children()) == before
