@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from grpox.checkpoint.export import export_checkpoint
-from grpox.checkpoint.faults import open_dump, replay
 from grpox.cli.app import app
+from grpox.training.replay import open_dump, replay
 
 peft = pytest.importorskip("peft")
 
