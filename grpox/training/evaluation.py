@@ -25,23 +25,15 @@ from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.config.sampling import sampling_of
 from grpox.contracts import Capability, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
-from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.rollout.collector import Scorer, sample_and_score
 from grpox.rollout.episode_metrics import INFO, SUCCESS, episode_metrics, success_rate
 from grpox.rollout.metrics import error_metrics, length_metrics, mean
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged, weighted_sum, with_logged
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
-from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.logs import WarnOnce
-from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.setup import quieten, seed_libraries
-from grpox.runtime.watchdog import GRACE
-from grpox.runtime.world import start_world
-from grpox.training.fixed_model import sampler_of_model
-from grpox.training.inputs import EvaluationInputs, open_evaluation_prompts, open_tokenizer, provides
-from grpox.training.user_code import open_episodes
+from grpox.training.assembly import EvaluationInputs, open_alone
+from grpox.training.inputs import provides, scoring_key
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -320,30 +312,17 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
         ConfigError: an input cannot be used, or the generator or a reward function cannot be built.
         RunFailed: sampling or scoring failed.
     """
-    evaluation = run.config.evaluation
-    assert evaluation is not None
-    quieten()
-    world = start_world(run.config.watchdog.end_after + 2 * GRACE)
-    seed_libraries(run.config.train.seed)
-    key = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
-    with reward_functions(run, key) as functions, open_episodes(run) as episodes, translate_exits(FOREIGN):
-        times = PhaseTimes(generator=generator_settings(run))
-        tokenizer = open_tokenizer(run, world, functions)
-        tools_of = None if episodes is None else episodes.tools_of
-        prompts = open_evaluation_prompts(run, tokenizer, evaluation, tools_of)
-        if episodes is not None:
-            episodes.check(*prompts.values())
-        inputs, count = EvaluationInputs.bind(run.config, prompts, functions), sum(map(len, prompts.values()))
-        with sampler_of_model(run, world, times, tokenizer, episodes, checkpoint) as sampler:
-            evaluator = open_evaluation(run, sampler, inputs)
-            assert evaluator is not None
+    with open_alone(run, scoring_key(run)) as assembly:
+        inputs, world = assembly.open_evaluation(), assembly.world
+        count, completions = sum(len(each.prompts) for each in inputs), list[ScoredRollout]()
+        with assembly.fixed_sampler(checkpoint) as sampler:
+            evaluation = open_evaluation(run, sampler, inputs)
+            assert evaluation is not None
             tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
-            sampled = evaluator.sample(BEFORE_TRAINING, tell)
-        metrics = evaluator.metrics(sampled)
-        completions: list[ScoredRollout] = []
+            sampled = evaluation.sample(BEFORE_TRAINING, tell)
+        metrics, size = evaluation.metrics(sampled), evaluation.config.num_generations
         for of_set, (rows, _) in zip(inputs, sampled, strict=True):
-            done_before = len(completions) // evaluation.num_generations
-            completions += _completions(rows, of_set, evaluation.num_generations, done_before)
+            completions += _completions(rows, of_set, size, len(completions) // size)
         return Evaluated(metrics, completions, count, world.size, world.is_main)
 
 

@@ -1,14 +1,10 @@
-"""The inputs of a run and the parts that work on them, for training and for an evaluation alone.
-
-Inputs are model, tokenizer and prompts, from the config or the arguments of `grpox.train`. The parts are
-generator and sampler.
-"""
+"""The inputs of a run: model, tokenizer and prompts, from the config or the arguments of `grpox.train`."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.config import EvaluationConfig, EvaluationSetConfig, RunConfig, SamplingConfig
+from grpox.config import EvaluationSetConfig, SamplingConfig
 from grpox.config.inputs import AUTO
-from grpox.config.run import rewards_of
 from grpox.config.sampling import path_key, sampling_of
-from grpox.contracts import Capability, Generator, GeneratorContext, PolicyLoss
+from grpox.contracts import Capability, PolicyLoss
 from grpox.data.chat import PLAIN, ChatTemplate, is_unrendered
 from grpox.data.open_data import open_data, reason
 from grpox.data.prompts import PromptLimit, PromptSet, ToolsOfRow
@@ -29,30 +24,23 @@ from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSample
 from grpox.errors import ConfigError, join
 from grpox.policy.float32_head import cast_head
 from grpox.policy.lora.add import add_adapters
-from grpox.policy.memory_plan.of_run import check_load, free_memory
 from grpox.policy.models import (
-    architecture_of,
     check_special_tokens,
     load_config,
     load_model,
     load_tokenizer,
-    stop_token_ids,
     vocabulary_of,
 )
-from grpox.policy.rope import fix_config, fix_rope, longest_sequence, rope_choice
-from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards, check_scored_rows
-from grpox.rollout.sampler import CompletionSampler, WeightSource
+from grpox.policy.rope import fix_rope, longest_sequence, rope_choice
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, check_scored_rows
 from grpox.runfile.checks import declared_scope, parted_groups, stream_problems
 from grpox.runfile.model_options import media_problem
-from grpox.runtime.foreign_code import call, translate_exits
+from grpox.runtime.foreign_code import call
 from grpox.runtime.launch import rank_or_zero
 from grpox.runtime.logs import get_logger
-from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import World, on_every_rank
+from grpox.runtime.world import World
 
 if TYPE_CHECKING:
-    from grpox.rollout.episodes.waves import EpisodeLoop
     from grpox.runfile.load import ResolvedRun
 
 logger = get_logger(__name__)
@@ -136,9 +124,7 @@ def open_prompts(
     is_unsaid = PLAIN not in run.warnings and "chat" not in config.data.model_fields_set
     if is_unsaid and rank_or_zero() == 0 and is_unrendered(prompts.prompt(0), prompts.chat.source):
         logger.warning("%s", PLAIN)
-    if config.evaluation is None:
-        return prompts, {}
-    return prompts, open_evaluation_prompts(run, tokenizer, config.evaluation, tools_of)
+    return prompts, open_evaluation_prompts(run, tokenizer, tools_of)
 
 
 def _training_prompts(
@@ -151,14 +137,13 @@ def _training_prompts(
 
 
 def open_evaluation_prompts(
-    run: ResolvedRun,
-    tokenizer: PreTrainedTokenizerBase,
-    evaluation: EvaluationConfig,
-    tools_of: ToolsOf | None = None,
+    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, tools_of: ToolsOf | None = None
 ) -> dict[str, PromptSet]:
     """Open and check the prompts of each set of the evaluation; raises ConfigError as `open_prompts`."""
+    evaluation = run.config.evaluation
+    if evaluation is None:
+        return {}
     given, sampling = run.given.eval_datasets, sampling_of(evaluation, run.config.sampling)
-    rewards = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
 
     def opened(name: str, chosen: EvaluationSetConfig) -> PromptSet:
         data = f"the evaluation data of {name}" if name else "the evaluation data"
@@ -166,9 +151,15 @@ def open_evaluation_prompts(
         def rows() -> datasets.Dataset:
             return given[name] if name in given else _evaluation_rows(chosen, path_key(name))
 
-        return _prompt_set(run, tokenizer, rows, sampling, tools_of, data, rewards)
+        return _prompt_set(run, tokenizer, rows, sampling, tools_of, data, scoring_key(run))
 
     return {name: opened(name, chosen) for name, chosen in evaluation.named_sets.items()}
+
+
+def scoring_key(run: ResolvedRun) -> str:
+    """Return the key of the reward functions that score the evaluation: its own, or those of training."""
+    own = run.config.evaluation is not None and run.config.evaluation.rewards is not None
+    return OF_EVALUATION if own else OF_TRAINING
 
 
 def check_rows(run: ResolvedRun) -> list[str]:
@@ -210,7 +201,7 @@ def check_rows(run: ResolvedRun) -> list[str]:
             prompts.stream.hold(positions)
             prompts.check(positions)
     if evaluation is not None and not missing.keys() & evaluation.set_paths.keys():
-        data += open_evaluation_prompts(run, tokenizer, evaluation, tools_of).values()
+        data += open_evaluation_prompts(run, tokenizer, tools_of).values()
     if episodes is not None:
         episodes.check(*data)
     return [*missing.values()]
@@ -322,88 +313,6 @@ def _dataset(run: ResolvedRun, build: Callable[[str], Any]) -> datasets.Dataset 
     return rows
 
 
-@dataclass(frozen=True)
-class EvaluationInputs:
-    """Prompts of one set of an evaluation, and the reward functions that score their completions."""
-
-    name: str
-    """Name of the set; empty for a single one."""
-    prompts: PromptSet
-    rewards: Sequence[NamedReward]
-
-    @classmethod
-    def bind(
-        cls, config: RunConfig, sets: Mapping[str, PromptSet], functions: Sequence[Any]
-    ) -> list[EvaluationInputs]:
-        """Bind the reward functions that score each set: the evaluation's own, or else those of training.
-
-        Raises:
-            ConfigError: a function needs a column that the data lacks.
-        """
-        own = config.evaluation is not None and config.evaluation.rewards is not None
-        key = OF_EVALUATION if own else OF_TRAINING
-        return [
-            cls(name, prompts, bind_rewards(rewards_of(config), functions, prompts, key))
-            for name, prompts in sets.items()
-        ]
-
-
-def open_generator(run: ResolvedRun, world: World) -> Generator:
-    """Check that the model fits into memory, and build the generator.
-
-    Raises:
-        ConfigError: the model does not fit, or the generator cannot be built or used here.
-    """
-    check_load(run, free_memory(world))
-    generator: Generator = run.build("generator")
-    if world.is_main and hasattr(generator, "preflight"):
-        fix_config(config := copy.deepcopy(model_config(run)), run.config.model.longest_sequence)
-        generator.preflight(config)
-    return generator
-
-
 def provides(run: ResolvedRun, capability: Capability) -> bool:
     """Tell whether the run's generator provides `capability`."""
     return capability in run.components["generator"].provides
-
-
-def generator_context(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, world: World
-) -> GeneratorContext:
-    """Describe the unsharded model to the generator."""
-    return GeneratorContext(
-        model_path=Path(config.model.path),
-        build_model=architecture_of(model),
-        tokenizer=tokenizer,
-        stop_token_ids=stop_token_ids(model, tokenizer),
-        device=world.device,
-        rank=world.rank,
-        world_size=world.size,
-        seed=config.train.seed,
-        policy=model,
-    )
-
-
-def start_sampler(
-    generator: Generator,
-    context: GeneratorContext,
-    policy: WeightSource,
-    world: World,
-    times: PhaseTimes,
-    sleeps: bool = True,
-    episodes: EpisodeLoop | None = None,
-) -> CompletionSampler:
-    """Start the generator on every rank.
-
-    Args:
-        sleeps: True if it sleeps during updates, which need its memory.
-        episodes: gives completions several turns.
-    """
-
-    def start() -> None:
-        with translate_exits("the generator"), times.phase("start generator"):
-            generator.start(context)
-
-    on_every_rank(world, times, start)
-    vocabulary = vocabulary_of(context.policy.config)
-    return CompletionSampler(policy, generator, world, context.seed, times, sleeps, episodes, vocabulary)

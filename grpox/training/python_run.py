@@ -169,7 +169,7 @@ class Run:
             return
         self._opened, self._ended = opened, ""
         total = opened.trainer.schedule.total_steps
-        self._table = StepTable(run.config.output_dir, total, opened.engine.steps)
+        self._table = StepTable(run.config.output_dir, total, opened.trainer.policy.engine.steps)
         opened.trainer.follow = _follower(opened, self._table)
         self._finalizer = weakref.finalize(self, _end, stack, "the program ended, or nothing refers to the run")
         self._stack = stack
@@ -298,7 +298,7 @@ class Run:
         if error is None or self._opened is None:
             self.close()
         else:  # the other ranks may not come: a checkpoint, which all of them save, could wait for ever
-            self._close(f"ended by {describe(error)}", saves=self._opened.parts.world.size == 1)
+            self._close(f"ended by {describe(error)}", saves=self._opened.trainer.world.size == 1)
 
     def __repr__(self) -> str:
         return f"<grpox.Run in {self.config.output_dir}, {self._ended or f'after step {self._steps}'}>"
@@ -310,7 +310,7 @@ class Run:
     def _steps(self) -> int:
         """Steps so far, those before a resumed checkpoint included."""
         if self._opened is not None:
-            return self._opened.engine.steps
+            return self._opened.trainer.policy.engine.steps
         return int((self._summary or {}).get("steps", -1))
 
     @contextmanager
@@ -333,7 +333,7 @@ class Run:
                 raise
         else:
             self._rest(opened)
-            if opened.parts.world.is_main:
+            if opened.trainer.world.is_main:
                 self._table.show()
 
     def _rest(self, opened: OpenRun) -> None:
@@ -358,7 +358,7 @@ class Run:
                 opened.trainer.checkpoints.finish()
                 if saves:
                     opened.release_model()
-                if opened.parts.world.is_main:
+                if opened.trainer.world.is_main:
                     advice = "; resume=True goes on" if saves and self.history else ""
                     logger.info("%s: %s%s", self.config.output_dir, message, advice)
                 raise RunClosed(message)
@@ -397,7 +397,7 @@ def _end(stack: ExitStack, reason: str) -> None:
 
 def _follower(opened: OpenRun, table: StepTable) -> Callable[[str, int, Mapping[str, float]], None]:
     """Return a function that fills the table of every rank; it holds no reference to the `Run`."""
-    world = opened.parts.world
+    world = opened.trainer.world
 
     def follow(kind: str, step: int, metrics: Mapping[str, float]) -> None:
         [shared] = world.gather([dict(metrics)] if world.is_main else [])
@@ -410,7 +410,7 @@ def _follower(opened: OpenRun, table: StepTable) -> Callable[[str, int, Mapping[
 
 def _plain_model(opened: OpenRun) -> PreTrainedModel:
     """Build a model like the policy, with weights to be filled."""
-    model = architecture_of(opened.model)().to(opened.parts.world.device).eval()
+    model = architecture_of(opened.model)().to(opened.trainer.world.device).eval()
     if opened.generation_config is not None:
         model.generation_config = opened.generation_config
     return model
@@ -420,6 +420,6 @@ def _plain_model(opened: OpenRun) -> PreTrainedModel:
 def _fill(model: PreTrainedModel, opened: OpenRun) -> None:
     """Copy the weights of now into `model`; a collective."""
     own = dict(model.named_parameters()) | dict(persistent_buffers(model))
-    for name, tensor in opened.engine.weights():
+    for name, tensor in opened.trainer.policy.engine.weights():
         # Loading keeps some buffers in float32, building a model does not.
         own[name].data = own[name].to(tensor.dtype).copy_(tensor)

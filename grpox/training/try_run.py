@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Capability, ScoredRollout, Text, TrainerState
 from grpox.data.prompts import PromptSet
-from grpox.policy.memory_plan.of_run import generator_settings
 from grpox.rollout.collector import Collector, Scorer
-from grpox.rollout.rewards.isolation import bind_rewards, reward_functions
-from grpox.runtime.foreign_code import FOREIGN, translate_exits
-from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.setup import quieten, seed_libraries
-from grpox.runtime.watchdog import GRACE
-from grpox.runtime.world import start_world
-from grpox.training.fixed_model import sampler_of_model
-from grpox.training.inputs import check_scope, open_prompts, open_schedule, open_tokenizer, provides
-from grpox.training.user_code import open_episodes
+from grpox.rollout.rewards.isolation import OF_TRAINING, bind_rewards
+from grpox.runtime.launch import rank_or_zero
+from grpox.training.assembly import open_alone
+from grpox.training.inputs import check_scope, open_schedule, provides
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -69,28 +63,20 @@ def try_run(run: ResolvedRun, prompts: int, tell: Callable[[str], None]) -> Trie
         RunFailed: sampling or scoring failed.
     """
     config = run.config
-    quieten()
-    world = start_world(config.watchdog.end_after + 2 * GRACE)
-    say = tell if world.is_main else lambda phase: None
-    seed_libraries(config.train.seed)
+    say = tell if rank_or_zero() == 0 else lambda phase: None
     check_scope(run)
     say("reading prompts")
-    with reward_functions(run) as functions, open_episodes(run) as episodes, translate_exits(FOREIGN):
-        times = PhaseTimes(generator=generator_settings(run))
-        tokenizer = open_tokenizer(run, world, functions)
-        data, of_evaluation = open_prompts(
-            run, tokenizer, tools_of=None if episodes is None else episodes.tools_of
-        )
-        if episodes is not None:
-            episodes.check(data, *of_evaluation.values())
-        rewards = bind_rewards(config.rewards, functions, data)
+    with open_alone(run, OF_TRAINING) as assembly:
+        world = assembly.world
+        data, _ = assembly.open_prompts()
+        rewards = bind_rewards(config.rewards, assembly.rewards[OF_TRAINING], data)
         schedule = open_schedule(run, data, world.size)
         count = prompts if data.stream is not None else min(prompts, len(data))
         rows = schedule.sampler.prompts_at(range(count))
         scorer = Scorer(rewards, provides(run, Capability.STREAMING))
         scaler, group = run.build("advantage"), config.train.num_generations
         say(f"loading {config.model.path}")
-        with sampler_of_model(run, world, times, tokenizer, episodes) as sampler:
+        with assembly.fixed_sampler() as sampler:
             collector = Collector(sampler, scorer, data, scaler, config.sampling, group)
             say(f"sampling {count} x {group} completions")
             batch = collector.collect(0, rows, TrainerState(0, schedule.total_steps, 0.0))
