@@ -124,7 +124,7 @@ class FaultDumps:
 
         failure = self._all(begin, main=True) or self._all(write_samples)
         if not failure:
-            weights = weights_on_main(self.engine, self.world)
+            weights = weights_on_main(self.engine.weights(), self.world)
             failure = self._all(complete, main=True)
         if not failure:
             return f"its batch is kept: grpox replay {folder}"

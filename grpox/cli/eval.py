@@ -101,7 +101,7 @@ def evaluate(
     run = load_evaluation(named, config, changes)
     tell_warnings(run.registry.plugins)
     result, seconds = _evaluate(run, named.checkpoint, Console(stderr=True))
-    if not result.main:
+    if launch.rank() != 0:
         return
     console = Console()
     console.print(_table(result.metrics))
@@ -163,7 +163,7 @@ def _about(run: ResolvedRun, result: Evaluated, seconds: float) -> str:
     assert run.config.evaluation is not None
     paths = ", ".join(run.config.evaluation.set_paths.values())
     prompts = f"{pluralize(result.prompts, 'prompt')} of {paths}"
-    return f"{prompts}{each}, on {pluralize(result.ranks, 'rank')} in {duration(seconds)}"
+    return f"{prompts}{each}, on {pluralize(launch.world_size(), 'rank')} in {duration(seconds)}"
 
 
 def _figures(model: str, run: ResolvedRun, result: Evaluated, seconds: float) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def _figures(model: str, run: ResolvedRun, result: Evaluated, seconds: float) ->
         "generator": dumped["generator"],
         "model_config": dumped["model"],
         "seed": config.train.seed,
-        "ranks": result.ranks,
+        "ranks": launch.world_size(),
         "seconds": seconds,
         "versions": versions(run.distributions),
         "git_commit": git_commit(),

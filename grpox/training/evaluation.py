@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,10 +75,6 @@ class Evaluator:
         self.sampling = sampling_of(config, sampling)
         # The first set has the seeds of a single one.
         self._stream = (STREAM, place) if place else (STREAM,)
-
-    def evaluate(self, state: TrainerState) -> dict[str, float]:
-        """Return the metrics of one evaluation, over all ranks; a collective."""
-        return self.metrics(*self.sample(state))
 
     def sample(self, state: TrainerState, done: Callable[[int], None] = lambda prompts: None) -> Sampled:
         """Return the scored completions, prompt by prompt, and the values that functions logged; a collective.
@@ -149,7 +144,11 @@ class Evaluation:
         """
         sampled, finished = [], 0
         for evaluator in self.sets.values():
-            sampled.append(evaluator.sample(state, partial(_add_and_tell, done, finished)))
+
+            def tell(prompts: int, before: int = finished) -> None:
+                done(before + prompts)
+
+            sampled.append(evaluator.sample(state, tell))
             finished += len(evaluator.prompts)
         return sampled
 
@@ -164,10 +163,6 @@ class Evaluation:
                 own = evaluator.metrics(of_set, logs)
                 metrics |= {f"{name}/{metric}": value for metric, value in own.items()}
         return metrics
-
-
-def _add_and_tell(done: Callable[[int], None], before: int, prompts: int) -> None:
-    done(before + prompts)
 
 
 def open_evaluation(
@@ -208,7 +203,7 @@ def evaluation_metrics(
         of_prompt = rows[start : start + config.num_generations]
         scores = [score for row in of_prompt if (score := row.rewards[place]) is not None]
         counts.append((len(scores), sum(score >= config.right_at for score in scores)))
-    metrics |= {f"pass_at_{k}": mean_pass_at_k(counts, k) for k in config.pass_at_k}
+    metrics |= {f"pass_at_{k}": pass_at_k(counts, k) for k in config.pass_at_k}
     totals = totals_of(rows, rewards).tolist()
     metrics |= _spread("reward", "reward_std", [total for total in totals if not math.isnan(total)])
     for label, column in zip(labels, columns, strict=True):
@@ -258,32 +253,18 @@ def _spread(mean_name: str, std_name: str, values: Sequence[float]) -> dict[str,
     return {mean_name: mean(values), std_name: std}
 
 
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the share of the C(n, k) choices of k completions that hold a right one.
+def pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float:
+    """Return the mean over prompts of the share of the C(n, k) choices of k completions that hold a right one.
 
-    Integers are divided once, so that nothing overflows or cancels: the result is the nearest float.
+    Integers are divided once, so that nothing overflows or cancels: each share is the nearest float.
 
     Args:
-        n: completions of the prompt, at least k.
-        c: right completions.
-        k: at least 1.
-
-    Raises:
-        ValueError: the numbers do not fit together.
-    """
-    if not (0 <= c <= n and 1 <= k <= n):
-        raise ValueError(f"pass@{k} of {n} completions, {c} of them right")
-    choices = comb(n, k)
-    return (choices - comb(n - c, k)) / choices
-
-
-def mean_pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float:
-    """Return the mean over `prompts`, each (n, c), without those with fewer than k completions.
+        prompts: for each n completions, c of them right. Those with fewer than k are left out.
 
     Returns:
         NaN if no prompt has k completions.
     """
-    chances = [pass_at_k(n, c, k) for n, c in prompts if n >= k]
+    chances = [(comb(n, k) - comb(n - c, k)) / comb(n, k) for n, c in prompts if n >= k]
     return sum(chances) / len(chances) if chances else math.nan
 
 
@@ -295,9 +276,6 @@ class Evaluated:
     completions: list[ScoredRollout]
     """Completions, prompt by prompt; `group_id` is the prompt's row in the data, counted through all sets."""
     prompts: int
-    ranks: int
-    main: bool
-    """True on the rank that prints the result."""
 
 
 def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[int, int], None]) -> Evaluated:
@@ -323,7 +301,7 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
         metrics, size = evaluation.metrics(sampled), evaluation.config.num_generations
         for of_set, (rows, _) in zip(inputs, sampled, strict=True):
             completions += _completions(rows, of_set, size, len(completions) // size)
-        return Evaluated(metrics, completions, count, world.size, world.is_main)
+        return Evaluated(metrics, completions, count)
 
 
 def _completions(

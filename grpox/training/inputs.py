@@ -286,19 +286,7 @@ def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Sche
 
 
 def _training_rows(run: ResolvedRun, build: Callable[[str], Any]) -> datasets.Dataset | RowStream:
-    config, rows = run.config, _dataset(run, build)
-    if config.data.streaming and isinstance(rows, datasets.Dataset):
-        rows = rows.to_iterable_dataset()
-    if isinstance(rows, datasets.Dataset):
-        return rows
-    # Only now is it known that a dataset component returns a stream.
-    if problems := list(stream_problems(config)):
-        raise ConfigError(problems)
-    return RowStream(rows, config.train.shuffle_dataset, config.train.seed)
-
-
-def _dataset(run: ResolvedRun, build: Callable[[str], Any]) -> datasets.Dataset | datasets.IterableDataset:
-    data = run.config.data
+    config, data = run.config, run.config.data
     rows: Any
     if run.given.dataset is not None:
         rows = run.given.dataset
@@ -310,7 +298,14 @@ def _dataset(run: ResolvedRun, build: Callable[[str], Any]) -> datasets.Dataset 
         what = f"{run.components['data.source']} loads no dataset"
         allowed = "a datasets.Dataset or IterableDataset"
         raise ConfigError(what, "data.source", given=type(rows).__name__, allowed=allowed)
-    return rows
+    if data.streaming and isinstance(rows, datasets.Dataset):
+        rows = rows.to_iterable_dataset()
+    if isinstance(rows, datasets.Dataset):
+        return rows
+    # Only now is it known that a dataset component returns a stream.
+    if problems := list(stream_problems(config)):
+        raise ConfigError(problems)
+    return RowStream(rows, config.train.shuffle_dataset, config.train.seed)
 
 
 def provides(run: ResolvedRun, capability: Capability) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good, no_checkpoint
@@ -33,9 +34,11 @@ from grpox.observing.record import STARTED, began, finished, git_commit, recorde
 from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.adapter_folder import save_adapter
 from grpox.policy.deepspeed_config import check_deepspeed
-from grpox.policy.lora.layers import parameter_counts
+from grpox.policy.engine import Engine
+from grpox.policy.lora.layers import adapted_layers, merge_adapters, parameter_counts
 from grpox.policy.precision import dtype_here
 from grpox.policy.rope import rope_choice
+from grpox.policy.weight_stream import stream_as_trained
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING
 from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
@@ -60,7 +63,6 @@ from grpox.training.build import (
     unused_modes,
 )
 from grpox.training.components import RunComponents
-from grpox.training.given import make_whole
 from grpox.training.inputs import decide_longest, model_config, open_model, provides
 from grpox.training.trainer import Trainer
 
@@ -326,3 +328,22 @@ def _opened(
         enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
         times.take()  # none of this is the first step's
         yield OpenRun(parts, trainer, model, device, generation_config, watchdog, generating, summary)
+
+
+def make_whole(model: PreTrainedModel, engine: Engine, device: torch.device) -> None:
+    """Take `model` out of its engine, with whole parameters on `device`; a collective that closes the engine.
+
+    ZeRO-3 has replaced each module's parameters by shards and added hooks to its forward. Adapters are merged.
+    """
+    whole = {name: tensor.to(device, copy=True) for name, tensor in stream_as_trained(engine.module)}
+    # Tied weights are one parameter with several names; the stream has one of them.
+    shards = dict(model.named_parameters(remove_duplicate=False))
+    by_shard = {id(shards[name]): nn.Parameter(tensor) for name, tensor in whole.items()}
+    engine.close()
+    for module in model.modules():
+        module._parameters = {
+            name: shard if shard is None else by_shard[id(shard)] for name, shard in module._parameters.items()
+        }
+    if adapted_layers(model):
+        merge_adapters(model)
+    model.to(device).eval()

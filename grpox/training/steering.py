@@ -25,7 +25,7 @@ class Hyperparameter:
 
     value: float
     """At the start of the run."""
-    check: Callable[[float], None]
+    check: Callable[[float], object]
     """Raises ValueError for a value that is not possible."""
     apply: Callable[[float], None]
 
@@ -134,10 +134,4 @@ def _setting_of_component(kind: str, component: Any, name: str) -> Hyperparamete
         except ValidationError as error:
             raise ValueError(error.errors(include_url=False)[0]["msg"]) from error
 
-    def apply(to: float) -> None:
-        component.config = changed(to)
-
-    def check(to: float) -> None:
-        changed(to)
-
-    return Hyperparameter(float(value), check, apply)
+    return Hyperparameter(float(value), changed, lambda to: setattr(component, "config", changed(to)))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Capability, ScoredRollout, Text, TrainerState
-from grpox.data.prompts import PromptSet
 from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards.isolation import OF_TRAINING, bind_rewards
 from grpox.runtime.launch import rank_or_zero
@@ -45,8 +44,6 @@ class Tried:
     """Empty on all ranks but the main one."""
     weights: Mapping[str, float]
     """Label of each reward function -> its weight in the sum."""
-    main: bool
-    """True on the rank that prints the result."""
 
 
 def try_run(run: ResolvedRun, prompts: int, tell: Callable[[str], None]) -> Tried:
@@ -67,10 +64,9 @@ def try_run(run: ResolvedRun, prompts: int, tell: Callable[[str], None]) -> Trie
     check_scope(run)
     say("reading prompts")
     with open_alone(run, OF_TRAINING) as assembly:
-        world = assembly.world
         data, _ = assembly.open_prompts()
         rewards = bind_rewards(config.rewards, assembly.rewards[OF_TRAINING], data)
-        schedule = open_schedule(run, data, world.size)
+        schedule = open_schedule(run, data, assembly.world.size)
         count = prompts if data.stream is not None else min(prompts, len(data))
         rows = schedule.sampler.prompts_at(range(count))
         scorer = Scorer(rewards, provides(run, Capability.STREAMING))
@@ -81,25 +77,15 @@ def try_run(run: ResolvedRun, prompts: int, tell: Callable[[str], None]) -> Trie
             say(f"sampling {count} x {group} completions")
             batch = collector.collect(0, rows, TrainerState(0, schedule.total_steps, 0.0))
         weights = {reward.label: reward.weight for reward in rewards}
-        if not world.is_main:  # only the main rank has the rows' other columns
-            return Tried([], weights, world.is_main)
-        scored = collector.scored(batch)
-        groups = [scored[place : place + group] for place in range(0, len(scored), group)]
-        tried = [_tried(data, row, completions) for row, completions in zip(rows, groups, strict=True)]
-        return Tried(tried, weights, world.is_main)
-
-
-def _tried(data: PromptSet, row: int, completions: Sequence[ScoredRollout]) -> TriedPrompt:
-    # Of the rollout itself: an environment may continue the prompt of the data.
-    ids = completions[0].rollout.prompt_ids
-    (prompt,), columns = data.rows([row])
-    return TriedPrompt(
-        data.place(row),
-        row,
-        prompt,
-        {name: values[0] for name, values in columns.items()},
-        completions[0].prompt,
-        ids,
-        tuple(data.prompt_texts([[token] for token in ids])),
-        completions,
-    )
+        if not assembly.world.is_main:  # only the main rank has the rows' other columns
+            return Tried([], weights)
+        scored, tried = collector.scored(batch), list[TriedPrompt]()
+        for place, row in enumerate(rows):
+            completions = scored[place * group : (place + 1) * group]
+            # Of the rollout itself: an environment may continue the prompt of the data.
+            text, ids = completions[0].prompt, completions[0].rollout.prompt_ids
+            (prompt,), columns = data.rows([row])
+            own = {name: values[0] for name, values in columns.items()}
+            tokens = tuple(data.prompt_texts([[token] for token in ids]))
+            tried.append(TriedPrompt(data.place(row), row, prompt, own, text, ids, tokens, completions))
+        return Tried(tried, weights)

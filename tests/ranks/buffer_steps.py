@@ -30,7 +30,7 @@ from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference import mix
 from grpox.policy.weight_stream import persistent_buffers
 from grpox.runtime.world import World, start_world
-from grpox.training.given import make_whole
+from grpox.training.run import make_whole
 
 KIND = "gemma4_text"
 WAYS = ("all weights", "adapters")

@@ -20,7 +20,6 @@ from grpox.checkpoint.folders import (
     folder_of,
     publish,
     rank_file,
-    read_manifest,
     unfinished_of,
     write_manifest,
 )
@@ -169,13 +168,6 @@ def newest(output_dir: Path, ranks: int) -> tuple[Checkpoint | None, str]:
     return found[0], LOGGED()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-def test_a_whole_checkpoint_is_good_on_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
-    folder = save(tmp_path, progress_of())
-    assert sorted(read_manifest(folder)) == sorted(NAMES)
-    assert newest(tmp_path, ranks) == (Checkpoint(folder, progress_of()), "")
-
-
 @pytest.mark.parametrize("damage", [flipped, shorter, Path.unlink])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -200,28 +192,6 @@ def test_of_much_damage_three_files_are_named(tmp_path: Path) -> None:
     assert found is None
     expected = "; ".join(f"{name} is missing" for name in sorted(NAMES[:-1])[:3])
     assert told == f"warning: the checkpoint {folder} is damaged and passed over: {expected}\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (None, "manifest.json is missing"),
-        ("{", "manifest.json cannot be read: JSONDecodeError"),
-        ('{"format": 4, "files": {}}', "manifest.json names no files"),
-    ],
-)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_without_a_manifest_that_names_its_files_no_checkpoint_is_whole(
-    tmp_path: Path, text: str | None, told: str, ranks: int
-) -> None:
-    manifest = save(tmp_path, progress_of()) / MANIFEST
-    if text is None:
-        manifest.unlink()
-    else:
-        manifest.write_text(text)
-    found, warning = newest(tmp_path, ranks)
-    assert found is None
-    assert warning.count(told) == 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -256,12 +226,6 @@ def test_the_folders_are_those_that_rank_0_sees(tmp_path: Path) -> None:
     seen = {0: tmp_path / "main", 1: tmp_path / "other"}
     found = Meeting(2).run(lambda world: newest_good(seen[world.rank], world))
     assert [each.folder for each in found] == [folder, folder]
-
-
-def test_damage_is_told(tmp_path: Path, logged: LoggedText) -> None:
-    (save(tmp_path, progress_of()) / MANIFEST).unlink()
-    assert newest_good(tmp_path, ALONE) is None
-    assert logged().startswith("warning: the checkpoint ")
 
 
 # -- restoring -------------------------------------------------------------------------------------------
@@ -383,10 +347,6 @@ def problems_of(
         assert others
         return others
     return []
-
-
-def test_a_run_that_is_as_it_was_goes_on() -> None:
-    assert problems_of(progress_of(), config_of()) == []
 
 
 def test_each_key_of_another_value_is_told_with_both() -> None:
@@ -591,16 +551,12 @@ def test_a_checkpoint_is_saved_every_so_many_steps_and_once_after_the_last(
 
 def test_a_checkpoint_that_failed_may_be_saved_again(tmp_path: Path) -> None:
     saver: Any = object.__new__(CheckpointSaver)
-    saver.config, saver.world, saver.warn = CheckpointConfig(), ALONE, lambda *_: None
+    warned: list[str] = []
+    saver.config, saver.world, saver.warn = CheckpointConfig(), ALONE, lambda _, told: warned.append(told)
     saver.context, saver.components = SimpleNamespace(output_dir=tmp_path), SimpleNamespace(saved=bytes)
     saver._pending, saver._saved = False, -1
-    tried: list[int] = []
-
-    def fail(_: Any, step: int, __: int) -> None:
-        tried.append(step)
-        raise OSError(28, "No space left on device")
-
-    saver._progress = fail
+    (tmp_path / "checkpoints").write_text("in the way")
     saver.save(TrainingState(), 4, wait=True)
     saver.save(TrainingState(), 4, wait=True)
-    assert tried == [4, 4]
+    assert len(warned) == 2
+    assert "the checkpoint after step 4 could not be saved" in warned[0]

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from grpox.checkpoint.save_model import check_hub, model_card, push_model
+from grpox.checkpoint.save_model import check_hub, push_model
 from grpox.config import HubConfig, RunConfig
 from grpox.errors import ConfigError, RunFailed
 from grpox.runfile.paths import hub_problems
@@ -221,21 +220,3 @@ def test_a_push_that_fails_says_where_the_model_is(hub: FakeHub, folder: Path) -
     assert "403" in first
     assert second == f"push it by hand: hf upload ada/model {folder} --private --revision try-2"
     assert (folder / "README.md").is_file()
-
-
-def test_the_card_says_what_trained_the_model() -> None:
-    front, _, text = model_card(run_config(path="org/base"), SUMMARY).removeprefix("---\n").partition("---\n")
-    assert yaml.safe_load(front)["base_model"] == "org/base"
-    lines = [line.strip("| ") for line in text.splitlines() if line.startswith("| ")]
-    rows = dict(line.split(" | ") for line in lines if line)
-    assert rows["base model"] == "org/base"
-    assert rows["rewards"] == "exact (weight 1), length (weight 0.5)"
-    assert (rows["data"], rows["loss"], rows["optimizer steps"]) == ("train.jsonl", "dr_grpo", "100")
-    assert (rows["accuracy before"], rows["accuracy after"]) == ("0.3000", "0.9123")
-
-
-def test_the_card_tells_no_folder_of_this_machine() -> None:
-    card = model_card(run_config(path="/home/ada/base"), SUMMARY)
-    assert "/home" not in card
-    assert "/data" not in card
-    assert "base_model" not in card

@@ -3,26 +3,23 @@ change."""
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.logs import LOGGED
 
 from grpox.checkpoint.export import checkpoint_model, export_checkpoint
 from grpox.checkpoint.folders import checkpoints_in, folder_of, write_manifest
 from grpox.checkpoint.progress import Progress
-from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good
+from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.cli.train import run_to_resume
 from grpox.config import CheckpointConfig
 from grpox.errors import ConfigError
 from grpox.runfile.given import MERGED
 from grpox.runfile.load import ResolvedRun, load_run
-from grpox.runfile.lock.model import Lock
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runtime.world import World
 
@@ -64,57 +61,11 @@ def test_progress_is_read_back_as_it_was(run: ResolvedRun, tmp_path: Path) -> No
     assert Progress.read(tmp_path) == progress
 
 
-def test_the_newest_that_is_whole_is_taken_and_damaged_ones_are_named(run: ResolvedRun, tmp_path: Path) -> None:
-    for step in (2, 4, 6):
-        save(tmp_path, progress_of(run, step))
-    (folder_of(tmp_path, 6) / "run.json").write_text("{}")
-    (folder_of(tmp_path, 4) / "manifest.json").unlink()
-    found = newest_good(tmp_path, ALONE)
-    assert found is not None
-    assert found.progress.step == 2
-    told = LOGGED()
-    assert "step-00000006 is damaged" in told
-    assert "step-00000004 is damaged" in told
-    assert "manifest.json is missing" in told
-    assert newest_good(tmp_path / "nowhere", ALONE) is None
-
-
-@pytest.mark.parametrize(
-    ("overrides", "told"),
-    [
-        (["train.learning_rate=0.5"], "train.learning_rate"),
-        (["loss=cispo"], "loss"),
-        (["train.seed=7"], "train.seed"),
-        (["sampling.temperature=0.5"], "sampling.temperature"),
-        (["rewards.0.weight=2"], "rewards[0].weight"),
-    ],
-)
-def test_another_config_is_refused_unless_it_is_allowed(
-    run: ResolvedRun, tmp_path: Path, overrides: list[str], told: str
-) -> None:
-    checkpoint = Checkpoint(tmp_path, progress_of(run))
-    other = load_run("quickstart", ["evaluation=null", *overrides])
-    with pytest.raises(ConfigError) as caught:
-        check_changes(checkpoint, other.config, lock_of(other), {}, ALONE)
-    assert told in [problem.key for problem in caught.value.problems] or told in str(caught.value)
-    check_changes(checkpoint, other.config, lock_of(other), {}, ALONE, allow=True)
-
-
 def test_a_secret_that_an_older_version_has_kept_is_no_change(run: ResolvedRun, tmp_path: Path) -> None:
     model = run.config.model.model_copy(update={"init": {"hubToken": "hush"}})
     config = run.config.model_copy(update={"model": model})
     progress = progress_of(run).model_copy(update={"config": config.model_dump(mode="json")})
     check_changes(Checkpoint(tmp_path, progress), config, lock_of(run), {}, ALONE)
-
-
-@pytest.mark.parametrize(
-    "override", ["output_dir=elsewhere", "checkpoint.every=7", "logging.completions_every=0", "tracking={}"]
-)
-def test_what_changes_nothing_that_is_computed_may_change(
-    run: ResolvedRun, tmp_path: Path, override: str
-) -> None:
-    other = load_run("quickstart", ["evaluation=null", override])
-    check_changes(Checkpoint(tmp_path, progress_of(run)), other.config, lock_of(other), {}, ALONE)
 
 
 def test_a_merged_adapter_is_needed_to_go_on_and_no_file_has_it(tmp_path: Path) -> None:
@@ -133,66 +84,6 @@ def test_a_merged_adapter_is_needed_to_go_on_and_no_file_has_it(tmp_path: Path) 
         export_checkpoint(folder, tmp_path / "out")
     with pytest.raises(ConfigError, match="no file has the merged weights"):
         checkpoint_model(folder, adapted.config.model)
-
-
-def refused(checkpoint: Checkpoint, run: ResolvedRun, lock: Lock, world: World = ALONE, **options: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        check_changes(checkpoint, run.config, lock, fingerprints(run.config), world, **options)
-    return "\n".join(map(str, caught.value.problems))
-
-
-def test_other_code_is_refused(run: ResolvedRun, tmp_path: Path) -> None:
-    lock = lock_of(run)
-    distributions = {
-        name: held.model_copy(update={"version": "9.9"}) for name, held in lock.distributions.items()
-    }
-    changed = lock.model_copy(update={"distributions": distributions})
-    assert "grpox version" in refused(Checkpoint(tmp_path, progress_of(run)), run, changed)
-
-
-def test_other_data_is_refused(run: ResolvedRun, tmp_path: Path) -> None:
-    progress = progress_of(run)
-    other = progress.model_copy(update={"data": progress.data | {"data.path": "another"}})
-    assert "data.path" in refused(Checkpoint(tmp_path, other), run, lock_of(run))
-
-
-def test_other_batches_on_more_ranks_are_refused_with_the_sizes_that_fit(
-    run: ResolvedRun, tmp_path: Path
-) -> None:
-    two = dataclasses.replace(ALONE, size=2)
-    checkpoint = Checkpoint(tmp_path, progress_of(run))
-    told = refused(checkpoint, run, lock_of(run), two)
-    for fact in ("2 ranks", "the 1 of the checkpoint"):
-        assert fact in told
-    assert "train.per_device_train_batch_size=128" in told
-    check_changes(checkpoint, run.config, lock_of(run), fingerprints(run.config), two, allow=True)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "overrides"),
-    [
-        (2, ["train.per_device_train_batch_size=128"]),
-        (4, ["train.per_device_train_batch_size=32", "train.gradient_accumulation_steps=2"]),
-        (1, ["train.per_device_train_batch_size=64", "train.gradient_accumulation_steps=4"]),
-        (2, ["train.per_device_train_batch_size=128", "train.generation_batch_size=256"]),
-    ],
-)
-def test_the_same_batches_may_be_split_in_another_way(
-    run: ResolvedRun, tmp_path: Path, ranks: int, overrides: list[str]
-) -> None:
-    other = load_run("quickstart", ["evaluation=null", *overrides], ranks)
-    world = dataclasses.replace(ALONE, size=ranks)
-    check_changes(Checkpoint(tmp_path, progress_of(run)), other.config, lock_of(other), {}, world)
-
-
-def test_states_on_nvme_are_not_taken_to_another_number_of_ranks(run: ResolvedRun, tmp_path: Path) -> None:
-    settings = ["deepspeed.offload_optimizer=nvme", f"deepspeed.nvme_path={tmp_path}"]
-    other = load_run("quickstart", ["evaluation=null", "train.per_device_train_batch_size=128", *settings])
-    two = dataclasses.replace(ALONE, size=2)
-    progress = progress_of(run).model_copy(update={"config": other.config.model_dump(mode="json")})
-    told = refused(Checkpoint(tmp_path, progress), other, lock_of(other), two, allow=True)
-    assert "with offload to nvme it stays so" in told
-    assert "--allow-changes" not in told
 
 
 @pytest.mark.parametrize(
