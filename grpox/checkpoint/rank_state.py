@@ -73,22 +73,15 @@ def restore_rank(
     batches themselves are others, they are dropped.
     """
     saved = plan_of(progress.config, progress.world_size)
-    if saved == schedule.plan:
-        mine = read_state(rank_file(folder, world.rank))
-        state.samples = _samples(mine, world.device)
-        state.prefetched = _prefetched([mine], world)
-        set_random_state(mine["random"])
-        return
-    states = [read_state(rank_file(folder, rank)) for rank in range(progress.world_size)]
-    used = states if same_steps(saved, schedule.plan) else []
+    ranks = [world.rank] if saved == schedule.plan else range(progress.world_size)
+    states = {rank: read_state(rank_file(folder, rank)) for rank in ranks}
+    used = list(states.values()) if same_steps(saved, schedule.plan) else []
     samples = {key: sample for each in used for key, sample in _samples(each, world.device).items()}
-    state.samples = {
-        key: samples[key] for key in keys_of_rank({key[0] for key in samples}, schedule, world.rank)
-    }
+    keys = keys_of_rank({generation for generation, _ in samples}, schedule, world.rank)
+    state.samples = {key: samples[key] for key in keys}
     state.prefetched = _prefetched(used, world)
-    fresh = world.rank >= len(states)
-    random = fresh_random_state(seed, world.rank, progress.step) if fresh else states[world.rank]["random"]
-    set_random_state(random)
+    mine = states.get(world.rank)
+    set_random_state(mine["random"] if mine else fresh_random_state(seed, world.rank, progress.step))
 
 
 def keys_of_rank(generations: set[int], schedule: Schedule, rank: int) -> list[Key]:
@@ -239,11 +232,7 @@ def _rollout(state: Mapping[str, Any]) -> Rollout:
     }
     if "turns" in plain:  # a checkpoint of an earlier grpox has none
         plain["turns"] = tuple(Turn(**turn) for turn in plain["turns"])
-    if plain.get("episode"):
-        plain["episode"] = _episode(plain["episode"])
+    if episode := plain.get("episode"):
+        calls = [{**each, "call": ToolCall(**each["call"])} for each in episode["results"]]
+        plain["episode"] = Episode(**{**episode, "results": tuple(ToolResult(**each) for each in calls)})
     return Rollout(**plain)
-
-
-def _episode(state: Mapping[str, Any]) -> Episode:
-    results = tuple(ToolResult(**{**result, "call": ToolCall(**result["call"])}) for result in state["results"])
-    return Episode(**{**state, "results": results})

@@ -187,14 +187,10 @@ def fingerprints(config: RunConfig) -> dict[str, str]:
 
 
 def _fingerprint(path: Path) -> str:
-    if path.is_file():
-        return _of_file(path)
-    files = (file for file in sorted(path.rglob("*")) if file.is_file())
-    parts = (f"{file.relative_to(path)} {_of_file(file)}" for file in files)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _of_file(path: Path) -> str:
+    if not path.is_file():
+        files = (file for file in sorted(path.rglob("*")) if file.is_file())
+        parts = (f"{file.relative_to(path)} {_fingerprint(file)}" for file in files)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
     size = path.stat().st_size
     if size <= LARGE:
         return file_hash(path)

@@ -48,33 +48,27 @@ Sampled = tuple[list[ScoredRow], Logged]
 """Scored completions, prompt by prompt, and the values that functions logged."""
 
 
+@dataclass(frozen=True)
 class Evaluator:
     """Samples completions of every held-out prompt of a set and reports means over all of them.
 
     Each prompt is sampled with its own seed, so that the completions depend on neither the number of ranks nor
     the batch size. The random state of the process is restored afterwards.
-
-    Args:
-        sampling: the run's settings, which the evaluation's own override.
-        place: place of the set among several, which has its own seeds.
     """
 
-    def __init__(
-        self,
-        sampler: CompletionSampler,
-        scorer: Scorer,
-        prompts: PromptSet,
-        config: EvaluationConfig,
-        sampling: SamplingConfig,
-        place: int = 0,
-    ) -> None:
-        self.sampler = sampler
-        self.scorer = scorer
-        self.prompts = prompts
-        self.config = config
-        self.sampling = sampling_of(config, sampling)
+    sampler: CompletionSampler
+    scorer: Scorer
+    prompts: PromptSet
+    config: EvaluationConfig
+    sampling: SamplingConfig
+    """The run's settings, which the evaluation's own override."""
+    place: int = 0
+    """Place of the set among several, which has its own seeds."""
+
+    @property
+    def _stream(self) -> tuple[int, ...]:
         # The first set has the seeds of a single one.
-        self._stream = (STREAM, place) if place else (STREAM,)
+        return (STREAM, self.place) if self.place else (STREAM,)
 
     def sample(self, state: TrainerState, done: Callable[[int], None] = lambda prompts: None) -> Sampled:
         """Return the scored completions, prompt by prompt, and the values that functions logged; a collective.
@@ -92,7 +86,7 @@ class Evaluator:
                     self.prompts,
                     indices,
                     self.config.num_generations,
-                    self.sampling,
+                    sampling_of(self.config, self.sampling),
                     (*self._stream, state.global_step, start),
                     [self._seed(state, index) for index in indices],
                 )

@@ -24,6 +24,14 @@ def start(folder: Path, *arguments: str, ranks: int = 1, cold: bool = False, vll
     return processes.start("-m", "grpox", "train", *arguments, cwd=folder, ranks=ranks, cold=cold, vllm=vllm)
 
 
+def finish(folder: Path, *arguments: str, code: int = 0, **options: Any) -> str:
+    """Run `grpox train` in `folder` to its end, which is `code`; return its standard error."""
+    process = start(folder, *arguments, **options)
+    stderr = str(process.communicate()[1])
+    assert process.returncode == code, stderr
+    return stderr
+
+
 def kill(process: Process) -> None:
     """Kill every process of it, at once."""
     for pid in process.pids:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +15,11 @@ import torch
 from support.logs import LOGGED, LoggedText
 
 from grpox.checkpoint import resume
+from grpox.checkpoint.export import checkpoint_model, export_checkpoint
 from grpox.checkpoint.folders import (
     FORMAT,
     MANIFEST,
+    checkpoints_in,
     folder_of,
     publish,
     rank_file,
@@ -27,9 +30,11 @@ from grpox.checkpoint.progress import PROGRESS, Progress, TrainingState
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
 from grpox.checkpoint.saver import ENGINE, CheckpointSaver
 from grpox.checkpoint.shards import REFERENCE, ShardFiles
+from grpox.cli.train import run_to_resume
 from grpox.config import AdaptiveEntropyConfig, CheckpointConfig, RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.observing.early_stop import EarlyStopState
+from grpox.runfile.given import MERGED
 from grpox.runfile.lock.differences import FREE, FREE_KEYS
 from grpox.runfile.lock.model import Lock, LockedComponent
 from grpox.runtime.world import World
@@ -503,6 +508,25 @@ def test_a_tuple_that_python_gave_is_the_list_that_was_saved() -> None:
     assert problems_of(progress_of(config=saved), config) == []
 
 
+def test_a_secret_that_an_older_version_has_kept_is_no_change() -> None:
+    config = config_of(model={"path": "a", "init": {"hubToken": "hush"}})
+    assert problems_of(progress_of(config), config) == []
+
+
+def test_a_merged_adapter_is_needed_to_go_on_and_no_file_has_it(tmp_path: Path) -> None:
+    config = config_of(model={"path": "a", "lora": {}})
+    without, one, two = ({"data.path": "1", **merged} for merged in ({}, {MERGED: "one"}, {MERGED: "two"}))
+    own = progress_of(config, data=one)
+    assert problems_of(own, config, data=one) == []
+    for before, now in ((own, two), (own, without), (progress_of(config, data=without), one)):
+        assert [problem.key for problem in problems_of(before, config, data=now)] == [MERGED]
+    folder = save(tmp_path, own)
+    with pytest.raises(ConfigError, match="no file has the merged weights"):
+        export_checkpoint(folder, tmp_path / "out")
+    with pytest.raises(ConfigError, match="no file has the merged weights"):
+        checkpoint_model(folder, config.model)
+
+
 # -- none to go on from ----------------------------------------------------------------------------------
 
 
@@ -560,3 +584,71 @@ def test_a_checkpoint_that_failed_may_be_saved_again(tmp_path: Path) -> None:
     saver.save(TrainingState(), 4, wait=True)
     assert len(warned) == 2
     assert "the checkpoint after step 4 could not be saved" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"keep": 2}, [5, 4]),
+        ({"keep": 1, "best": "reward"}, [5, 2]),
+        ({"keep": 1, "best": "reward", "best_is": "lowest"}, [5, 1]),
+        ({"keep": 1, "best": "reward", "best_is": "min"}, [5, 1]),
+        ({"keep": 1, "best": "reward", "best_is": "max"}, [5, 2]),
+        ({"keep": 1, "best": "unknown"}, [5]),
+        ({"keep": 9}, [5, 4, 3, 2, 1]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(tmp_path: Path, settings: dict[str, Any], kept: list[int]) -> None:
+    for step, reward in enumerate((0.1, 0.9, float("nan"), 0.5, 0.4), start=1):
+        save(tmp_path, progress_of(step=step, metrics={"reward": reward}))
+    saver: Any = object.__new__(CheckpointSaver)
+    saver.config = CheckpointConfig(**settings)
+    saver.context = SimpleNamespace(output_dir=tmp_path)
+    save(tmp_path, progress_of(step=9, metrics={"reward": 7.0}))  # damaged, and so gone back behind
+    saver._prune(5)
+    assert folder_of(tmp_path, 9).exists()
+    shutil.rmtree(folder_of(tmp_path, 9))
+    assert [folder.name for folder in checkpoints_in(tmp_path)] == [f"step-{step:08d}" for step in kept]
+
+
+def test_progress_is_read_back_as_it_was(tmp_path: Path) -> None:
+    progress = progress_of(metrics={"reward": 0.5, "odd": float("inf")}, hyperparameters={"beta": 0.5})
+    progress.write(tmp_path)
+    assert Progress.read(tmp_path) == progress
+
+
+# -- the run that --resume names --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a run in runs/mine."""
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    ("run_file", "overrides", "resume", "expected"),
+    [
+        (None, [], "runs/mine", ("runs/mine/config.yaml", ["output_dir=runs/mine"])),
+        ("a.b=1", ["c=2"], "runs/mine", ("runs/mine/config.yaml", ["a.b=1", "c=2", "output_dir=runs/mine"])),
+        ("run.yaml", ["c=2"], "runs/mine", ("run.yaml", ["c=2", "output_dir=runs/mine"])),
+        ("run.yaml", ["c=2"], "auto", ("run.yaml", ["c=2"])),
+    ],
+)
+def test_what_resume_goes_on_with(run_file: Any, overrides: Any, resume: str, expected: Any) -> None:
+    assert run_to_resume(run_file, overrides, resume) == expected
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    ("run_file", "resume", "told"),
+    [(None, "auto", "run file"), (None, "runs/mien", "runs/mine"), (None, "runs", "holds no run")],
+)
+def test_what_resume_cannot_go_on_with_is_told(run_file: Any, resume: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_to_resume(run_file, [], resume)
+    assert told in "\n".join(map(str, caught.value.problems))
