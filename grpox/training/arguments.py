@@ -89,7 +89,7 @@ def read_arguments(
     merged: dict[str, str] = {}
     functions: dict[str, Callable[..., Any]] = {}
     models: dict[str, PreTrainedModel] = {}
-    rows, held_out = None, dict[str, datasets.Dataset]()
+    rows, eval_sets = None, dict[str, datasets.Dataset]()
     if isinstance(model, str | Path):
         changes["model"] = {"path": input_path(str(model), Path.cwd())}
         model = None
@@ -114,13 +114,13 @@ def read_arguments(
         sets = {}
         for name, value in eval_dataset.items():
             sets[str(name)], read = _read_rows(value, f"evaluation.sets.{name}")
-            held_out |= {} if read is None else {str(name): read}
+            eval_sets |= {} if read is None else {str(name): read}
         if not sets:
             raise _refused("evaluation", "is empty", eval_dataset)
         changes["evaluation"] = {"sets": sets}
     elif eval_dataset is not None:
         changes["evaluation"], read = _read_rows(eval_dataset, "evaluation")
-        held_out = {} if read is None else {"": read}
+        eval_sets = {} if read is None else {"": read}
     if rewards is not None:
         is_alone = callable(rewards) or isinstance(rewards, str | Mapping)
         changes["rewards"] = references = _references(rewards, "function", is_alone)
@@ -142,7 +142,7 @@ def read_arguments(
                 tool = f"{getattr(tool, '__module__', '')}:{_name_of(tool)}"
             names.append(tool)
     observers = read_callbacks(callbacks)
-    return Given(model, tokenizer, rows, held_out, functions, models, changes, merged, observers)
+    return Given(model, tokenizer, rows, eval_sets, functions, models, changes, merged, observers)
 
 
 def _references(values: Any, under: str, is_alone: bool) -> list[dict[str, Any]]:

@@ -71,29 +71,29 @@ class Assembly:
 
     def open_prompts(self, build: Callable[[str], Any] | None = None) -> tuple[PromptSet, dict[str, PromptSet]]:
         """Open and check the prompts to train on and those of the evaluation, as `inputs.open_prompts`."""
-        prompts, held_out = open_prompts(self.run, self.tokenizer, build, self.tools_of)
+        prompts, eval_sets = open_prompts(self.run, self.tokenizer, build, self.tools_of)
         if self.episodes is not None:
-            self.episodes.check(prompts, *held_out.values())
-        return prompts, held_out
+            self.episodes.check(prompts, *eval_sets.values())
+        return prompts, eval_sets
 
     def open_evaluation(self) -> list[EvaluationInputs]:
         """Open and check the prompts of the evaluation alone."""
-        held_out = open_evaluation_prompts(self.run, self.tokenizer, self.tools_of)
+        eval_sets = open_evaluation_prompts(self.run, self.tokenizer, self.tools_of)
         if self.episodes is not None:
-            self.episodes.check(*held_out.values())
-        return self.bind(held_out)
+            self.episodes.check(*eval_sets.values())
+        return self.bind(eval_sets)
 
-    def bind(self, held_out: Mapping[str, PromptSet]) -> list[EvaluationInputs]:
+    def bind(self, eval_sets: Mapping[str, PromptSet]) -> list[EvaluationInputs]:
         """Bind the reward functions that score each set: the evaluation's own, or else those of training.
 
         Raises:
             ConfigError: a function needs a column that the data lacks.
         """
         key, config = scoring_key(self.run), self.run.config
-        functions = self.rewards[key] if held_out else ()
+        functions = self.rewards[key] if eval_sets else ()
         return [
             EvaluationInputs(name, prompts, bind_rewards(rewards_of(config), functions, prompts, key))
-            for name, prompts in held_out.items()
+            for name, prompts in eval_sets.items()
         ]
 
     def open_generator(self) -> Generator:

@@ -77,9 +77,9 @@ def open_inputs(assembly: Assembly, components: RunComponents) -> TrainInputs:
     run = assembly.run
     check_scope(run)
     check_routers(model_config(run), run.config.train.router_aux_loss_coef)
-    prompts, held_out = assembly.open_prompts(components.build)
+    prompts, eval_sets = assembly.open_prompts(components.build)
     rewards = bind_rewards(run.config.rewards, assembly.rewards[OF_TRAINING], prompts)
-    evaluation = assembly.bind(held_out)
+    evaluation = assembly.bind(eval_sets)
     for key, functions in assembly.rewards.items():
         for place, function in enumerate(functions):
             components.add(f"{key}[{place}]", function)

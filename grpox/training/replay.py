@@ -83,7 +83,7 @@ class Result:
     """Loss and gradient norm of a micro-batch or of a step, computed again."""
 
     loss: float
-    """Of a micro-batch its share of the step's loss."""
+    """Share of a micro-batch in the step's loss, or the whole."""
     grad_norm: float
 
     @property

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from safetensors.torch import load_file
 from support.fixtures import GrpoxCommand
 from support.frozen import frozen_in
-from support.killing import assert_same, finish, kill, recorded, start, wait_for_steps
+from support.killing import assert_same, finish, kill_and_resume, recorded
 
 NO_VLLM = util.find_spec("vllm") is None
 COMMON = ("train.per_device_train_batch_size=64", "tracking={}")
@@ -70,17 +70,10 @@ def test_evaluations_leave_no_trace_in_training(folder: Path, stopped: Path) -> 
 
 
 def test_a_killed_run_stops_at_the_same_step(folder: Path, stopped: Path) -> None:
-    killed = folder / "runs" / "killed"
-    process = start(folder, "quickstart", *STOPPING, "checkpoint.every=1", "output_dir=runs/killed")
-    assert wait_for_steps(process, killed, 3)
-    kill(process)
-    assert not (killed / "summary.json").exists()
-    finish(folder, "--resume", "runs/killed")
+    killed = kill_and_resume(folder, "quickstart", *STOPPING, "checkpoint.every=1", steps=3)
     assert_same(stopped, killed)
     assert summary_of(killed)["stopped_early"] == summary_of(stopped)["stopped_early"]
-    process = start(folder, "--resume", "runs/killed")
-    assert ": the run is complete, " in process.communicate()[1]
-    assert process.returncode == 0
+    assert ": the run is complete, " in finish(folder, "--resume", "runs/killed")
 
 
 def evaluated(

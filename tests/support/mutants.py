@@ -47,7 +47,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "grpox/update/packing.py": ("test_packing_budget.py", "test_packing.py", "test_reduction.py", *GRADIENTS),
     "grpox/rollout/sampler.py": SAMPLING,
     "grpox/rollout/collector.py": SAMPLING,
-    "grpox/checkpoint/resume.py": ("test_checkpoint_resume.py", "test_resume_rules.py"),
+    "grpox/checkpoint/resume.py": ("test_checkpoint_resume.py",),
     "grpox/checkpoint/folders.py": (
         "test_manifest.py",
         "test_checkpoint_files.py",

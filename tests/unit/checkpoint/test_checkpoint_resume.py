@@ -26,14 +26,17 @@ from grpox.checkpoint.folders import (
     unfinished_of,
     write_manifest,
 )
-from grpox.checkpoint.progress import PROGRESS, Progress, TrainingState
+from grpox.checkpoint.progress import PROGRESS, Progress, TrainingState, saved_fields
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
 from grpox.checkpoint.saver import ENGINE, CheckpointSaver
 from grpox.checkpoint.shards import REFERENCE, ShardFiles
 from grpox.cli.train import run_to_resume
-from grpox.config import AdaptiveEntropyConfig, CheckpointConfig, RunConfig
+from grpox.config import AdaptiveEntropyConfig, AlarmsConfig, CheckpointConfig, EarlyStopConfig, RunConfig
+from grpox.data.prompt_cursor import PromptCursor
+from grpox.data.schedule import PromptSampler
 from grpox.errors import ConfigError, Problem
-from grpox.observing.early_stop import EarlyStopState
+from grpox.observing.alarms import Alarms
+from grpox.observing.early_stop import EarlyStop, EarlyStopState
 from grpox.runfile.given import MERGED
 from grpox.runfile.lock.differences import FREE, FREE_KEYS
 from grpox.runfile.lock.model import Lock, LockedComponent
@@ -261,56 +264,42 @@ SCHEDULE: Any = object()
 """The run that goes on."""
 
 
-def state_of(calls: list[tuple[Any, ...]], follows: bool) -> TrainingState:
-    noted: Any = Noted(calls) if follows else None
-    control = EntropyControl(AdaptiveEntropyConfig(), 0.0) if follows else None
-    return TrainingState(cursor=noted, early_stop=noted, entropy_control=control)
-
-
-def restored(
-    calls: list[tuple[Any, ...]], folder: Path, progress: Progress, state: TrainingState, world: World
-) -> Any:
-    """The policy of a run that was made what a checkpoint says."""
+def restored(calls: list[tuple[Any, ...]], folder: Path, progress: Progress, world: World) -> None:
+    """Restore a run from a checkpoint, with every call noted."""
     policy: Any = SimpleNamespace(engine=Noted(calls), world=world)
     states: Any = SimpleNamespace(restore=lambda folder, allow: calls.append(("components", folder, allow)))
-    Checkpoint(folder, progress).restore(state, policy, states, SCHEDULE, seed=7)
-    return policy
+    Checkpoint(folder, progress).restore(TrainingState(), policy, states, SCHEDULE, seed=7)
 
 
-@pytest.mark.parametrize("follows", [True, False])
-def test_a_run_becomes_what_it_was(
-    tmp_path: Path, calls: list[tuple[Any, ...]], logged: LoggedText, follows: bool
-) -> None:
-    state, progress = state_of(calls, follows), progress_of()
-    policy = restored(calls, tmp_path, progress, state, ALONE)
-    assert state.num_tokens == 1234
-    assert state.evaluation_before == {"accuracy": 0.25}
-    assert state.evaluation == {"accuracy": 0.5}
-    assert state.seconds_before == 67.5
+@pytest.mark.parametrize("has_parts", [True, False])
+def test_the_state_of_the_loop_becomes_what_it_was(has_parts: bool) -> None:
+    state = TrainingState()
+    if has_parts:
+        state.cursor = PromptCursor(PromptSampler(100, 4, False, 0))
+        state.early_stop = EarlyStop(EarlyStopConfig(metric="accuracy"))
+        state.entropy_control = EntropyControl(AdaptiveEntropyConfig(), 0.0)
+        state.alarms = Alarms(AlarmsConfig())
+    progress = progress_of(hyperparameters={"beta": 0.5}, stop_reason="enough", losses=[3.0, 2.0])
+    progress.restore(state)
+    assert (state.seconds_before, state.evaluation) == (67.5, {"accuracy": 0.5})
     assert state.skipped == SkippedSteps(total=3, in_a_row=2)
-    assert (state.entropy_control is not None and state.entropy_control.state == ENTROPY) is follows
-    of_parts = [("restore", 17), ("restore", EARLY_STOP)] if follows else []
-    assert calls == [
-        ("load", tmp_path, "engine", 5),
-        ("reference", policy, tmp_path, ALONE),
-        *of_parts,
-        ("components", tmp_path, False),
-        (
-            "rank",
-            state,
-            tmp_path,
-            progress,
-            SCHEDULE,
-            ALONE,
-            7,
-        ),  # last, because building anything may draw random numbers
-    ]
-    assert logged() == ""
+    saved = saved_fields(state)
+    del saved["seconds"], saved["metrics"]
+    parts = {"prompts_drawn", "early_stop", "entropy_control", "alarms"}
+    assert saved.keys() & parts == (parts if has_parts else set())
+    assert saved.pop("alarms", None) == (state.alarms.state if state.alarms else None)
+    assert saved == {name: getattr(progress, name) for name in saved}
+    assert len(saved) == (10 if has_parts else 7)
 
 
 @pytest.mark.parametrize(
     ("saved", "now", "told"),
-    [(1, 2, "from 1 rank to 2 ranks"), (4, 2, "from 4 ranks to 2 ranks"), (2, 1, "from 2 ranks to 1 rank")],
+    [
+        (1, 2, "from 1 rank to 2 ranks"),
+        (4, 2, "from 4 ranks to 2 ranks"),
+        (2, 1, "from 2 ranks to 1 rank"),
+        (2, 2, ""),
+    ],
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_engines_states_of_other_ranks_are_taken_over_and_told_by_rank_0(
@@ -323,10 +312,12 @@ def test_the_engines_states_of_other_ranks_are_taken_over_and_told_by_rank_0(
     rank: int,
 ) -> None:
     world, progress = World(rank, now, CPU), progress_of(world_size=saved)
-    restored(calls, tmp_path, progress, state_of(calls, False), world)
-    assert calls[0] == ("load_of_other_ranks", tmp_path, "engine", 5)
-    assert [name for name, *_ in calls] == ["load_of_other_ranks", "reference", "components", "rank"]
-    assert logged() == (f"taking {tmp_path} {told}\n" if rank == 0 else "")
+    restored(calls, tmp_path, progress, world)
+    load = "load_of_other_ranks" if told else "load"
+    assert calls[0] == (load, tmp_path, "engine", 5)
+    # The rank comes last, because building anything may draw random numbers.
+    assert [name for name, *_ in calls] == [load, "reference", "components", "rank"]
+    assert logged() == (f"taking {tmp_path} {told}\n" if told and rank == 0 else "")
 
 
 # -- changes ---------------------------------------------------------------------------------------------
