@@ -99,13 +99,8 @@ class FaultDumps:
         config = redacted(self.config.model_dump(mode="json"))
         # A replay has the weights of this step, whatever moved them since the run began.
         config["train"] |= {**coefficients, "adaptive_entropy": None}
-        fault = Fault(
-            step=step,
-            what=what,
-            world_size=self.world.size,
-            found=list(nonfinite),
-            config=config,
-        )
+        found = list(nonfinite)
+        fault = Fault(step=step, what=what, world_size=self.world.size, found=found, config=config)
 
         def begin() -> None:
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -52,14 +52,13 @@ CARRIED = ("rewards", "group_id", "sequence_id", "columns")
 
 def rank_state(state: TrainingState, world: World, times: PhaseTimes) -> dict[str, Any]:
     """Return the state of this rank between two steps, after waiting for prefetched batches; a collective."""
-
-    def prefetched() -> dict[int, dict[str, Any]]:
-        return {generation: prefetched_state(batch) for generation, batch in state.prefetched.items()}
-
+    prefetched = state.prefetched.items()
     return {
         "keys": list(state.samples),
         "samples": samples_state(list(state.samples.values())),
-        "prefetched": on_every_rank(world, times, prefetched),
+        "prefetched": on_every_rank(
+            world, times, lambda: {generation: prefetched_state(batch) for generation, batch in prefetched}
+        ),
         "random": random_state(),
     }
 

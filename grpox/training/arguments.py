@@ -97,7 +97,10 @@ def read_arguments(
         lora: dict[str, Any] = {}
         if is_peft_model(model):
             # Before the merge, which takes the adapter apart.
-            merged, lora = fingerprint_of_adapter(model), {"lora": lora_of(model)}
+            # An adapter that changes nothing, as a new one, needs no fingerprint.
+            changed = any("lora_B" in name and bool(each.any()) for name, each in model.named_parameters())
+            merged = {MERGED: _digest_of_adapter(model)} if changed else {}
+            lora = {"lora": lora_of(model)}
             model = model.merge_and_unload()
         check_model(model)
         path = {"path": input_path(name, Path.cwd())} if (name := model.name_or_path) else {}
@@ -247,12 +250,6 @@ def _read_reward(
 def is_peft_model(value: Any) -> bool:
     """Tell whether `value` is a model with adapters as peft wraps it; peft is not imported."""
     return isinstance(value, nn.Module) and hasattr(value, "merge_and_unload") and hasattr(value, "peft_config")
-
-
-def fingerprint_of_adapter(model: nn.Module) -> dict[str, str]:
-    """Return the digest of an adapter under `MERGED`; empty if the adapter changes nothing, as a new one."""
-    changes = any("lora_B" in name and bool(parameter.any()) for name, parameter in model.named_parameters())
-    return {MERGED: _digest_of_adapter(model)} if changes else {}
 
 
 def _digest_of_adapter(model: nn.Module) -> str:

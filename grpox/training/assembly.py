@@ -28,11 +28,8 @@ from grpox.runtime.setup import quieten, seed_libraries
 from grpox.runtime.watchdog import GRACE
 from grpox.runtime.world import World, on_every_rank, start_world, translate_lost_ranks
 from grpox.training.inputs import (
-    ToolsOf,
     decide_longest,
     model_config,
-    open_evaluation_prompts,
-    open_prompts,
     open_tokenizer,
     scoring_key,
 )
@@ -64,24 +61,6 @@ class Assembly:
     episodes: RunEpisodes | None
     """Environments and tools; None if each completion is one turn."""
     tokenizer: PreTrainedTokenizerBase
-
-    @property
-    def tools_of(self) -> ToolsOf | None:
-        return None if self.episodes is None else self.episodes.tools_of
-
-    def open_prompts(self, build: Callable[[str], Any] | None = None) -> tuple[PromptSet, dict[str, PromptSet]]:
-        """Open and check the prompts to train on and those of the evaluation, as `inputs.open_prompts`."""
-        prompts, eval_sets = open_prompts(self.run, self.tokenizer, build, self.tools_of)
-        if self.episodes is not None:
-            self.episodes.check(prompts, *eval_sets.values())
-        return prompts, eval_sets
-
-    def open_evaluation(self) -> list[EvaluationInputs]:
-        """Open and check the prompts of the evaluation alone."""
-        eval_sets = open_evaluation_prompts(self.run, self.tokenizer, self.tools_of)
-        if self.episodes is not None:
-            self.episodes.check(*eval_sets.values())
-        return self.bind(eval_sets)
 
     def bind(self, eval_sets: Mapping[str, PromptSet]) -> list[EvaluationInputs]:
         """Bind the reward functions that score each set: the evaluation's own, or else those of training.

@@ -40,6 +40,7 @@ from grpox.training.generation_feed import GenerationFeed, TokenChoice
 from grpox.training.inputs import (
     check_scope,
     model_config,
+    open_prompts,
     open_reference,
     open_schedule,
     provides,
@@ -77,7 +78,7 @@ def open_inputs(assembly: Assembly, components: RunComponents) -> TrainInputs:
     run = assembly.run
     check_scope(run)
     check_routers(model_config(run), run.config.train.router_aux_loss_coef)
-    prompts, eval_sets = assembly.open_prompts(components.build)
+    prompts, eval_sets = open_prompts(run, assembly.tokenizer, components.build, assembly.episodes)
     rewards = bind_rewards(run.config.rewards, assembly.rewards[OF_TRAINING], prompts)
     evaluation = assembly.bind(eval_sets)
     for key, functions in assembly.rewards.items():

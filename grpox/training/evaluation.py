@@ -24,7 +24,7 @@ from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.config.sampling import sampling_of
 from grpox.contracts import Capability, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
-from grpox.rollout.collector import Scorer, sample_and_score
+from grpox.rollout.collector import Scorer, reward_matrix, sample_and_score
 from grpox.rollout.episode_metrics import INFO, SUCCESS, episode_metrics, success_rate
 from grpox.rollout.metrics import error_metrics, length_metrics, mean
 from grpox.rollout.rewards import NamedReward
@@ -32,7 +32,7 @@ from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
 from grpox.runtime.logs import WarnOnce
 from grpox.training.assembly import EvaluationInputs, open_alone
-from grpox.training.inputs import provides, scoring_key
+from grpox.training.inputs import open_evaluation_prompts, provides, scoring_key
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -234,9 +234,8 @@ def outcomes_of(before: Mapping[str, float], after: Mapping[str, float]) -> dict
 
 def totals_of(rows: Sequence[ScoredRow], rewards: Sequence[NamedReward]) -> torch.Tensor:
     """Return the weighted sum of each row, f64[N]; NaN where every function abstained."""
-    values = [[math.nan if value is None else value for value in row.rewards] for row in rows]
     weights = torch.tensor([reward.weight for reward in rewards])
-    return weighted_sum(torch.tensor(values).reshape(len(rows), len(rewards)), weights)
+    return weighted_sum(reward_matrix(rows).reshape(len(rows), len(rewards)), weights)
 
 
 def _spread(mean_name: str, std_name: str, values: Sequence[float]) -> dict[str, float]:
@@ -285,7 +284,8 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
         RunFailed: sampling or scoring failed.
     """
     with open_alone(run, scoring_key(run)) as assembly:
-        inputs, world = assembly.open_evaluation(), assembly.world
+        world = assembly.world
+        inputs = assembly.bind(open_evaluation_prompts(run, assembly.tokenizer, assembly.episodes))
         count, completions = sum(len(each.prompts) for each in inputs), list[ScoredRollout]()
         with assembly.fixed_sampler(checkpoint) as sampler:
             evaluation = open_evaluation(run, sampler, inputs)

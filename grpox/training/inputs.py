@@ -18,7 +18,7 @@ from grpox.config.sampling import path_key, sampling_of
 from grpox.contracts import Capability, PolicyLoss
 from grpox.data.chat import PLAIN, ChatTemplate, is_unrendered
 from grpox.data.open_data import open_data, reason
-from grpox.data.prompts import PromptLimit, PromptSet, ToolsOfRow
+from grpox.data.prompts import PromptLimit, PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError, join
@@ -42,11 +42,9 @@ from grpox.runtime.world import World
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
+    from grpox.training.episodes import RunEpisodes
 
 logger = get_logger(__name__)
-
-ToolsOf = Callable[[PromptSet], ToolsOfRow]
-"""Data -> function: row -> schemas of the tools that the model may call there."""
 
 
 def model_config(run: ResolvedRun) -> PreTrainedConfig:
@@ -107,37 +105,40 @@ def open_prompts(
     run: ResolvedRun,
     tokenizer: PreTrainedTokenizerBase,
     build: Callable[[str], Any] | None = None,
-    tools_of: ToolsOf | None = None,
+    episodes: RunEpisodes | None = None,
 ) -> tuple[PromptSet, dict[str, PromptSet]]:
     """Open and check the prompts to train on, and those of the evaluation by set; none without one.
 
     Args:
         build: builds the dataset component under a key; default: `ResolvedRun.build`.
-        tools_of: data -> function: row -> schemas of the tools that the model may call there.
+        episodes: environments and tools, which each row is checked for.
 
     Raises:
         ConfigError: data cannot be opened, or a prompt is invalid or too long, see `PromptSet`; the tokenizer's
             special tokens are not the model's; or the model is one of more than text.
         RunFailed: the first row of a stream cannot be read.
     """
-    config, prompts = run.config, _training_prompts(run, tokenizer, build or run.build, tools_of)
+    config, prompts = run.config, _training_prompts(run, tokenizer, build or run.build, episodes)
     is_unsaid = PLAIN not in run.warnings and "chat" not in config.data.model_fields_set
     if is_unsaid and rank_or_zero() == 0 and is_unrendered(prompts.prompt(0), prompts.chat.source):
         logger.warning("%s", PLAIN)
-    return prompts, open_evaluation_prompts(run, tokenizer, tools_of)
+    return prompts, open_evaluation_prompts(run, tokenizer, episodes)
 
 
 def _training_prompts(
-    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, build: Callable[[str], Any], tools_of: ToolsOf | None
+    run: ResolvedRun,
+    tokenizer: PreTrainedTokenizerBase,
+    build: Callable[[str], Any],
+    episodes: RunEpisodes | None,
 ) -> PromptSet:
     config, model = run.config, model_config(run)
     if problem := media_problem(model.to_dict(), "model.path", config.model.path):
         raise ConfigError(problem)
-    return _prompt_set(run, tokenizer, lambda: _training_rows(run, build), config.sampling, tools_of)
+    return _prompt_set(run, tokenizer, lambda: _training_rows(run, build), config.sampling, episodes)
 
 
 def open_evaluation_prompts(
-    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, tools_of: ToolsOf | None = None
+    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, episodes: RunEpisodes | None = None
 ) -> dict[str, PromptSet]:
     """Open and check the prompts of each set of the evaluation; raises ConfigError as `open_prompts`."""
     evaluation = run.config.evaluation
@@ -151,7 +152,7 @@ def open_evaluation_prompts(
         def rows() -> datasets.Dataset:
             return given[name] if name in given else _evaluation_rows(chosen, path_key(name))
 
-        return _prompt_set(run, tokenizer, rows, sampling, tools_of, data, scoring_key(run))
+        return _prompt_set(run, tokenizer, rows, sampling, episodes, data, scoring_key(run))
 
     return {name: opened(name, chosen) for name, chosen in evaluation.named_sets.items()}
 
@@ -176,7 +177,7 @@ def check_rows(run: ResolvedRun) -> list[str]:
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    config, evaluation, data = run.config, run.config.evaluation, list[PromptSet]()
+    config, evaluation = run.config, run.config.evaluation
     paths = {"model.path": config.model.path, "data.path": config.data.path}
     paths |= {} if evaluation is None else evaluation.set_paths
     missing = {
@@ -193,17 +194,15 @@ def check_rows(run: ResolvedRun) -> list[str]:
         from grpox.training.episodes import RunEpisodes
 
         episodes = RunEpisodes(run, None)
-    tokenizer, tools_of = open_tokenizer(run), None if episodes is None else episodes.tools_of
+    tokenizer = open_tokenizer(run)
     if "data.path" not in missing:
-        data.append(prompts := _training_prompts(run, tokenizer, run.build, tools_of))
+        prompts = _training_prompts(run, tokenizer, run.build, episodes)
         if prompts.stream is not None:
             positions = range(run.most_rows or run.plan.prompts_per_generation)
             prompts.stream.hold(positions)
             prompts.check(positions)
     if evaluation is not None and not missing.keys() & evaluation.set_paths.keys():
-        data += open_evaluation_prompts(run, tokenizer, tools_of).values()
-    if episodes is not None:
-        episodes.check(*data)
+        open_evaluation_prompts(run, tokenizer, episodes)
     return [*missing.values()]
 
 
@@ -227,7 +226,7 @@ def _prompt_set(
     tokenizer: PreTrainedTokenizerBase,
     rows: Callable[[], datasets.Dataset | RowStream],
     sampling: SamplingConfig,
-    tools_of: ToolsOf | None,
+    episodes: RunEpisodes | None,
     data: str = "the data",
     rewards: str = OF_TRAINING,
 ) -> PromptSet:
@@ -239,6 +238,7 @@ def _prompt_set(
     own = config.model.chat_date, of_data.chat, of_data.allow_special_tokens, of_data.continue_final_message
     if run.most_rows is not None and isinstance(opened, datasets.Dataset):
         opened = opened.select(range(min(run.most_rows, len(opened))))
+    tools_of = None if episodes is None else episodes.tools_of
     prompts = PromptSet(
         opened, column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, *own
     )
@@ -247,6 +247,8 @@ def _prompt_set(
         if check is not None and (problems := check(prompts.chat.examples)):
             raise ConfigError([replace(each, key=join(key, each.key)) for each in problems])
     check_scored_rows(run, rewards, prompts)
+    if episodes is not None:
+        episodes.check(prompts)
     return prompts
 
 

@@ -24,6 +24,7 @@ from grpox.checkpoint.shards import ShardFiles
 from grpox.config.inputs import AUTO
 from grpox.config.training import tokens_on
 from grpox.contracts import Capability, Generator, RunContext
+from grpox.data.schedule import Schedule
 from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
 from grpox.observing.alarms import FILE as ALARMS
@@ -218,21 +219,7 @@ def open_run(
             check_changes(checkpoint, config, lock, data, world, allow_changes)
         elif needs_checkpoint:
             raise no_checkpoint(Path(config.output_dir))
-        progress = checkpoint.progress if checkpoint else None
-        context = RunContext(
-            config=config,
-            output_dir=Path(config.output_dir),
-            total_steps=inputs.schedule.total_steps,
-            world_size=world.size,
-            versions=versions([*run.distributions, *(["peft"] if config.model.lora else [])]),
-            git_commit=git_commit(),
-            source=run.source,
-            resumed_at=progress.step if progress else 0 if resume and began(config) else None,
-            metrics_bytes=progress.metrics_bytes if progress else 0,
-            generations_before=inputs.schedule.generations_until(progress.step) if progress else 0,
-            fingerprints=data,
-            started=started,
-        )
+        context = _context(run, world, inputs.schedule, data, started, checkpoint, resume and began(config))
         observers = build_observers(run, world, components, lock)
         if config.tracking:
             _log(world, "starting to track: %s", ", ".join(config.tracking))
@@ -248,6 +235,32 @@ def open_run(
         if world.is_main and config.hub is not None:  # last, so that a failed push loses nothing
             address = push_model(Path(summary["model"]), config, config.hub, summary)
             logger.info("pushed to %s", address)
+
+
+def _context(
+    run: ResolvedRun,
+    world: World,
+    schedule: Schedule,
+    data: Mapping[str, str],
+    started: float,
+    checkpoint: Checkpoint | None,
+    starts_over: bool,
+) -> RunContext:
+    progress, config = checkpoint.progress if checkpoint else None, run.config
+    return RunContext(
+        config=config,
+        output_dir=Path(config.output_dir),
+        total_steps=schedule.total_steps,
+        world_size=world.size,
+        versions=versions([*run.distributions, *(["peft"] if config.model.lora else [])]),
+        git_commit=git_commit(),
+        source=run.source,
+        resumed_at=progress.step if progress else 0 if starts_over else None,
+        metrics_bytes=progress.metrics_bytes if progress else 0,
+        generations_before=schedule.generations_until(progress.step) if progress else 0,
+        fingerprints=data,
+        started=started,
+    )
 
 
 def _log(world: World, message: str, *values: object) -> None:

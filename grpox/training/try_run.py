@@ -11,7 +11,7 @@ from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards.isolation import OF_TRAINING, bind_rewards
 from grpox.runtime.launch import rank_or_zero
 from grpox.training.assembly import open_alone
-from grpox.training.inputs import check_scope, open_schedule, provides
+from grpox.training.inputs import check_scope, open_prompts, open_schedule, provides
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -64,7 +64,7 @@ def try_run(run: ResolvedRun, prompts: int, tell: Callable[[str], None]) -> Trie
     check_scope(run)
     say("reading prompts")
     with open_alone(run, OF_TRAINING) as assembly:
-        data, _ = assembly.open_prompts()
+        data, _ = open_prompts(run, assembly.tokenizer, episodes=assembly.episodes)
         rewards = bind_rewards(config.rewards, assembly.rewards[OF_TRAINING], data)
         schedule = open_schedule(run, data, assembly.world.size)
         count = prompts if data.stream is not None else min(prompts, len(data))

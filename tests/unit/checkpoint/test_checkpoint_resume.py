@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,21 +97,8 @@ class Meeting:
 
     def run(self, work: Callable[[Any], Any]) -> list[Any]:
         """Return the result of `work` on each rank."""
-        found: list[Any] = [None] * len(self.given)
-
-        def on(rank: int) -> None:
-            try:
-                found[rank] = work(Rank(rank, self))
-            except BaseException:
-                self.barrier.abort()
-                raise
-
-        threads = [threading.Thread(target=on, args=(rank,)) for rank in range(len(self.given))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
+        with ThreadPoolExecutor(len(self.given)) as ranks:
+            return list(ranks.map(lambda rank: work(Rank(rank, self)), range(len(self.given))))
 
 
 class Rank:
