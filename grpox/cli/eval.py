@@ -22,7 +22,7 @@ from grpox.errors.console import Console
 from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redacted
 from grpox.runtime import launch
-from grpox.runtime.files import write_atomically, write_error_message
+from grpox.runtime.files import without_nan, write_atomically, write_error_message
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -112,7 +112,7 @@ def evaluate(
         _write("completions", completions, lambda: write_completions(completions, 0, result.completions))
     if out is not None:
         figures = _figures(model, run, result, seconds)
-        text = json.dumps(figures, indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(without_nan(figures), indent=2, ensure_ascii=False, allow_nan=False)
         _write("figures", out, lambda: write_atomically(out, f"{text}\n"))
 
 
@@ -179,9 +179,7 @@ def _figures(model: str, run: ResolvedRun, result: Evaluated, seconds: float) ->
     return {
         "model": model,
         "config": run.source,
-        "metrics": {
-            name: value if math.isfinite(value) else str(value) for name, value in result.metrics.items()
-        },
+        "metrics": result.metrics,
         "prompts": result.prompts,
         "completions": len(result.completions),
         "rewards": labels_of(rewards_of(config)),
