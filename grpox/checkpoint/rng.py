@@ -35,14 +35,12 @@ def random_state() -> dict[str, Any]:
 
 def fresh_random_state(*seeds: int) -> dict[str, Any]:
     """Return the state of a newly seeded process, for a rank that joins a run at some step."""
-    before = random_state()
     first, second, third = np.random.SeedSequence(seeds).generate_state(3)
-    random.seed(int(first))
-    np.random.seed(int(second))
-    torch.manual_seed(int(third))
-    fresh = random_state()
-    set_random_state(before)
-    return fresh
+    with preserve_random_state():
+        random.seed(int(first))
+        np.random.seed(int(second))
+        torch.manual_seed(int(third))
+        return random_state()
 
 
 def set_random_state(state: dict[str, Any]) -> None:

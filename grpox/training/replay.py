@@ -23,7 +23,7 @@ from grpox.errors import ConfigError, Problem, nearest
 from grpox.errors.validation import problems_of
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.policy.batch import RolloutBatch, Sample, collate
+from grpox.policy.batch import RolloutBatch, collate
 from grpox.policy.forward_trial import ForwardTrial
 from grpox.policy.models import load_model, load_tokenizer
 from grpox.policy.routers import RouterBalance
@@ -49,14 +49,6 @@ class Dump:
 
     folder: Path
     fault: Fault
-
-    def micro_batches(self, device: torch.device) -> list[list[list[Sample]]]:
-        """Read the samples of every rank, by micro-batch."""
-        ranks = []
-        for path in (rank_file(self.folder, rank) for rank in range(self.fault.world_size)):
-            with reading(path):
-                ranks.append([samples_of_state(each, device) for each in read_state(path)["micro_batches"]])
-        return ranks
 
 
 def open_dump(folder: Path) -> Dump:
@@ -130,7 +122,10 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
     step_loss = StepLoss.of(registry.build(bound), correction, config.train, bound.needs)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    ranks = dump.micro_batches(device)
+    ranks = []
+    for path in (rank_file(dump.folder, rank) for rank in range(dump.fault.world_size)):
+        with reading(path):
+            ranks.append([samples_of_state(each, device) for each in read_state(path)["micro_batches"]])
     samples = [sample for of_rank in ranks for micro_batch in of_rank for sample in micro_batch]
     if step_loss.needs_reference and any(sample.reference_logprobs is None for sample in samples):
         what = "the run had no reference, so that the dump holds none of its log-probabilities"
