@@ -58,7 +58,7 @@ def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Pat
         what = f"the checkpoint asks for {', '.join(code)}: that may run code which comes with its model"
         allowed = f"--trust-remote-code, where you trust {config.path}"
         raise ConfigError(what, "CHECKPOINT", given=str(checkpoint), allowed=allowed)
-    model, tokenizer = _adapted_model(checkpoint, config, config), load_tokenizer(config)
+    model, tokenizer = _trained_model(checkpoint, config, config), load_tokenizer(config)
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
@@ -88,25 +88,16 @@ def checkpoint_model(checkpoint: Path, base: ModelConfig) -> PreTrainedModel:
     Raises:
         ConfigError: the checkpoint is damaged, or the model that the run began with is gone.
     """
-    config = _model_config(checkpoint, _good(checkpoint))
-    model = _adapted_model(checkpoint, base, config)
+    config = _model_config(checkpoint, _progress(checkpoint))
+    model = _trained_model(checkpoint, base, config)
     if config.lora is not None:
         merge_adapters(model)
     return model
 
 
-def _adapted_model(checkpoint: Path, base: ModelConfig, config: ModelConfig) -> PreTrainedModel:
-    """Load `base`, add the adapters of `config`, and load the checkpoint's weights."""
-    model = load_model(base)
-    if config.lora is not None:
-        add_adapters(model, config.lora, seed=0)
-    _fill(model, checkpoint)
-    return model
-
-
 def _checkpoint(source: Path) -> tuple[Path, Progress]:
     if (source / MANIFEST).exists() or (source / PROGRESS).exists():
-        return source, _good(source)
+        return source, _progress(source)
     if newest := newest_good(source, ALONE):
         return newest.folder, newest.progress
     if not source.is_dir():
@@ -121,7 +112,7 @@ def _checkpoint(source: Path) -> tuple[Path, Progress]:
     raise ConfigError(what, "CHECKPOINT", given=str(source), allowed=allowed)
 
 
-def _good(checkpoint: Path) -> Progress:
+def _progress(checkpoint: Path) -> Progress:
     try:
         return read_whole(checkpoint, Progress.read)
     except ValueError as error:
@@ -147,8 +138,17 @@ def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
     return config
 
 
+def _trained_model(checkpoint: Path, base: ModelConfig, config: ModelConfig) -> PreTrainedModel:
+    """Load `base`, add the adapters of `config`, and load the checkpoint's weights."""
+    model = load_model(base)
+    if config.lora is not None:
+        add_adapters(model, config.lora, seed=0)
+    load_weights(model, checkpoint)
+    return model
+
+
 @torch.no_grad()
-def _fill(model: PreTrainedModel, checkpoint: Path) -> None:
+def load_weights(model: PreTrainedModel, checkpoint: Path) -> None:
     """Replace the weights of `model` with those of a checkpoint.
 
     Raises:

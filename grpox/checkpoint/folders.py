@@ -24,7 +24,7 @@ FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 FORMAT = 4
 """Version of the layout of a checkpoint."""
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-\d{8,}")
 
 Content = TypeVar("Content")
 
@@ -46,10 +46,7 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 def step_of(folder: Path) -> int:
     """Return the optimizer steps in a checkpoint's name."""
-    match = _NAME.fullmatch(folder.name)
-    if match is None:
-        raise ValueError(f"{folder.name} is no checkpoint's name, such as step-00000050")
-    return int(match[1])
+    return int(folder.name.removeprefix("step-"))
 
 
 def checkpoints_in(output_dir: Path) -> list[Path]:

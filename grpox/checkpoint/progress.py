@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from dataclasses import dataclass, field
 from math import gcd
@@ -101,7 +102,7 @@ class Progress(BaseModel):
     """State of `evaluation.early_stop`; None where the run has none."""
     entropy_control: EntropyControlState | None = None
     """State of `train.adaptive_entropy`; None where the run has none."""
-    losses: tuple[float, float] = (0.0, 0.0)
+    losses: list[float] = Field(default=[0.0, 0.0], min_length=2, max_length=2)
     """Sum of the losses of the steps so far, and their number."""
     alarms: AlarmsState | None = None
     """State of the alarms; None where they are off."""
@@ -140,20 +141,37 @@ class Progress(BaseModel):
 
     def restore(self, state: TrainingState) -> None:
         """Restore `state`, except each rank's own part."""
-        state.num_tokens = self.num_tokens
-        state.evaluation_before, state.evaluation = self.evaluation_before, evaluation_in(self.metrics)
-        state.seconds_before = self.seconds
-        state.losses = list(self.losses)
-        state.skipped.total, state.skipped.in_a_row = self.skipped_steps, self.skipped_in_a_row
-        state.control.changed, state.control.stop_reason = dict(self.hyperparameters), self.stop_reason
-        if state.cursor is not None:
-            state.cursor.restore(self.prompts_drawn)
-        if state.early_stop is not None:
-            state.early_stop.restore(self.early_stop)
-        if state.entropy_control is not None and self.entropy_control is not None:
-            state.entropy_control.state = self.entropy_control
-        if state.alarms is not None and self.alarms is not None:
-            state.alarms.state = self.alarms
+        state.evaluation, state.seconds_before = evaluation_in(self.metrics), self.seconds
+        for key, (owner, name) in _places(state).items():
+            value = copy.deepcopy(getattr(self, key))
+            if hasattr(owner, "restore"):
+                owner.restore(value)
+            elif value is not None:
+                setattr(owner, name, value)
+
+
+def saved_fields(state: TrainingState) -> dict[str, Any]:
+    """Return the fields of `Progress` that are the state of the loop, as copies."""
+    own = {key: getattr(owner, name) for key, (owner, name) in _places(state).items()}
+    return copy.deepcopy({**own, "seconds": state.seconds, "metrics": state.metrics})
+
+
+def _places(state: TrainingState) -> dict[str, tuple[Any, str]]:
+    """Return field of `Progress` -> object and attribute that hold it, without the parts that a run lacks."""
+    places = {
+        "num_tokens": (state, "num_tokens"),
+        "evaluation_before": (state, "evaluation_before"),
+        "losses": (state, "losses"),
+        "skipped_steps": (state.skipped, "total"),
+        "skipped_in_a_row": (state.skipped, "in_a_row"),
+        "hyperparameters": (state.control, "changed"),
+        "stop_reason": (state.control, "stop_reason"),
+        "prompts_drawn": (state.cursor, "position"),
+        "early_stop": (state.early_stop, "state"),
+        "entropy_control": (state.entropy_control, "state"),
+        "alarms": (state.alarms, "state"),
+    }
+    return {key: place for key, place in places.items() if place[0] is not None}
 
 
 def plan_of(config: dict[str, Any], world_size: int) -> BatchPlan:

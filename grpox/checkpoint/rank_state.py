@@ -37,20 +37,28 @@ _DTYPES = {
     "model_mask": torch.bool,
 }
 """Fields of a rollout that are saved as tensors."""
+_FLAT = {
+    "prompts": ("prompt", np.int64),
+    "completions": ("completion", np.int64),
+    "token_mask": ("token_mask", np.bool_),
+    "sampler_logprobs": ("sampler_logprobs", np.float32),
+}
+"""Key of a state of samples -> their field, and its type in one tensor of all."""
+_COMPUTED = {"old": "old_logprobs", "reference": "reference_logprobs", "policy_keep": "policy_keep"}
+"""Key of a state of samples -> their field, which some lack."""
 CARRIED = ("rewards", "group_id", "sequence_id", "columns")
 """Fields of samples that only some losses need."""
 
 
 def rank_state(state: TrainingState, world: World, times: PhaseTimes) -> dict[str, Any]:
     """Return the state of this rank between two steps, after waiting for prefetched batches; a collective."""
-
-    def prefetched() -> dict[int, dict[str, Any]]:
-        return {generation: prefetched_state(batch) for generation, batch in state.prefetched.items()}
-
+    prefetched = state.prefetched.items()
     return {
         "keys": list(state.samples),
         "samples": samples_state(list(state.samples.values())),
-        "prefetched": on_every_rank(world, times, prefetched),
+        "prefetched": on_every_rank(
+            world, times, lambda: {generation: prefetched_state(batch) for generation, batch in prefetched}
+        ),
         "random": random_state(),
     }
 
@@ -64,22 +72,15 @@ def restore_rank(
     batches themselves are others, they are dropped.
     """
     saved = plan_of(progress.config, progress.world_size)
-    if saved == schedule.plan:
-        mine = read_state(rank_file(folder, world.rank))
-        state.samples = _samples(mine, world.device)
-        state.prefetched = _prefetched([mine], world)
-        set_random_state(mine["random"])
-        return
-    states = [read_state(rank_file(folder, rank)) for rank in range(progress.world_size)]
-    used = states if same_steps(saved, schedule.plan) else []
+    ranks = [world.rank] if saved == schedule.plan else range(progress.world_size)
+    states = {rank: read_state(rank_file(folder, rank)) for rank in ranks}
+    used = list(states.values()) if same_steps(saved, schedule.plan) else []
     samples = {key: sample for each in used for key, sample in _samples(each, world.device).items()}
-    state.samples = {
-        key: samples[key] for key in keys_of_rank({key[0] for key in samples}, schedule, world.rank)
-    }
+    keys = keys_of_rank({generation for generation, _ in samples}, schedule, world.rank)
+    state.samples = {key: samples[key] for key in keys}
     state.prefetched = _prefetched(used, world)
-    fresh = world.rank >= len(states)
-    random = fresh_random_state(seed, world.rank, progress.step) if fresh else states[world.rank]["random"]
-    set_random_state(random)
+    mine = states.get(world.rank)
+    set_random_state(mine["random"] if mine else fresh_random_state(seed, world.rank, progress.step))
 
 
 def keys_of_rank(generations: set[int], schedule: Schedule, rank: int) -> list[Key]:
@@ -128,30 +129,24 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
         return [row is not None for row in rows], torch.cat(known).cpu() if known else None
 
     carried = {name: [_plain(getattr(sample, name)) for sample in samples] for name in CARRIED}
-    known = {name: values for name, values in carried.items() if any(value is not None for value in values)}
-    records = {
-        number: each.token_record for number, each in enumerate(samples) if each.token_record is not None
-    }
+    records = {place: each.token_record for place, each in enumerate(samples) if each.token_record}
     return {
         "prompt_lengths": [len(sample.prompt) for sample in samples],
         "completion_lengths": [len(sample.completion) for sample in samples],
-        "prompts": flat("prompt", np.int64),
-        "completions": flat("completion", np.int64),
-        "token_mask": flat("token_mask", np.bool_),
-        "sampler_logprobs": flat("sampler_logprobs", np.float32),
+        **{name: flat(field, dtype) for name, (field, dtype) in _FLAT.items()},
         "advantages": [
             torch.from_numpy(each) if isinstance(each := sample.advantage, np.ndarray) else each
             for sample in samples
         ],
         "reward": [sample.reward for sample in samples],
         "observed": [sample.observed for sample in samples],
-        "old": computed("old_logprobs"),
-        "reference": computed("reference_logprobs"),
-        "policy_keep": computed("policy_keep"),
-        **({"carried": known} if known else {}),
+        **{name: computed(field) for name, field in _COMPUTED.items()},
+        "carried": {
+            name: column for name, column in carried.items() if any(each is not None for each in column)
+        },
         "token_records": {
-            number: {**vars(record), "turns": torch.from_numpy(record.turns)}
-            for number, record in records.items()
+            place: {**vars(record), "turns": torch.from_numpy(record.turns)}
+            for place, record in records.items()
         },
     }
 
@@ -167,29 +162,24 @@ def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sam
 
     def computed(name: str) -> list[Tensor | None]:
         known, flat = state[name]
-        if flat is None:
-            return [None] * len(lengths)
-        left = iter(torch.split(flat.to(device), list(compress(lengths, known))))
+        left = iter(() if flat is None else torch.split(flat.to(device), list(compress(lengths, known))))
         return [next(left) if is_known else None for is_known in known]
 
-    columns = (
-        (tuple(each.tolist()) for each in torch.split(state["prompts"], state["prompt_lengths"])),
-        (tuple(each.tolist()) for each in torch.split(state["completions"], lengths)),
-        (each.numpy() for each in torch.split(state["token_mask"], lengths)),
-        (each.numpy() for each in torch.split(state["sampler_logprobs"], lengths)),
-        (each.numpy() if isinstance(each, Tensor) else each for each in state["advantages"]),
-        *map(computed, ("old", "reference", "policy_keep")),
-        state["reward"],
-    )
-    samples = [Sample(*fields) for fields in zip(*columns, strict=True)]
-    for sample, observed in zip(samples, state.get("observed", [0] * len(samples)), strict=True):
-        sample.observed = observed  # a checkpoint of an earlier grpox has none
-    for name, values in state.get("carried", {}).items():
-        for sample, value in zip(samples, values, strict=True):
-            is_array = name == "rewards" and value is not None
-            setattr(sample, name, np.asarray(value, np.float32) if is_array else value)
-    for number, record in state.get("token_records", {}).items():
-        samples[number].token_record = TokenRecord(**{**record, "turns": record["turns"].numpy()})
+    columns: dict[str, Any] = {field: computed(name) for name, field in _COMPUTED.items()}
+    for name, (field, _) in _FLAT.items():
+        rows = torch.split(state[name], state["prompt_lengths"] if field == "prompt" else lengths)
+        is_ids = field in ("prompt", "completion")
+        columns[field] = [tuple(each.tolist()) if is_ids else each.numpy() for each in rows]
+    columns["advantage"] = [each.numpy() if isinstance(each, Tensor) else each for each in state["advantages"]]
+    columns["reward"] = state["reward"]
+    # A checkpoint of an earlier grpox has none of these.
+    columns |= state.get("carried", {})
+    columns["observed"] = state.get("observed", [0] * len(lengths))
+    if "rewards" in columns:
+        columns["rewards"] = [None if v is None else np.asarray(v, np.float32) for v in columns["rewards"]]
+    samples = [Sample(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+    for place, record in state.get("token_records", {}).items():
+        samples[place].token_record = TokenRecord(**{**record, "turns": record["turns"].numpy()})
     return samples
 
 
@@ -241,11 +231,7 @@ def _rollout(state: Mapping[str, Any]) -> Rollout:
     }
     if "turns" in plain:  # a checkpoint of an earlier grpox has none
         plain["turns"] = tuple(Turn(**turn) for turn in plain["turns"])
-    if plain.get("episode"):
-        plain["episode"] = _episode(plain["episode"])
+    if episode := plain.get("episode"):
+        calls = [{**each, "call": ToolCall(**each["call"])} for each in episode["results"]]
+        plain["episode"] = Episode(**{**episode, "results": tuple(ToolResult(**each) for each in calls)})
     return Rollout(**plain)
-
-
-def _episode(state: Mapping[str, Any]) -> Episode:
-    results = tuple(ToolResult(**{**result, "call": ToolCall(**result["call"])}) for result in state["results"])
-    return Episode(**{**state, "results": results})

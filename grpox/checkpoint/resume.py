@@ -188,14 +188,10 @@ def fingerprints(config: RunConfig) -> dict[str, str]:
 
 
 def _fingerprint(path: Path) -> str:
-    if path.is_file():
-        return _of_file(path)
-    files = (file for file in sorted(path.rglob("*")) if file.is_file())
-    parts = (f"{file.relative_to(path)} {_of_file(file)}" for file in files)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _of_file(path: Path) -> str:
+    if not path.is_file():
+        files = (file for file in sorted(path.rglob("*")) if file.is_file())
+        parts = (f"{file.relative_to(path)} {_fingerprint(file)}" for file in files)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
     size = path.stat().st_size
     if size <= LARGE:
         return file_hash(path)
@@ -223,27 +219,20 @@ def load_of_other_ranks(engine: Engine, folder: Path, name: str, steps: int) -> 
         failures = [each for each in world.gather([failure]) if each]
         if failures:
             raise RunFailed(f"{folder} cannot be taken to another number of ranks: {failures[0]}")
-        _load_universal(engine.deepspeed, converted / name)
+        engine.deepspeed._config.load_universal_checkpoint = True
+        with only_weights():
+            loaded, _ = engine.deepspeed.load_checkpoint(str(converted), tag=name)
+            saved = torch.load(converted / name / _OPTIMIZER, map_location="cpu", weights_only=True)
+        if loaded is None:
+            raise RunFailed(f"DeepSpeed finds no checkpoint in {converted / name}")
+        _mend(engine.deepspeed.optimizer, saved["param_groups"])
     finally:
+        engine.deepspeed._config.load_universal_checkpoint = False
         world.barrier()
         if world.is_main:
             shutil.rmtree(converted, ignore_errors=True)
     _load_buffers(engine.module, folder / name)
     engine.steps = steps
-
-
-def _load_universal(engine: Any, folder: Path) -> None:
-    """Load a universal checkpoint into a DeepSpeed engine; a collective."""
-    engine._config.load_universal_checkpoint = True
-    try:
-        with only_weights():
-            loaded, _ = engine.load_checkpoint(str(folder.parent), tag=folder.name)
-            saved = torch.load(folder / _OPTIMIZER, map_location="cpu", weights_only=True)
-    finally:
-        engine._config.load_universal_checkpoint = False
-    if loaded is None:
-        raise RunFailed(f"DeepSpeed finds no checkpoint in {folder}")
-    _mend(engine.optimizer, saved["param_groups"])
 
 
 @torch.no_grad()

@@ -7,13 +7,12 @@ there, and a resumed rank may see fewer GPUs.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 
 def random_state() -> dict[str, Any]:
@@ -36,14 +35,12 @@ def random_state() -> dict[str, Any]:
 
 def fresh_random_state(*seeds: int) -> dict[str, Any]:
     """Return the state of a newly seeded process, for a rank that joins a run at some step."""
-    before = random_state()
     first, second, third = np.random.SeedSequence(seeds).generate_state(3)
-    random.seed(int(first))
-    np.random.seed(int(second))
-    torch.manual_seed(int(third))
-    fresh = random_state()
-    set_random_state(before)
-    return fresh
+    with preserve_random_state():
+        random.seed(int(first))
+        np.random.seed(int(second))
+        torch.manual_seed(int(third))
+        return random_state()
 
 
 def set_random_state(state: dict[str, Any]) -> None:
@@ -54,17 +51,14 @@ def set_random_state(state: dict[str, Any]) -> None:
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
     for device in _own_gpu() if state["cuda"] else ():
-        torch.cuda.set_rng_state(_state_of(state["cuda"], device), device)
+        # An earlier grpox saved the states of all visible GPUs.
+        place = device if device < len(state["cuda"]) else 0
+        torch.cuda.set_rng_state(state["cuda"][place], device)
 
 
 def _own_gpu() -> list[int]:
     """List the GPU of this process; empty without one."""
     return [torch.cuda.current_device()] if torch.cuda.is_available() else []
-
-
-def _state_of(states: Sequence[Tensor], device: int) -> Tensor:
-    """Return the state of this rank's own GPU; an earlier grpox saved those of all visible ones."""
-    return states[device] if device < len(states) else states[0]
 
 
 @contextmanager

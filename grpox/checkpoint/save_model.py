@@ -7,7 +7,7 @@ run, and the model is pushed after it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def save_model(
         RunFailed: they cannot be written, or a reload would not find all of them; on every rank. An earlier
             model in `folder` stays.
     """
-    state = weights_on_main(engine, world)
+    state = weights_on_main(engine.weights(), world)
     size, failure = sum(tensor.nbytes for tensor in state.values()), ""
     if world.is_main:
         unfinished = folder.with_name(folder.name + ".unfinished")
@@ -76,13 +76,9 @@ def save_model(
         raise RunFailed("".join(failures))
 
 
-def weights_on_main(engine: Engine, world: World) -> dict[str, Tensor]:
-    """Gather the policy's weights bucket by bucket into CPU memory on rank 0; a collective."""
-    state = {}
-    for name, tensor in engine.weights():
-        if world.is_main:
-            state[name] = tensor.cpu()
-    return state
+def weights_on_main(weights: Iterable[tuple[str, Tensor]], world: World) -> dict[str, Tensor]:
+    """Gather weights bucket by bucket into CPU memory on rank 0; a collective."""
+    return {name: tensor.cpu() for name, tensor in weights if world.is_main}
 
 
 def model_card(

@@ -21,7 +21,7 @@ from grpox.checkpoint.folders import (
     unfinished_of,
     write_manifest,
 )
-from grpox.checkpoint.progress import Progress, TrainingState
+from grpox.checkpoint.progress import Progress, TrainingState, saved_fields
 from grpox.checkpoint.rank_state import rank_state
 from grpox.checkpoint.shards import ShardFiles, write_reference
 from grpox.config import CheckpointConfig
@@ -119,7 +119,16 @@ class CheckpointSaver:
         def begin() -> None:
             clear_unfinished(output_dir)
             folder.mkdir(parents=True)
-            self._progress(state, step, sync_record(output_dir, before)).write(folder)
+            progress = Progress(
+                step=step,
+                world_size=self.world.size,
+                metrics_bytes=sync_record(output_dir, before),
+                config=redacted(self.context.config.model_dump(mode="json")),
+                data=dict(self.context.fingerprints),
+                lock=self.lock,
+                **saved_fields(state),
+            )
+            progress.write(folder)
 
         if self._fails_on_main(begin):
             return
@@ -130,29 +139,6 @@ class CheckpointSaver:
                 self.shards.submit(components, folder / COMPONENTS)
             write_reference(self.policy, folder, self.shards, self.world)
         self._pending = True
-
-    def _progress(self, state: TrainingState, step: int, metrics_bytes: int) -> Progress:
-        return Progress(
-            step=step,
-            world_size=self.world.size,
-            num_tokens=state.num_tokens,
-            prompts_drawn=0 if state.cursor is None else state.cursor.position,
-            seconds=state.seconds,
-            early_stop=None if state.early_stop is None else state.early_stop.state,
-            entropy_control=None if state.entropy_control is None else state.entropy_control.state,
-            alarms=None if state.alarms is None else state.alarms.state.model_copy(deep=True),
-            skipped_steps=state.skipped.total,
-            skipped_in_a_row=state.skipped.in_a_row,
-            hyperparameters=state.control.changed,
-            stop_reason=state.control.stop_reason,
-            evaluation_before=state.evaluation_before,
-            losses=state.losses,
-            metrics=state.metrics,
-            metrics_bytes=metrics_bytes,
-            config=redacted(self.context.config.model_dump(mode="json")),
-            data=dict(self.context.fingerprints),
-            lock=self.lock,
-        )
 
     def _fails_on_main(self, work: Callable[[], None]) -> bool:
         failure = ""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from grpox.checkpoint.folders import FileFacts, Hashed
 from grpox.checkpoint.rank_state import read_state
+from grpox.checkpoint.save_model import weights_on_main
 from grpox.errors import text_of
 from grpox.errors.redaction import redacted
 from grpox.policy.deepspeed_import import CheckpointCommitInfo, CheckpointEngine
@@ -155,15 +156,12 @@ def _copied(value: Any, old: Iterator[torch.Tensor], copies: list[torch.Tensor])
     if not isinstance(value, torch.Tensor):
         return value
     tensor, before = value.detach(), next(old, None)
-    if before is not None and _layout(before) == _layout(tensor):
+    layouts = [(each.shape, each.dtype, each.stride()) for each in (before, tensor) if each is not None]
+    if before is not None and layouts[0] == layouts[1]:
         copies.append(before.copy_(tensor))
     else:
         copies.append(tensor.to("cpu", copy=True))
     return copies[-1]
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.stride()
 
 
 def _known_classes() -> list[Any]:
@@ -186,10 +184,7 @@ def write_reference(policy: PolicyUpdate, folder: Path, shards: ShardFiles, worl
     """Gather the weights of a synced reference and write them on rank 0; a collective."""
     if policy.reference is None or policy.reference_sync is None:
         return
-    weights = {}
-    for name, tensor in stream_weights(policy.reference.module):
-        if world.is_main:
-            weights[name] = tensor.to("cpu", copy=True)
+    weights = weights_on_main(stream_weights(policy.reference.module), world)
     if world.is_main:
         shards.submit(weights, folder / REFERENCE)
 

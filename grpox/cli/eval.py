@@ -22,7 +22,7 @@ from grpox.errors.console import Console
 from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redacted
 from grpox.runtime import launch
-from grpox.runtime.files import write_atomically, write_error_message
+from grpox.runtime.files import without_nan, write_atomically, write_error_message
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -101,7 +101,7 @@ def evaluate(
     run = load_evaluation(named, config, changes)
     tell_warnings(run.registry.plugins)
     result, seconds = _evaluate(run, named.checkpoint, Console(stderr=True))
-    if not result.main:
+    if launch.rank() != 0:
         return
     console = Console()
     console.print(_table(result.metrics))
@@ -112,7 +112,7 @@ def evaluate(
         _write("completions", completions, lambda: write_completions(completions, 0, result.completions))
     if out is not None:
         figures = _figures(model, run, result, seconds)
-        text = json.dumps(figures, indent=2, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(without_nan(figures), indent=2, ensure_ascii=False, allow_nan=False)
         _write("figures", out, lambda: write_atomically(out, f"{text}\n"))
 
 
@@ -163,7 +163,7 @@ def _about(run: ResolvedRun, result: Evaluated, seconds: float) -> str:
     assert run.config.evaluation is not None
     paths = ", ".join(run.config.evaluation.set_paths.values())
     prompts = f"{pluralize(result.prompts, 'prompt')} of {paths}"
-    return f"{prompts}{each}, on {pluralize(result.ranks, 'rank')} in {duration(seconds)}"
+    return f"{prompts}{each}, on {pluralize(launch.world_size(), 'rank')} in {duration(seconds)}"
 
 
 def _figures(model: str, run: ResolvedRun, result: Evaluated, seconds: float) -> dict[str, Any]:
@@ -179,9 +179,7 @@ def _figures(model: str, run: ResolvedRun, result: Evaluated, seconds: float) ->
     return {
         "model": model,
         "config": run.source,
-        "metrics": {
-            name: value if math.isfinite(value) else str(value) for name, value in result.metrics.items()
-        },
+        "metrics": result.metrics,
         "prompts": result.prompts,
         "completions": len(result.completions),
         "rewards": labels_of(rewards_of(config)),
@@ -190,7 +188,7 @@ def _figures(model: str, run: ResolvedRun, result: Evaluated, seconds: float) ->
         "generator": dumped["generator"],
         "model_config": dumped["model"],
         "seed": config.train.seed,
-        "ranks": result.ranks,
+        "ranks": launch.world_size(),
         "seconds": seconds,
         "versions": versions(run.distributions),
         "git_commit": git_commit(),

@@ -14,7 +14,7 @@ from grpox.cli.arguments import LogFile, LogLevel, follow_log_options
 from grpox.errors.console import Console
 
 if TYPE_CHECKING:
-    from grpox.checkpoint.faults import Replay, Replayed
+    from grpox.training.replay import Replay, Replayed
     from grpox.update.nonfinite import NonFinite
 
 AROUND = 6
@@ -53,8 +53,8 @@ def replay(
       grpox replay runs/mine/faults/step-00000012 train.kl=k2
       grpox replay runs/mine/faults/step-00000012 loss=cispo
     """
-    from grpox.checkpoint.faults import open_dump
-    from grpox.checkpoint.faults import replay as compute
+    from grpox.training.replay import open_dump
+    from grpox.training.replay import replay as compute
 
     follow_log_options(log_level, log_file)
     opened = open_dump(dump)

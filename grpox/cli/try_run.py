@@ -19,6 +19,7 @@ from grpox.errors.console import Console
 from grpox.errors.formatting import pluralize
 from grpox.observing.conversation import ends, speeches
 from grpox.runtime import launch
+from grpox.runtime.files import without_nan
 
 if TYPE_CHECKING:
     from grpox.contracts import ScoredRollout
@@ -71,10 +72,12 @@ def try_run(
         from grpox.training.try_run import try_run as sample
 
         tried = sample(resolved, prompts, tell)
-    if not tried.main:
+    if launch.rank() != 0:
         return
     if as_json:
-        typer.echo(json.dumps(_as_json(resolved.source, tried), indent=2, ensure_ascii=False, allow_nan=False))
+        shown = without_nan(_as_json(resolved.source, tried))
+        # What JSON cannot hold is written as Python does.
+        typer.echo(json.dumps(shown, indent=2, ensure_ascii=False, allow_nan=False, default=repr))
         return
     console = Console()
     for number, each in enumerate(tried.prompts, 1):
@@ -126,14 +129,10 @@ def _completions(scored: Sequence[ScoredRollout], weights: Mapping[str, float], 
             for name, number in zip(names, numbers, strict=True):
                 stacked.add_row(Text(name), number)
             table.add_row(_completion(each), stacked)
-    table.caption = _caption(weights)
+    parts = " + ".join(f"{weight:g} * {name}" for name, weight in weights.items())
+    table.caption = Text(f"sum = {parts}")
     table.caption_justify = "left"
     return table
-
-
-def _caption(weights: Mapping[str, float]) -> Text:
-    parts = " + ".join(f"{weight:g} * {name}" for name, weight in weights.items())
-    return Text(f"sum = {parts}")
 
 
 def _completion(scored: ScoredRollout) -> Text:
@@ -163,12 +162,7 @@ def _as_json(source: str, tried: Tried) -> dict[str, Any]:
         "weights": dict(tried.weights),
         "prompts": [
             {
-                "row": each.row,
-                "prompt": each.prompt,
-                "columns": {name: _json_value(value) for name, value in each.columns.items()},
-                "text": each.text,
-                "token_ids": list(each.token_ids),
-                "tokens": list(each.tokens),
+                **{name: value for name, value in vars(each).items() if name != "place"},
                 "completions": [_completion_json(scored) for scored in each.completions],
             }
             for each in tried.prompts
@@ -185,19 +179,8 @@ def _completion_json(scored: ScoredRollout) -> dict[str, Any]:
         "rewards": dict(scored.rewards),
         "sum": None if math.isnan(scored.reward) else scored.reward,
         "advantage": scored.advantage,
-        "extra": {name: _json_value(value) for name, value in scored.extra.items()},
+        "extra": scored.extra,
     }
     if rollout.episode is not None:
-        written["messages"] = [_json_value(message) for message in rollout.episode.messages]
+        written["messages"] = list(rollout.episode.messages)
     return written
-
-
-def _json_value(value: Any) -> Any:
-    """Return a value as JSON has it; what JSON cannot hold is written as Python does."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(name): _json_value(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(each) for each in value]
-    return value if isinstance(value, str | int | float | bool | None) else repr(value)

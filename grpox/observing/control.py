@@ -39,7 +39,7 @@ class RunControl:
     def __init__(
         self,
         hyperparameters: Mapping[str, float],
-        checks: Mapping[str, Callable[[float], None]],
+        checks: Mapping[str, Callable[[float], object]],
         fixed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._values = dict(hyperparameters)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -36,9 +35,9 @@ class RunComponents:
         self._world = world
         self._times = times
         self._observers: Observers | None = None
-        self._begin: list[RunComponent] = []
-        self._end: list[RunComponent] = []
-        self._follows_steps = {"begin_step": False, "end_step": False}
+        self._followers: dict[str, list[RunComponent]] = {}
+        """``begin_step`` or ``end_step`` -> the components that have this method."""
+        self._follows_steps: dict[str, bool] = {}
         """Method -> True if a component of any rank has it."""
 
     def build(self, key: str) -> Any:
@@ -73,24 +72,20 @@ class RunComponents:
         wanted: dict[tuple[str, StatisticReduction], str] = {}
         for component in self._components.values():
             wanted |= _wanted_by(component, beta)
-        self._begin = [each for each in self._components.values() if has_method(each.instance, "begin_step")]
-        self._end = [each for each in self._components.values() if has_method(each.instance, "end_step")]
+        for method in ("begin_step", "end_step"):
+            with_it = [each for each in self._components.values() if has_method(each.instance, method)]
+            self._followers[method], self._follows_steps[method] = with_it, bool(with_it)
+        self._follows_steps["end_step"] |= bool(self._restartable)
         # Rank 0 alone has the observers.
-        [(wanted, begins, ends)] = self._world.gather(
-            [(wanted, bool(self._begin), bool(self._end or self._restartable))] if self._world.is_main else []
-        )
+        own = [(wanted, self._follows_steps)] if self._world.is_main else []
+        [(wanted, self._follows_steps)] = self._world.gather(own)
         self.statistics = StepStatistics(wanted)
-        self._follows_steps = {"begin_step": begins, "end_step": ends}
 
     @property
     def _restartable(self) -> list[RunComponent]:
         """Components with state in a process that may be started again."""
-        components = self._components.values()
-        return [
-            each
-            for each in components
-            if isinstance(each.instance, RemoteComponent) and has_state(each.instance)
-        ]
+        remote = (each for each in self._components.values() if isinstance(each.instance, RemoteComponent))
+        return [each for each in remote if has_state(each.instance)]
 
     def start(self) -> None:
         """Note the attributes and states of components before the first step of this process; a collective."""
@@ -105,8 +100,8 @@ class RunComponents:
         """
         context = StepContext(step, progress.max_steps, progress.epoch)
         if self._follows_steps["begin_step"]:
-            calls = partial(self._call_all, [(each, context) for each in self._begin], "begin_step")
-            on_every_rank(self._world, self._times, calls)
+            begun = [(each, context) for each in self._followers["begin_step"]]
+            on_every_rank(self._world, self._times, lambda: self._call_all(begun, "begin_step"))
 
     def end_step(self, plan: StepPlan, micro_batches: Sequence[Sequence[Sample]]) -> None:
         """Call `end_step` of all components with their statistics; a collective where one has it.
@@ -120,7 +115,8 @@ class RunComponents:
         values = self.statistics.reduce(plan, micro_batches, self._world)
 
         def end() -> None:
-            self._call_all([(each, _own_values(each, values)) for each in self._end], "end_step")
+            followers = self._followers["end_step"]
+            self._call_all([(each, _own_values(each, values)) for each in followers], "end_step")
             for component in self._restartable:  # a process that is started again begins with this
                 component.state()
 

@@ -88,15 +88,14 @@ class RunEpisodes:
             self._tokens[prompts] = TurnTokens(prompts, list(every.values()), has_parse, longest, allows)
         return self._tokens[prompts]
 
-    def check(self, *data: PromptSet) -> None:
+    def check(self, prompts: PromptSet) -> None:
         """Check that each row of the data has an environment, and that the chat template fits episodes.
 
         Raises:
             ConfigError: see `EnvironmentOfRow` and `TurnTokens`.
         """
-        for prompts in data:
-            self._environments_of(prompts)
-            self.tokens_of(prompts)
+        self._environments_of(prompts)
+        self.tokens_of(prompts)
 
     def loop(self, world: World, times: PhaseTimes, stop_token_ids: Sequence[int]) -> EpisodeLoop:
         """Return the loop that samples episodes on this rank.

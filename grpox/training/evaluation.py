@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import comb
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,23 +24,15 @@ from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.config.sampling import sampling_of
 from grpox.contracts import Capability, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
-from grpox.policy.memory_plan.of_run import generator_settings
-from grpox.rollout.collector import Scorer, sample_and_score
+from grpox.rollout.collector import Scorer, reward_matrix, sample_and_score
 from grpox.rollout.episode_metrics import INFO, SUCCESS, episode_metrics, success_rate
 from grpox.rollout.metrics import error_metrics, length_metrics, mean
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, reward_functions
 from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged, weighted_sum, with_logged
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
-from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.logs import WarnOnce
-from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.setup import quieten, seed_libraries
-from grpox.runtime.watchdog import GRACE
-from grpox.runtime.world import start_world
-from grpox.training.fixed_model import sampler_of_model
-from grpox.training.inputs import EvaluationInputs, open_evaluation_prompts, open_tokenizer, provides
-from grpox.training.user_code import open_episodes
+from grpox.training.assembly import EvaluationInputs, open_alone
+from grpox.training.inputs import open_evaluation_prompts, provides, scoring_key
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
@@ -57,37 +48,27 @@ Sampled = tuple[list[ScoredRow], Logged]
 """Scored completions, prompt by prompt, and the values that functions logged."""
 
 
+@dataclass(frozen=True)
 class Evaluator:
     """Samples completions of every held-out prompt of a set and reports means over all of them.
 
     Each prompt is sampled with its own seed, so that the completions depend on neither the number of ranks nor
     the batch size. The random state of the process is restored afterwards.
-
-    Args:
-        sampling: the run's settings, which the evaluation's own override.
-        place: place of the set among several, which has its own seeds.
     """
 
-    def __init__(
-        self,
-        sampler: CompletionSampler,
-        scorer: Scorer,
-        prompts: PromptSet,
-        config: EvaluationConfig,
-        sampling: SamplingConfig,
-        place: int = 0,
-    ) -> None:
-        self.sampler = sampler
-        self.scorer = scorer
-        self.prompts = prompts
-        self.config = config
-        self.sampling = sampling_of(config, sampling)
-        # The first set has the seeds of a single one.
-        self._stream = (STREAM, place) if place else (STREAM,)
+    sampler: CompletionSampler
+    scorer: Scorer
+    prompts: PromptSet
+    config: EvaluationConfig
+    sampling: SamplingConfig
+    """The run's settings, which the evaluation's own override."""
+    place: int = 0
+    """Place of the set among several, which has its own seeds."""
 
-    def evaluate(self, state: TrainerState) -> dict[str, float]:
-        """Return the metrics of one evaluation, over all ranks; a collective."""
-        return self.metrics(*self.sample(state))
+    @property
+    def _stream(self) -> tuple[int, ...]:
+        # The first set has the seeds of a single one.
+        return (STREAM, self.place) if self.place else (STREAM,)
 
     def sample(self, state: TrainerState, done: Callable[[int], None] = lambda prompts: None) -> Sampled:
         """Return the scored completions, prompt by prompt, and the values that functions logged; a collective.
@@ -105,7 +86,7 @@ class Evaluator:
                     self.prompts,
                     indices,
                     self.config.num_generations,
-                    self.sampling,
+                    sampling_of(self.config, self.sampling),
                     (*self._stream, state.global_step, start),
                     [self._seed(state, index) for index in indices],
                 )
@@ -157,7 +138,11 @@ class Evaluation:
         """
         sampled, finished = [], 0
         for evaluator in self.sets.values():
-            sampled.append(evaluator.sample(state, partial(_add_and_tell, done, finished)))
+
+            def tell(prompts: int, before: int = finished) -> None:
+                done(before + prompts)
+
+            sampled.append(evaluator.sample(state, tell))
             finished += len(evaluator.prompts)
         return sampled
 
@@ -172,10 +157,6 @@ class Evaluation:
                 own = evaluator.metrics(of_set, logs)
                 metrics |= {f"{name}/{metric}": value for metric, value in own.items()}
         return metrics
-
-
-def _add_and_tell(done: Callable[[int], None], before: int, prompts: int) -> None:
-    done(before + prompts)
 
 
 def open_evaluation(
@@ -216,7 +197,7 @@ def evaluation_metrics(
         of_prompt = rows[start : start + config.num_generations]
         scores = [score for row in of_prompt if (score := row.rewards[place]) is not None]
         counts.append((len(scores), sum(score >= config.right_at for score in scores)))
-    metrics |= {f"pass_at_{k}": mean_pass_at_k(counts, k) for k in config.pass_at_k}
+    metrics |= {f"pass_at_{k}": pass_at_k(counts, k) for k in config.pass_at_k}
     totals = totals_of(rows, rewards).tolist()
     metrics |= _spread("reward", "reward_std", [total for total in totals if not math.isnan(total)])
     for label, column in zip(labels, columns, strict=True):
@@ -253,9 +234,8 @@ def outcomes_of(before: Mapping[str, float], after: Mapping[str, float]) -> dict
 
 def totals_of(rows: Sequence[ScoredRow], rewards: Sequence[NamedReward]) -> torch.Tensor:
     """Return the weighted sum of each row, f64[N]; NaN where every function abstained."""
-    values = [[math.nan if value is None else value for value in row.rewards] for row in rows]
     weights = torch.tensor([reward.weight for reward in rewards])
-    return weighted_sum(torch.tensor(values).reshape(len(rows), len(rewards)), weights)
+    return weighted_sum(reward_matrix(rows).reshape(len(rows), len(rewards)), weights)
 
 
 def _spread(mean_name: str, std_name: str, values: Sequence[float]) -> dict[str, float]:
@@ -266,32 +246,18 @@ def _spread(mean_name: str, std_name: str, values: Sequence[float]) -> dict[str,
     return {mean_name: mean(values), std_name: std}
 
 
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Return the share of the C(n, k) choices of k completions that hold a right one.
+def pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float:
+    """Return the mean over prompts of the share of the C(n, k) choices of k completions that hold a right one.
 
-    Integers are divided once, so that nothing overflows or cancels: the result is the nearest float.
+    Integers are divided once, so that nothing overflows or cancels: each share is the nearest float.
 
     Args:
-        n: completions of the prompt, at least k.
-        c: right completions.
-        k: at least 1.
-
-    Raises:
-        ValueError: the numbers do not fit together.
-    """
-    if not (0 <= c <= n and 1 <= k <= n):
-        raise ValueError(f"pass@{k} of {n} completions, {c} of them right")
-    choices = comb(n, k)
-    return (choices - comb(n - c, k)) / choices
-
-
-def mean_pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float:
-    """Return the mean over `prompts`, each (n, c), without those with fewer than k completions.
+        prompts: for each n completions, c of them right. Those with fewer than k are left out.
 
     Returns:
         NaN if no prompt has k completions.
     """
-    chances = [pass_at_k(n, c, k) for n, c in prompts if n >= k]
+    chances = [(comb(n, k) - comb(n - c, k)) / comb(n, k) for n, c in prompts if n >= k]
     return sum(chances) / len(chances) if chances else math.nan
 
 
@@ -303,9 +269,6 @@ class Evaluated:
     completions: list[ScoredRollout]
     """Completions, prompt by prompt; `group_id` is the prompt's row in the data, counted through all sets."""
     prompts: int
-    ranks: int
-    main: bool
-    """True on the rank that prints the result."""
 
 
 def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[int, int], None]) -> Evaluated:
@@ -320,31 +283,19 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
         ConfigError: an input cannot be used, or the generator or a reward function cannot be built.
         RunFailed: sampling or scoring failed.
     """
-    evaluation = run.config.evaluation
-    assert evaluation is not None
-    quieten()
-    world = start_world(run.config.watchdog.end_after + 2 * GRACE)
-    seed_libraries(run.config.train.seed)
-    key = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
-    with reward_functions(run, key) as functions, open_episodes(run) as episodes, translate_exits(FOREIGN):
-        times = PhaseTimes(generator=generator_settings(run))
-        tokenizer = open_tokenizer(run, world, functions)
-        tools_of = None if episodes is None else episodes.tools_of
-        prompts = open_evaluation_prompts(run, tokenizer, evaluation, tools_of)
-        if episodes is not None:
-            episodes.check(*prompts.values())
-        inputs, count = EvaluationInputs.bind(run.config, prompts, functions), sum(map(len, prompts.values()))
-        with sampler_of_model(run, world, times, tokenizer, episodes, checkpoint) as sampler:
-            evaluator = open_evaluation(run, sampler, inputs)
-            assert evaluator is not None
+    with open_alone(run, scoring_key(run)) as assembly:
+        world = assembly.world
+        inputs = assembly.bind(open_evaluation_prompts(run, assembly.tokenizer, assembly.episodes))
+        count, completions = sum(len(each.prompts) for each in inputs), list[ScoredRollout]()
+        with assembly.fixed_sampler(checkpoint) as sampler:
+            evaluation = open_evaluation(run, sampler, inputs)
+            assert evaluation is not None
             tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
-            sampled = evaluator.sample(BEFORE_TRAINING, tell)
-        metrics = evaluator.metrics(sampled)
-        completions: list[ScoredRollout] = []
+            sampled = evaluation.sample(BEFORE_TRAINING, tell)
+        metrics, size = evaluation.metrics(sampled), evaluation.config.num_generations
         for of_set, (rows, _) in zip(inputs, sampled, strict=True):
-            done_before = len(completions) // evaluation.num_generations
-            completions += _completions(rows, of_set, evaluation.num_generations, done_before)
-        return Evaluated(metrics, completions, count, world.size, world.is_main)
+            completions += _completions(rows, of_set, size, len(completions) // size)
+        return Evaluated(metrics, completions, count)
 
 
 def _completions(

@@ -139,25 +139,24 @@ class GenerationFeed:
     ) -> None:
         """Let the samples of `rows` of a generation batch carry what only the run's loss needs."""
         plan, needs = self.schedule.plan, self.needs
-        if Capability.REWARDS in needs:
-            for sample, rewards in zip(samples, batch.rewards[rows].numpy(), strict=True):
-                sample.rewards = rewards
         groups = [row // plan.num_generations for row in rows]
-        for sample, row, group in zip(samples, rows, groups, strict=True):
-            if Capability.GROUP_IDS in needs:
-                sample.group_id = generation * plan.prompts_per_generation + group
-            if Capability.SEQUENCE_IDS in needs:
-                sample.sequence_id = generation * plan.generation_batch_size + row
+        of_group: dict[int, dict[str, Any]] = {}
         if Capability.COLUMNS in needs:
             numbers = list(dict.fromkeys(groups))
             _, columns = self.collector.prompts.rows([batch.indices[number] for number in numbers])
             check_plain(columns)
-            cells = zip(*columns.values(), strict=True) if columns else ((),) * len(numbers)
             of_group = {
-                number: dict(zip(columns, row, strict=True)) for number, row in zip(numbers, cells, strict=True)
+                number: {name: values[place] for name, values in columns.items()}
+                for place, number in enumerate(numbers)
             }
-            for sample, group in zip(samples, groups, strict=True):
-                sample.columns = of_group[group]
+        for sample, row, group in zip(samples, rows, groups, strict=True):
+            if Capability.REWARDS in needs:
+                sample.rewards = batch.rewards[row].numpy()
+            if Capability.GROUP_IDS in needs:
+                sample.group_id = generation * plan.prompts_per_generation + group
+            if Capability.SEQUENCE_IDS in needs:
+                sample.sequence_id = generation * plan.generation_batch_size + row
+            sample.columns = of_group.get(group)
 
     def prefetch(self, plan: StepPlan) -> None:
         """Begin the generation batch after those of the step, if there is one and samples may be old."""

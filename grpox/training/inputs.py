@@ -1,14 +1,10 @@
-"""The inputs of a run and the parts that work on them, for training and for an evaluation alone.
-
-Inputs are model, tokenizer and prompts, from the config or the arguments of `grpox.train`. The parts are
-generator and sampler.
-"""
+"""The inputs of a run: model, tokenizer and prompts, from the config or the arguments of `grpox.train`."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,50 +12,40 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from grpox.config import EvaluationConfig, EvaluationSetConfig, RunConfig, SamplingConfig
+from grpox.config import EvaluationSetConfig, SamplingConfig
 from grpox.config.inputs import AUTO
-from grpox.config.run import rewards_of
 from grpox.config.sampling import path_key, sampling_of
-from grpox.contracts import Capability, Generator, GeneratorContext, PolicyLoss
+from grpox.contracts import Capability, PolicyLoss
 from grpox.data.chat import PLAIN, ChatTemplate, is_unrendered
 from grpox.data.open_data import open_data, reason
-from grpox.data.prompts import PromptLimit, PromptSet, ToolsOfRow
+from grpox.data.prompts import PromptLimit, PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError, join
 from grpox.policy.float32_head import cast_head
 from grpox.policy.lora.add import add_adapters
-from grpox.policy.memory_plan.of_run import check_load, free_memory
 from grpox.policy.models import (
-    architecture_of,
     check_special_tokens,
     load_config,
     load_model,
     load_tokenizer,
-    stop_token_ids,
     vocabulary_of,
 )
-from grpox.policy.rope import fix_config, fix_rope, longest_sequence, rope_choice
+from grpox.policy.rope import fix_rope, longest_sequence, rope_choice
 from grpox.policy.routers import check_routers
-from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, bind_rewards, check_scored_rows
-from grpox.rollout.sampler import CompletionSampler, WeightSource
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING, check_scored_rows
 from grpox.runfile.checks import declared_scope, parted_groups, stream_problems
 from grpox.runfile.model_options import media_problem
-from grpox.runtime.foreign_code import call, translate_exits
+from grpox.runtime.foreign_code import call
 from grpox.runtime.launch import rank_or_zero
 from grpox.runtime.logs import get_logger
-from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import World, on_every_rank
+from grpox.runtime.world import World
 
 if TYPE_CHECKING:
-    from grpox.rollout.episodes.waves import EpisodeLoop
     from grpox.runfile.load import ResolvedRun
+    from grpox.training.episodes import RunEpisodes
 
 logger = get_logger(__name__)
-
-ToolsOf = Callable[[PromptSet], ToolsOfRow]
-"""Data -> function: row -> schemas of the tools that the model may call there."""
 
 
 def model_config(run: ResolvedRun) -> PreTrainedConfig:
@@ -120,47 +106,47 @@ def open_prompts(
     run: ResolvedRun,
     tokenizer: PreTrainedTokenizerBase,
     build: Callable[[str], Any] | None = None,
-    tools_of: ToolsOf | None = None,
+    episodes: RunEpisodes | None = None,
 ) -> tuple[PromptSet, dict[str, PromptSet]]:
     """Open and check the prompts to train on, and those of the evaluation by set; none without one.
 
     Args:
         build: builds the dataset component under a key; default: `ResolvedRun.build`.
-        tools_of: data -> function: row -> schemas of the tools that the model may call there.
+        episodes: environments and tools, which each row is checked for.
 
     Raises:
         ConfigError: data cannot be opened, or a prompt is invalid or too long, see `PromptSet`; the tokenizer's
             special tokens are not the model's; or the model is one of more than text.
         RunFailed: the first row of a stream cannot be read.
     """
-    config, prompts = run.config, _training_prompts(run, tokenizer, build or run.build, tools_of)
+    config, prompts = run.config, _training_prompts(run, tokenizer, build or run.build, episodes)
     is_unsaid = PLAIN not in run.warnings and "chat" not in config.data.model_fields_set
     if is_unsaid and rank_or_zero() == 0 and is_unrendered(prompts.prompt(0), prompts.chat.source):
         logger.warning("%s", PLAIN)
-    if config.evaluation is None:
-        return prompts, {}
-    return prompts, open_evaluation_prompts(run, tokenizer, config.evaluation, tools_of)
+    return prompts, open_evaluation_prompts(run, tokenizer, episodes)
 
 
 def _training_prompts(
-    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, build: Callable[[str], Any], tools_of: ToolsOf | None
+    run: ResolvedRun,
+    tokenizer: PreTrainedTokenizerBase,
+    build: Callable[[str], Any],
+    episodes: RunEpisodes | None,
 ) -> PromptSet:
     config, model = run.config, model_config(run)
     if problem := media_problem(model.to_dict(), "model.path", config.model.path):
         raise ConfigError(problem)
     check_routers(model, config.train.router_aux_loss_coef)
-    return _prompt_set(run, tokenizer, lambda: _training_rows(run, build), config.sampling, tools_of)
+    return _prompt_set(run, tokenizer, lambda: _training_rows(run, build), config.sampling, episodes)
 
 
 def open_evaluation_prompts(
-    run: ResolvedRun,
-    tokenizer: PreTrainedTokenizerBase,
-    evaluation: EvaluationConfig,
-    tools_of: ToolsOf | None = None,
+    run: ResolvedRun, tokenizer: PreTrainedTokenizerBase, episodes: RunEpisodes | None = None
 ) -> dict[str, PromptSet]:
     """Open and check the prompts of each set of the evaluation; raises ConfigError as `open_prompts`."""
+    evaluation = run.config.evaluation
+    if evaluation is None:
+        return {}
     given, sampling = run.given.eval_datasets, sampling_of(evaluation, run.config.sampling)
-    rewards = OF_TRAINING if evaluation.rewards is None else OF_EVALUATION
 
     def opened(name: str, chosen: EvaluationSetConfig) -> PromptSet:
         data = f"the evaluation data of {name}" if name else "the evaluation data"
@@ -168,9 +154,15 @@ def open_evaluation_prompts(
         def rows() -> datasets.Dataset:
             return given[name] if name in given else _evaluation_rows(chosen, path_key(name))
 
-        return _prompt_set(run, tokenizer, rows, sampling, tools_of, data, rewards)
+        return _prompt_set(run, tokenizer, rows, sampling, episodes, data, scoring_key(run))
 
     return {name: opened(name, chosen) for name, chosen in evaluation.named_sets.items()}
+
+
+def scoring_key(run: ResolvedRun) -> str:
+    """Return the key of the reward functions that score the evaluation: its own, or those of training."""
+    own = run.config.evaluation is not None and run.config.evaluation.rewards is not None
+    return OF_EVALUATION if own else OF_TRAINING
 
 
 def check_rows(run: ResolvedRun) -> list[str]:
@@ -187,7 +179,7 @@ def check_rows(run: ResolvedRun) -> list[str]:
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    config, evaluation, data = run.config, run.config.evaluation, list[PromptSet]()
+    config, evaluation = run.config, run.config.evaluation
     paths = {"model.path": config.model.path, "data.path": config.data.path}
     paths |= {} if evaluation is None else evaluation.set_paths
     missing = {
@@ -204,17 +196,15 @@ def check_rows(run: ResolvedRun) -> list[str]:
         from grpox.training.episodes import RunEpisodes
 
         episodes = RunEpisodes(run, None)
-    tokenizer, tools_of = open_tokenizer(run), None if episodes is None else episodes.tools_of
+    tokenizer = open_tokenizer(run)
     if "data.path" not in missing:
-        data.append(prompts := _training_prompts(run, tokenizer, run.build, tools_of))
+        prompts = _training_prompts(run, tokenizer, run.build, episodes)
         if prompts.stream is not None:
             positions = range(run.most_rows or run.plan.prompts_per_generation)
             prompts.stream.hold(positions)
             prompts.check(positions)
     if evaluation is not None and not missing.keys() & evaluation.set_paths.keys():
-        data += open_evaluation_prompts(run, tokenizer, evaluation, tools_of).values()
-    if episodes is not None:
-        episodes.check(*data)
+        open_evaluation_prompts(run, tokenizer, episodes)
     return [*missing.values()]
 
 
@@ -238,7 +228,7 @@ def _prompt_set(
     tokenizer: PreTrainedTokenizerBase,
     rows: Callable[[], datasets.Dataset | RowStream],
     sampling: SamplingConfig,
-    tools_of: ToolsOf | None,
+    episodes: RunEpisodes | None,
     data: str = "the data",
     rewards: str = OF_TRAINING,
 ) -> PromptSet:
@@ -250,6 +240,7 @@ def _prompt_set(
     own = config.model.chat_date, of_data.chat, of_data.allow_special_tokens, of_data.continue_final_message
     if run.most_rows is not None and isinstance(opened, datasets.Dataset):
         opened = opened.select(range(min(run.most_rows, len(opened))))
+    tools_of = None if episodes is None else episodes.tools_of
     prompts = PromptSet(
         opened, column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, *own
     )
@@ -258,6 +249,8 @@ def _prompt_set(
         if check is not None and (problems := check(prompts.chat.examples)):
             raise ConfigError([replace(each, key=join(key, each.key)) for each in problems])
     check_scored_rows(run, rewards, prompts)
+    if episodes is not None:
+        episodes.check(prompts)
     return prompts
 
 
@@ -297,19 +290,7 @@ def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Sche
 
 
 def _training_rows(run: ResolvedRun, build: Callable[[str], Any]) -> datasets.Dataset | RowStream:
-    config, rows = run.config, _dataset(run, build)
-    if config.data.streaming and isinstance(rows, datasets.Dataset):
-        rows = rows.to_iterable_dataset()
-    if isinstance(rows, datasets.Dataset):
-        return rows
-    # Only now is it known that a dataset component returns a stream.
-    if problems := list(stream_problems(config)):
-        raise ConfigError(problems)
-    return RowStream(rows, config.train.shuffle_dataset, config.train.seed)
-
-
-def _dataset(run: ResolvedRun, build: Callable[[str], Any]) -> datasets.Dataset | datasets.IterableDataset:
-    data = run.config.data
+    config, data = run.config, run.config.data
     rows: Any
     if run.given.dataset is not None:
         rows = run.given.dataset
@@ -321,91 +302,16 @@ def _dataset(run: ResolvedRun, build: Callable[[str], Any]) -> datasets.Dataset 
         what = f"{run.components['data.source']} loads no dataset"
         allowed = "a datasets.Dataset or IterableDataset"
         raise ConfigError(what, "data.source", given=type(rows).__name__, allowed=allowed)
-    return rows
-
-
-@dataclass(frozen=True)
-class EvaluationInputs:
-    """Prompts of one set of an evaluation, and the reward functions that score their completions."""
-
-    name: str
-    """Name of the set; empty for a single one."""
-    prompts: PromptSet
-    rewards: Sequence[NamedReward]
-
-    @classmethod
-    def bind(
-        cls, config: RunConfig, sets: Mapping[str, PromptSet], functions: Sequence[Any]
-    ) -> list[EvaluationInputs]:
-        """Bind the reward functions that score each set: the evaluation's own, or else those of training.
-
-        Raises:
-            ConfigError: a function needs a column that the data lacks.
-        """
-        own = config.evaluation is not None and config.evaluation.rewards is not None
-        key = OF_EVALUATION if own else OF_TRAINING
-        return [
-            cls(name, prompts, bind_rewards(rewards_of(config), functions, prompts, key))
-            for name, prompts in sets.items()
-        ]
-
-
-def open_generator(run: ResolvedRun, world: World) -> Generator:
-    """Check that the model fits into memory, and build the generator.
-
-    Raises:
-        ConfigError: the model does not fit, or the generator cannot be built or used here.
-    """
-    check_load(run, free_memory(world))
-    generator: Generator = run.build("generator")
-    if world.is_main and hasattr(generator, "preflight"):
-        fix_config(config := copy.deepcopy(model_config(run)), run.config.model.longest_sequence)
-        generator.preflight(config)
-    return generator
+    if data.streaming and isinstance(rows, datasets.Dataset):
+        rows = rows.to_iterable_dataset()
+    if isinstance(rows, datasets.Dataset):
+        return rows
+    # Only now is it known that a dataset component returns a stream.
+    if problems := list(stream_problems(config)):
+        raise ConfigError(problems)
+    return RowStream(rows, config.train.shuffle_dataset, config.train.seed)
 
 
 def provides(run: ResolvedRun, capability: Capability) -> bool:
     """Tell whether the run's generator provides `capability`."""
     return capability in run.components["generator"].provides
-
-
-def generator_context(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: RunConfig, world: World
-) -> GeneratorContext:
-    """Describe the unsharded model to the generator."""
-    return GeneratorContext(
-        model_path=Path(config.model.path),
-        build_model=architecture_of(model),
-        tokenizer=tokenizer,
-        stop_token_ids=stop_token_ids(model, tokenizer),
-        device=world.device,
-        rank=world.rank,
-        world_size=world.size,
-        seed=config.train.seed,
-        policy=model,
-    )
-
-
-def start_sampler(
-    generator: Generator,
-    context: GeneratorContext,
-    policy: WeightSource,
-    world: World,
-    times: PhaseTimes,
-    sleeps: bool = True,
-    episodes: EpisodeLoop | None = None,
-) -> CompletionSampler:
-    """Start the generator on every rank.
-
-    Args:
-        sleeps: True if it sleeps during updates, which need its memory.
-        episodes: gives completions several turns.
-    """
-
-    def start() -> None:
-        with translate_exits("the generator"), times.phase("start generator"):
-            generator.start(context)
-
-    on_every_rank(world, times, start)
-    vocabulary = vocabulary_of(context.policy.config)
-    return CompletionSampler(policy, generator, world, context.seed, times, sleeps, episodes, vocabulary)

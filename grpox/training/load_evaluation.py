@@ -132,7 +132,10 @@ def load_evaluation(
     ]
     if problems:
         raise ConfigError(problems)
-    if model.code and not _trusts_code(run, overrides):
+    # A checkpoint alone does not allow a model's own code: the run file or an override must.
+    said = read_run(run, overrides)[0].get("model") if model.code else None
+    init = said.get("init") if isinstance(said, dict) else None
+    if model.code and not (isinstance(init, dict) and init.get("trust_remote_code") is True):
         what = f"the checkpoint asks for {', '.join(model.code)}: that may run code which comes with its model"
         allowed = f"{TRUST}=true, where you trust {model.keys['path']}"
         raise ConfigError(what, TRUST, given=model.given, allowed=allowed)
@@ -148,13 +151,6 @@ def load_evaluation(
         )
         raise ConfigError(what, "evaluation", origin.where("evaluation"), allowed=allowed)
     return resolve(_reduced(data), origin, str(run), Given(), world_size, trains=False)
-
-
-def _trusts_code(run: str | Path, overrides: Sequence[str]) -> bool:
-    """Tell whether the run file or an override, not only a checkpoint, allows a model's own code."""
-    said, _ = read_run(run, overrides)
-    init = said["model"].get("init") if isinstance(said.get("model"), dict) else None
-    return isinstance(init, dict) and init.get("trust_remote_code") is True
 
 
 def _reduced(data: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, ParamSpec, Self, TypeAlias
 
 import torch
 from datasets import Dataset, IterableDataset
@@ -29,7 +29,7 @@ from grpox.runfile.load import load_run, resolve_config
 from grpox.runfile.overrides import ARGUMENT
 from grpox.runtime.launch import rank_or_zero
 from grpox.runtime.logs import get_logger
-from grpox.training.given import given_objects, refuse_arguments
+from grpox.training.arguments import read_arguments, refuse_arguments
 from grpox.training.run import OpenRun, open_run
 
 logger = get_logger(__name__)
@@ -38,76 +38,11 @@ RewardArgument = Callable[..., Any] | str | Mapping[str, Any]
 """A reward function, a component's name, or a mapping as in a run file."""
 EvaluationRows: TypeAlias = Dataset | Sequence[Mapping[str, Any]] | str | Path
 """Held-out prompts: rows, or the path of a file."""
+P = ParamSpec("P")
+Summary: TypeAlias = dict[str, Any]
+Function: TypeAlias = Callable[..., Summary]
 EnvironmentArgument = type[Environment] | str | Mapping[str, Any]
 """A class, a component's name, or a mapping as in a run file."""
-
-
-def train(
-    config: str | Path | Mapping[str, Any] | RunConfig | None = None,
-    overrides: Sequence[str] = (),
-    *,
-    model: PreTrainedModel | str | Path | None = None,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    dataset: Dataset | IterableDataset | Sequence[Mapping[str, Any]] | str | Path | None = None,
-    eval_dataset: EvaluationRows | Mapping[str, EvaluationRows] | None = None,
-    rewards: RewardArgument | Sequence[RewardArgument] | None = None,
-    environment: EnvironmentArgument | Sequence[EnvironmentArgument] | None = None,
-    tools: Callable[..., Any] | str | Sequence[Callable[..., Any] | str] | None = None,
-    callbacks: Sequence[object] = (),
-    resume: bool = False,
-    **others: Any,
-) -> dict[str, Any]:
-    """Train as `grpox train` does, from Python. Arguments but the first two stand in for keys of the config.
-
-    Args:
-        config: a run file's path, a bundled recipe's name, or the run itself as mapping or `RunConfig`. A
-            mapping may leave out what the other arguments give.
-        overrides: ``a.b=c``, as on the command line; only with a run file or recipe.
-        model: in place of `model.path`. An object is trained itself: after the run it holds the trained
-            weights, in evaluation mode, its dropout rates 0. If the run fails it is of no further use.
-        tokenizer: the model's; default: the one saved where the model came from.
-        dataset: in place of `data`: rows, or the path or hub id of a dataset. An IterableDataset is streamed.
-        eval_dataset: in place of `evaluation.path`; a mapping of names to datasets is several sets.
-        rewards: in place of the config's: functions, names of components, or mappings as in a run file, where
-            ``{"function": f, "weight": 0.5}`` gives a function a weight.
-        environment: in place of the config's: a class, a component's name or a mapping as in a run file, or a
-            list of them; ``{"class": Lake, "size": 4}`` gives a class its parameters.
-        tools: in place of the config's: functions that the model may call, or their references as in a run
-            file.
-        callbacks: objects with the methods of an observer, beside those of `tracking`.
-        resume: go on from the newest good checkpoint in output_dir; without one the run starts over.
-        others: refused; the error names the argument or key that stands for a name of TRL.
-
-    Returns:
-        what ``summary.json`` holds: accuracy before and after, steps, seconds.
-
-    Raises:
-        ConfigError: the config or an argument is wrong, or a run goes on in output_dir; nothing was loaded.
-        RunFailed: the run failed.
-    """
-    refuse_arguments(others, _ARGUMENTS, "train()")
-    try:
-        run = Run(
-            config,
-            overrides,
-            model=model,
-            tokenizer=tokenizer,
-            dataset=dataset,
-            eval_dataset=eval_dataset,
-            rewards=rewards,
-            environment=environment,
-            tools=tools,
-            callbacks=callbacks,
-            resume=resume,
-        )
-    except ConfigError as error:
-        of_run = [replace(each, where="train()") if each.where == ARGUMENT else each for each in error.problems]
-        raise ConfigError(of_run).with_traceback(error.__traceback__) from error.__cause__
-    return run.train()
-
-
-_ARGUMENTS = [*signature(train).parameters][:-1]
-"""Arguments of `train` and `Run`, without `others`."""
 
 
 class Run:
@@ -140,9 +75,9 @@ class Run:
         resume: bool = False,
         **others: Any,
     ) -> None:
-        refuse_arguments(others, _ARGUMENTS, ARGUMENT)
+        refuse_arguments(others, [*signature(Run).parameters][:-1])
         objects = (model, tokenizer, dataset, eval_dataset, rewards, environment, tools, callbacks)
-        given = given_objects(*objects)
+        given = read_arguments(*objects)
         if isinstance(config, str | Path):
             run = load_run(config, overrides, given=given)
         elif overrides:
@@ -151,7 +86,7 @@ class Run:
             run = resolve_config({} if config is None else config, Path.cwd(), "python", given=given)
         for warning in run.warnings if rank_or_zero() == 0 else ():
             logger.warning("%s", warning)
-        if (other := _open_run()) is not None:
+        if _current and (other := _current[0]()) is not None:
             what = f"another run is open in this process, in {other.config.output_dir}"
             allowed = "one open run at a time: call close() of the other, or use `with grpox.Run(...) as run`"
             raise ConfigError(what, "output_dir", given=run.config.output_dir, allowed=allowed)
@@ -169,7 +104,7 @@ class Run:
             return
         self._opened, self._ended = opened, ""
         total = opened.trainer.schedule.total_steps
-        self._table = StepTable(run.config.output_dir, total, opened.engine.steps)
+        self._table = StepTable(run.config.output_dir, total, opened.trainer.policy.engine.steps)
         opened.trainer.follow = _follower(opened, self._table)
         self._finalizer = weakref.finalize(self, _end, stack, "the program ended, or nothing refers to the run")
         self._stack = stack
@@ -228,14 +163,10 @@ class Run:
         if self.config.evaluation is None:
             what, allowed = "the run has no held-out prompts", "eval_dataset=, or evaluation in the config"
             raise ConfigError(what, "evaluation", allowed=allowed)
-        if not self._is_evaluated:
+        if not self.evaluations or self.evaluations[-1]["step"] != self._steps:
             with self._running() as opened:
                 opened.trainer.evaluate_between_steps()
         return self.evaluations[-1]
-
-    @property
-    def _is_evaluated(self) -> bool:
-        return bool(self.evaluations) and self.evaluations[-1]["step"] == self._steps
 
     @property
     def policy(self) -> PreTrainedModel:
@@ -248,14 +179,21 @@ class Run:
         Raises:
             RunFailed: the run ended without a model.
         """
-        if self._opened is None:
-            return self._final_policy()
-        if self._policy is None or self._policy[0] != self._steps:
+        given = self._run.given.model
+        if self._opened is None and given is not None and self._has_given_model:
+            return given
+        if self._opened is None and self._summary is None:
+            raise RunFailed(f"the run in {self.config.output_dir} left no model: {self._ended}")
+        if self._policy is not None and self._policy[0] == self._steps:
+            return self._policy[1]
+        if self._summary is not None:
+            saved = self.config.model.model_copy(update={"path": self._summary["model"], "lora": None})
+            model = load_model(saved).eval()
+        else:
             with self._running() as opened:
-                model = self._policy[1] if self._policy else _plain_model(opened)
-                _fill(model, opened)
-                self._policy = self._steps, model
-        return self._policy[1]
+                model = _copy_weights(opened, self._policy[1] if self._policy else None)
+        self._policy = self._steps, model
+        return model
 
     def save(self) -> Path:
         """Save a checkpoint now, from which ``resume=True`` goes on; return its folder.
@@ -298,7 +236,7 @@ class Run:
         if error is None or self._opened is None:
             self.close()
         else:  # the other ranks may not come: a checkpoint, which all of them save, could wait for ever
-            self._close(f"ended by {describe(error)}", saves=self._opened.parts.world.size == 1)
+            self._close(f"ended by {describe(error)}", saves=self._opened.trainer.world.size == 1)
 
     def __repr__(self) -> str:
         return f"<grpox.Run in {self.config.output_dir}, {self._ended or f'after step {self._steps}'}>"
@@ -310,7 +248,7 @@ class Run:
     def _steps(self) -> int:
         """Steps so far, those before a resumed checkpoint included."""
         if self._opened is not None:
-            return self._opened.engine.steps
+            return self._opened.trainer.policy.engine.steps
         return int((self._summary or {}).get("steps", -1))
 
     @contextmanager
@@ -333,7 +271,7 @@ class Run:
                 raise
         else:
             self._rest(opened)
-            if opened.parts.world.is_main:
+            if opened.trainer.world.is_main:
                 self._table.show()
 
     def _rest(self, opened: OpenRun) -> None:
@@ -358,7 +296,7 @@ class Run:
                 opened.trainer.checkpoints.finish()
                 if saves:
                     opened.release_model()
-                if opened.parts.world.is_main:
+                if opened.trainer.world.is_main:
                     advice = "; resume=True goes on" if saves and self.history else ""
                     logger.info("%s: %s%s", self.config.output_dir, message, advice)
                 raise RunClosed(message)
@@ -369,24 +307,64 @@ class Run:
     _has_given_model = False
     """True if the given model is whole again, with the weights of the run's end."""
 
-    def _final_policy(self) -> PreTrainedModel:
-        given = self._run.given.model
-        if given is not None and self._has_given_model:
-            return given
-        if self._summary is None:
-            raise RunFailed(f"the run in {self.config.output_dir} left no model: {self._ended}")
-        if self._policy is None or self._policy[0] != self._steps:
-            saved = self.config.model.model_copy(update={"path": self._summary["model"], "lora": None})
-            self._policy = self._steps, load_model(saved).eval()
-        return self._policy[1]
+
+def _takes_arguments_of(run: Callable[P, Run]) -> Callable[[Function], Callable[P, Summary]]:
+    """Give a function the arguments of `Run`, which are listed in one place."""
+
+    def decorate(function: Function) -> Callable[P, Summary]:
+        returned = function.__annotations__["return"]
+        own = signature(run).replace(return_annotation=returned)
+        function.__signature__ = own  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@_takes_arguments_of(Run)
+def train(*arguments: Any, **named: Any) -> dict[str, Any]:
+    """Train as `grpox train` does, from Python. Arguments but the first two stand in for keys of the config.
+
+    Args:
+        config: a run file's path, a bundled recipe's name, or the run itself as mapping or `RunConfig`. A
+            mapping may leave out what the other arguments give.
+        overrides: ``a.b=c``, as on the command line; only with a run file or recipe.
+        model: in place of `model.path`. An object is trained itself: after the run it holds the trained
+            weights, in evaluation mode, its dropout rates 0. If the run fails it is of no further use.
+        tokenizer: the model's; default: the one saved where the model came from.
+        dataset: in place of `data`: rows, or the path or hub id of a dataset. An IterableDataset is streamed.
+        eval_dataset: in place of `evaluation.path`; a mapping of names to datasets is several sets.
+        rewards: in place of the config's: functions, names of components, or mappings as in a run file, where
+            ``{"function": f, "weight": 0.5}`` gives a function a weight.
+        environment: in place of the config's: a class, a component's name or a mapping as in a run file, or a
+            list of them; ``{"class": Lake, "size": 4}`` gives a class its parameters.
+        tools: in place of the config's: functions that the model may call, or their references as in a run
+            file.
+        callbacks: objects with the methods of an observer, beside those of `tracking`.
+        resume: go on from the newest good checkpoint in output_dir; without one the run starts over.
+        others: refused; the error names the argument or key that stands for a name of TRL.
+
+    Returns:
+        what ``summary.json`` holds: accuracy before and after, steps, seconds.
+
+    Raises:
+        ConfigError: the config or an argument is wrong, or a run goes on in output_dir; nothing was loaded.
+        RunFailed: the run failed.
+    """
+    try:
+        run = Run(*arguments, **named)
+    except ConfigError as error:
+        of_run = [
+            replace(each, where="train()", what=each.what.replace(ARGUMENT, "train()"))
+            if each.where == ARGUMENT
+            else each
+            for each in error.problems
+        ]
+        raise ConfigError(of_run).with_traceback(error.__traceback__) from error.__cause__
+    return run.train()
 
 
 _current: list[weakref.ref[Run]] = []
 """The open run of this process."""
-
-
-def _open_run() -> Run | None:
-    return _current[0]() if _current else None
 
 
 def _end(stack: ExitStack, reason: str) -> None:
@@ -397,7 +375,7 @@ def _end(stack: ExitStack, reason: str) -> None:
 
 def _follower(opened: OpenRun, table: StepTable) -> Callable[[str, int, Mapping[str, float]], None]:
     """Return a function that fills the table of every rank; it holds no reference to the `Run`."""
-    world = opened.parts.world
+    world = opened.trainer.world
 
     def follow(kind: str, step: int, metrics: Mapping[str, float]) -> None:
         [shared] = world.gather([dict(metrics)] if world.is_main else [])
@@ -408,18 +386,14 @@ def _follower(opened: OpenRun, table: StepTable) -> Callable[[str, int, Mapping[
     return follow
 
 
-def _plain_model(opened: OpenRun) -> PreTrainedModel:
-    """Build a model like the policy, with weights to be filled."""
-    model = architecture_of(opened.model)().to(opened.parts.world.device).eval()
-    if opened.generation_config is not None:
-        model.generation_config = opened.generation_config
-    return model
-
-
 @torch.no_grad()
-def _fill(model: PreTrainedModel, opened: OpenRun) -> None:
-    """Copy the weights of now into `model`; a collective."""
+def _copy_weights(opened: OpenRun, model: PreTrainedModel | None) -> PreTrainedModel:
+    """Copy the weights of now into `model`, or a new one like the policy; a collective."""
+    if model is None:
+        model = architecture_of(opened.model)().to(opened.trainer.world.device).eval()
+        model.generation_config = opened.generation_config or model.generation_config
     own = dict(model.named_parameters()) | dict(persistent_buffers(model))
-    for name, tensor in opened.engine.weights():
+    for name, tensor in opened.trainer.policy.engine.weights():
         # Loading keeps some buffers in float32, building a model does not.
         own[name].data = own[name].to(tensor.dtype).copy_(tensor)
+    return model

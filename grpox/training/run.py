@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good, no_checkpoint
 from grpox.checkpoint.save_model import CARD, check_hub, model_card, push_model, save_model
 from grpox.checkpoint.shards import ShardFiles
-from grpox.config import RunConfig
 from grpox.config.inputs import AUTO
 from grpox.config.training import tokens_on
 from grpox.contracts import Capability, Generator, RunContext
@@ -35,12 +35,12 @@ from grpox.observing.record import STARTED, began, finished, git_commit, recorde
 from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.adapter_folder import save_adapter
 from grpox.policy.deepspeed_config import check_deepspeed
-from grpox.policy.engine import Engine, FrozenEngine
-from grpox.policy.lora.layers import parameter_counts
-from grpox.policy.memory_plan.of_run import generator_settings
-from grpox.policy.precision import dtype_here, prepare_cuda
-from grpox.policy.reference import BaseAsReference
+from grpox.policy.engine import Engine
+from grpox.policy.lora.layers import adapted_layers, merge_adapters, parameter_counts
+from grpox.policy.precision import dtype_here
 from grpox.policy.rope import rope_choice
+from grpox.policy.weight_stream import stream_as_trained
+from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING
 from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.differences import CHAT_DATE, DTYPE, LONGEST, MICRO_BATCH, check_ranks
@@ -49,34 +49,23 @@ from grpox.runtime.determinism import check_determinism, prepare_determinism
 from grpox.runtime.files import as_strict_json, restrict_umask, write_atomically, write_error_message
 from grpox.runtime.foreign_code import FOREIGN, translate_exits
 from grpox.runtime.logs import get_logger
-from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.run_lock import hold_on_all_ranks
 from grpox.runtime.setup import keep_freed_memory, quieten, seed_libraries
 from grpox.runtime.signals import first_signal_waits
 from grpox.runtime.watchdog import GRACE, Watchdog, enable_tcp_keepalive
-from grpox.runtime.world import World, on_every_rank, start_world, translate_lost_ranks
+from grpox.runtime.world import World, start_world, translate_lost_ranks
+from grpox.training.assembly import open_assembly
 from grpox.training.build import (
     TrainerParts,
-    TrainInputs,
     build_engines,
     build_observers,
     build_trainer,
+    open_inputs,
     unused_modes,
 )
 from grpox.training.components import RunComponents
-from grpox.training.given import make_whole
-from grpox.training.inputs import (
-    decide_longest,
-    generator_context,
-    model_config,
-    open_generator,
-    open_model,
-    open_tokenizer,
-    provides,
-    start_sampler,
-)
+from grpox.training.inputs import decide_longest, model_config, open_model, provides
 from grpox.training.trainer import Trainer
-from grpox.training.user_code import open_user_code
 
 logger = get_logger(__name__)
 FINISHING = "the steps are done: saving the model first; once more to end at once"
@@ -103,8 +92,6 @@ class OpenRun:
 
     parts: TrainerParts
     trainer: Trainer
-    engine: Engine
-    reference: FrozenEngine | BaseAsReference | None
     model: PreTrainedModel
     device: torch.device
     """Place of the model before it was sharded."""
@@ -122,20 +109,20 @@ class OpenRun:
         A signal that arrives during the last step or later is raised once the run is complete.
         """
         self.trainer.start()
-        with first_signal_waits(FINISHING if self.parts.world.is_main else ""):
+        with first_signal_waits(FINISHING if self.trainer.world.is_main else ""):
             return self._train()
 
     def _train(self) -> dict[str, Any]:
-        parts, trainer, summary = self.parts, self.trainer, self.summary
-        config, context = parts.run.config, parts.context
+        trainer, summary = self.trainer, self.summary
+        config, context = self.parts.assembly.run.config, trainer.context
         summary |= trainer.run() | trainer.checkpoints.summary()
-        if slower := unused_modes(self.engine, self.reference):
+        if slower := unused_modes(trainer.policy.engine, trainer.policy.reference):
             summary["unused_forward_modes"] = slower
         self.generating.close()
-        with parts.times.phase("save"):
-            summary |= _save_model(parts, self.engine, self.model.name_or_path, self.generation_config)
+        with trainer.times.phase("save"):
+            self._save_model()
         self.release_model()
-        if parts.world.is_main:
+        if trainer.world.is_main:
             folder, path = Path(summary["model"]), context.output_dir / "summary.json"
             with suppress(OSError):  # on a full disk, only the card is lost
                 card = model_card(config, summary, context.fingerprints, trainer.state.metrics)
@@ -146,14 +133,27 @@ class OpenRun:
                 write_atomically(path, as_strict_json(summary) + "\n")
             except OSError as error:
                 raise RunFailed(write_error_message(error, path)) from error
-            parts.observers.checkpoint_saved(context, self.engine.steps, folder)
+            trainer.observers.checkpoint_saved(context, trainer.policy.engine.steps, folder)
         return summary
+
+    def _save_model(self) -> None:
+        """Save the trained model and its adapters, and note them in the summary; a collective."""
+        assembly, engine = self.parts.assembly, self.trainer.policy.engine
+        output_dir = self.trainer.context.output_dir
+        trained, total = parameter_counts(engine.module)
+        folder, adapter = output_dir / "model", output_dir / ADAPTER_FOLDER
+        self.summary |= {"trained_parameters": trained, "parameters": total}
+        save_model(engine, assembly.tokenizer, self.generation_config, folder, assembly.world)
+        if assembly.run.config.model.lora is not None:
+            save_adapter(engine, self.model.name_or_path, adapter, assembly.world)
+            self.summary["adapter"] = str(adapter)
+        self.summary |= {"model": str(folder), "output_dir": str(output_dir), "source": assembly.run.source}
 
     def release_model(self) -> None:
         """Give a model from Python its whole weights back; no step can be taken afterwards; a collective."""
         self.generating.close()
-        if self.parts.run.given.model is not None:
-            make_whole(self.model, self.engine, self.device)
+        if self.parts.assembly.run.given.model is not None:
+            make_whole(self.model, self.trainer.policy.engine, self.device)
 
 
 @contextmanager
@@ -189,32 +189,29 @@ def open_run(
     if world.device.type == "cpu":
         keep_freed_memory()
     enable_tcp_keepalive(config.watchdog.host_lost_after)
-    with (
-        hold_on_all_ranks(Path(config.output_dir), world),
-        open_user_code(run) as code,
-        translate_exits(FOREIGN),
-    ):
+    with hold_on_all_ranks(Path(config.output_dir), world), ExitStack() as stack:
         recorded = _decide_automatic(run, world, resume)
-        day = recorded.get(
-            CHAT_DATE, recorded.get(STARTED)
-        )  # the second: recorded without a date, by an old run
-        tokenizer = open_tokenizer(run, world, (*code.rewards, *code.of_evaluation), day)
+        # The second: recorded without a date, by an old run.
+        day = recorded.get(CHAT_DATE, recorded.get(STARTED))
+        assembly = stack.enter_context(open_assembly(run, world, (OF_TRAINING, OF_EVALUATION), day))
         lock = lock_of(run)
         check_ranks(world, lock, redacted(config.model_dump(mode="json")))
         check_deepspeed(config)
-        _check_determinism(run, world)
+        if config.train.deterministic:
+            has_own = provides(run, Capability.OTHER_NUMERICS)
+            check_determinism(run.components["generator"].label, has_own, world.device)
         if config.hub is not None and world.is_main:
             check_hub(config.hub)
         seed_libraries(config.train.seed)
-        _tell(world, "reading the data: %s", config.data.path or "the dataset's rows")
-        times = PhaseTimes(generator=generator_settings(run))
-        components = RunComponents(run, lock, world, times)
-        inputs = TrainInputs.open(run, world, components, code, tokenizer)
+        _log(world, "reading the data: %s", config.data.path or "the dataset's rows")
+        components = RunComponents(run, lock, world, assembly.times)
+        inputs = open_inputs(assembly, components)
         if resume and (done := finished(config, inputs.schedule.total_steps)):
-            _say_complete(config, done, world)
+            early = ", where it stopped early" if "stopped_early" in done else ""
+            _log(world, "%s: the run is complete, %s steps%s", config.output_dir, done["steps"], early)
             yield done
             return
-        generator = open_generator(run, world)
+        generator = assembly.open_generator()
         components.add("generator", generator)
         data = fingerprints(config) | dict(run.given.fingerprints)
         checkpoint = newest_good(Path(config.output_dir), world) if resume else None
@@ -222,47 +219,57 @@ def open_run(
             check_changes(checkpoint, config, lock, data, world, allow_changes)
         elif needs_checkpoint:
             raise no_checkpoint(Path(config.output_dir))
-        context = _context(run, world, inputs.schedule, resume, checkpoint, data, started)
+        context = _context(run, world, inputs.schedule, data, started, checkpoint, resume and began(config))
         observers = build_observers(run, world, components, lock)
         if config.tracking:
-            _tell(world, "starting to track: %s", ", ".join(config.tracking))
+            _log(world, "starting to track: %s", ", ".join(config.tracking))
+        parts = TrainerParts(assembly, inputs, components, context, observers, lock)
         with (
-            Watchdog(config.watchdog, times, context.output_dir / "stalls", world.rank) as watchdog,
+            Watchdog(config.watchdog, assembly.times, context.output_dir / "stalls", world.rank) as watchdog,
             _observed(context, observers, world) as summary,
-            translate_lost_ranks(world, times),
+            translate_lost_ranks(world, assembly.times),
             machine_metrics(context.output_dir, config.logging.system_metrics_every, world),
+            _opened(parts, generator, checkpoint, allow_changes, watchdog, summary) as opened,
         ):
-            parts = TrainerParts(run, world, inputs, components, context, observers, lock, times)
-            with _opened(parts, generator, checkpoint, allow_changes, watchdog, summary) as opened:
-                yield opened
-        if world.is_main:
-            _push(config, summary)  # last, so that a failed push loses nothing
+            yield opened
+        if world.is_main and config.hub is not None:  # last, so that a failed push loses nothing
+            address = push_model(Path(summary["model"]), config, config.hub, summary)
+            logger.info("pushed to %s", address)
 
 
-def _tell(world: World, message: str, *values: object) -> None:
+def _context(
+    run: ResolvedRun,
+    world: World,
+    schedule: Schedule,
+    data: Mapping[str, str],
+    started: float,
+    checkpoint: Checkpoint | None,
+    starts_over: bool,
+) -> RunContext:
+    progress, config = checkpoint.progress if checkpoint else None, run.config
+    return RunContext(
+        config=config,
+        output_dir=Path(config.output_dir),
+        total_steps=schedule.total_steps,
+        world_size=world.size,
+        versions=versions([*run.distributions, *(["peft"] if config.model.lora else [])]),
+        git_commit=git_commit(),
+        source=run.source,
+        resumed_at=progress.step if progress else 0 if starts_over else None,
+        metrics_bytes=progress.metrics_bytes if progress else 0,
+        generations_before=schedule.generations_until(progress.step) if progress else 0,
+        fingerprints=data,
+        started=started,
+    )
+
+
+def _log(world: World, message: str, *values: object) -> None:
     """Name the phase that begins, once, because loading may take minutes without another sign of life."""
     if world.is_main:
         logger.info(message, *values)
 
 
-def _say_complete(config: RunConfig, summary: Mapping[str, Any], world: World) -> None:
-    if world.is_main:
-        early = ", where it stopped early" if "stopped_early" in summary else ""
-        logger.info("%s: the run is complete, %s steps%s", config.output_dir, summary["steps"], early)
-
-
-def _check_determinism(run: ResolvedRun, world: World) -> None:
-    if run.config.train.deterministic:
-        name, has_own = run.components["generator"].label, provides(run, Capability.OTHER_NUMERICS)
-        check_determinism(name, has_own, world.device)
-
-
-def _push(config: RunConfig, summary: dict[str, Any]) -> None:
-    if config.hub is not None:
-        address = push_model(Path(summary["model"]), config, config.hub, summary)
-        logger.info("pushed to %s", address)
-
-
+@translate_exits(FOREIGN)
 def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> Mapping[str, Any]:
     """Replace ``auto`` by the precision, lengths and size of micro-batches that the run has; a collective.
 
@@ -277,7 +284,7 @@ def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> Mapping[s
         model.longest_sequence = recorded.get(LONGEST, AUTO)
     if longest := decide_longest(run):
         choice = rope_choice(model_config(run), longest)
-        _tell(world, "position factors of the model: %s, for up to %s tokens", choice, longest)
+        _log(world, "position factors of the model: %s, for up to %s tokens", choice, longest)
     if train.max_tokens_per_micro_batch == AUTO:
         on_gpu = tokens_on(AUTO, world.device.type == "cuda", divides_steps(run.components["loss"]))
         train.max_tokens_per_micro_batch = recorded.get(MICRO_BATCH, on_gpu)
@@ -310,89 +317,46 @@ def _opened(
     summary: dict[str, Any],
 ) -> Iterator[OpenRun]:
     """Load the model, start the generator, and restore the checkpoint; the generator ends with the block."""
-    config, world, times = parts.run.config, parts.world, parts.times
-    with translate_exits(FOREIGN):
-        _tell(world, "loading the model: %s", config.model.path)
-        model = on_every_rank(world, times, times.phase("load")(lambda: open_model(parts.run)))
-        prepare_cuda(model, world.device)
+    assembly, times = parts.assembly, parts.assembly.times
+    run, world, config = assembly.run, assembly.world, assembly.run.config
+    with translate_exits(FOREIGN), ExitStack() as generating:
+        _log(world, "loading the model: %s", config.model.path)
+        model, for_generator = assembly.load(lambda: open_model(run))
         device, generation_config = model.device, model.generation_config
-        for_generator = generator_context(model, parts.inputs.tokenizer, config, world)
         files = ShardFiles(config.checkpoint.background)
-        _tell(world, "setting up DeepSpeed, then the generator %s", parts.run.components["generator"].label)
+        _log(world, "setting up DeepSpeed, then the generator %s", run.components["generator"].label)
         with times.phase("shard"):
             engine, reference = build_engines(parts, model, files)
-        episodes = parts.inputs.episodes
-        loop = None if episodes is None else episodes.loop(world, times, for_generator.stop_token_ids)
-        sampler = start_sampler(generator, for_generator, engine, world, times, episodes=loop)
-        with ExitStack() as generating:
-            generating.callback(times.phase("close")(generator.close))
-            trainer = build_trainer(parts, engine, reference, sampler, files)
-            if checkpoint is not None:
-                with times.phase("restore"):
-                    checkpoint.restore(
-                        trainer.state,
-                        trainer.policy,
-                        parts.components.states,
-                        trainer.schedule,
-                        config.train.seed,
-                        allow_changes,
-                    )
-                    trainer.steering.restore()
-            parts.components.start()
-            enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
-            times.take()  # none of this is the first step's
-            yield OpenRun(
-                parts,
-                trainer,
-                engine,
-                reference,
-                model,
-                device,
-                generation_config,
-                watchdog,
-                generating,
-                summary,
-            )
+        sampler = assembly.start_sampler(generator, for_generator, engine)
+        generating.callback(times.phase("close")(generator.close))
+        trainer = build_trainer(parts, engine, reference, sampler, files)
+        if checkpoint is not None:
+            with times.phase("restore"):
+                states, schedule = parts.components.states, trainer.schedule
+                checkpoint.restore(
+                    trainer.state, trainer.policy, states, schedule, config.train.seed, allow_changes
+                )
+                trainer.steering.restore()
+        parts.components.start()
+        enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
+        times.take()  # none of this is the first step's
+        yield OpenRun(parts, trainer, model, device, generation_config, watchdog, generating, summary)
 
 
-def _save_model(
-    parts: TrainerParts, engine: Engine, base: str, generation_config: GenerationConfig | None
-) -> dict[str, Any]:
-    """Save the trained model and its adapters, and return their part of the summary; a collective."""
-    context, config, world = parts.context, parts.run.config, parts.world
-    trained, total = parameter_counts(engine.module)
-    saved: dict[str, Any] = {"trained_parameters": trained, "parameters": total}
-    folder = context.output_dir / "model"
-    save_model(engine, parts.inputs.tokenizer, generation_config, folder, world)
-    if config.model.lora is not None:
-        adapter = context.output_dir / ADAPTER_FOLDER
-        save_adapter(engine, base, adapter, world)
-        saved["adapter"] = str(adapter)
-    return saved | {"model": str(folder), "output_dir": str(context.output_dir), "source": parts.run.source}
+def make_whole(model: PreTrainedModel, engine: Engine, device: torch.device) -> None:
+    """Take `model` out of its engine, with whole parameters on `device`; a collective that closes the engine.
 
-
-def _context(
-    run: ResolvedRun,
-    world: World,
-    schedule: Schedule,
-    resume: bool,
-    checkpoint: Checkpoint | None,
-    data: Mapping[str, str],
-    started: float,
-) -> RunContext:
-    progress = checkpoint.progress if checkpoint else None
-    done = progress.step if progress else 0 if resume and began(run.config) else None
-    return RunContext(
-        config=run.config,
-        output_dir=Path(run.config.output_dir),
-        total_steps=schedule.total_steps,
-        world_size=world.size,
-        versions=versions([*run.distributions, *(["peft"] if run.config.model.lora else [])]),
-        git_commit=git_commit(),
-        source=run.source,
-        resumed_at=done,
-        metrics_bytes=progress.metrics_bytes if progress else 0,
-        generations_before=schedule.generations_until(progress.step) if progress else 0,
-        fingerprints=data,
-        started=started,
-    )
+    ZeRO-3 has replaced each module's parameters by shards and added hooks to its forward. Adapters are merged.
+    """
+    whole = {name: tensor.to(device, copy=True) for name, tensor in stream_as_trained(engine.module)}
+    # Tied weights are one parameter with several names; the stream has one of them.
+    shards = dict(model.named_parameters(remove_duplicate=False))
+    by_shard = {id(shards[name]): nn.Parameter(tensor) for name, tensor in whole.items()}
+    engine.close()
+    for module in model.modules():
+        module._parameters = {
+            name: shard if shard is None else by_shard[id(shard)] for name, shard in module._parameters.items()
+        }
+    if adapted_layers(model):
+        merge_adapters(model)
+    model.to(device).eval()

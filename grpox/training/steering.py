@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -25,7 +26,7 @@ class Hyperparameter:
 
     value: float
     """At the start of the run."""
-    check: Callable[[float], None]
+    check: Callable[[float], object]
     """Raises ValueError for a value that is not possible."""
     apply: Callable[[float], None]
 
@@ -82,19 +83,15 @@ class Steering:
 
 
 def _settings_of_update(policy: PolicyUpdate, config: RunConfig) -> dict[str, Hyperparameter]:
-    def weigh(name: str) -> Callable[[float], None]:
-        def change(value: float) -> None:
-            changes: dict[str, Any] = {name: value}
-            policy.step_loss = replace(policy.step_loss, **changes)
-
-        return change
+    def weigh(name: str, value: Any) -> None:
+        policy.step_loss = replace(policy.step_loss, **{name: value})
 
     rate = Hyperparameter(1.0, _check_not_negative, policy.engine.scale_learning_rate)
     settings, is_adaptive = {"learning_rate_factor": rate}, config.train.adaptive_entropy is not None
     for name in ("beta", "entropy_coef"):
         # Where it is 0 the run lacks what it would need: a reference, the gradient of the entropy.
         if (value := getattr(config.train, name)) > 0 and not (name == "entropy_coef" and is_adaptive):
-            settings[name] = Hyperparameter(value, _check_not_negative, weigh(name))
+            settings[name] = Hyperparameter(value, _check_not_negative, partial(weigh, name))
     return settings
 
 
@@ -134,10 +131,4 @@ def _setting_of_component(kind: str, component: Any, name: str) -> Hyperparamete
         except ValidationError as error:
             raise ValueError(error.errors(include_url=False)[0]["msg"]) from error
 
-    def apply(to: float) -> None:
-        component.config = changed(to)
-
-    def check(to: float) -> None:
-        changed(to)
-
-    return Hyperparameter(float(value), check, apply)
+    return Hyperparameter(float(value), changed, lambda to: setattr(component, "config", changed(to)))

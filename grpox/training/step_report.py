@@ -61,10 +61,9 @@ class StepReport:
         path = token_file(self.context.output_dir, step)
         try:
             write_tokens(path, completions, self.collector.prompts.token_texts)
-        except OSError as error:
-            message = f"tokens are not saved: {write_error_message(error, path)}"
-            self.observers.note_failure("record", "tokens_recorded", RunFailed(message))
         except Exception as error:  # noqa: BLE001 - as of any observer
+            if isinstance(error, OSError):
+                error = RunFailed(f"tokens are not saved: {write_error_message(error, path)}")
             self.observers.note_failure("record", "tokens_recorded", error)
 
     def step_finished(

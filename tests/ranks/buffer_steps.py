@@ -16,7 +16,7 @@ from support.architectures import perturb, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from zero3_step import config_for
 
-from grpox.checkpoint.export import _fill
+from grpox.checkpoint.export import load_weights
 from grpox.checkpoint.resume import load_of_other_ranks
 from grpox.checkpoint.save_model import save_model
 from grpox.checkpoint.saver import ENGINE
@@ -30,7 +30,7 @@ from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference import mix
 from grpox.policy.weight_stream import persistent_buffers
 from grpox.runtime.world import World, start_world
-from grpox.training.given import make_whole
+from grpox.training.run import make_whole
 
 KIND = "gemma4_text"
 WAYS = ("all weights", "adapters")
@@ -79,7 +79,7 @@ def taken_through(out: Path, way: str, world: World) -> dict[str, Any]:
     found["resumed"] = values(again.module)
     again.close()
     exported = model_of(config, way)
-    _fill(exported, out / way)
+    load_weights(exported, out / way)
     found["exported"] = values(exported)
     if way == "all weights":
         found["universal"] = universal(config, way, out, world)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.killing import start
+from support.killing import finish
 
 COMPONENTS = '''
 import importlib.resources
@@ -143,35 +143,28 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_components_of_every_kind_keep_their_state(folder: Path) -> None:
-    process = start(folder, "quickstart", *SIZES, *ALL, "output_dir=runs/a", ranks=2)
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    finish(folder, "quickstart", *SIZES, *ALL, "output_dir=runs/a", ranks=2)
     run = folder / "runs" / "a"
     saved = torch.load(run / "checkpoints" / "step-00000002" / "components.pt", weights_only=True)
     assert sorted(saved) == sorted(KEYS)
     assert {entry["state"]["done"] for entry in saved.values()} == {2}
     shutil.rmtree(run / "checkpoints" / "step-00000002")
     (run / "summary.json").unlink()
-    process = start(folder, "--resume", "runs/a", "train.per_device_train_batch_size=32", ranks=1)
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr  # each begin_step checks that its count goes on
+    # Each begin_step checks that its count goes on.
+    finish(folder, "--resume", "runs/a", "train.per_device_train_batch_size=32", ranks=1)
     saved = torch.load(run / "checkpoints" / "step-00000002" / "components.pt", weights_only=True)
     assert {entry["state"]["done"] for entry in saved.values()} == {2}
 
 
 def test_a_state_that_differs_between_ranks_ends_the_run(folder: Path) -> None:
     settings = ("rewards=[{path: parts.py:CountsCalls}]", "evaluation=null", "tracking={}")
-    process = start(folder, "quickstart", *SIZES, *settings, "output_dir=runs/b", ranks=2)
-    stderr = process.communicate()[1]
-    assert process.returncode == 1, stderr
+    stderr = finish(folder, "quickstart", *SIZES, *settings, "output_dir=runs/b", ranks=2, code=1)
     assert "(rewards[0]) has another state on rank 1 than on rank 0" in stderr
     assert "['rows'][1]" in stderr
 
 
 def test_an_unknown_statistic_ends_the_run_at_its_first_step(folder: Path) -> None:
     settings = ("advantage={path: parts.py:Misspells}", "evaluation=null", "tracking={}")
-    process = start(folder, "quickstart", *SIZES, *settings, "output_dir=runs/c")
-    stderr = process.communicate()[1]
-    assert process.returncode == 1, stderr
+    stderr = finish(folder, "quickstart", *SIZES, *settings, "output_dir=runs/c", code=1)
     assert "asks for the statistic 'rattio'" in stderr
     assert "did you mean 'ratio'?" in stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.killing import assert_same, kill, start, wait_for_steps
+from support.killing import assert_same, finish, kill, start, wait_for_steps
 
 COMPONENTS = '''
 import torch
@@ -134,9 +134,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_a_killed_run_with_states_goes_on_bit_by_bit(runs: tuple[Path, int, str], tmp_path: Path) -> None:
     folder, ranks, _ = runs
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    process = start(tmp_path, "--resume", "runs/killed", ranks=ranks)
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    finish(tmp_path, "--resume", "runs/killed", ranks=ranks)
     assert_same(tmp_path / "runs" / "whole", tmp_path / "runs" / "killed")
     whole, resumed = states_in(folder / "runs" / "whole", 6), states_in(tmp_path / "runs" / "killed", 6)
     assert whole == resumed
@@ -159,9 +157,7 @@ def test_states_are_restored_on_another_number_of_ranks(runs: tuple[Path, int, s
     before = max((tmp_path / "runs" / "killed" / "checkpoints").iterdir())
     saved = torch.load(before / "components.pt", weights_only=True)
     overrides = TWO if ranks == 1 else ONE
-    process = start(tmp_path, "--resume", "runs/killed", *overrides, ranks=3 - ranks)
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    finish(tmp_path, "--resume", "runs/killed", *overrides, ranks=3 - ranks)
     after = states_in(tmp_path / "runs" / "killed", 6)
     assert after["loss"]["state"]["steps"] == 6  # counted on from the checkpoint
     assert after["loss"]["state"]["longest"] >= saved["loss"]["state"]["longest"]

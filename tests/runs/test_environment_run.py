@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
-import time
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import pytest
 from pyarrow import parquet
 from support import processes
 from support.frozen import frozen_in
-from support.killing import assert_same, kill, recorded, start, wait_for_steps
+from support.killing import assert_same, finish, kill_and_resume, random_steps, recorded
 
 HERE = Path(__file__).parent
 QUICKSTART = str(resources.files("grpox.runfile.recipes") / "quickstart" / "model")
@@ -110,22 +107,11 @@ def test_a_killed_run_with_an_environment_goes_on_bit_by_bit(tmp_path: Path, set
     (tmp_path / "data").mkdir()
     sums = [{"prompt": f"{n}+{n + 3}=", "answer": str(2 * n + 3)} for n in range(20)]
     (tmp_path / "data" / "held-out.jsonl").write_text("".join(json.dumps(each) + "\n" for each in sums))
-    whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
-    process = start(tmp_path, "quickstart", *settings, "output_dir=runs/whole")
-    _, stderr = process.communicate()
-    assert process.returncode == 0, stderr
+    whole = tmp_path / "runs" / "whole"
+    finish(tmp_path, "quickstart", *settings, "output_dir=runs/whole")
     check_episodes(whole)
     if settings is TURNS:
         check_results(whole)
         check_evaluation(whole, tmp_path)
-    seed = int(os.environ.get("GRPOX_TESTS_SEED", random.randrange(2**32)))
-    print(f"killed at the moment of GRPOX_TESTS_SEED={seed}")
-    process = start(tmp_path, "quickstart", *settings, "output_dir=runs/killed")
-    assert wait_for_steps(process, killed, random.Random(seed).randrange(2, 5))
-    time.sleep(0.05)
-    kill(process)
-    assert not (killed / "summary.json").exists()
-    process = start(tmp_path, "--resume", "runs/killed")
-    _, stderr = process.communicate()
-    assert process.returncode == 0, stderr
+    killed = kill_and_resume(tmp_path, "quickstart", *settings, steps=random_steps(2, 5), pause=0.05)
     assert_same(whole, killed)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyarrow import parquet
 from support.fixtures import GrpoxCommand
-from support.killing import assert_same, kill, recorded, start, wait_for_steps
+from support.killing import assert_same, finish, kill_and_resume, random_steps, recorded
 from transformers import AutoTokenizer
 
 from grpox.observing.page.data import read_samples
@@ -136,21 +133,9 @@ def test_a_killed_run_of_episodes_goes_on_bit_by_bit(tmp_path: Path) -> None:
     shutil.copy(HERE / "episodes.py", tmp_path)
     several = ["train.num_iterations=2", "train.steps_per_generation=2", "train.gradient_accumulation_steps=1"]
     own = [*EPISODES, *several, "train.max_steps=8", "checkpoint.every=1"]
-    whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
-    process = start(tmp_path, "quickstart", *own, "output_dir=runs/whole")
-    _, stderr = process.communicate()
-    assert process.returncode == 0, stderr
-    seed = int(os.environ.get("GRPOX_TESTS_SEED", random.randrange(2**32)))
-    print(f"killed at the moment of GRPOX_TESTS_SEED={seed}")
-    process = start(tmp_path, "quickstart", *own, "output_dir=runs/killed")
-    assert wait_for_steps(process, killed, random.Random(seed).randrange(2, 6))
-    time.sleep(0.05)
-    kill(process)
-    assert not (killed / "summary.json").exists()
-    process = start(tmp_path, "--resume", "runs/killed")
-    _, stderr = process.communicate()
-    assert process.returncode == 0, stderr
-    assert_same(whole, killed)
+    finish(tmp_path, "quickstart", *own, "output_dir=runs/whole")
+    killed = kill_and_resume(tmp_path, "quickstart", *own, steps=random_steps(2, 6), pause=0.05)
+    assert_same(tmp_path / "runs" / "whole", killed)
 
 
 def test_data_that_differs_by_rank_ends_the_run_and_says_so(grpox: GrpoxCommand, folder: Path) -> None:

@@ -14,7 +14,7 @@ from pyarrow import parquet
 from safetensors.torch import load_file
 from support.fixtures import GrpoxCommand
 from support.frozen import frozen_in
-from support.killing import assert_same, kill, recorded, start, wait_for_steps
+from support.killing import assert_same, finish, kill_and_resume, recorded
 
 NO_VLLM = util.find_spec("vllm") is None
 COMMON = ("train.per_device_train_batch_size=64", "tracking={}")
@@ -27,9 +27,7 @@ STOPPING = (*COMMON, *SAMPLED, STOPS, "evaluation.every=1", "checkpoint.every=2"
 @pytest.fixture(scope="module")
 def stopped(folder: Path) -> Path:
     """The folder of a run that stopped early."""
-    process = start(folder, "quickstart", *STOPPING, "output_dir=runs/stopped")
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    finish(folder, "quickstart", *STOPPING, "output_dir=runs/stopped")
     return folder / "runs" / "stopped"
 
 
@@ -53,19 +51,15 @@ def test_a_run_without_a_gain_ends_in_order(stopped: Path) -> None:
 
 def test_held_out_rows_without_what_a_reward_needs_are_refused_before_the_first_step(folder: Path) -> None:
     (folder / "held.jsonl").write_text('{"prompt": "1+1="}\n')
-    process = start(folder, "quickstart", *COMMON, "evaluation.path=held.jsonl", "output_dir=runs/lacking")
-    stderr = process.communicate()[1]
-    assert process.returncode == 2, stderr
+    stderr = finish(
+        folder, "quickstart", *COMMON, "evaluation.path=held.jsonl", "output_dir=runs/lacking", code=2
+    )
     assert "needs column 'answer', which the evaluation data lacks" in stderr
     assert not (folder / "runs" / "lacking" / "metrics.jsonl").exists()
 
 
 def test_evaluations_leave_no_trace_in_training(folder: Path, stopped: Path) -> None:
-    process = start(
-        folder, "quickstart", *COMMON, "train.max_steps=3", "evaluation=null", "output_dir=runs/plain"
-    )
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    finish(folder, "quickstart", *COMMON, "train.max_steps=3", "evaluation=null", "output_dir=runs/plain")
     plain = folder / "runs" / "plain"
     assert recorded(plain) == [told for told in recorded(stopped) if "metrics" in told]
     for name in sorted(path.name for path in (plain / "completions").iterdir()):
@@ -76,19 +70,10 @@ def test_evaluations_leave_no_trace_in_training(folder: Path, stopped: Path) -> 
 
 
 def test_a_killed_run_stops_at_the_same_step(folder: Path, stopped: Path) -> None:
-    killed = folder / "runs" / "killed"
-    process = start(folder, "quickstart", *STOPPING, "checkpoint.every=1", "output_dir=runs/killed")
-    assert wait_for_steps(process, killed, 3)
-    kill(process)
-    assert not (killed / "summary.json").exists()
-    process = start(folder, "--resume", "runs/killed")
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    killed = kill_and_resume(folder, "quickstart", *STOPPING, "checkpoint.every=1", steps=3)
     assert_same(stopped, killed)
     assert summary_of(killed)["stopped_early"] == summary_of(stopped)["stopped_early"]
-    process = start(folder, "--resume", "runs/killed")
-    assert ": the run is complete, " in process.communicate()[1]
-    assert process.returncode == 0
+    assert ": the run is complete, " in finish(folder, "--resume", "runs/killed")
 
 
 def evaluated(
@@ -160,11 +145,7 @@ def test_sets_of_a_run_end_it_and_choose_the_checkpoint(grpox: GrpoxCommand, fol
     )
     stop = "evaluation.early_stop={metric: stream/completions/max_length, min_delta: 10}"
     best = ("checkpoint.every=1", "checkpoint.best=evaluation/part/accuracy")
-    process = start(
-        folder, "quickstart", *COMMON, *sets, stop, *best, "evaluation.every=1", "output_dir=runs/sets"
-    )
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    finish(folder, "quickstart", *COMMON, *sets, stop, *best, "evaluation.every=1", "output_dir=runs/sets")
     run = folder / "runs" / "sets"
     summary, first = summary_of(run), recorded(run)[0]["evaluation"]
     assert summary["steps"] == 1

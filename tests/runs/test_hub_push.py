@@ -3,47 +3,21 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from support.fixtures import GrpoxCommand
-
-
-class Refuses(BaseHTTPRequestHandler):
-    """A hub that knows the token and takes nothing."""
-
-    def do_GET(self) -> None:
-        self.answer({"name": "ada", "auth": {"accessToken": {"role": "write"}}}, 200)
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self.answer({"error": "no space left for ada"}, 403)
-
-    def answer(self, data: dict[str, object], status: int) -> None:
-        text = json.dumps(data).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Not to the terminal."""
+from support.hub import TOKEN, FakeHub, serve
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
-    serving = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    serving.start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    yield
-    server.shutdown()
-    serving.join()
-    server.server_close()
+    """A hub that knows the token and takes nothing."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with serve(FakeHub(status=403)) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        yield
 
 
 @pytest.mark.usefixtures("hub")

@@ -11,7 +11,7 @@ import torch
 from support import processes
 from support.architectures import tiny_model
 from support.fixtures import GrpoxCommand
-from support.killing import assert_same, kill, start, wait_for_steps
+from support.killing import assert_same, finish, kill_and_resume
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.checkpoint.export import export_checkpoint
@@ -110,17 +110,10 @@ def test_blocks_of_experts_cannot_be_leaves(finished: Path, grpox: GrpoxCommand)
 def test_a_run_of_two_ranks_that_was_killed_is_resumed_bit_by_bit(tmp_path: Path) -> None:
     model = prepare(tmp_path)
     overrides = [*SETTINGS, model, "train.per_device_train_batch_size=16"]
-    process = start(tmp_path, *overrides, "output_dir=runs/whole", ranks=2)
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
-    process = start(tmp_path, *overrides, "output_dir=runs/killed", ranks=2)
-    assert wait_for_steps(process, tmp_path / "runs" / "killed", 4)
-    kill(process)
-    process = start(tmp_path, "--resume", "runs/killed", ranks=2)
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
-    assert (tmp_path / "runs" / "killed" / "metrics.undone.jsonl").exists()  # it did go on
-    assert_same(tmp_path / "runs" / "whole", tmp_path / "runs" / "killed")
+    finish(tmp_path, *overrides, "output_dir=runs/whole", ranks=2)
+    killed = kill_and_resume(tmp_path, *overrides, steps=4, ranks=2)
+    assert (killed / "metrics.undone.jsonl").exists()  # it did go on
+    assert_same(tmp_path / "runs" / "whole", killed)
 
 
 OBJECT = """

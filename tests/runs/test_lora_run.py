@@ -10,13 +10,13 @@ import pytest
 import torch
 from support import processes
 from support.fixtures import GrpoxCommand
-from support.killing import assert_same, kill, start, wait_for_steps
+from support.killing import assert_same, finish, kill_and_resume
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from grpox.checkpoint.export import export_checkpoint
-from grpox.checkpoint.faults import open_dump, replay
 from grpox.cli.app import app
+from grpox.training.replay import open_dump, replay
 
 peft = pytest.importorskip("peft")
 
@@ -175,18 +175,9 @@ def test_a_step_that_is_not_finite_is_replayed_with_the_adapters_merged_in(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_that_was_killed_is_resumed_bit_by_bit(finished: Path, tmp_path: Path, ranks: int) -> None:
     overrides = [*SETTINGS, f"train.per_device_train_batch_size={32 // ranks}", *SAVING]
-    whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
-    if ranks == 1:
-        whole = finished
-    else:
-        process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/whole", ranks=ranks)
-        stderr = process.communicate()[1]
-        assert process.returncode == 0, stderr
-    process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/killed", ranks=ranks)
-    assert wait_for_steps(process, killed, 4)
-    kill(process)
-    process = start(tmp_path, "--resume", "runs/killed", ranks=ranks)
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    whole = finished if ranks == 1 else tmp_path / "runs" / "whole"
+    if ranks > 1:
+        finish(tmp_path, "quickstart", *overrides, "output_dir=runs/whole", ranks=ranks)
+    killed = kill_and_resume(tmp_path, "quickstart", *overrides, steps=4, ranks=ranks)
     assert (killed / "metrics.undone.jsonl").exists()  # it did go on
     assert_same(whole, killed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.killing import assert_same, kill, recorded, start, wait_for_steps
+from support.killing import assert_same, finish, kill_and_resume, recorded
 
 LOSS = '''
 import torch
@@ -55,18 +55,10 @@ SETTINGS = (
 )
 def test_what_a_loss_needs_survives_a_kill(tmp_path: Path, ranks: int, further: str) -> None:
     (tmp_path / "needy.py").write_text(LOSS)
-    whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
-    process = start(tmp_path, "quickstart", *SETTINGS, further, "output_dir=runs/whole", ranks=ranks)
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
-    process = start(tmp_path, "quickstart", *SETTINGS, further, "output_dir=runs/killed", ranks=ranks)
-    assert wait_for_steps(process, killed, 3)  # of the four on one generation batch
-    kill(process)
-    assert not (killed / "summary.json").exists()
-    process = start(tmp_path, "--resume", "runs/killed", ranks=ranks)
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
-    assert_same(whole, killed)
+    whole = tmp_path / "runs" / "whole"
+    finish(tmp_path, "quickstart", *SETTINGS, further, "output_dir=runs/whole", ranks=ranks)
+    # Three of the four steps on one generation batch.
+    assert_same(whole, kill_and_resume(tmp_path, "quickstart", *SETTINGS, further, steps=3, ranks=ranks))
     first, *_, last = [line["metrics"] for line in recorded(whole) if "metrics" in line]
     assert 0 < first["mine_reward"] < 1
     assert last["mine_sequence"] > first["mine_sequence"] > 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pyarrow import parquet
-from support.killing import assert_same, kill, start, wait_for_steps
+from support.killing import assert_same, finish, kill_and_resume
 
 GROUP, SIZE, PASSES, STEPS = 8, 32, 2, 16
 EACH = 2 * PASSES
@@ -98,22 +98,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_samples_of_two_ranks_carry_their_own_values(folder: Path) -> None:
-    process = start(folder, "quickstart", *overrides("whole", 2), ranks=2)
-    assert process.wait() == 0, process.communicate()[1]
+    finish(folder, "quickstart", *overrides("whole", 2), ranks=2)
     assert_own_values(folder, 2)
 
 
 def test_a_killed_run_goes_on_with_the_samples_that_were_begun(folder: Path) -> None:
-    process = start(folder, "quickstart", *overrides("whole", 1))
-    assert process.wait() == 0, process.communicate()[1]
+    finish(folder, "quickstart", *overrides("whole", 1))
     assert_own_values(folder, 1)
-    process = start(folder, "quickstart", *overrides("killed", 1))
-    assert wait_for_steps(process, folder / "runs" / "killed", 6)  # of four on the second batch
-    kill(process)
-    assert not (folder / "runs" / "killed" / "summary.json").exists()
-    process = start(folder, "--resume", "runs/killed")
-    assert process.wait() == 0, process.communicate()[1]
-    assert_same(folder / "runs" / "whole", folder / "runs" / "killed")
+    # Two of the four steps on the second batch.
+    killed = kill_and_resume(folder, "quickstart", *overrides("killed", 1), steps=6)
+    assert_same(folder / "runs" / "whole", killed)
     whole, killed = (records_of(folder / "runs" / name) for name in ("whole", "killed"))
     assert {number: each["rollout_extra"] for number, each in whole.items()} == {
         number: each["rollout_extra"] for number, each in killed.items()

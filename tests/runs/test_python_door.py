@@ -103,7 +103,7 @@ def loaded(run):
     raise AssertionError("the model was loaded")
 
 
-grpox.training.inputs.free_memory, grpox.training.run.open_model = free_memory, loaded
+grpox.training.assembly.free_memory, grpox.training.run.open_model = free_memory, loaded
 try:
     train("quickstart.yaml", ["tracking={}", "output_dir=runs/small-gpu"])
 except ConfigError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from support.killing import assert_same, kill, start, wait_for_steps
+from support.killing import assert_same, finish, kill, start, wait_for_steps
 from typer.testing import CliRunner
 
 from grpox.cli.app import app
@@ -70,9 +70,7 @@ def test_a_run_killed_at_a_random_moment_is_resumed_bit_by_bit(
     kill(process)
     assert not (killed / "summary.json").exists()
 
-    process = start(tmp_path, "--resume", "runs/killed", ranks=ranks, vllm=vllm)
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    finish(tmp_path, "--resume", "runs/killed", ranks=ranks, vllm=vllm)
     assert (killed / "metrics.undone.jsonl").exists()  # it did go on
     assert_same(whole, killed)
 
@@ -126,9 +124,7 @@ def test_a_signal_during_the_last_step_leaves_a_complete_run(tmp_path: Path) -> 
     (tmp_path / "late.py").write_text(LATE)
     tracking = "tracking={mlflow: {}, late: {path: 'late.py:Signal'}}"
     settings = ("train.max_steps=2", "evaluation=null", "checkpoint.every=0", tracking, "output_dir=run")
-    process = start(tmp_path, "quickstart", *settings)
-    stderr = process.communicate()[1]
-    assert process.returncode == 143, stderr
+    stderr = finish(tmp_path, "quickstart", *settings, code=143)
     assert stderr.splitlines()[-1].startswith("look at: ")
     run = tmp_path / "run"
     assert json.loads((run / "summary.json").read_text())["steps"] == 2
@@ -148,18 +144,14 @@ def test_a_signal_during_the_last_step_leaves_a_complete_run(tmp_path: Path) -> 
     ],
 )
 def test_what_cannot_be_resumed_is_told(stopped: Path, arguments: list[str], told: str) -> None:
-    process = start(stopped, *arguments)
-    stderr = process.communicate()[1]
-    assert process.returncode == 2, stderr
+    stderr = finish(stopped, *arguments, code=2)
     assert told in stderr
     assert "Traceback" not in stderr
     assert "to go on" not in stderr
 
 
 def test_the_mlflow_run_is_taken_over_and_no_value_comes_twice(stopped: Path) -> None:
-    process = start(stopped, "--resume", "runs/stopped")
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    finish(stopped, "--resume", "runs/stopped")
     client = MlflowClient(f"sqlite:///{stopped}/mlflow.db")
     [run] = client.search_runs([e.experiment_id for e in client.search_experiments()])
     assert run.info.status == "FINISHED"
@@ -176,9 +168,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The working directory of a run in runs/a that has ended, with checkpoints after steps 3 and 4."""
     folder = tmp_path_factory.mktemp("finished")
     settings = ("train.max_steps=4", "checkpoint.every=3", "evaluation=null", "tracking={}")
-    process = start(folder, "quickstart", *settings, "output_dir=runs/a")
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    finish(folder, "quickstart", *settings, "output_dir=runs/a")
     names = ["step-00000003", "step-00000004"]
     assert sorted(path.name for path in (folder / "runs" / "a" / "checkpoints").iterdir()) == names
     assert not (folder / "runs" / "a" / "run.lock").exists()
@@ -193,9 +183,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(finished: Path, 
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     (tmp_path / "runs" / "a" / "summary.json").unlink()
-    process = start(tmp_path, "--resume", "runs/a")
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    stderr = finish(tmp_path, "--resume", "runs/a")
     assert "step-00000004 is damaged" in stderr
     assert weights.name in stderr
     assert (tmp_path / "runs" / "a" / "metrics.undone.jsonl").read_text().count('"metrics"') == 1
@@ -203,9 +191,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(finished: Path, 
 
 def test_a_finished_run_says_so(finished: Path) -> None:
     before = (finished / "runs" / "a" / "summary.json").read_text()
-    process = start(finished, "--resume", "runs/a")
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    finish(finished, "--resume", "runs/a")
     assert (finished / "runs" / "a" / "summary.json").read_text() == before
     assert not (finished / "runs" / "a" / "earlier").exists()
 
@@ -244,12 +230,8 @@ def test_a_run_without_a_checkpoint_is_resumed_by_auto_alone(finished: Path, tmp
     shutil.rmtree(run / "checkpoints")
     (run / "summary.json").unlink()
     before = files_in(run)
-    process = start(tmp_path, "--resume", "runs/a")
-    stderr = process.communicate()[1]
-    assert process.returncode == 2, stderr
+    stderr = finish(tmp_path, "--resume", "runs/a", code=2)
     assert "--resume: holds no checkpoint to go on from" in stderr
     assert files_in(run) == before
-    process = start(tmp_path, str(run / "config.yaml"), "--resume", "auto", "checkpoint.every=0")
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
+    finish(tmp_path, str(run / "config.yaml"), "--resume", "auto", "checkpoint.every=0")
     assert (run / "metrics.jsonl").read_text().count('"metrics"') == 4

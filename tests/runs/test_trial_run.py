@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 from support.fixtures import GrpoxCommand
-from support.killing import assert_same, kill, start, wait_for_steps
+from support.killing import assert_same, finish, kill_and_resume
 from support.scoring_server import Answer, scoring_server
 
 TRIAL = Path(__file__).parents[1] / "contract" / "trial"
@@ -77,20 +77,10 @@ def test_seven_components_at_once_are_resumed_bit_by_bit(tmp_path: Path, ranks: 
         "train.max_steps=8",
         "checkpoint.every=2",
     ]
-    whole, killed = tmp_path / "runs" / "whole", tmp_path / "runs" / "killed"
-    process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/whole", ranks=ranks)
-    _, stderr = process.communicate()
-    assert process.returncode == 0, stderr
+    whole = tmp_path / "runs" / "whole"
+    stderr = finish(tmp_path, "quickstart", *overrides, "output_dir=runs/whole", ranks=ranks)
     assert "warning" not in stderr
-
-    process = start(tmp_path, "quickstart", *overrides, "output_dir=runs/killed", ranks=ranks)
-    assert wait_for_steps(process, killed, 5)
-    kill(process)
-    assert not (killed / "summary.json").exists()
-    process = start(tmp_path, "--resume", "runs/killed", ranks=ranks)
-    _, stderr = process.communicate()
-    assert process.returncode == 0, stderr
-    assert_same(whole, killed)
+    assert_same(whole, kill_and_resume(tmp_path, "quickstart", *overrides, steps=5, ranks=ranks))
 
     highs = [metrics["quantile/high_mean"] for metrics in metrics_of(whole)]
     assert highs[0] == pytest.approx(1.2)

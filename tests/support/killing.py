@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import signal
 import time
 from contextlib import suppress
@@ -22,6 +24,33 @@ OF_THIS_MACHINE = ("step_time", "time/", "memory/", "tokens_per_second/")
 def start(folder: Path, *arguments: str, ranks: int = 1, cold: bool = False, vllm: bool = False) -> Process:
     """Start `grpox train` in `folder`."""
     return processes.start("-m", "grpox", "train", *arguments, cwd=folder, ranks=ranks, cold=cold, vllm=vllm)
+
+
+def finish(folder: Path, *arguments: str, code: int = 0, **options: Any) -> str:
+    """Run `grpox train` in `folder` to its end, which is `code`; return its standard error."""
+    process = start(folder, *arguments, **options)
+    stderr = str(process.communicate()[1])
+    assert process.returncode == code, stderr
+    return stderr
+
+
+def kill_and_resume(folder: Path, *arguments: str, steps: int, pause: float = 0.0, **options: Any) -> Path:
+    """Run in ``runs/killed``, kill it after so many steps, and resume it to its end; return its folder."""
+    run = folder / "runs" / "killed"
+    process = start(folder, *arguments, "output_dir=runs/killed", **options)
+    assert wait_for_steps(process, run, steps)
+    time.sleep(pause)
+    kill(process)
+    assert not (run / "summary.json").exists()
+    finish(folder, "--resume", "runs/killed", **options)
+    return run
+
+
+def random_steps(low: int, high: int) -> int:
+    """Draw a number of steps, which GRPOX_TESTS_SEED repeats."""
+    seed = int(os.environ.get("GRPOX_TESTS_SEED", random.randrange(2**32)))
+    print(f"killed at the moment of GRPOX_TESTS_SEED={seed}")
+    return random.Random(seed).randrange(low, high)
 
 
 def kill(process: Process) -> None:

@@ -16,70 +16,14 @@ from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from grpox.checkpoint.folders import (
-    MANIFEST,
     FileFacts,
     checkpoints_in,
     clear_unfinished,
-    faults,
     folder_of,
-    publish,
-    read_manifest,
     unfinished_of,
-    write_manifest,
 )
 from grpox.checkpoint.rng import random_state, set_random_state
 from grpox.checkpoint.shards import ShardFiles, only_weights
-
-
-@pytest.fixture
-def whole(tmp_path: Path) -> Path:
-    """A checkpoint of two files."""
-    folder = unfinished_of(folder_of(tmp_path, 7))
-    (folder / "engine").mkdir(parents=True)
-    (folder / "engine" / "weights.pt").write_bytes(bytes(1000))
-    (folder / "run.json").write_text("{}")
-    write_manifest(folder)
-    publish(folder_of(tmp_path, 7))
-    return folder_of(tmp_path, 7)
-
-
-def test_a_whole_checkpoint_has_no_faults(whole: Path) -> None:
-    assert sorted(read_manifest(whole)) == ["engine/weights.pt", "run.json"]
-    assert faults(whole, read_manifest(whole)) == []
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(bytes(999))
-
-
-def flip(path: Path) -> None:
-    path.write_bytes(bytes(500) + b"\1" + bytes(499))
-
-
-def pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-@pytest.mark.parametrize(
-    ("damage", "told"),
-    [
-        (cut, "engine/weights.pt has 999 bytes, not 1000"),
-        (flip, "engine/weights.pt has another content than was written"),
-        (Path.unlink, "engine/weights.pt is missing"),
-        (pipe, "engine/weights.pt cannot be read: it is no file"),
-    ],
-)
-def test_a_damaged_file_is_named(whole: Path, damage, told: str) -> None:
-    damage(whole / "engine" / "weights.pt")
-    assert faults(whole, read_manifest(whole)) == [told]
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 99, "files": {}}', "{"])
-def test_a_manifest_that_is_none_is_refused(whole: Path, text: str) -> None:
-    (whole / MANIFEST).write_text(text)
-    with pytest.raises(ValueError, match=r"manifest.json|layout"):
-        read_manifest(whole)
 
 
 def test_newest_first_and_nothing_unfinished(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,23 +16,29 @@ import torch
 from support.logs import LOGGED, LoggedText
 
 from grpox.checkpoint import resume
+from grpox.checkpoint.export import checkpoint_model, export_checkpoint
 from grpox.checkpoint.folders import (
     FORMAT,
     MANIFEST,
+    checkpoints_in,
     folder_of,
     publish,
     rank_file,
-    read_manifest,
     unfinished_of,
     write_manifest,
 )
-from grpox.checkpoint.progress import PROGRESS, Progress, TrainingState
+from grpox.checkpoint.progress import PROGRESS, Progress, TrainingState, saved_fields
 from grpox.checkpoint.resume import Checkpoint, check_changes, newest_good, no_checkpoint
 from grpox.checkpoint.saver import ENGINE, CheckpointSaver
 from grpox.checkpoint.shards import REFERENCE, ShardFiles
-from grpox.config import AdaptiveEntropyConfig, CheckpointConfig, RunConfig
+from grpox.cli.train import run_to_resume
+from grpox.config import AdaptiveEntropyConfig, AlarmsConfig, CheckpointConfig, EarlyStopConfig, RunConfig
+from grpox.data.prompt_cursor import PromptCursor
+from grpox.data.schedule import PromptSampler
 from grpox.errors import ConfigError, Problem
-from grpox.observing.early_stop import EarlyStopState
+from grpox.observing.alarms import Alarms
+from grpox.observing.early_stop import EarlyStop, EarlyStopState
+from grpox.runfile.given import MERGED
 from grpox.runfile.lock.differences import FREE, FREE_KEYS
 from grpox.runfile.lock.model import Lock, LockedComponent
 from grpox.runtime.world import World
@@ -89,21 +97,8 @@ class Meeting:
 
     def run(self, work: Callable[[Any], Any]) -> list[Any]:
         """Return the result of `work` on each rank."""
-        found: list[Any] = [None] * len(self.given)
-
-        def on(rank: int) -> None:
-            try:
-                found[rank] = work(Rank(rank, self))
-            except BaseException:
-                self.barrier.abort()
-                raise
-
-        threads = [threading.Thread(target=on, args=(rank,)) for rank in range(len(self.given))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
+        with ThreadPoolExecutor(len(self.given)) as ranks:
+            return list(ranks.map(lambda rank: work(Rank(rank, self)), range(len(self.given))))
 
 
 class Rank:
@@ -169,13 +164,6 @@ def newest(output_dir: Path, ranks: int) -> tuple[Checkpoint | None, str]:
     return found[0], LOGGED()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
-def test_a_whole_checkpoint_is_good_on_any_number_of_ranks(tmp_path: Path, ranks: int) -> None:
-    folder = save(tmp_path, progress_of())
-    assert sorted(read_manifest(folder)) == sorted(NAMES)
-    assert newest(tmp_path, ranks) == (Checkpoint(folder, progress_of()), "")
-
-
 @pytest.mark.parametrize("damage", [flipped, shorter, Path.unlink])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -200,28 +188,6 @@ def test_of_much_damage_three_files_are_named(tmp_path: Path) -> None:
     assert found is None
     expected = "; ".join(f"{name} is missing" for name in sorted(NAMES[:-1])[:3])
     assert told == f"warning: the checkpoint {folder} is damaged and passed over: {expected}\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (None, "manifest.json is missing"),
-        ("{", "manifest.json cannot be read: JSONDecodeError"),
-        ('{"format": 4, "files": {}}', "manifest.json names no files"),
-    ],
-)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_without_a_manifest_that_names_its_files_no_checkpoint_is_whole(
-    tmp_path: Path, text: str | None, told: str, ranks: int
-) -> None:
-    manifest = save(tmp_path, progress_of()) / MANIFEST
-    if text is None:
-        manifest.unlink()
-    else:
-        manifest.write_text(text)
-    found, warning = newest(tmp_path, ranks)
-    assert found is None
-    assert warning.count(told) == 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -258,12 +224,6 @@ def test_the_folders_are_those_that_rank_0_sees(tmp_path: Path) -> None:
     assert [each.folder for each in found] == [folder, folder]
 
 
-def test_damage_is_told(tmp_path: Path, logged: LoggedText) -> None:
-    (save(tmp_path, progress_of()) / MANIFEST).unlink()
-    assert newest_good(tmp_path, ALONE) is None
-    assert logged().startswith("warning: the checkpoint ")
-
-
 # -- restoring -------------------------------------------------------------------------------------------
 
 
@@ -292,56 +252,42 @@ SCHEDULE: Any = object()
 """The run that goes on."""
 
 
-def state_of(calls: list[tuple[Any, ...]], follows: bool) -> TrainingState:
-    noted: Any = Noted(calls) if follows else None
-    control = EntropyControl(AdaptiveEntropyConfig(), 0.0) if follows else None
-    return TrainingState(cursor=noted, early_stop=noted, entropy_control=control)
-
-
-def restored(
-    calls: list[tuple[Any, ...]], folder: Path, progress: Progress, state: TrainingState, world: World
-) -> Any:
-    """The policy of a run that was made what a checkpoint says."""
+def restored(calls: list[tuple[Any, ...]], folder: Path, progress: Progress, world: World) -> None:
+    """Restore a run from a checkpoint, with every call noted."""
     policy: Any = SimpleNamespace(engine=Noted(calls), world=world)
     states: Any = SimpleNamespace(restore=lambda folder, allow: calls.append(("components", folder, allow)))
-    Checkpoint(folder, progress).restore(state, policy, states, SCHEDULE, seed=7)
-    return policy
+    Checkpoint(folder, progress).restore(TrainingState(), policy, states, SCHEDULE, seed=7)
 
 
-@pytest.mark.parametrize("follows", [True, False])
-def test_a_run_becomes_what_it_was(
-    tmp_path: Path, calls: list[tuple[Any, ...]], logged: LoggedText, follows: bool
-) -> None:
-    state, progress = state_of(calls, follows), progress_of()
-    policy = restored(calls, tmp_path, progress, state, ALONE)
-    assert state.num_tokens == 1234
-    assert state.evaluation_before == {"accuracy": 0.25}
-    assert state.evaluation == {"accuracy": 0.5}
-    assert state.seconds_before == 67.5
+@pytest.mark.parametrize("has_parts", [True, False])
+def test_the_state_of_the_loop_becomes_what_it_was(has_parts: bool) -> None:
+    state = TrainingState()
+    if has_parts:
+        state.cursor = PromptCursor(PromptSampler(100, 4, False, 0))
+        state.early_stop = EarlyStop(EarlyStopConfig(metric="accuracy"))
+        state.entropy_control = EntropyControl(AdaptiveEntropyConfig(), 0.0)
+        state.alarms = Alarms(AlarmsConfig())
+    progress = progress_of(hyperparameters={"beta": 0.5}, stop_reason="enough", losses=[3.0, 2.0])
+    progress.restore(state)
+    assert (state.seconds_before, state.evaluation) == (67.5, {"accuracy": 0.5})
     assert state.skipped == SkippedSteps(total=3, in_a_row=2)
-    assert (state.entropy_control is not None and state.entropy_control.state == ENTROPY) is follows
-    of_parts = [("restore", 17), ("restore", EARLY_STOP)] if follows else []
-    assert calls == [
-        ("load", tmp_path, "engine", 5),
-        ("reference", policy, tmp_path, ALONE),
-        *of_parts,
-        ("components", tmp_path, False),
-        (
-            "rank",
-            state,
-            tmp_path,
-            progress,
-            SCHEDULE,
-            ALONE,
-            7,
-        ),  # last, because building anything may draw random numbers
-    ]
-    assert logged() == ""
+    saved = saved_fields(state)
+    del saved["seconds"], saved["metrics"]
+    parts = {"prompts_drawn", "early_stop", "entropy_control", "alarms"}
+    assert saved.keys() & parts == (parts if has_parts else set())
+    assert saved.pop("alarms", None) == (state.alarms.state if state.alarms else None)
+    assert saved == {name: getattr(progress, name) for name in saved}
+    assert len(saved) == (10 if has_parts else 7)
 
 
 @pytest.mark.parametrize(
     ("saved", "now", "told"),
-    [(1, 2, "from 1 rank to 2 ranks"), (4, 2, "from 4 ranks to 2 ranks"), (2, 1, "from 2 ranks to 1 rank")],
+    [
+        (1, 2, "from 1 rank to 2 ranks"),
+        (4, 2, "from 4 ranks to 2 ranks"),
+        (2, 1, "from 2 ranks to 1 rank"),
+        (2, 2, ""),
+    ],
 )
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_engines_states_of_other_ranks_are_taken_over_and_told_by_rank_0(
@@ -354,10 +300,12 @@ def test_the_engines_states_of_other_ranks_are_taken_over_and_told_by_rank_0(
     rank: int,
 ) -> None:
     world, progress = World(rank, now, CPU), progress_of(world_size=saved)
-    restored(calls, tmp_path, progress, state_of(calls, False), world)
-    assert calls[0] == ("load_of_other_ranks", tmp_path, "engine", 5)
-    assert [name for name, *_ in calls] == ["load_of_other_ranks", "reference", "components", "rank"]
-    assert logged() == (f"taking {tmp_path} {told}\n" if rank == 0 else "")
+    restored(calls, tmp_path, progress, world)
+    load = "load_of_other_ranks" if told else "load"
+    assert calls[0] == (load, tmp_path, "engine", 5)
+    # The rank comes last, because building anything may draw random numbers.
+    assert [name for name, *_ in calls] == [load, "reference", "components", "rank"]
+    assert logged() == (f"taking {tmp_path} {told}\n" if told and rank == 0 else "")
 
 
 # -- changes ---------------------------------------------------------------------------------------------
@@ -383,10 +331,6 @@ def problems_of(
         assert others
         return others
     return []
-
-
-def test_a_run_that_is_as_it_was_goes_on() -> None:
-    assert problems_of(progress_of(), config_of()) == []
 
 
 def test_each_key_of_another_value_is_told_with_both() -> None:
@@ -543,6 +487,25 @@ def test_a_tuple_that_python_gave_is_the_list_that_was_saved() -> None:
     assert problems_of(progress_of(config=saved), config) == []
 
 
+def test_a_secret_that_an_older_version_has_kept_is_no_change() -> None:
+    config = config_of(model={"path": "a", "init": {"hubToken": "hush"}})
+    assert problems_of(progress_of(config), config) == []
+
+
+def test_a_merged_adapter_is_needed_to_go_on_and_no_file_has_it(tmp_path: Path) -> None:
+    config = config_of(model={"path": "a", "lora": {}})
+    without, one, two = ({"data.path": "1", **merged} for merged in ({}, {MERGED: "one"}, {MERGED: "two"}))
+    own = progress_of(config, data=one)
+    assert problems_of(own, config, data=one) == []
+    for before, now in ((own, two), (own, without), (progress_of(config, data=without), one)):
+        assert [problem.key for problem in problems_of(before, config, data=now)] == [MERGED]
+    folder = save(tmp_path, own)
+    with pytest.raises(ConfigError, match="no file has the merged weights"):
+        export_checkpoint(folder, tmp_path / "out")
+    with pytest.raises(ConfigError, match="no file has the merged weights"):
+        checkpoint_model(folder, config.model)
+
+
 # -- none to go on from ----------------------------------------------------------------------------------
 
 
@@ -591,16 +554,80 @@ def test_a_checkpoint_is_saved_every_so_many_steps_and_once_after_the_last(
 
 def test_a_checkpoint_that_failed_may_be_saved_again(tmp_path: Path) -> None:
     saver: Any = object.__new__(CheckpointSaver)
-    saver.config, saver.world, saver.warn = CheckpointConfig(), ALONE, lambda *_: None
+    warned: list[str] = []
+    saver.config, saver.world, saver.warn = CheckpointConfig(), ALONE, lambda _, told: warned.append(told)
     saver.context, saver.components = SimpleNamespace(output_dir=tmp_path), SimpleNamespace(saved=bytes)
     saver._pending, saver._saved = False, -1
-    tried: list[int] = []
-
-    def fail(_: Any, step: int, __: int) -> None:
-        tried.append(step)
-        raise OSError(28, "No space left on device")
-
-    saver._progress = fail
+    (tmp_path / "checkpoints").write_text("in the way")
     saver.save(TrainingState(), 4, wait=True)
     saver.save(TrainingState(), 4, wait=True)
-    assert tried == [4, 4]
+    assert len(warned) == 2
+    assert "the checkpoint after step 4 could not be saved" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"keep": 2}, [5, 4]),
+        ({"keep": 1, "best": "reward"}, [5, 2]),
+        ({"keep": 1, "best": "reward", "best_is": "lowest"}, [5, 1]),
+        ({"keep": 1, "best": "reward", "best_is": "min"}, [5, 1]),
+        ({"keep": 1, "best": "reward", "best_is": "max"}, [5, 2]),
+        ({"keep": 1, "best": "unknown"}, [5]),
+        ({"keep": 9}, [5, 4, 3, 2, 1]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(tmp_path: Path, settings: dict[str, Any], kept: list[int]) -> None:
+    for step, reward in enumerate((0.1, 0.9, float("nan"), 0.5, 0.4), start=1):
+        save(tmp_path, progress_of(step=step, metrics={"reward": reward}))
+    saver: Any = object.__new__(CheckpointSaver)
+    saver.config = CheckpointConfig(**settings)
+    saver.context = SimpleNamespace(output_dir=tmp_path)
+    save(tmp_path, progress_of(step=9, metrics={"reward": 7.0}))  # damaged, and so gone back behind
+    saver._prune(5)
+    assert folder_of(tmp_path, 9).exists()
+    shutil.rmtree(folder_of(tmp_path, 9))
+    assert [folder.name for folder in checkpoints_in(tmp_path)] == [f"step-{step:08d}" for step in kept]
+
+
+def test_progress_is_read_back_as_it_was(tmp_path: Path) -> None:
+    progress = progress_of(metrics={"reward": 0.5, "odd": float("inf")}, hyperparameters={"beta": 0.5})
+    progress.write(tmp_path)
+    assert Progress.read(tmp_path) == progress
+
+
+# -- the run that --resume names --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a run in runs/mine."""
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    ("run_file", "overrides", "resume", "expected"),
+    [
+        (None, [], "runs/mine", ("runs/mine/config.yaml", ["output_dir=runs/mine"])),
+        ("a.b=1", ["c=2"], "runs/mine", ("runs/mine/config.yaml", ["a.b=1", "c=2", "output_dir=runs/mine"])),
+        ("run.yaml", ["c=2"], "runs/mine", ("run.yaml", ["c=2", "output_dir=runs/mine"])),
+        ("run.yaml", ["c=2"], "auto", ("run.yaml", ["c=2"])),
+    ],
+)
+def test_what_resume_goes_on_with(run_file: Any, overrides: Any, resume: str, expected: Any) -> None:
+    assert run_to_resume(run_file, overrides, resume) == expected
+
+
+@pytest.mark.usefixtures("there")
+@pytest.mark.parametrize(
+    ("run_file", "resume", "told"),
+    [(None, "auto", "run file"), (None, "runs/mien", "runs/mine"), (None, "runs", "holds no run")],
+)
+def test_what_resume_cannot_go_on_with_is_told(run_file: Any, resume: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_to_resume(run_file, [], resume)
+    assert told in "\n".join(map(str, caught.value.problems))

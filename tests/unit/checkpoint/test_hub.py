@@ -2,102 +2,27 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import threading
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from support.hub import TOKEN, FakeHub, serve, user
 
-from grpox.checkpoint.save_model import check_hub, model_card, push_model
+from grpox.checkpoint.save_model import check_hub, push_model
 from grpox.config import HubConfig, RunConfig
 from grpox.errors import ConfigError, RunFailed
 from grpox.runfile.paths import hub_problems
-
-SUMMARY = {"steps": 100, "accuracy_before": 0.3, "accuracy_after": 0.91234}
-
-
-@dataclass
-class FakeHub:
-    """Answers of the hub about the token, and the files pushed to it."""
-
-    user: dict[str, Any] = field(default_factory=lambda: user("ada", "write"))
-    status: int = 200
-    created: list[dict[str, Any]] = field(default_factory=list)
-    branches: list[str] = field(default_factory=list)
-    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    """Path of the request -> file -> content."""
-
-
-def user(name: str, role: str, *orgs: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "orgs": [{"name": org} for org in orgs],
-        "auth": {"accessToken": {"role": role}},
-    }
-
-
-def handler_of(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            authorized = self.headers["authorization"] == "Bearer hf_secret"
-            if hub.status != 200 or not authorized:
-                self.answer({"error": "no"}, hub.status if authorized else 401)
-            else:
-                self.answer(hub.user if self.path == "/api/whoami-v2" else {"siblings": [], "sha": "0"})
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if hub.status != 200:
-                self.answer({"error": "You don't have the rights"}, hub.status)
-            elif self.path == "/api/repos/create":
-                hub.created.append(json.loads(body))
-                self.answer({"url": f"http://{self.headers['host']}/ada/model"})
-            elif "/branch/" in self.path:
-                hub.branches.append(self.path.rpartition("/")[2])
-                self.answer({})
-            elif "/preupload/" in self.path:
-                files = [file["path"] for file in json.loads(body)["files"]]
-                told = [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in files]
-                self.answer({"files": told})
-            elif self.path == "/api/validate-yaml":  # the model card's front matter
-                self.answer({"errors": [], "warnings": []})
-            else:
-                values = [json.loads(line)["value"] for line in body.splitlines()]
-                pushed = {v["path"]: base64.b64decode(v["content"]) for v in values if "path" in v}
-                hub.commits[self.path] = pushed
-                address = f"http://{self.headers['host']}/ada/model/commit/1"
-                self.answer({"commitUrl": address, "commitOid": "1"})
-
-        def answer(self, data: dict[str, Any], status: int = 200) -> None:
-            text = json.dumps(data).encode()
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Not to the terminal."""
-
-    return Handler
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     fake = FakeHub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(fake))
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    point_at(monkeypatch, f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    yield fake
-    server.shutdown()
-    server.server_close()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with serve(fake) as address:
+        point_at(monkeypatch, address)
+        yield fake
 
 
 def point_at(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
@@ -111,22 +36,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_config(path: str = "/models/base", **hub: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "model": {"path": path},
-            "data": {"path": "/data/train.jsonl"},
-            "rewards": ["exact", {"name": "length", "weight": 0.5}],
-            "loss": "dr_grpo",
-            "hub": {"repo": "ada/model"} | hub,
-        }
-    )
-
-
 def push(folder: Path, **hub: Any) -> str:
-    config = run_config(**hub)
+    inputs = {"model": {"path": "/models/base"}, "data": {"path": "/data/train.jsonl"}, "rewards": ["exact"]}
+    config = RunConfig.model_validate(inputs | {"hub": {"repo": "ada/model"} | hub})
     assert config.hub is not None
-    return push_model(folder, config, config.hub, SUMMARY)
+    return push_model(folder, config, config.hub, {"steps": 100})
 
 
 # -- Before the run --------------------------------------------------------------------------------------
@@ -165,31 +79,25 @@ def test_a_token_that_may_write_passes(hub: FakeHub) -> None:
     check_hub(HubConfig(repo="org/model"))
 
 
-def test_a_token_that_may_only_read_is_refused(hub: FakeHub) -> None:
-    hub.user = user("ada", "read")
-    for fact in ("token of 'ada'", "only read"):
-        assert fact in refused()
-
-
-@pytest.mark.usefixtures("hub")
-def test_the_namespace_of_someone_else_is_refused() -> None:
-    assert refused("bob/model") == "the token is of 'ada', who has no such namespace"
-
-
-def test_a_token_that_the_hub_does_not_know(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_other")
-    assert refused().startswith("the hub cannot be used: HfHubHTTPError: ")
-    assert "401" in refused()
-
-
-def test_no_token_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    for fact in ("no token", "HF_TOKEN", "`hf auth login`"):
-        assert fact in refused()
+@pytest.mark.parametrize(
+    ("role", "token", "repo", "told"),
+    [
+        ("read", TOKEN, "ada/model", "the token of 'ada' may only read: "),
+        ("write", TOKEN, "bob/model", "the token is of 'ada', who has no such namespace"),
+        ("write", "hf_other", "ada/model", "the hub cannot be used: HfHubHTTPError: .*401"),
+        ("write", "", "ada/model", "there is no token for the hub: set HF_TOKEN, or run `hf auth login`"),
+    ],
+)
+def test_a_token_that_may_not_push_is_refused(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, role: str, token: str, repo: str, told: str
+) -> None:
+    hub.user = user("ada", role)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: token or None)
+    assert re.match(told, refused(repo))
 
 
 def test_a_hub_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     point_at(monkeypatch, "http://127.0.0.1:9")
     assert refused().startswith("the hub cannot be used: ConnectError: ")
 
@@ -221,21 +129,3 @@ def test_a_push_that_fails_says_where_the_model_is(hub: FakeHub, folder: Path) -
     assert "403" in first
     assert second == f"push it by hand: hf upload ada/model {folder} --private --revision try-2"
     assert (folder / "README.md").is_file()
-
-
-def test_the_card_says_what_trained_the_model() -> None:
-    front, _, text = model_card(run_config(path="org/base"), SUMMARY).removeprefix("---\n").partition("---\n")
-    assert yaml.safe_load(front)["base_model"] == "org/base"
-    lines = [line.strip("| ") for line in text.splitlines() if line.startswith("| ")]
-    rows = dict(line.split(" | ") for line in lines if line)
-    assert rows["base model"] == "org/base"
-    assert rows["rewards"] == "exact (weight 1), length (weight 0.5)"
-    assert (rows["data"], rows["loss"], rows["optimizer steps"]) == ("train.jsonl", "dr_grpo", "100")
-    assert (rows["accuracy before"], rows["accuracy after"]) == ("0.3000", "0.9123")
-
-
-def test_the_card_tells_no_folder_of_this_machine() -> None:
-    card = model_card(run_config(path="/home/ada/base"), SUMMARY)
-    assert "/home" not in card
-    assert "/data" not in card
-    assert "base_model" not in card

@@ -38,7 +38,10 @@ def test_data_are_told_with_their_digest_and_metrics_with_their_value() -> None:
     assert told["evaluated on"] == "heldout.jsonl (sha256 fedcba9876543210)"
     assert (told["reward"], told["grad_norm"], told["evaluation/accuracy"]) == ("0.5123", "1", "0.75")
     assert "memory/peak_gib" not in told
-    assert (told["optimizer steps"], told["accuracy after"]) == ("40", "0.7500")
+    assert told["optimizer steps"] == "40"
+    assert (told["accuracy before"], told["accuracy after"]) == ("0.2500", "0.7500")
+    assert told["rewards"] == "exact (weight 1), short (weight 0.5)"
+    assert (told["base model"], told["loss"]) == ("base", "dapo")
 
 
 def test_the_run_file_is_whole_and_names_no_folder_of_this_machine() -> None:

@@ -25,7 +25,7 @@ from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.policy.models import load_model
 from grpox.runfile.load import resolve_config
 from grpox.runfile.model_options import media_parts, media_problem
-from grpox.training.given import check_model
+from grpox.training.arguments import check_model
 from grpox.training.inputs import open_prompts, open_tokenizer
 from grpox.training.load_evaluation import NamedModel, load_evaluation
 

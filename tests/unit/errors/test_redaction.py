@@ -11,7 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from grpox.checkpoint.faults import Dump, Fault, replay
+from grpox.checkpoint.faults import Fault
 from grpox.cli.train import run_to_resume
 from grpox.config import ComponentRef, HubConfig, ModelConfig, RewardRef, RunConfig
 from grpox.errors import ConfigError, Problem, plain
@@ -22,6 +22,7 @@ from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.runfile.load import load_run, resolve_config
 from grpox.runfile.secrets import restore_secrets
+from grpox.training.replay import Dump, replay
 
 DRAWN = "q8Zt3vLw5Xc1Nb7Rk2Ym9Hd4Gs6Pj0Fa8Ue"
 """As a machine draws a secret."""

@@ -6,7 +6,7 @@ import pytest
 
 from grpox import hookimpl
 from grpox.errors import ConfigError
-from grpox.training.given import given_callbacks
+from grpox.training.arguments import read_callbacks
 
 
 class Named:
@@ -41,7 +41,7 @@ class NotEmpty:
 
 def test_methods_are_hooks_by_their_names() -> None:
     named, marked = Named(), Marked()
-    assert given_callbacks([named, marked]) == (named, marked)
+    assert read_callbacks([named, marked]) == (named, marked)
     assert Named.grpox_step_finished.grpox_impl["tryfirst"] is False  # type: ignore[attr-defined]
     assert Marked.grpox_step_finished.grpox_impl["tryfirst"] is True  # type: ignore[attr-defined]
 
@@ -59,7 +59,7 @@ def test_methods_are_hooks_by_their_names() -> None:
 )
 def test_what_is_no_callback(callback: Any, what: str, near: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        given_callbacks([Named(), callback])
+        read_callbacks([Named(), callback])
     [problem] = raised.value.problems
     assert (problem.where, problem.key) == ("Run()", "callbacks[1]")
     assert what in problem.what
@@ -68,4 +68,4 @@ def test_what_is_no_callback(callback: Any, what: str, near: str) -> None:
 
 def test_one_object_is_no_list() -> None:
     with pytest.raises(ConfigError, match="a list of objects"):
-        given_callbacks(Named())
+        read_callbacks(Named())

@@ -26,8 +26,8 @@ from grpox.runfile.lock.of_run import lock_of
 from grpox.runfile.overrides import apply_overrides
 from grpox.runfile.schema import run_schema
 from grpox.runfile.slots import parameter_defaults
+from grpox.training.arguments import read_arguments
 from grpox.training.episodes import opened_episodes
-from grpox.training.given import given_objects
 
 ENVIRONMENTS = '''
 from pydantic import BaseModel
@@ -612,7 +612,7 @@ def double(number: int) -> int:
 
 
 def given(**arguments: Any) -> Any:
-    return given_objects(None, None, None, None, None, **arguments)
+    return read_arguments(None, None, None, None, None, **arguments)
 
 
 def test_a_class_and_functions_are_given_in_python(resolve: Resolve) -> None:

@@ -15,7 +15,7 @@ import pytest
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
-from grpox.training.given import given_objects
+from grpox.training.arguments import read_arguments
 
 RUN = """\
 model: {path: model}
@@ -177,7 +177,7 @@ def test_functions_stand_in_for_the_rewards(load: Load, tmp_path: Path) -> None:
         return [-float(len(completion)) for completion in completions]
 
     data = {"model": {"path": "model"}, "data": {"path": "train.jsonl"}, "evaluation": None}
-    given = given_objects(None, None, None, None, [brevity])
+    given = read_arguments(None, None, None, None, [brevity])
     run = resolve_config(data, tmp_path / "inputs", "python", given=given)
     assert run.build("rewards[0]") is brevity
     assert [(reward.label, reward.weight) for reward in run.config.rewards] == [("brevity", 1.0)]

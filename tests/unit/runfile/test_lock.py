@@ -24,7 +24,7 @@ from grpox.runfile.load import load_run, resolve_config
 from grpox.runfile.lock.differences import Severity, across_ranks, compare, run_differences
 from grpox.runfile.lock.model import LOCK_FILE, Lock, LockFile, config_hash, read_lock
 from grpox.runfile.lock.of_run import lock_of, origin_of, recorded_files
-from grpox.training.given import given_objects
+from grpox.training.arguments import read_arguments
 
 PLUGIN = """
 import sys
@@ -222,7 +222,7 @@ def is_short(completions: list[str], **columns: object) -> list[float]:
 
 
 def test_an_object_given_in_python_is_told_as_such() -> None:
-    given = given_objects(None, None, None, None, [is_short])
+    given = read_arguments(None, None, None, None, [is_short])
     config = load_run("quickstart", ["evaluation=null"]).config
     run = resolve_config(config, Path.cwd(), "python", given=given)
     reward = lock_of(run).components["rewards[0]"]

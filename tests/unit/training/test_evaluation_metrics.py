@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from grpox.config import EvaluationConfig
 from grpox.contracts import Episode, Rollout, Turn
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.scoring import ScoredRow
-from grpox.training.evaluation import evaluation_metrics, outcomes_of
+from grpox.training.evaluation import evaluation_metrics, outcomes_of, pass_at_k
 
 Scores = tuple[float | None, ...]
 
@@ -67,6 +68,22 @@ def test_pass_at_k_counts_the_right_ones_of_each_prompt() -> None:
     assert [found[f"pass_at_{k}"] for k in (1, 2, 4)] == [0.125, 0.25, 0.5]
     assert metrics(scored, num_generations=4, pass_at_k=[1], right_at=0.5)["pass_at_1"] == 0.25
     assert found["accuracy"] == 1.5 / 8
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_pass_at_k_is_what_counting_every_choice_gives(n: int) -> None:
+    for c in range(n + 1):
+        right = [place < c for place in range(n)]
+        for k in range(1, n + 1):
+            choices = [any(chosen) for chosen in combinations(right, k)]
+            assert pass_at_k([(n, c)], k) == sum(choices) / len(choices)
+
+
+def test_pass_at_k_of_many_completions_is_exact() -> None:
+    assert pass_at_k([(10_000, 1)], 5_000) == 0.5  # C(10000, 5000) has 3,009 digits
+    assert pass_at_k([(1_000_000, 1)], 1) == 1e-6  # 1 minus a float next to 1 would keep ten digits of it
+    assert pass_at_k([(200, 101)], 100) == 1.0  # fewer than k are wrong
+    assert pass_at_k([(4, 1), (4, 4), (1, 1)], 2) == (0.5 + 1) / 2  # without a prompt of one completion
 
 
 def test_completions_without_a_score_are_neither_right_nor_wrong() -> None:

@@ -78,6 +78,10 @@ def evaluator(generator: Recording, rewards: Sequence[NamedReward] | None = None
     return Evaluator(sampler, scorer, held_out, chosen, SamplingConfig(top_p=0.5, max_completion_length=9))
 
 
+def evaluate(evaluator: Evaluator, step: int = 0) -> dict[str, float]:
+    return Evaluation({"": evaluator}, evaluator.config).evaluate(state(step))
+
+
 def state(step: int = 0) -> TrainerState:
     return TrainerState(step, 10, 0.0)
 
@@ -85,7 +89,7 @@ def state(step: int = 0) -> TrainerState:
 def test_a_prompt_is_drawn_with_one_seed_whatever_the_batch_and_with_another_at_another_step() -> None:
     def seeds(step: int, batch_size: int) -> list[int | None]:
         generator = Recording()
-        evaluator(generator, batch_size=batch_size).evaluate(state(step))
+        evaluate(evaluator(generator, batch_size=batch_size), step)
         return [prompt.seed for prompt in generator.asked]
 
     assert seeds(0, 2) == seeds(0, 5)
@@ -95,7 +99,8 @@ def test_a_prompt_is_drawn_with_one_seed_whatever_the_batch_and_with_another_at_
 
 def test_the_sampling_is_the_runs_but_for_what_the_evaluation_says() -> None:
     generator = Recording()
-    evaluator(generator, temperature=0.5, sampling={"max_completion_length": 4, "top_k": 7}).evaluate(state())
+    own_keys = {"max_completion_length": 4, "top_k": 7}
+    evaluate(evaluator(generator, temperature=0.5, sampling=own_keys))
     [sampling] = generator.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_completion_length) == (
         0.5,
@@ -104,7 +109,7 @@ def test_the_sampling_is_the_runs_but_for_what_the_evaluation_says() -> None:
         4,
     )
     own = EvaluationSamplingConfig(temperature=0.8)
-    evaluator(generator, sampling=own).evaluate(state())
+    evaluate(evaluator(generator, sampling=own))
     assert generator.sampling[-1].temperature == 0.8
 
 
@@ -121,11 +126,11 @@ def test_every_key_of_sampling_may_be_another_and_with_the_same_bounds() -> None
 
 def test_rewards_of_its_own_take_the_place_of_the_runs() -> None:
     generator = Recording()
-    assert evaluator(generator).evaluate(state())["rewards/training/mean"] == 9.0
+    assert evaluate(evaluator(generator))["rewards/training/mean"] == 9.0
     own = evaluator(
         generator, [NamedReward("equals", equals)], num_generations=2, temperature=1.0, pass_at_k=[2]
     )
-    metrics = own.evaluate(state())
+    metrics = evaluate(own)
     assert metrics["rewards/equals/mean"] == metrics["pass_at_2"] == 0.8
     assert "accuracy" not in metrics
     assert "rewards/training/mean" not in metrics
@@ -138,7 +143,7 @@ def test_the_random_numbers_of_the_process_go_on_as_if_nothing_was_evaluated() -
         random.seed(1)
         np.random.seed(1)
         if evaluated:
-            evaluator(Recording()).evaluate(state())
+            evaluate(evaluator(Recording()))
         return random.random(), float(np.random.rand()), float(torch.rand(1))
 
     assert next_numbers(True) == next_numbers(False)
@@ -156,7 +161,7 @@ def test_what_functions_log_is_weighed_by_completions() -> None:
         log_metric("size", len(completions))
         return [0.0] * len(completions)
 
-    metrics = evaluator(Recording(), [NamedReward("judge", judge)], batch_size=3).evaluate(state())
+    metrics = evaluate(evaluator(Recording(), [NamedReward("judge", judge)], batch_size=3))
     assert metrics["size"] == (3 * 3 + 2 * 2) / 5
 
 

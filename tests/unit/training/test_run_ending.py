@@ -128,19 +128,6 @@ def test_a_run_without_evaluations_has_no_accuracy() -> None:
     assert "accuracy_after" not in summary
 
 
-@pytest.mark.parametrize(
-    ("summary", "is_done"),
-    [({"steps": 9}, True), ({"steps": 6}, False), ({"steps": 6, "stopped_early": {"step": 6}}, True)],
-)
-def test_a_run_that_stopped_early_is_complete(tmp_path: Path, summary: dict[str, Any], is_done: bool) -> None:
-    config = RunConfig.model_validate(
-        {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": ["exact"], "output_dir": str(tmp_path)}
-    )
-    (tmp_path / "config.yaml").write_text(config_text(config))
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert (finished(config, 9) is not None) == is_done
-
-
 def test_a_run_is_complete_whatever_changes_nothing_that_it_computed(tmp_path: Path) -> None:
     """Also one whose record was written by a grpox that did not know all keys, or that was moved since."""
 
@@ -165,6 +152,7 @@ def test_a_run_is_complete_whatever_changes_nothing_that_it_computed(tmp_path: P
     stopped = {"steps": 6, "stopped_early": {"step": 6}}
     assert is_done(stopped, tracking={})
     assert not is_done(stopped, evaluation=patient)  # it may go on
+    assert not is_done({"steps": 6})
 
 
 def test_an_observer_ends_the_run_before_the_checkpoint_of_that_step() -> None:

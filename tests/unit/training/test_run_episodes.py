@@ -77,8 +77,7 @@ def opened(run_file: Path, *overrides: str) -> tuple[RunEpisodes, PromptSet, int
     run = load_run(str(run_file), list(overrides), world_size=1)
     environments: Any = ()  # nothing is sampled
     episodes, tokenizer = RunEpisodes(run, environments), open_tokenizer(run)
-    prompts, _ = open_prompts(run, tokenizer, None, episodes.tools_of)
-    episodes.check(prompts)
+    prompts, _ = open_prompts(run, tokenizer, episodes=episodes)
     return episodes, prompts, tokenizer.convert_tokens_to_ids("<|im_end|>")
 
 

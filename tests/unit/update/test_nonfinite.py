@@ -9,12 +9,13 @@ import pytest
 import torch
 from support.logs import LoggedText
 
-from grpox.checkpoint.faults import FAULT, open_dump
+from grpox.checkpoint.faults import FAULT
 from grpox.config import TrainConfig
 from grpox.contracts import Rollout
 from grpox.errors import ConfigError, RunFailed
 from grpox.policy.batch import Sample, samples_of
 from grpox.runtime.world import World
+from grpox.training.replay import open_dump
 from grpox.update.nonfinite import NonFinite, NonFinitePolicy, Row, find, in_order
 from grpox.update.objective import k2, k3
 

@@ -1,28 +1,25 @@
-"""The arguments of `grpox.train` that replace keys of a run file, checked.
-
-A model among them is whole again after the run.
-"""
+"""The arguments of `grpox.train` that replace keys of a run file."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
-import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpox.config.run import REWARD_OF_MODEL
 from grpox.data.open_data import DATA_FILES
 from grpox.errors import ConfigError, Problem, describe, nearest, text_of
+from grpox.plugins import hookspecs
 from grpox.plugins.hookspecs import hookimpl
 from grpox.plugins.loader import InvalidPlugin, check_hooks
-from grpox.policy.lora.layers import adapted_layers, merge_adapters
+from grpox.policy.lora.layers import adapted_layers
 from grpox.policy.saved_whole import undescribed
-from grpox.policy.weight_stream import stream_as_trained
 from grpox.runfile.given import GIVEN, MERGED, Changes, Given
 from grpox.runfile.load import keys_by_name
 from grpox.runfile.model_options import media_parts
@@ -30,7 +27,7 @@ from grpox.runfile.overrides import ARGUMENT
 from grpox.runfile.paths import input_path
 
 if TYPE_CHECKING:
-    from grpox.policy.engine import Engine
+    pass
 
 
 _OF_TRAINER = {
@@ -43,16 +40,11 @@ _OF_TRAINER = {
 }
 """Argument of TRL's GRPOTrainer -> what stands for it."""
 _IN_CONFIG = "in the config or overrides"
-HOOKS_OF_RUN = (
-    "grpox_run_started",
-    "grpox_rollouts_scored",
-    "grpox_step_finished",
-    "grpox_evaluated",
-    "grpox_alarm_raised",
-    "grpox_checkpoint_saved",
-    "grpox_run_failed",
-    "grpox_run_finished",
-)
+HOOKS_OF_RUN = [
+    name
+    for name, hook in vars(hookspecs).items()
+    if name[:6] == "grpox_" and "run" in signature(hook).parameters
+]
 """Methods of an observer of a run."""
 _OF_CALLBACK = {
     "on_train_begin": "grpox_run_started",
@@ -78,9 +70,9 @@ LONGEST_STREAM = 10_000
 """Most rows of a stream of held-out prompts: without a limit, a stream without an end would never be read."""
 
 
-def given_objects(
-    model: PreTrainedModel | str | Path | None,
-    tokenizer: PreTrainedTokenizerBase | None,
+def read_arguments(
+    model: Any,
+    tokenizer: Any,
     dataset: Any,
     eval_dataset: Any,
     rewards: Any,
@@ -95,43 +87,84 @@ def given_objects(
     """
     changes: dict[str, Changes | Sequence[Changes | str]] = {}
     merged: dict[str, str] = {}
+    functions: dict[str, Callable[..., Any]] = {}
+    models: dict[str, PreTrainedModel] = {}
+    rows, eval_sets = None, dict[str, datasets.Dataset]()
     if isinstance(model, str | Path):
         changes["model"] = {"path": input_path(str(model), Path.cwd())}
         model = None
     elif model is not None:
-        merged = fingerprint_of_adapter(model) if is_peft_model(model) else {}
-        whole, lora = _without_adapter(model)
-        check_model(whole)
-        named = {"path": input_path(name, Path.cwd())} if (name := whole.name_or_path) else {}
-        changes["model"], model = named | lora, whole
-    if tokenizer is not None:
-        check_tokenizer(tokenizer)
-    rows = None
+        lora: dict[str, Any] = {}
+        if is_peft_model(model):
+            # Before the merge, which takes the adapter apart.
+            # An adapter that changes nothing, as a new one, needs no fingerprint.
+            changed = any("lora_B" in name and bool(each.any()) for name, each in model.named_parameters())
+            merged = {MERGED: _digest_of_adapter(model)} if changed else {}
+            lora = {"lora": lora_of(model)}
+            model = model.merge_and_unload()
+        check_model(model)
+        path = {"path": input_path(name, Path.cwd())} if (name := model.name_or_path) else {}
+        changes["model"] = path | lora
+    if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise _refused("tokenizer", "is no tokenizer", tokenizer, "a transformers PreTrainedTokenizerBase")
+    if tokenizer is not None and tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        what = "has neither a padding nor an EOS token"
+        raise _refused("tokenizer", what, tokenizer, "a tokenizer with one of them")
     if dataset is not None:
-        path, rows = _given_rows(dataset, "data")
-        changes["data"] = {"path": path}
-    evaluation_rows, evaluation = given_evaluation(eval_dataset)
-    if evaluation:
-        changes["evaluation"] = evaluation
-    functions, models, references = given_rewards(rewards, merged)
-    if references is not None:
-        changes["rewards"] = references
+        path, rows = _read_rows(dataset, "data")
+        changes["data"] = path
+    if isinstance(eval_dataset, Mapping):
+        sets = {}
+        for name, value in eval_dataset.items():
+            sets[str(name)], read = _read_rows(value, f"evaluation.sets.{name}")
+            eval_sets |= {} if read is None else {str(name): read}
+        if not sets:
+            raise _refused("evaluation", "is empty", eval_dataset)
+        changes["evaluation"] = {"sets": sets}
+    elif eval_dataset is not None:
+        changes["evaluation"], read = _read_rows(eval_dataset, "evaluation")
+        eval_sets = {} if read is None else {"": read}
+    if rewards is not None:
+        is_alone = callable(rewards) or isinstance(rewards, str | Mapping)
+        changes["rewards"] = references = _references(rewards, "function", is_alone)
+        for place, keys in enumerate(references):
+            if "function" in keys:
+                references[place] = _read_reward(keys, place, functions, models, merged)
     if environment is not None:
-        classes, changes["environment"] = given_environments(environment)
-        functions |= classes
+        is_alone = isinstance(environment, str | Mapping) or not isinstance(environment, Sequence)
+        changes["environment"] = references = _references(environment, "class", is_alone)
+        for place, keys in enumerate(references):
+            if "class" in keys:
+                functions[f"environment[{place}]"] = own = keys.pop("class")
+                references[place] = {"name": _name_of(own)} | keys
     if tools is not None:
-        called, changes["tools"] = given_tools(tools)
-        functions |= called
-    observers = given_callbacks(callbacks)
-    return Given(model, tokenizer, rows, evaluation_rows, functions, models, changes, merged, observers)
+        changes["tools"] = names = []
+        for place, tool in enumerate([tools] if isinstance(tools, str) or callable(tools) else tools):
+            if not isinstance(tool, str):
+                functions[f"tools[{place}]"] = tool
+                tool = f"{getattr(tool, '__module__', '')}:{_name_of(tool)}"
+            names.append(tool)
+    observers = read_callbacks(callbacks)
+    return Given(model, tokenizer, rows, eval_sets, functions, models, changes, merged, observers)
 
 
-def refuse_arguments(others: Mapping[str, Any], known: Sequence[str], called: str) -> None:
+def _references(values: Any, under: str, is_alone: bool) -> list[dict[str, Any]]:
+    """Return a list of references as a run file has it; objects stand under the key `under`."""
+    return [
+        {"name": each} if isinstance(each, str) else dict(each) if isinstance(each, Mapping) else {under: each}
+        for each in ([values] if is_alone else values)
+    ]
+
+
+def _name_of(value: Any) -> str:
+    return getattr(value, "__name__", type(value).__name__)
+
+
+def refuse_arguments(others: Mapping[str, Any], known: Sequence[str]) -> None:
     """Refuse arguments that `grpox.train` lacks, and name what stands for an argument of TRL or a key.
 
     Args:
         known: the arguments of `grpox.train`.
-        called: the function or class that was called: ``train()``.
 
     Raises:
         ConfigError: there is one.
@@ -139,8 +172,8 @@ def refuse_arguments(others: Mapping[str, Any], known: Sequence[str], called: st
     problems = []
     for name, value in others.items():
         near, cure = _counterpart(name, known)
-        what, allowed = f"is no argument of {called}{f': {cure}' if cure else ''}", ", ".join(known)
-        problems.append(Problem(what, name, called, _shown(value), allowed, near))
+        what, allowed = f"is no argument of {ARGUMENT}{f': {cure}' if cure else ''}", ", ".join(known)
+        problems.append(Problem(what, name, ARGUMENT, _shown(value), allowed, near))
     if problems:
         raise ConfigError(problems)
 
@@ -160,111 +193,63 @@ def _counterpart(name: str, known: Sequence[str]) -> tuple[str, str]:
     return answers.get(nearest(name, answers), ""), ""
 
 
-def given_evaluation(eval_dataset: Any) -> tuple[dict[str, datasets.Dataset], dict[str, Any]]:
-    """Return held-out rows by set, and the keys of the section `evaluation` that stand for them.
-
-    A mapping of names, which is several sets, has a dataset, rows or a path for each name.
-    """
-    if eval_dataset is None:
-        return {}, {}
-    key = "evaluation"
-    if not isinstance(eval_dataset, Mapping):
-        path, rows = _given_rows(eval_dataset, key)
-        return ({} if rows is None else {"": rows}), {"path": path}
-    evaluation_rows, sets = {}, {}
-    for name, value in eval_dataset.items():
-        path, rows = _given_rows(value, f"{key}.sets.{name}")
-        sets[str(name)] = {"path": path}
-        if rows is not None:
-            evaluation_rows[str(name)] = rows
-    if not sets:
-        raise _refused(key, "is empty", eval_dataset)
-    return evaluation_rows, {"sets": sets}
-
-
-def _given_rows(value: Any, key: str) -> tuple[str, Any]:
+def _read_rows(value: Any, key: str) -> tuple[dict[str, str], Any]:
     """Return the path that stands for rows in the config, and the rows unless `value` is a path itself."""
     if isinstance(value, str | Path):
-        return input_path(str(value), Path.cwd(), DATA_FILES), None
-    return GIVEN, as_dataset(value, key)
+        return {"path": input_path(str(value), Path.cwd(), DATA_FILES)}, None
+    return {"path": GIVEN}, as_dataset(value, key)
 
 
-def given_rewards(
-    rewards: Any, fingerprints: dict[str, str]
-) -> tuple[dict[str, Callable[..., Any]], dict[str, PreTrainedModel], list[dict[str, Any]] | None]:
-    """Return functions by key, models by key, and the list `rewards` of an equivalent run file.
-
-    A mapping is as in a run file, or has a function or model under ``function`` beside ``weight`` and others.
+def _read_reward(
+    keys: dict[str, Any],
+    place: int,
+    functions: dict[str, Callable[..., Any]],
+    models: dict[str, PreTrainedModel],
+    fingerprints: dict[str, str],
+) -> dict[str, Any]:
+    """Add a function or model to those of the run, and return its reference as a run file has it.
 
     Args:
-        fingerprints: gets the digest of each adapter that is merged into a reward model.
+        keys: other keys of the reference beside ``function``.
+        fingerprints: gets the digest of an adapter that is merged into a reward model.
     """
-    functions: dict[str, Callable[..., Any]] = {}
-    models: dict[str, PreTrainedModel] = {}
-    if rewards is None:
-        return functions, models, None
-    references: list[dict[str, Any]] = []
-    alone = callable(rewards) or isinstance(rewards, str | Mapping)
-    for place, reward in enumerate([rewards] if alone else rewards):
-        key, keys = f"rewards[{place}]", _keys(reward, "function")
-        if "function" in keys:
-            function = keys.pop("function")
-            digest, function = _merged_reward_model(function, key)
-            path = reward_model_path(function, key)
-            if path is None:
-                if not callable(function) or hasattr(function, "forward"):  # a module can be called too
-                    raise _no_function(function, key)
-                functions[key] = function
-                # Its own name, the wrapped function's (functools.partial), or its class's.
-                inner = getattr(function, "func", function)
-                name = getattr(inner, "__name__", type(function).__name__)
-                # Not by its line, which changes with each edit: a resumed run has the same names.
-                keys = {"name": f"lambda_{place}" if name == "<lambda>" else name} | keys
-            else:
-                models[key] = function
-                own: dict[str, Any] = {"model": path}
-                if digest:  # the folder of the base model has other weights
-                    own = {"model": GIVEN, "tokenizer": path}
-                    fingerprints[f"{key}'s merged adapter"] = digest
-                keys = {"name": REWARD_OF_MODEL} | own | keys
-        references.append(keys)
-    return functions, models, references
-
-
-def _merged_reward_model(value: Any, key: str) -> tuple[str, Any]:
-    """Merge the adapter of a PeftModel; also return the adapter's digest, empty for any other value.
-
-    Raises:
-        ConfigError: peft cannot merge it.
-    """
-    if not is_peft_model(value):
-        return "", value
-    # Before the merge, which takes the adapter apart.
-    digest = _digest_of_adapter(value)
-    try:
-        return digest, value.merge_and_unload()
-    except Exception as error:
-        what = f"peft cannot merge its adapter: {describe(error)}"
-        raise _refused(key, what, value, "a sequence-classification model without an adapter") from error
+    key, reward, digest = f"rewards[{place}]", keys.pop("function"), ""
+    if is_peft_model(reward):
+        # Before the merge, which takes the adapter apart.
+        digest = _digest_of_adapter(reward)
+        try:
+            reward = reward.merge_and_unload()
+        except Exception as error:
+            what = f"peft cannot merge its adapter: {describe(error)}"
+            allowed = "a sequence-classification model without an adapter"
+            raise _refused(key, what, reward, allowed) from error
+    if isinstance(reward, PreTrainedModel):
+        if "ForSequenceClassification" not in type(reward).__name__ or reward.config.num_labels != 1:
+            raise _refused(key, "is no sequence-classification model with one output", reward, "")
+        if not (path := str(reward.name_or_path)):
+            what = "the model does not say where it came from, so its tokenizer cannot be found"
+            raise _refused(key, what, reward, "")
+        models[key] = reward
+        own = {"model": path}
+        if digest:  # the folder of the base model has other weights
+            own = {"model": GIVEN, "tokenizer": path}
+            fingerprints[f"{key}'s merged adapter"] = digest
+        return {"name": REWARD_OF_MODEL} | own | keys
+    if not callable(reward) or hasattr(reward, "forward"):  # a module can be called too
+        allowed = (
+            "a reward function, a sequence-classification model, a component's name, or a run file's mapping"
+        )
+        raise ConfigError("is no reward function", key, ARGUMENT, _shown(reward), allowed)
+    functions[key] = reward
+    # Its own name, the wrapped function's (functools.partial), or its class's.
+    name = getattr(getattr(reward, "func", reward), "__name__", type(reward).__name__)
+    # Not by its line, which changes with each edit: a resumed run has the same names.
+    return {"name": f"lambda_{place}" if name == "<lambda>" else name} | keys
 
 
 def is_peft_model(value: Any) -> bool:
     """Tell whether `value` is a model with adapters as peft wraps it; peft is not imported."""
     return isinstance(value, nn.Module) and hasattr(value, "merge_and_unload") and hasattr(value, "peft_config")
-
-
-def _without_adapter(model: Any) -> tuple[Any, dict[str, Any]]:
-    """Merge the adapter of a PeftModel; also return the keys of the section `model` for a new one like it."""
-    if not is_peft_model(model):
-        return model, {}
-    lora = {"lora": lora_of(model)}
-    return model.merge_and_unload(), lora
-
-
-def fingerprint_of_adapter(model: nn.Module) -> dict[str, str]:
-    """Return the digest of an adapter under `MERGED`; empty if the adapter changes nothing, as a new one."""
-    changes = any("lora_B" in name and bool(parameter.any()) for name, parameter in model.named_parameters())
-    return {MERGED: _digest_of_adapter(model)} if changes else {}
 
 
 def _digest_of_adapter(model: nn.Module) -> str:
@@ -315,37 +300,7 @@ def lora_of(model: Any) -> dict[str, Any]:
     return lora
 
 
-def given_environments(environment: Any) -> tuple[dict[str, Callable[..., Any]], list[dict[str, Any]]]:
-    """Return classes by key, and the list `environment` of an equivalent run file.
-
-    A mapping is as in a run file, or has a class under ``class`` beside its parameters, `when` and `weight`.
-    """
-    classes: dict[str, Callable[..., Any]] = {}
-    references: list[dict[str, Any]] = []
-    is_alone = isinstance(environment, str | Mapping) or not isinstance(environment, Sequence)
-    for place, each in enumerate([environment] if is_alone else environment):
-        key, keys = f"environment[{place}]", _keys(each, "class")
-        if "class" in keys:
-            classes[key] = own = keys.pop("class")
-            keys = {"name": getattr(own, "__name__", type(own).__name__)} | keys
-        references.append(keys)
-    return classes, references
-
-
-def given_tools(tools: Any) -> tuple[dict[str, Callable[..., Any]], list[str]]:
-    """Return functions by key, and the list `tools` of an equivalent run file."""
-    functions: dict[str, Callable[..., Any]] = {}
-    references: list[str] = []
-    for place, tool in enumerate([tools] if isinstance(tools, str) or callable(tools) else tools):
-        if not isinstance(tool, str):
-            functions[f"tools[{place}]"] = tool
-            name = getattr(tool, "__name__", type(tool).__name__)
-            tool = f"{getattr(tool, '__module__', '')}:{name}"
-        references.append(tool)
-    return functions, references
-
-
-def given_callbacks(callbacks: Any) -> tuple[object, ...]:
+def read_callbacks(callbacks: Any) -> tuple[object, ...]:
     """Check objects with the methods of observers, and mark the methods as hooks.
 
     Raises:
@@ -383,18 +338,6 @@ def _hook_like(name: str) -> str:
 
 def _shown(value: Any) -> str:
     return " ".join(repr(value).split())[:200]
-
-
-def _keys(value: Any, name: str) -> dict[str, Any]:
-    """Return a reference as a run file has it; an object stands under `name`."""
-    if isinstance(value, str):
-        return {"name": value}
-    return dict(value) if isinstance(value, Mapping) else {name: value}
-
-
-def _no_function(value: Any, key: str) -> ConfigError:
-    allowed = "a reward function, a sequence-classification model, a component's name, or a run file's mapping"
-    return ConfigError("is no reward function", key, where=ARGUMENT, given=_shown(value), allowed=allowed)
 
 
 def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableDataset:
@@ -489,53 +432,3 @@ def _unfit(model: Any) -> str:
     if len(dtypes) > 1 or not dtypes <= {"float32", "bfloat16"}:
         return f"its weights are in {' and '.join(sorted(dtypes))}: make all of them float32 or bfloat16"
     return undescribed(model)
-
-
-def check_tokenizer(tokenizer: Any) -> None:
-    """Refuse a tokenizer that a run cannot use.
-
-    Raises:
-        ConfigError: it is no tokenizer of transformers, or has neither a padding nor an EOS token.
-    """
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        what, allowed = "is no tokenizer", "a transformers PreTrainedTokenizerBase"
-    elif tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-        what, allowed = "has neither a padding nor an EOS token", "a tokenizer with one of them"
-    else:
-        return
-    raise _refused("tokenizer", what, tokenizer, allowed)
-
-
-def reward_model_path(value: Any, key: str) -> str | None:
-    """Return the path of a reward model's tokenizer; None if `value` is no transformers model.
-
-    Raises:
-        ConfigError: the model has not one output, or does not know where it came from.
-    """
-    if not isinstance(value, PreTrainedModel):
-        return None
-    if "ForSequenceClassification" not in type(value).__name__ or value.config.num_labels != 1:
-        raise _refused(key, "is no sequence-classification model with one output", value, "")
-    if not value.name_or_path:
-        what = "the model does not say where it came from, so its tokenizer cannot be found"
-        raise _refused(key, what, value, "")
-    return str(value.name_or_path)
-
-
-def make_whole(model: PreTrainedModel, engine: Engine, device: torch.device) -> None:
-    """Take `model` out of its engine, with whole parameters on `device`; a collective that closes the engine.
-
-    ZeRO-3 has replaced each module's parameters by shards and added hooks to its forward. Adapters are merged.
-    """
-    whole = {name: tensor.to(device, copy=True) for name, tensor in stream_as_trained(engine.module)}
-    # Tied weights are one parameter with several names; the stream has one of them.
-    shards = dict(model.named_parameters(remove_duplicate=False))
-    by_shard = {id(shards[name]): nn.Parameter(tensor) for name, tensor in whole.items()}
-    engine.close()
-    for module in model.modules():
-        module._parameters = {
-            name: shard if shard is None else by_shard[id(shard)] for name, shard in module._parameters.items()
-        }
-    if adapted_layers(model):
-        merge_adapters(model)
-    model.to(device).eval()
