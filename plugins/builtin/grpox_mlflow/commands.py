@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 
     from grpox_mlflow.views import View
 
-runs_app = typer.Typer(no_args_is_help=True, help="List, show, compare and open runs, from their folders.")
+HELP = """List, show, compare and open runs, from their folders.
+
+\b
+Examples:
+  grpox runs list
+  grpox runs show runs/quickstart
+"""
+
+runs_app = typer.Typer(no_args_is_help=True, help=HELP)
 
 RUN_HELP = "Folder of a run, or its name."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
