@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -16,7 +17,11 @@ from support.fixtures import GrpoxCommand
 from support.killing import assert_same, finish, kill_and_resume
 from support.scoring_server import Answer, scoring_server
 
-TRIAL = Path(__file__).parents[1] / "contract" / "trial"
+TRIAL = (
+    Path(__file__).parents[1] / "contract" / "planted" / "trial.py",
+    Path(__file__).with_name("trial_components.py"),
+)
+"""Files of components."""
 SHORT = (
     "evaluation=null",
     "tracking={}",
@@ -46,7 +51,8 @@ def grpox_commands():
 
 
 def component(name: str, **parameters: Any) -> str:
-    return json.dumps({"path": str(TRIAL / name), **parameters})
+    [file] = (file for file in TRIAL if re.search(rf"^(class|def) {name}\b", file.read_text(), re.MULTILINE))
+    return json.dumps({"path": f"{file}:{name}", **parameters})
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:
@@ -61,18 +67,18 @@ def test_seven_components_at_once_are_resumed_bit_by_bit(tmp_path: Path, ranks: 
         rows.writerow(["prompt", "answer"])
         pairs = [(a, b) for a in range(10, 60) for b in range(10, 40)]
         rows.writerows((f"{a}+{b}=", a + b) for a, b in random.Random(1).sample(pairs, 400))
-    patience = component("observers.py:Patience", steps=50)
+    patience = component("Patience", steps=50)
     overrides = [
         *SHORT[:1],
         *SHORT[2:],
         f"tracking={{patience: {patience}}}",
-        f"loss={component('losses.py:QuantileClip')}",
-        f"advantage={component('advantages.py:RunningStd')}",
-        f"correction={component('corrections.py:SequenceCap')}",
-        f"rewards=[{component('rewards.py:close')}]",
-        f"train.optimizer={component('training.py:Lion', weight_decay=0.01)}",
-        f"train.scheduler={component('training.py:Restarts', periods=3)}",
-        f"data={{source: {component('training.py:FromCsv', file=str(tmp_path / 'sums.csv'))}}}",
+        f"loss={component('QuantileClip')}",
+        f"advantage={component('RunningStd')}",
+        f"correction={component('SequenceCap')}",
+        f"rewards=[{component('close')}]",
+        f"train.optimizer={component('Lion', weight_decay=0.01)}",
+        f"train.scheduler={component('Restarts', periods=3)}",
+        f"data={{source: {component('FromCsv', file=str(tmp_path / 'sums.csv'))}}}",
         "train.per_device_train_batch_size=16",
         "train.max_steps=8",
         "checkpoint.every=2",
@@ -95,11 +101,11 @@ def test_two_turns_with_rewards_of_parts_train_every_token_by_its_own(
         "train",
         "quickstart",
         *(SHORT[0], *SHORT[2:]),
-        f"tracking={{target: {component('observers.py:TargetKl', target=1e-9)}}}",
-        f"generator={component('generators.py:AsksAgain')}",
-        f"rewards=[{component('rewards.py:Digits')}]",
-        f"advantage={component('advantages.py:RewardToGo')}",
-        f"loss={component('losses.py:ReferencePenalty')}",
+        f"tracking={{target: {component('TargetKl', target=1e-9)}}}",
+        f"generator={component('AsksAgain')}",
+        f"rewards=[{component('Digits')}]",
+        f"advantage={component('RewardToGo')}",
+        f"loss={component('ReferencePenalty')}",
         "sampling.max_completion_length=11",
         "train.per_device_train_batch_size=32",
         "train.beta=0.01",
@@ -119,7 +125,7 @@ def test_two_turns_with_rewards_of_parts_train_every_token_by_its_own(
 @pytest.mark.parametrize("loss", ["PairsOfAGroup", "RewardWeighted", "EntropyRegularised"])
 def test_a_loss_with_further_inputs_trains(grpox: GrpoxCommand, tmp_path: Path, loss: str) -> None:
     arguments = ["train.per_device_train_batch_size=64", "train.max_steps=6", f"output_dir={tmp_path / loss}"]
-    chosen = f"loss={component(f'losses.py:{loss}')}"
+    chosen = f"loss={component(loss)}"
     done = grpox("train", "quickstart", *SHORT, chosen, "train.learning_rate=1.0e-3", *arguments)
     assert done.returncode == 0, done.stderr
     rewards = [each["reward"] for each in metrics_of(tmp_path / loss) if "reward" in each]
@@ -155,10 +161,11 @@ def verdict(body: Any, _: int) -> Answer:
 @pytest.mark.parametrize(
     ("loss", "advantage", "further", "formula"),
     [
-        ("GspoToken, low: 0.2, high: 0.2", "Rloo", "corrections.py:IcePop", less_the_others),
-        ("Gmpo", "QuantileBaseline", "", less_the_quantile),
-        ("Gmpo", "ByDifficulty", "corrections.py:IcePop", by_difficulty),
+        (component("GspoToken", low=0.2, high=0.2), "Rloo", "IcePop", less_the_others),
+        (component("Gmpo"), "QuantileBaseline", "", less_the_quantile),
+        (component("Gmpo"), "ByDifficulty", "IcePop", by_difficulty),
     ],
+    ids=["the others", "quantile", "difficulty"],
 )
 def test_a_judge_teaches_by_the_advantages_of_the_formula(
     grpox: GrpoxCommand, tmp_path: Path, loss: str, advantage: str, further: str, formula: Any
@@ -172,10 +179,10 @@ def test_a_judge_teaches_by_the_advantages_of_the_formula(
             "quickstart",
             *SHORT,
             f"data.path={tmp_path / 'sums.jsonl'}",
-            f"loss={{path: '{TRIAL}/losses.py:{loss.partition(',')[0]}'{''.join(loss.partition(',')[1:])}}}",
-            f"advantage={component(f'advantages.py:{advantage}')}",
+            f"loss={loss}",
+            f"advantage={component(advantage)}",
             f"correction={component(further) if further else 'none'}",
-            f"rewards=[{component('rewards.py:Judge', url=judge.url)}]",
+            f"rewards=[{component('Judge', url=judge.url)}]",
             "train.per_device_train_batch_size=64",
             "train.max_steps=8",
             "train.learning_rate=1.0e-3",

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel, Field
-from skeletons import log_ratio_of
 from torch import Tensor
 
 from grpox import hookimpl
@@ -37,6 +36,10 @@ class Configured:
         self.config = config
 
 
+def _log_ratio(inputs: LossInputs) -> Tensor:
+    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
+
+
 def _sequence_sum(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0).sum(dim=1, keepdim=True)
 
@@ -62,7 +65,7 @@ class QuantileClip(Configured):
         self.low, self.high = 0.8, 1.2
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio, advantages = log_ratio_of(inputs).exp(), inputs.advantages
+        ratio, advantages = _log_ratio(inputs).exp(), inputs.advantages
         loss = -torch.min(ratio * advantages, ratio.clamp(self.low, self.high) * advantages)
         return LossOutput(loss, {"quantile/high": torch.full_like(loss, self.high)})
 
@@ -114,7 +117,7 @@ class PairsOfAGroup(Configured):
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         assert inputs.group_ids is not None
-        scores = _sequence_sum(log_ratio_of(inputs), inputs.token_mask).squeeze(1)  # f32[B]
+        scores = _sequence_sum(_log_ratio(inputs), inputs.token_mask).squeeze(1)  # f32[B]
         quality = _sequence_mean(inputs.advantages, inputs.token_mask).squeeze(1)  # f32[B]
         same = inputs.group_ids[:, None] == inputs.group_ids[None, :]
         better = same & (quality[:, None] > quality[None, :])  # bool[B, B]
