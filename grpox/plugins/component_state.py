@@ -157,7 +157,7 @@ class _ContentPickler(pickle.Pickler):
         return getattr(part, "__qualname__", kind.__qualname__)
 
     def reducer_override(self, part: Any) -> Any:
-        """Return how a part is pickled; one that cannot be, such as a module, is replaced by its type's name."""
+        """Return how a part is pickled; a module, or another that cannot be, counts by its type's name."""
         try:
             return part.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
         except Exception:  # noqa: BLE001 - a type may refuse as it likes
