@@ -111,8 +111,8 @@ def _conflict(offer: Offer, same: list[Offer]) -> tuple[str, str]:
 
 
 def _requirements_remedy(spec: ComponentSpec | CommandSpec) -> str:
-    remedies = [lack(requirement, spec.install)[1] for requirement in spec.requires]
-    return "\n".join(dict.fromkeys(filter(None, remedies)))
+    lacks = filter(any, (lack(requirement, spec.install) for requirement in spec.requires))
+    return "\n".join(dict.fromkeys(remedy or "its author has to correct that" for _, remedy in lacks))
 
 
 def _command_row(it: OfferedCommand, plugins: PluginSet) -> Row:

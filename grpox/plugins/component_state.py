@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import pickle
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from types import SimpleNamespace
@@ -128,7 +129,7 @@ class _ContentPickler(pickle.Pickler):
         super().__init__(SimpleNamespace(write=write))
         self.fast = True  # equal values give equal bytes, also if some of them are one object
         self._owner, self._large = owner, large
-        self._entered: list[Any] = []
+        self._entered: dict[int, Any] = {}
 
     def persistent_id(self, part: Any) -> Any:
         """Return what is pickled in place of a part; None: the part itself."""
@@ -139,19 +140,28 @@ class _ContentPickler(pickle.Pickler):
             return _tensor_content(part, self._large)
         if isinstance(part, set | frozenset):
             return kind.__name__, sorted(_hash(item, self._owner, self._large) for item in part)
+        if isinstance(part, Mapping | list | tuple | deque):
+            return kind.__name__, list(part.items() if isinstance(part, Mapping) else part)
         if isinstance(part, itertools.count):
             return repr(part)
         if torch is not None and isinstance(part, torch.Generator):
             return part.get_state().tolist()
         is_own = kind.__module__ == self._owner.__module__ and kind is not self._owner
         is_record = hasattr(kind, "model_fields") or is_dataclass(kind)
-        if (is_own or is_record) and not any(part is other for other in self._entered):
-            self._entered.append(part)  # objects may refer to each other
+        if (is_own or is_record) and id(part) not in self._entered:
+            self._entered[id(part)] = part  # objects may refer to each other
             return kind.__name__, dict(getattr(part, "__dict__", {}))
         is_large = getattr(part, "size", 0) > self._large if kind.__module__ == "numpy" else False
         if kind.__module__.partition(".")[0] in COMPARED and not hasattr(part, "__qualname__") and not is_large:
             return None
         return getattr(part, "__qualname__", kind.__qualname__)
+
+    def reducer_override(self, part: Any) -> Any:
+        """Return how a part is pickled; a module, or another that cannot be, counts by its type's name."""
+        try:
+            return part.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        except Exception:  # noqa: BLE001 - a type may refuse as it likes
+            return str, (type(part).__qualname__,)
 
 
 def _hash(value: Any, owner: type, large: int) -> str:

@@ -14,7 +14,7 @@ def canonical_name(distribution: str) -> str:
 def unmet(alternatives: str, install: str = "") -> str:
     """Describe why no alternative of a requirement is met, with the remedy; empty if one is. See `lack`."""
     reason, remedy = lack(alternatives, install)
-    return f"{reason} ({remedy})" if reason else ""
+    return f"{reason} ({remedy})" if remedy else reason
 
 
 def lack(alternatives: str, install: str = "") -> tuple[str, str]:
@@ -40,8 +40,7 @@ def _lack(requirement: str) -> tuple[str, str]:
     try:
         wanted = Requirement(requirement)
     except InvalidRequirement as error:
-        problem = f"{requirement!r}, which is not a pip requirement: {' '.join(str(error).split())}"
-        return problem, "its author has to correct that"
+        return f"{requirement!r}, which is not a pip requirement: {' '.join(str(error).split())}", ""
     if wanted.marker is not None and not wanted.marker.evaluate():
         return "", ""
     remedy = f"pip install '{requirement}'"

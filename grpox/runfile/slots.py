@@ -66,10 +66,10 @@ def mentions(value: object, key: str = "") -> Iterator[tuple[str, str, object]]:
     listed = LISTED.fullmatch(key)
     if key in SLOTS or (listed and not isinstance(value, list)):
         yield key, SLOTS.get(key) or ("environment" if key.startswith("environment") else "reward"), value
-    elif re.fullmatch(r"tracking\.[^.]+", key):
+    elif heading := re.fullmatch(r"tracking\.([^.]+)", key):
         params: Any = {} if value is None else value
-        is_bare = isinstance(params, dict) and not {"name", "path"} & params.keys()
-        yield key, "observer", {**params, "name": key.partition(".")[2]} if is_bare else params
+        if isinstance(params, dict) and "name" not in params:  # others are refused as they are
+            yield key, "observer", params if "path" in params else {**params, "name": heading[1]}
     elif isinstance(value, Mapping | list):
         for name, part in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from mentions(part, join(key, name))

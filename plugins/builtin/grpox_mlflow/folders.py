@@ -7,6 +7,7 @@ A folder is a run's if it has the record of a run (``config.yaml`` and ``version
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -191,15 +192,17 @@ def _origin(folder: Path) -> tuple[int, dict[str, str]]:
 
 def _read_lines(path: Path, is_whole: bool) -> Iterator[MetricsLine]:
     """Yield the lines of a file of metrics; unless `is_whole`, evaluations and the last step alone."""
-    last = b""
+    steps = deque[bytes](maxlen=100)  # the last ones may be damaged
     for line, _ in whole_lines(path):
         if is_whole or b'"evaluation"' in line[:80]:
             with suppress(ValueError):
                 yield MetricsLine.parse(line)
         else:
-            last = line  # parsing takes most of the time
-    with suppress(ValueError):
-        yield MetricsLine.parse(last)
+            steps.appendleft(line)  # parsing takes most of the time
+    for line in steps:
+        with suppress(ValueError):
+            yield MetricsLine.parse(line)
+            return
 
 
 def moment(milliseconds: int) -> str:

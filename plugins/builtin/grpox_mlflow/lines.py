@@ -31,7 +31,7 @@ def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
 
     A process that was killed may have left half of the last line, which is left out.
     """
-    if path.exists():
+    if path.is_file():
         with open_regular(path) as file:
             file.seek(start)
             for line in file:

@@ -149,6 +149,12 @@ def test_files_of_others_with_the_names_of_a_record_hide_no_run(here: Path, name
     assert [run["name"] for run in objects("list")] == ["seed=1", "b", "first"]
 
 
+def test_a_run_whose_metrics_are_no_file_hides_no_other(here: Path) -> None:
+    (here / "runs" / "b" / "metrics.jsonl").unlink()
+    (here / "runs" / "b" / "metrics.jsonl").mkdir()
+    assert [run["steps"] for run in objects("list")] == [2, 0, 3]
+
+
 def test_a_run_in_progress_is_running(here: Path) -> None:
     """Its process has the lock of the folder; a reader takes it away from nobody."""
     folder = here / "runs" / "grid" / "seed=1"
@@ -312,7 +318,7 @@ def test_of_a_repeated_step_the_last_line_counts_and_the_last_step_is_found_far_
             json.dumps({"step": step, "time": 9.5, kind: {"reward": value}}) + "\n"
             for step, kind, value in lines
         )
-        file.write('{"step": 6, "ti')  # its process was killed
+        file.write('{"step": 6, "ti\n{"step": 6, "ti')  # its processes were killed
     assert (folder / "metrics.jsonl").stat().st_size > 1 << 17
     shown = objects("show", "runs/a")["metrics"]
     assert shown["reward"]["last"] == {"step": 5, "value": 0.25}

@@ -8,7 +8,7 @@ import re
 import threading
 from collections import OrderedDict, deque
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -89,6 +89,14 @@ class Average:
     value = 0.0
 
 
+class Entry(NamedTuple):
+    value: float
+
+
+class Counts(dict[str, int]):
+    """A container of the component's own module."""
+
+
 class Settings(BaseModel):
     clip: float = 0.2
     other: float = 0.2
@@ -108,6 +116,7 @@ class Many:
         self.large = torch.zeros(2**20 + 1)
         self.lock, self.model = threading.Lock(), torch.nn.Linear(2, 2)
         self.itself: list[Any] = [self]
+        self.entry, self.counts, self.beside_a_module = Entry(1.0), Counts(a=1), [re, 0]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +137,9 @@ class Many:
         (lambda many: many.drawn.random(), "drawn"),
         (lambda many: torch.rand(1, generator=many.rng), "rng"),
         (lambda many: next(many.numbers), "numbers"),
+        (lambda many: setattr(many, "entry", Entry(2.0)), "entry"),
+        (lambda many: many.counts.update(a=2), "counts"),
+        (lambda many: many.beside_a_module.__setitem__(1, 1), "beside_a_module"),
     ],
 )
 def test_a_changed_attribute_is_seen(change: Any, name: str) -> None:

@@ -329,7 +329,7 @@ def test_a_component_whose_needs_nothing_meets_is_refused(refuse: Refuse, load: 
     assert load("{name: dapo, clip_high: 0.28}", "{path: met.py:Met}")
 
 
-@pytest.mark.parametrize("params", ["name: mlflow", "path: 3"])
+@pytest.mark.parametrize("params", ["name: mlflow", "name: none", "path: 3"])
 def test_an_observer_has_its_name_as_heading_and_a_path_as_text(refuse: Refuse, params: str) -> None:
     [problem] = refuse("", "tracking: {mine: {%s}}\n" % params)  # noqa: UP031 - braces abound
     assert told(problem)[:2] == ("run.yaml:12", f"tracking.mine.{params[:4]}")
