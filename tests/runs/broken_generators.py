@@ -86,7 +86,7 @@ class OldVersion(Right):
 
 class ForgetsAsleep(Right):
     def sleep(self) -> None:
-        model: Any = self._model
+        model: Any = self.model
         for parameter in model.parameters():
             parameter.data.zero_()
 
