@@ -75,7 +75,7 @@ class HfGenerator:
                     continue
                 # Loading keeps some buffers in float32, building a model does not.
                 own.data = own.to(tensor.dtype).copy_(tensor)
-            self.sleep()
+            self._release_blocks()  # not sleep, which a subclass may have of its own
         self.version = version
 
     @torch.no_grad()
@@ -107,6 +107,9 @@ class HfGenerator:
 
         For models of the sizes that hf suits, moving the copy itself costs more than its memory is worth.
         """
+        self._release_blocks()
+
+    def _release_blocks(self) -> None:
         for layer in self._packed:
             layer.product.release()
 

@@ -270,7 +270,7 @@ def test_an_evaluation_counts_errors_over_its_batches_and_keeps_its_own_names(lo
     for named in ("judge", None):
         config = EvaluationConfig(path="heldout.jsonl", batch_size=2, accuracy=named)
         evaluator = Evaluator(made.sampler, made.scorer, prompt_set(), config, SamplingConfig())
-        metrics = evaluator.evaluate(STATE)
+        metrics = evaluator.metrics(*evaluator.sample(STATE))
         assert metrics["rewards/judge/mean"] == 0.5
         assert metrics.get("accuracy") == (0.5 if named else None)
         assert metrics["judge/accuracy"] == 7.0
