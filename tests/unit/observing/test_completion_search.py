@@ -126,6 +126,9 @@ def test_a_search_follows_a_run_that_goes_on_and_back(folder: Path, search: Comp
         (folder / "completions" / f"{stem}.parquet").unlink()
     write_batch(folder, 2, [("What is 2+2?", "another seven", 0.0)])
     assert found(search, text="seven") == found(search) == ["step_000002:0"]
+    for step in range(4, 30):  # in any place among the others: a file that goes while they are listed
+        (folder / "completions" / f"step_{step:06d}.parquet").symlink_to("gone")
+    assert found(search, text="seven") == ["step_000002:0"]
     shutil.rmtree(folder / "completions")
     assert found(search) == []
 
