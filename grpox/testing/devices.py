@@ -54,7 +54,7 @@ class _Elsewhere(TorchFunctionMode):
         kwargs = kwargs or {}
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         is_there = any(map(self.has, tensors))
-        if is_there and function == Tensor.device.__get__:  # type: ignore[attr-defined]
+        if is_there and function == Tensor.device.__get__:
             return _ELSEWHERE
         if is_there:
             self._check(function, args, tensors)
