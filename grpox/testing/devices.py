@@ -69,10 +69,10 @@ class _Elsewhere(TorchFunctionMode):
             return result
         if targets:
             is_there, result = _CPU not in targets, result.clone() if is_same else result
-        made = {id(each): each for each in tree_leaves(result) if isinstance(each, Tensor)}
-        for identity in made if is_there else ():
+        results = {id(each): each for each in tree_leaves(result) if isinstance(each, Tensor)}
+        for identity in results if is_there else ():
             self._here.pop(identity, None)
-        self._here |= {} if is_there else made
+        self._here |= {} if is_there else results
         return result
 
     def _check(self, function: Any, args: Sequence[Any], tensors: Sequence[Tensor]) -> None:
