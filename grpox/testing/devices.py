@@ -41,7 +41,7 @@ class _Elsewhere(TorchFunctionMode):
     def move(self, tensor: Tensor) -> Tensor:
         """Copy a tensor there."""
         moved = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        del self._here[id(moved)]
+        self._here.pop(id(moved), None)
         return moved
 
     def has(self, tensor: Tensor) -> bool:

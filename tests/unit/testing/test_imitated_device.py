@@ -38,6 +38,11 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
+def test_a_parameter_can_be_moved() -> None:
+    result = device_problem(lambda move: [move(torch.nn.Parameter(torch.ones(3))) * 2])
+    assert result == ("", "on a device that is imitated")
+
+
 @pytest.mark.parametrize(
     "compute",
     [
