@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import linecache
 import sys
 import warnings
 from collections.abc import Callable
-from logging import getLogger
-from logging.handlers import BufferingHandler
+from logging import Logger, LogRecord
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 DELIBERATE = "noqa: BLE001"
 """A comment in the line of a handler whose author says why it catches everything."""
@@ -27,40 +29,56 @@ class Interruption(Exception):
         self.is_read = True
         return "raised by a check of grpox"
 
+    __repr__ = __str__
+
+    @property
+    def is_meant(self) -> bool:
+        """True if the handler that caught it has the comment `DELIBERATE`."""
+        frame = self.__traceback__  # the outermost that it has reached, which has the handler
+        lines = linecache.getlines(frame.tb_frame.f_code.co_filename) if frame else []
+        return frame is not None and any(
+            DELIBERATE in lines[handler.lineno - 1]
+            for node in ast.walk(ast.parse("".join(lines)))
+            if isinstance(node, ast.Try) and node.lineno <= frame.tb_lineno <= (node.body[-1].end_lineno or 0)
+            for handler in node.handlers
+        )
+
 
 def hidden_line(target: Any, exercise: Callable[[], object]) -> str:
     """Return a line of a component, ``file:number``, that may raise without a trace; empty if there is none.
 
-    An exception leaves a trace if `exercise` raises too, or if the component logs, warns of or reads it.
+    An exception leaves a trace if `exercise` raises too, or if the component reads it, or logs, on any level,
+    or warns of what it does not without an exception. None is needed behind a handler with `DELIBERATE`.
 
     Args:
-        target: a class or function; the lines are those of its file. One without a source file, or with
-            `DELIBERATE` behind a handler, has none.
+        target: a class or function; the lines are those of its file. One without a source file has none.
         exercise: builds and uses the component, in this thread.
     """
     try:
         file = str(inspect.getsourcefile(inspect.unwrap(target)))
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        Path(file).read_text(encoding="utf-8")
     except (TypeError, OSError, UnicodeDecodeError):  # built in C, made by exec, encoded otherwise
         return ""
-    if any(DELIBERATE in line and line.lstrip().startswith("except") for line in lines):
-        return ""
-    tried = {0}
+    tried = set[int]()
+    usual: set[str] | None = None  # what is said without an exception
     while True:
-        line, error, before, log = 0, Interruption(), sys.gettrace(), BufferingHandler(1000)
+        line, error, before, records = 0, Interruption(), sys.gettrace(), list[LogRecord]()
 
         def trace(frame: FrameType, event: str, _: object) -> Any:
             nonlocal line
             if frame.f_code.co_filename != file:
                 return None
-            if event == "line" and frame.f_lineno not in tried:
+            if event == "line" and usual is not None and frame.f_lineno not in tried:  # noqa: B023 - of this turn
                 line = frame.f_lineno
-                raise error  # noqa: B023 - of this turn, in which alone it is called
+                raise error  # noqa: B023
             return trace
 
-        getLogger().addHandler(log)
         try:
-            with warnings.catch_warnings(record=True) as warned:
+            with (
+                warnings.catch_warnings(record=True) as warned,
+                patch.object(Logger, "isEnabledFor", lambda *_: True),
+                patch.object(Logger, "handle", records.append),
+            ):
                 warnings.simplefilter("always")
                 sys.settrace(trace)
                 exercise()
@@ -68,9 +86,12 @@ def hidden_line(target: Any, exercise: Callable[[], object]) -> str:
             error.is_read = True
         finally:
             sys.settrace(before)
-            getLogger().removeHandler(log)
-        if line in tried:
+        said = {str(each.message) for each in warned} | {str(each.msg) for each in records}
+        if usual is None:
+            usual = said
+            continue
+        if not line:
             return ""
-        if not (error.is_read or warned or log.buffer):
+        if not (error.is_read or said - usual or error.is_meant):
             return f"{Path(file).name}:{line}"
         tried.add(line)

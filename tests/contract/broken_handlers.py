@@ -20,6 +20,31 @@ class HidesErrors(Right):
             return LossOutput(-inputs.logprobs)
 
 
+class RemarksAndHidesErrors(HidesErrors):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        warnings.warn("a remark of each call", stacklevel=1)
+        logging.warning("another")
+        return super().per_token(inputs)
+
+
+class Notes(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        try:
+            return super().per_token(inputs)
+        except Exception:
+            logging.getLogger("notes").debug("a loss of 0")
+            return LossOutput(0 * inputs.logprobs)
+
+
+class Keeps(Right):
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        try:
+            return super().per_token(inputs)
+        except Exception as error:
+            self.reason = f"{error!r}"
+            return LossOutput(0 * inputs.logprobs)
+
+
 class Reports(Right):
     def per_token(self, inputs: LossInputs) -> LossOutput:
         try:

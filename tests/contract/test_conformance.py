@@ -96,7 +96,10 @@ FAULTS = {
         ("SequenceOnlySaid", "level", "'sequence', and its tokens do not depend"),
         ("TokenOnlySaid", "level", "'token', and its tokens depend"),
     ),
-    ("loss", "handlers"): (("HidesErrors", "exceptions", "raised at broken_handlers.py:18 is lost"),),
+    ("loss", "handlers"): (
+        ("HidesErrors", "exceptions", "raised at broken_handlers.py:18 is lost"),
+        ("RemarksAndHidesErrors", "exceptions", "raised at broken_handlers.py:18 is lost"),
+    ),
     ("advantage", "scalers"): (
         ("OneNumber", "runs", "one number for each"),
         ("ScalesInPlace", "pure", "in place"),
@@ -245,11 +248,16 @@ def test_a_path_may_be_relative(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_exceptions_may_be_reported_expected_or_hidden_on_purpose(tmp_path: Path) -> None:
-    for name in ("Reports", "Warns", "Expects"):
+    for name in ("Reports", "Warns", "Expects", "Notes", "Keeps"):
         suite_of("loss", of("handlers", name)).test_exceptions()
     source = (HERE / "broken_handlers.py").read_text(encoding="utf-8")
     (tmp_path / "mine.py").write_text(source.replace("Exception:", "Exception:  # noqa: BLE001 - so", 1))
     suite_of("loss", {"path": f"{tmp_path}/mine.py:HidesErrors"}).test_exceptions()
+    end = "            logging.w"
+    other = source.replace(f"Exception:\n{end}", f"Exception:  # noqa: BLE001 - another one\n{end}")
+    (tmp_path / "other.py").write_text(other)
+    with pytest.raises(Violation, match=r"raised at other\.py:18 is lost"):
+        suite_of("loss", {"path": f"{tmp_path}/other.py:HidesErrors"}).test_exceptions()
 
 
 # -- Faults ----------------------------------------------------------------------------------------------

@@ -108,9 +108,12 @@ def read_batch(folder: Path, stem: str) -> pyarrow.Table:
 
 def _take(folder: Path, stem: str, rows: Sequence[int]) -> list[dict[str, Any]]:
     """Read rows of a file, without threads; empty if the file is gone or has become shorter."""
-    if not (folder / FOLDER / f"{stem}.parquet").exists():
-        return []
-    table = read_batch(folder, stem)
+    try:
+        table = read_batch(folder, stem)
+    except ConfigError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return []
+        raise
     if max(rows) >= len(table):
         return []
     # Not table.take, which imports pandas.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,9 +223,10 @@ def _stamps(folder: Path) -> dict[str, tuple[int, int]]:
             for entry in entries:
                 stem = entry.name.removesuffix(".parquet")
                 if stem != entry.name and FILE.fullmatch(stem):
-                    stat = entry.stat()
-                    stamps[stem] = stat.st_mtime_ns, stat.st_size
-    except FileNotFoundError:  # no completions yet, or a resumed run has removed a file
+                    with suppress(FileNotFoundError):  # a resumed run has removed it
+                        stat = entry.stat()
+                        stamps[stem] = stat.st_mtime_ns, stat.st_size
+    except FileNotFoundError:  # no completions yet
         pass
     return stamps
 

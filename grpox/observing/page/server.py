@@ -164,7 +164,7 @@ class WatchedRuns:
                 self.source(name).prepare()
 
     def close(self) -> None:
-        """Stop the building of indexes, and wait for the last answers."""
+        """Wait for the last answers, and stop the searches."""
         self.pool.shutdown()
         for source in self._sources.values():
             source.close()

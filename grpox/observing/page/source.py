@@ -205,7 +205,8 @@ class RunSource:
     def _curves(self, line: int) -> Iterator[tuple[str, Curve, Curve]]:
         """Yield name, curve, and curve from a line on of each metric; curves of machines are always whole."""
         for name, column in self._metrics.columns.items():
-            yield name, column.curve(), column.curve(line)
+            whole = column.curve()
+            yield name, whole, column.curve(line) if line else whole
         for machine in self._machines.values():
             for name, column in machine.columns.items():
                 curve = self._over_steps(machine, column)

@@ -11,6 +11,7 @@ import socket
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -316,12 +317,15 @@ def master_address(urls: Iterable[str]) -> str:
 def _route_to(url: str) -> tuple[str, str]:
     """Return the IPv4 addresses of this machine and of the server on the route between them."""
     parts = urlsplit(url)
-    host = "127.0.0.1" if parts.hostname == "::1" else parts.hostname
-    try:
-        end = socket.getaddrinfo(host, parts.port or 80, socket.AF_INET, socket.SOCK_DGRAM)[0][4]
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(end)
-            return probe.getsockname()[0], str(end[0])
-    except OSError as error:
-        what = f"no IPv4 route leads to {url}, and vLLM's nccl transfer has no other"
-        raise ConfigError(what, "generator.urls", given=url, allowed="a server with an IPv4 address") from error
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):  # no such address, or no route there
+            end = socket.getaddrinfo(parts.hostname, parts.port or 80, family, socket.SOCK_DGRAM)[0][4]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(end)
+                own, other = (str(each[0]).partition("%")[0] for each in (probe.getsockname(), end))
+            if family == socket.AF_INET:
+                return own, other
+            if own == other:  # a server here
+                return "127.0.0.1", "127.0.0.1"
+    what = f"no IPv4 route leads to {url}, and vLLM's nccl transfer has no other"
+    raise ConfigError(what, "generator.urls", given=url, allowed="a server with an IPv4 address")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -145,11 +146,21 @@ def test_servers_here_are_met_on_loopback(host):
     assert master_address([f"http://{host}"]).startswith("127.0.0.")
 
 
-def test_a_server_elsewhere_without_ipv4_is_refused_by_name(monkeypatch):
+def test_a_server_here_whose_name_has_ipv6_alone_is_met_on_loopback(monkeypatch):
+    def resolve(host, port, family, kind):
+        if family == socket.AF_INET:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return [(family, kind, 17, "", ("::1", port, 0, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert master_address(["http://six:8000"]) == "127.0.0.1"
+
+
+def test_a_server_elsewhere_without_ipv4_is_refused_by_name():
     with pytest.raises(ConfigError, match="no IPv4 route leads to") as refused:
-        master_address(["http://[fd00::2]:8000"])
+        master_address(["http://[2001:db8::2]:8000"])
     [problem] = refused.value.problems
-    assert (problem.key, problem.given) == ("generator.urls", "http://[fd00::2]:8000")
+    assert (problem.key, problem.given) == ("generator.urls", "http://[2001:db8::2]:8000")
 
 
 def test_a_rank_alone_reads_the_stream_as_it_is():

@@ -20,6 +20,7 @@ from support.patience import patient
 from support.watched_runs import record_tokens, token_facts, write_batch, write_record
 
 from grpox.errors import ConfigError
+from grpox.observing.page import rows
 from grpox.observing.page import search as module
 from grpox.observing.page.search import CompletionSearch
 from grpox.observing.page.source import RunSource
@@ -126,6 +127,9 @@ def test_a_search_follows_a_run_that_goes_on_and_back(folder: Path, search: Comp
         (folder / "completions" / f"{stem}.parquet").unlink()
     write_batch(folder, 2, [("What is 2+2?", "another seven", 0.0)])
     assert found(search, text="seven") == found(search) == ["step_000002:0"]
+    for step in range(4, 30):  # in any place among the others: a file that goes while they are listed
+        (folder / "completions" / f"step_{step:06d}.parquet").symlink_to("gone")
+    assert found(search, text="seven") == ["step_000002:0"]
     shutil.rmtree(folder / "completions")
     assert found(search) == []
 
@@ -180,6 +184,20 @@ def test_the_text_that_was_not_asked_for_longest_is_no_longer_read(
     search.close()
     assert read.count("a") == 1  # of two files
     assert read.count("d") == 2
+
+
+def test_a_file_that_goes_before_its_rows_are_shown_is_left_out(
+    folder: Path, search: CompletionSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = rows.read_parquet
+
+    def go(path: Path, *arguments: Any, **others: Any) -> Any:
+        if path.stem == "step_000001":
+            path.unlink(missing_ok=True)
+        return read(path, *arguments, **others)
+
+    monkeypatch.setattr(rows, "read_parquet", go)
+    assert found(search) == SECOND
 
 
 @pytest.mark.parametrize(
