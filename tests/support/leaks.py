@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import thread as executors
 from contextlib import suppress
@@ -33,7 +34,7 @@ from support.session import session_folder
 ROOT = Path(__file__).parents[2]
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 2.0
-"""Seconds of a quiet machine in which a process or thread may end that has been told to."""
+"""Seconds of a quiet machine in which a process or thread may end, or a new file go again."""
 CACHES = ("__pycache__", ".*_cache", "build", "*.egg-info", ".coverage*")
 """Names that tools leave in a checkout, and git ignores."""
 EDITED = ("*.py", "*.md", "*.sw?", "*~", ".#*", "#*")
@@ -182,7 +183,11 @@ def _waits_for_work(frame: FrameType | None) -> bool:
 
 
 def _left_entries(before: dict[Path, frozenset[str]]) -> list[str]:
-    return [f"{folder / name}" for folder, names in before.items() for name in sorted(_names(folder) - names)]
+    new = [folder / name for folder, names in before.items() for name in sorted(_names(folder) - names)]
+    deadline = time.monotonic() + patient(GRACE)
+    while any(path.exists() for path in new) and time.monotonic() < deadline:
+        time.sleep(0.05)  # another worker's trial of a folder is gone at once
+    return [str(path) for path in new if os.path.lexists(path)]
 
 
 def _names(folder: Path) -> frozenset[str]:
