@@ -85,6 +85,8 @@ def test_a_group_of_equal_rewards_is_exactly_zero(
 
     assert advantages[:size] == [0.0] * size
     assert advantages[-2] <= 0 <= advantages[-1]
+    if name in ("group", "batch", "none"):
+        assert advantages[-2] == -advantages[-1]
     assert any(advantages[size:])
 
 
