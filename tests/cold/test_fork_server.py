@@ -5,22 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
-from mlflow import MlflowClient
 from support import processes
-from support.killing import assert_same, kill, recorded, start, wait_for_steps
+from support.killing import assert_same, recorded, start
 from support.mlflow_store import migrated_store
-from support.patience import patient
 
 OF_A_MOMENT = re.compile(
     r"[\d,]+ tokens/s|[\d.]+ s/step|\d+ s left|MLflow run \w{32}"
@@ -77,36 +68,6 @@ def test_a_run_is_bit_by_bit_the_cold_one(
     assert OF_A_MOMENT.sub("", printed) == OF_A_MOMENT.sub("", printed_cold)
     assert "step 2/" in printed
     assert all(" INFO rank 0 " in line for line in errors.splitlines())
-
-
-def test_mlflow_is_told_the_same(pair: Callable[..., list[Trained]]) -> None:
-    histories = []
-    names = {name for told in recorded(output(pair(*SETTINGS)[0][0])) for name in told.get("metrics", ())}
-    for folder, _, _ in pair(*SETTINGS):
-        client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-        [run] = client.search_runs([each.experiment_id for each in client.search_experiments()])
-        assert run.info.status == "FINISHED"
-        values = {
-            name: [(value.step, value.value) for value in client.get_metric_history(run.info.run_id, name)]
-            for name in names
-        }
-        histories.append((values, run.data.params, sorted(run.data.metrics)))
-    assert histories[0] == histories[1]
-    assert len(histories[0][0]["loss"]) == 8
-
-
-def test_a_run_killed_when_forked_resumes_forked_as_the_cold_one_went(
-    pair: Callable[..., list[Trained]], tmp_path: Path
-) -> None:
-    process = start(tmp_path, "quickstart", *SETTINGS, "tracking={}")
-    assert wait_for_steps(process, output(tmp_path), 4)
-    kill(process)
-    assert not (output(tmp_path) / "summary.json").exists()
-    process = start(tmp_path, "--resume", "runs/quickstart")
-    stderr = process.communicate()[1]
-    assert process.returncode == 0, stderr
-    assert (output(tmp_path) / "metrics.undone.jsonl").exists()
-    assert_same(output(tmp_path), output(pair(*SETTINGS)[1][0]))
 
 
 SIGNALLED = """
@@ -243,118 +204,3 @@ def test_variables_that_are_read_once_make_a_start_cold(monkeypatch: pytest.Monk
     assert processes.run("-X", "utf8", "-c", HAS_TORCH).stdout == "False\n"
     monkeypatch.setenv("GRPOX_TESTS_COLD", "1")
     assert not was_forked()
-
-
-WAITS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-
-
-def until(happened: Callable[[], object]) -> None:
-    deadline = time.monotonic() + patient(20)
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def begun_and_left() -> int:
-    """Start a process, and forget it when it runs; its id."""
-    process = processes.start("-c", WAITS)
-    until(lambda: process.output()[0])
-    assert process.output() == (f"{process.pid}\n", "")
-    assert process.poll() is None
-    assert psutil.pid_exists(process.pid)
-    return process.pid
-
-
-def test_a_process_that_nobody_waits_for_any_more_is_killed() -> None:
-    """Its connection is closed with the last reference to it."""
-    pid = begun_and_left()
-    until(lambda: not psutil.pid_exists(pid))
-
-
-def test_where_one_rank_fails_the_others_are_told_once_to_end() -> None:
-    program = """
-import os, signal, time
-if os.environ["RANK"] == "1":
-    while not os.path.exists("ready"):
-        time.sleep(0.01)
-    raise SystemExit(5)
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
-open("ready", "w").close()
-while not told:
-    time.sleep(0.01)
-time.sleep(0.2)
-print(len(told), "told")
-"""
-    with tempfile.TemporaryDirectory() as folder:
-        done = processes.run("-c", program, ranks=2, cwd=folder)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "1 told\n", "")
-
-
-@pytest.fixture
-def own_server() -> Iterator[Callable[[str], tuple[Path, socket.socket]]]:
-    """``own_server(source)``: a fork server that has imported a module of this source, and its first user."""
-    folder = Path(tempfile.mkdtemp(prefix="grpox-fork-"))  # since the name of a socket must be short
-    opened = []
-
-    def begin(source: str) -> tuple[Path, socket.socket]:
-        (folder / "tiny.py").write_text(source)
-        environment = os.environ | {"PYTHONPATH": str(folder)}
-        opened.append(processes.start_server(folder / "fork", ["tiny"], environment))
-        return folder / "fork", opened[-1]
-
-    yield begin
-    for connection in opened:
-        connection.close()
-    shutil.rmtree(folder)
-
-
-def fork_of(address: Path, program: str) -> tuple[int, str]:
-    """Have the server at `address` run a program; its code and output."""
-    request = {"arguments": ["-c", program], "cwd": "/", "environment": {}, "new_session": False}
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        process = processes.fork_from(address, request, stdout, stderr)
-        return process.wait(), process.output()[0]
-
-
-OwnServer = Callable[[str], tuple[Path, socket.socket]]
-
-
-THREADS = """
-import threading
-
-for _ in range(2):
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-"""
-
-
-def test_a_server_with_several_threads_refuses_to_fork(own_server: OwnServer) -> None:
-    address, _ = own_server(THREADS)
-    for _ in range(2):  # and goes on to answer
-        with pytest.raises(AssertionError, match="refused: the fork server has 3 threads, so it must not fork"):
-            fork_of(address, "print(1)")
-
-
-def test_a_server_ends_when_its_last_user_has_gone(own_server: OwnServer) -> None:
-    address, first = own_server("VALUE = 7")
-    code, printed = fork_of(address, "import sys, os; print(sys.modules['tiny'].VALUE, os.getppid())")
-    value, server = printed.split()
-    assert (code, value) == (0, "7")
-    with socket.socket(socket.AF_UNIX) as second:
-        second.connect(str(address))
-        first.close()
-        assert fork_of(address, "print(8)") == (0, "8\n")
-        assert psutil.pid_exists(int(server))
-    until(lambda: not psutil.pid_exists(int(server)) or psutil.Process(int(server)).status() == "zombie")
-    assert not address.exists()
-
-
-def test_a_server_that_nobody_joins_ends(tmp_path: Path) -> None:
-    """The one that started it may have been killed meanwhile."""
-    program = "from support import fork_server; fork_server.ALONE = 0.1; fork_server.main('fork', [])"
-    tests = Path(__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tests)!r}); {program}"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=patient(30), check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (0, "", [])

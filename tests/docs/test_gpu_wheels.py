@@ -8,14 +8,11 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-from packaging.requirements import Requirement
-
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "requirements"))
 
 import gpu_wheels  # noqa: E402
-from gpu_wheels import Collected, expected, metadata_of, needs_of, pinned, present, unmet  # noqa: E402
+from gpu_wheels import Collected, expected, needs_of, present, unmet  # noqa: E402
 
 
 def wheel(folder: Path, name: str, version: str, needs: Sequence[str] = ()) -> Path:
@@ -61,14 +58,3 @@ def test_each_requirement_of_grpox_is_there_or_comes_or_is_left_out() -> None:
         "aiohttp",
     } <= names & there
     assert names - there - gpu_wheels.LEFT_OUT.keys() >= {"deepspeed", "datasets", "pydantic", "filelock"}
-
-
-def test_the_version_of_this_environment_is_taken_where_it_fits() -> None:
-    assert pinned(Requirement("pytest>=1")) == f"pytest=={pytest.__version__}"
-    assert pinned(Requirement("pytest<1")) == "pytest<1"
-    assert pinned(Requirement("grpox-of-nobody>=2")) == "grpox-of-nobody>=2"
-
-
-def test_requirements_are_read_from_a_wheel(tmp_path: Path) -> None:
-    assert metadata_of(wheel(tmp_path, "one", "1", ["two>=2"])) == ["two>=2"]
-    assert metadata_of(wheel(tmp_path, "none", "1")) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import skips
 from support.processes import run
-from support.skips import EXPECTED, is_expected
+from support.skips import EXPECTED
 
 ROOT = Path(__file__).parents[3]
 WHOLE_FILE = "import pytest\npytest.importorskip('no_such_library')\n"
@@ -81,19 +81,6 @@ def test_a_skip_that_is_not_in_the_table_fails_where_that_is_asked_for(
         "test_whole_file.py": "could not import 'no_such_library'",
     }.items():  # fmt: skip
         assert re.search(told.format(re.escape(name), reason), text), text
-
-
-def test_otherwise_skips_are_skips(folder: Path) -> None:
-    text = outcomes(folder, None)
-    assert text.endswith("1 passed, 5 skipped, 1 xfailed\n"), text
-
-
-def test_a_reason_is_expected_of_the_tests_that_the_table_names() -> None:
-    reason = "Skipped: libaio and its headers are not installed"
-    assert is_expected("tests/ranks/test_engine.py::test_offloading", reason)
-    assert not is_expected("tests/ranks/test_zero3.py::test_offloading", reason)
-    assert not is_expected("tests/ranks/test_engine.py::test_offloading", f"{reason}, nor is anything")
-    assert is_expected("tests/unit/runtime/test_tcp_keepalive.py", "it is Linux's")
 
 
 @pytest.mark.parametrize(("pattern", "reason"), EXPECTED)

@@ -84,10 +84,6 @@ def test_a_changed_file_asks_for_its_folders(repository: Path, path: str, folder
     assert tiers.folders_for_change() == folders
 
 
-def test_nothing_changed_asks_for_nothing_more(repository: Path) -> None:
-    assert tiers.folders_for_change() == []
-
-
 def test_all_commits_since_the_pass_count_and_so_does_what_is_not_committed(repository: Path) -> None:
     change(repository, "plugins/builtin/grpox_mlflow/tracker.py")
     change(repository, "docs/own-loss.md")
@@ -107,11 +103,6 @@ def test_without_a_known_pass_everything_runs(repository: Path, monkeypatch: pyt
     tiers.PASSED.write_text("0123456789012345678901234567890123456789\n")
     assert tiers.folders_for_change() == list(tiers.REST)
     tiers.PASSED.unlink()
-    assert tiers.folders_for_change() == list(tiers.REST)
-
-
-def test_everything_runs_where_it_is_asked_for(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRPOX_TEST_FULL", "1")
     assert tiers.folders_for_change() == list(tiers.REST)
 
 
