@@ -47,7 +47,7 @@ def follow_step(calls: Calls) -> None:
         finally:
             is_followed.clear()
 
-    Trainer.train_step = followed  # type: ignore[method-assign]
+    Trainer.train_step = followed  # type: ignore[method-assign,assignment]
     threading.setprofile(count)
     sys.setprofile(count)
 
