@@ -18,9 +18,6 @@ from grpox.runtime.logs import FILE_VARIABLE, LEVEL_VARIABLE, LEVELS, show_logs
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
 
-NARROW = 100
-"""Terminal width in columns; in a narrower terminal the cells of a table are stacked."""
-
 RUN_HELP = "A run file (YAML), or the name of a recipe: grpox recipes list."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 Overrides = Annotated[

@@ -25,12 +25,11 @@ import typer
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import tell_warnings
-from grpox.errors.console import Console
+from grpox.errors.console import Console, folding_table
 from grpox.errors.formatting import pluralize
 from grpox.plugins.discovery import PluginSet, discover
 from grpox.plugins.requirements import canonical_name, unmet
@@ -123,10 +122,7 @@ def check_up(plugins: PluginSet) -> list[Finding]:
 
 def as_table(findings: Sequence[Finding]) -> Table:
     """Draw a row for each finding with its remedy below; each section is named once."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("", "name", "status", ""):
-        # Long commands are folded, not cut, so that they can be copied.
-        table.add_column(heading, overflow="fold")
+    table = folding_table("", "name", "status", "")
     for section, of_section in groupby(findings, lambda finding: finding.section):
         for position, finding in enumerate(of_section):
             lines = [Text(finding.told), *([Text(f"-> {finding.remedy}", "bold")] if finding.remedy else [])]

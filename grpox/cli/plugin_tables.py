@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.app import conflict
 from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors.console import folding_table
 from grpox.errors.validation import allowed_values, fields_by_key, written
 from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, OfferedCommand, PluginRecord, PluginSet
 from grpox.plugins.hookspecs import API_VERSION, KINDS, CommandSpec, ComponentSpec
@@ -167,21 +168,13 @@ def _top(module: str) -> str:
     return module.partition(":")[0].partition(".")[0]
 
 
-def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
-    """Draw the list for a terminal; a row that is not ok shows its reason instead of its summary.
-
-    Args:
-        narrow: stack all cells but the kind, for a terminal too narrow for five columns.
-    """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("kind", "name") if narrow else ("kind", "name", "distribution", "status", ""):
-        # Long names are folded, not cut, so that they can be copied to `plugins show`.
-        table.add_column(heading, overflow="fold")
+def as_table(listed: Iterable[Row]) -> Table:
+    """Draw the list for a terminal; a row that is not ok shows its reason instead of its summary."""
+    table = folding_table("kind", "name")
     for row in listed:
-        name, origin = Text(row.name), Text(f"{row.distribution} {row.version}")
-        status, text = Text(row.status, STYLES.get(row.status, "red")), Text(row.reason or row.summary)
-        stacked = Text("\n").join([Text("  ").join([name, origin, status]), *([text] if text else [])])
-        table.add_row(row.kind, *([stacked] if narrow else [name, origin, status, text]))
+        text = Text(f"{row.name}  {row.distribution} {row.version}  ")
+        text.append(row.status, STYLES.get(row.status, "red")).append(f"\n{row.reason or row.summary}".rstrip())
+        table.add_row(row.kind, text)
     return table
 
 
@@ -236,12 +229,8 @@ def select(plugins: PluginSet, name: str) -> list[Offer]:
     raise ConfigError([problem, *map(Problem, plugins.suspicions())])
 
 
-def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
-    """Draw all details of one component for a terminal. Imports its config, but not its target.
-
-    Args:
-        narrow: stack the details of a parameter, for a terminal too narrow for columns.
-    """
+def details(plugins: PluginSet, offer: Offer) -> Group:
+    """Draw all details of one component for a terminal. Imports its config, but not its target."""
     spec = offer.spec
     facts = {
         "summary": spec.summary,
@@ -257,10 +246,10 @@ def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
     }
     heading = Text.assemble((spec.name, "bold"), f"  {offer.kind}, {offer.origin}")
     about = labelled({label: text for label, text in facts.items() if text})
-    return Group(heading, about, Padding(_parameters(plugins, offer, narrow), (0, 0, 1, 2)))
+    return Group(heading, about, Padding(_parameters(plugins, offer), (0, 0, 1, 2)))
 
 
-def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableType:
+def _parameters(plugins: PluginSet, offer: Offer) -> RenderableType:
     # Imported late, as a list of components needs nothing that reads run files.
     from grpox.plugins.registry import Registry
 
@@ -270,20 +259,15 @@ def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableTyp
         return Text(f"parameters unknown: {error}")
     if model is None or not model.model_fields:
         return Text("no parameters")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("parameter", "") if narrow else ("parameter", "type", "default", ""):
-        table.add_column(heading, overflow="fold")
+    table = folding_table("parameter", "")
     for key, field in fields_by_key(model).items():
+        default = "required" if field.is_required() else f"default {_default(field)}"
         description = " ".join((field.description or "").split())
-        kind, default = allowed_values(field), _default(field)
-        stacked = f"{kind}; {default if field.is_required() else f'default {default}'}\n{description}".strip()
-        table.add_row(*map(Text, (key, stacked) if narrow else (key, kind, default, description)))
+        table.add_row(*map(Text, (key, f"{allowed_values(field)}; {default}\n{description}".strip())))
     return table
 
 
 def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
     if field.default_factory is not None and field.default_factory_takes_validated_data:
         return "from the others"
     return written(field.get_default(call_default_factory=True))
@@ -294,10 +278,7 @@ def _default(field: FieldInfo) -> str:
 
 def as_differences(differences: Iterable[Difference], old: str, new: str) -> Table:
     """Draw the differences between the locks of two runs for a terminal."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("", "what", old, new):
-        # Long values are folded, not cut, so that they can be compared.
-        table.add_column(Text(heading), overflow="fold")
+    table = folding_table("", "what", *map(escape, (old, new)))
     styles = {"drift": "red", "environment": "yellow"}
     for each in differences:
         severity = Text(each.severity.value, styles.get(each.severity.value, ""))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from grpox.cli.arguments import NARROW, Ranks, discovered, tell_warnings
+from grpox.cli.arguments import Ranks, discovered, tell_warnings
 from grpox.errors import ConfigError
 from grpox.errors.console import Console
 from grpox.plugins.discovery import discover
@@ -117,7 +117,7 @@ def list_components(
     elif why:
         console.print(as_paragraphs(listed))
     else:
-        console.print(as_table(listed, narrow=console.width < NARROW))
+        console.print(as_table(listed))
         if failed := sum(row.status != "ok" for row in listed):
             hint = f"grpox plugins list --why explains the {failed} not ok"
             console.print(hint, style="dim", highlight=False)
@@ -138,7 +138,7 @@ def show_component(name: Component) -> None:
 
     plugins, console = discovered(), Console()
     for offer in select(plugins, name):
-        console.print(details(plugins, offer, narrow=console.width < NARROW))
+        console.print(details(plugins, offer))
 
 
 @app.command("check")

@@ -61,15 +61,12 @@ def as_table(results: SweepResults, names: Mapping[str, str]) -> Table:
     Args:
         names: key of an axis -> heading.
     """
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
+    from grpox.errors.console import folding_table
     from grpox.errors.formatting import duration
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("", *names.values()):
-        table.add_column(heading, overflow="fold")
+    table = folding_table("", *names.values())
     table.add_column("status", no_wrap=True)
     for heading in (results.metric, "steps", "time"):
         table.add_column(heading, justify="right", no_wrap=True)

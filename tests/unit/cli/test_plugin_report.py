@@ -120,9 +120,9 @@ def test_what_plugins_say_is_not_taken_for_markup(plugins):
 def test_show_gives_parameters_with_type_default_and_doc(plugins):
     (loss, _) = select(plugins, "capped")
     lines = printed(details(plugins, loss)).splitlines()
-    cap = next(line for line in lines if line.split()[:1] == ["cap"])
-    for fact in ("number > 0", "2.0", "Largest weight, [bold]whatever[/bold] the ratio."):
-        assert fact in cap
+    cap = next(place for place, line in enumerate(lines) if line.split()[:1] == ["cap"])
+    assert "number > 0; default 2.0" in lines[cap]
+    assert "Largest weight, [bold]whatever[/bold] the ratio." in lines[cap + 1]
     assert "required" in next(line for line in lines if line.split()[:1] == ["level"])
     assert "[]" in next(line for line in lines if line.split()[:1] == ["seeds"])
     facts = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.split()}
