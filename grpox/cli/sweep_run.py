@@ -17,7 +17,6 @@ from typing import Literal
 from filelock import FileLock, Timeout
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from grpox.cli.doctor import gpu_count
 from grpox.cli.sweep_grid import Child, Grid, plan_children, read_grid
 from grpox.cli.sweep_results import as_table, conclusions, last_step, last_values, tail_lines
 from grpox.contracts import SweepContext, SweepResults, SweptRun
@@ -26,6 +25,7 @@ from grpox.errors.console import Console
 from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redact
 from grpox.observing.observers import Observers
+from grpox.policy.memory_plan.fit import gpus_here
 from grpox.runfile.load import load_run
 from grpox.runtime import launch, workers
 from grpox.runtime.files import write_atomically
@@ -285,7 +285,7 @@ def _devices(parallel: int, ranks: int) -> list[dict[str, str]]:
     if parallel == 1:
         return [{}]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(number) for number in range(gpu_count())]
+    devices = visible.split(",") if visible else [str(number) for number in range(len(gpus_here(os.environ)))]
     if len(devices) < parallel * ranks:
         return [{} for _ in range(parallel)]
     return [
