@@ -18,7 +18,6 @@ from grpox.errors.redaction import names_a_secret, redact
 from grpox.observing.record import began
 from grpox.runfile.load import load_run
 from grpox.runfile.overrides import COMMAND_LINE
-from grpox.runfile.yaml_lines import read_yaml
 from grpox.runtime.files import read_mapping
 
 SEED = "train.seed"
@@ -52,8 +51,11 @@ class Grid:
 
     @property
     def names(self) -> dict[str, str]:
-        """Key -> name in tables and folders: its last part, or the whole key if two keys share that part."""
-        short = {axis.key: _short(axis.key) for axis in self.axes}
+        """Key -> name in tables and folders: its last part, or the whole key if two keys share that part.
+
+        ``rewards.0.weight`` is kept whole, as the reward matters.
+        """
+        short = {axis.key: re.sub(r"^(?!.*\.\d).*\.", "", axis.key) for axis in self.axes}
         counts = Counter(short.values())
         return {key: name if counts[name] == 1 else key for key, name in short.items()}
 
@@ -133,11 +135,6 @@ def _begins_quote(before: str) -> bool:
     return not before.strip() or before.rstrip()[-1] in "[{,:"
 
 
-def _short(key: str) -> str:
-    """Shorten ``train.learning_rate`` to its last part; keep ``rewards.0.weight``, as the reward matters."""
-    return key if re.search(r"\.\d", key) else key.rpartition(".")[2]
-
-
 def _normal(key: str) -> str:
     return re.sub(r"\[(\d+)\]", r".\1", key.strip())
 
@@ -153,35 +150,18 @@ def _problems(grid: Grid) -> Iterator[Problem]:
             also = ", or --seeds alone" if key == SEED else ""
             yield Problem("is given twice", key, COMMAND_LINE, allowed=f"{key}=VALUE,VALUE,... once{also}")
     for axis in grid.axes:
-        yield from _axis_problems(axis)
-
-
-def _axis_problems(axis: Axis) -> Iterator[Problem]:
-    key, values, text = axis.key, axis.values, ",".join(axis.values)
-    is_secret = names_a_secret(key) or any(redact(value) != value for value in values)
-    no_seed = key == SEED and not all(value.isdecimal() for value in values)
-    read = [_read(key, value) for value in values]
-    is_doubled = any(value in read[:position] for position, value in enumerate(read))
-    no_folder = "cannot be swept: every run has its own folder within the sweep's folder"
-    no_secret = "a secret cannot be swept, because the values name the runs' folders"
-    no_value = "a value between the commas is empty"
-    for is_wrong, what, given, allowed in (
-        (key == OUTPUT, no_folder, "", "--dir DIR, or one output_dir"),
-        (is_secret, no_secret, "", f"{key} in the run file"),
-        ("" in values, no_value, text, 'a value; an empty text is ""'),
-        (no_seed, "seeds are whole numbers from 0", text, "for example --seeds 0,1,2"),
-        (is_doubled, "has the same value twice", text, ""),
-    ):
-        if is_wrong:
-            yield Problem(what, key, COMMAND_LINE, given, allowed)
-
-
-def _read(key: str, text: str) -> object:
-    """Parse a value; text that is not YAML is returned unchanged, and the check of the run reports it."""
-    try:
-        return read_yaml(text, key).data
-    except ConfigError:
-        return text
+        key, values, text = axis.key, axis.values, ",".join(axis.values)
+        if key == OUTPUT:
+            what = "cannot be swept: every run has its own folder within the sweep's folder"
+            yield Problem(what, key, COMMAND_LINE, allowed="--dir DIR, or one output_dir")
+        elif names_a_secret(key) or any(redact(value) != value for value in values):
+            what = "a secret cannot be swept, because the values name the runs' folders"
+            yield Problem(what, key, COMMAND_LINE, allowed=f"{key} in the run file")
+        elif "" in values:
+            what = "a value between the commas is empty"
+            yield Problem(what, key, COMMAND_LINE, text, 'a value; an empty text is ""')
+        elif len(set(values)) < len(values):
+            yield Problem("has the same value twice", key, COMMAND_LINE, text)
 
 
 def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) -> tuple[Path, list[Child]]:
@@ -199,11 +179,11 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
     """
     problems: dict[str, Problem] = {}
     children: list[Child] = []
-    named = _names(grid)
     if folder is None:
-        first = load_run(run, grid.overrides(named[0][0]), world_size).config
+        first = load_run(run, grid.overrides(next(grid.settings())), world_size).config
         folder = Path(f"{first.output_dir}-sweep")
-    for setting, name in named:
+    for setting in grid.settings():
+        name = _name(grid, setting)
         output = json.dumps(str(folder / name), ensure_ascii=False)  # YAML reads it back unchanged
         overrides = (*grid.overrides(setting), f"output_dir={output}")
         try:
@@ -216,25 +196,14 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
     return folder, children
 
 
-def _names(grid: Grid) -> list[tuple[Mapping[str, str], str]]:
-    """Name the folder of each setting; adding a value to the grid later does not change the names."""
-    short = grid.names
-    named = [(setting, _name({short[key]: setting[key] for key in setting})) for setting in grid.settings()]
-    counts = Counter(name for _, name in named)
-    return [
-        (setting, name if counts[name] == 1 else f"{name}-{_digest(grid.overrides(setting))}")
-        for setting, name in named
-    ]
+def _name(grid: Grid, setting: Mapping[str, str]) -> str:
+    """Name a run's folder by its setting, valid in file systems and shells: ``loss=dapo_seed=1``.
 
-
-def _name(values: Mapping[str, str]) -> str:
-    """Join keys and values to a name that is valid in file systems and shells: ``loss=dapo_seed=1``."""
-    plain = {key: re.sub(r"[^A-Za-z0-9._+-]+", "-", value).strip("-.") for key, value in values.items()}
-    name = "_".join(f"{key}={value or 'empty'}" for key, value in plain.items())
-    if len(name) <= LONGEST_NAME:
+    A name that is not exactly the setting ends with a digest of it, so that settings do not share a folder.
+    Adding a value to the grid later does not change the name.
+    """
+    whole = "_".join(f"{grid.names[key]}={value}" for key, value in setting.items())
+    name = re.sub(r"[^A-Za-z0-9._+=-]+", "-", whole).replace("=-", "=").strip("-.")
+    if name == whole and len(name) <= LONGEST_NAME:
         return name
-    return f"{name[: LONGEST_NAME - 9]}-{_digest(list(values.values()))}"
-
-
-def _digest(texts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
