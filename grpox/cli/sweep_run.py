@@ -129,7 +129,7 @@ class Sweep:
                     running.remove(each)
                     self._end(each)
                     observers.sweep_run_ended(sweep, self._write())
-            has_failed = any(state == "FAILED" for state, _ in self._status.values())
+            has_failed = any(result.status == "FAILED" for result in self.results().runs)
             status = "FAILED" if has_failed else "FINISHED"
         finally:
             try:
