@@ -78,11 +78,7 @@ def load(spec: CommandSpec) -> Any:
 
 
 def load_offered(command: OfferedCommand) -> Any:
-    """Import a plugin's command. If a requirement is missing, the command shows its help and refuses to run.
-
-    Raises:
-        ConfigError: the command cannot be imported, which is the plugin's fault.
-    """
+    """Import a plugin's command, or raise ConfigError. Without a requirement it shows its help and refuses."""
     name, lacks = command.spec.name, command.lacks
 
     def refuse(*_: object) -> None:
@@ -107,20 +103,18 @@ def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> Prob
     Args:
         offered: the commands of all plugins.
     """
-    name, owner = command.spec.name, command.origin
+    name = command.spec.name
     same = [each for each in offered if each.spec.name == name]
-    owners, others = [each.origin for each in same], {each.distribution for each in same}
+    others = {each.distribution for each in same} - {"grpox"}
     if name in _HELP:
-        what = f"the command '{name}' of {owner} is refused: grpox {__version__} has a command of that name"
-    elif len(owners) == 1:
-        return None
-    elif len(set(owners)) == 1:
-        what = f"{owner} offers a command '{name}' more than once"
+        what = f"the command '{name}' of {command.origin} is refused: grpox {__version__} has one of that name"
+    elif len(same) > 1:
+        owners = " and ".join(each.origin for each in same)
+        what = f"{owners} both offer a command '{name}', and grpox does not choose between them"
     else:
-        what = f"{' and '.join(owners)} both offer a command '{name}', and grpox does not choose between them"
-    switch = " or ".join(f"{DISABLE_VARIABLE}={other}" for other in sorted(others - {"grpox"}))
-    remedy = f"{switch}, or rename the command" if len(others) > 1 else "its author has to rename it"
-    return Problem(what, allowed=remedy)
+        return None
+    switch = " or ".join(f"{DISABLE_VARIABLE}={other}" for other in sorted(others))
+    return Problem(what, allowed=f"{switch}, or rename the command")
 
 
 class Commands(TyperGroup):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from grpox.cli.arguments import LogFile, LogLevel, follow_log_options, tell_warnings
+from grpox.cli.arguments import LogFile, LogLevel, follow_log_options, split_run, tell_warnings
 from grpox.errors import ConfigError, RunFailed
 from grpox.errors.console import Console
 from grpox.errors.formatting import duration, pluralize
@@ -90,10 +92,7 @@ def evaluate(
     follow_log_options(log_level, log_file)
     for option, path in (("--out", out), ("--completions", completions)):
         _check_file(option, path)
-    changes = list(overrides or ())
-    if config is not None and "=" in config and not Path(config).exists():
-        changes.insert(0, config)
-        config = None
+    config, changes = split_run(config, overrides or ())
     changes += [] if date is None else [f"model.chat_date={json.dumps(date)}"]
     if config is None:
         config, model = own_config(model), last_model(model)
@@ -135,17 +134,13 @@ def _check_file(option: str, path: Path | None) -> None:
     """Refuse a file that cannot be written, before anything is loaded."""
     if path is None:
         return
-    whole = path.absolute()
-    there = next(place for place in (whole, *whole.parents) if place.exists())
-    if path.is_dir():
-        what = "is a folder, not a file"
-    elif there != whole and not there.is_dir():
-        what = f"cannot be created: {there} is a file"
-    elif not os.access(there, os.W_OK):
-        what = f"cannot be written: no permission to write {there}"
-    else:
-        return
-    raise ConfigError(what, option, given=str(path))
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        with TemporaryFile(dir=next(each for each in path.absolute().parents if each.exists())):
+            pass
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", option, given=str(path)) from error
 
 
 def _table(metrics: dict[str, float]) -> Table:

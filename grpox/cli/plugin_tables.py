@@ -91,24 +91,16 @@ def _component_row(offer: Offer, plugins: PluginSet) -> Row:
         remedy = _requirements_remedy(spec)
     same = plugins.offers_called(spec.name, offer.kind)
     if len(same) > 1:
-        status, (what, use) = "conflict", _conflict(offer, same)
-        reason, remedy = "; ".join(filter(None, (what, reason))), "\n".join(filter(None, (use, remedy)))
+        status, use = "conflict", f"write {offer.qualified_name}"
+        what = f"{' and '.join(each.origin for each in same)} offer this name: {use}"
+        others = sorted({each.distribution for each in same} - {offer.distribution})
+        # grpox cannot run without its own plugins.
+        off = f"{DISABLE_VARIABLE}={','.join(others)}"
+        switch = "" if not others or "grpox" in others else f"; or switch off the other: {off}"
+        reason = "; ".join(filter(None, (what, reason)))
+        remedy = "\n".join(filter(None, (f"{use} in the run file{switch}", remedy)))
     origin = (offer.distribution, offer.version)
     return Row(offer.kind, spec.name, *origin, status, reason, spec.summary, remedy)
-
-
-def _conflict(offer: Offer, same: list[Offer]) -> tuple[str, str]:
-    """Describe the conflict of components with one name, and how a run selects this one."""
-    twins = [each.module for each in same if each.qualified_name == offer.qualified_name]
-    if len(twins) > 1:
-        what = f"its distribution offers this name more than once, in {' and '.join(twins)}"
-        return what, "its author has to rename one of them"
-    others = sorted({each.distribution for each in same} - {offer.distribution})
-    remedy = f"write {offer.qualified_name} in the run file"
-    # grpox cannot run without its own plugins.
-    switch = "" if "grpox" in others else f"; or switch off the other: {DISABLE_VARIABLE}={','.join(others)}"
-    what = f"{' and '.join(each.origin for each in same)} offer this name: write {offer.qualified_name}"
-    return what, remedy + switch
 
 
 def _requirements_remedy(spec: ComponentSpec | CommandSpec) -> str:
@@ -131,22 +123,12 @@ def _plugin_row(it: PluginRecord) -> Row:
     if it.status == "disabled":
         remedy = f"remove {it.distribution} from {it.reason.removeprefix('by ')}"
     elif it.status == "broken":
-        remedy = f"{_broken_remedy(it)}\n{DISABLE_VARIABLE}={it.distribution} hides this message"
+        cure = f'python -c "import {it.module.partition(":")[0]}" shows the whole traceback'
+        if isinstance(it.error, InvalidPlugin):
+            cure = "docs/plugin-api.md has the hooks and rules"
+        remedy = f"if the plugin is yours: {cure}\n{DISABLE_VARIABLE}={it.distribution} hides this message"
     about = (it.entry_point, it.distribution, it.version, it.status, it.reason, summary)
     return Row("plugin", *about, remedy, _place(it))
-
-
-def _broken_remedy(record: PluginRecord) -> str:
-    error, module = record.error, record.module.partition(":")[0]
-    if isinstance(error, ModuleNotFoundError) and error.name and _top(error.name) != _top(module):
-        return (
-            f"install the package with the module '{error.name}'\n"
-            f"if the plugin is yours: add it to the dependencies, or import it in the component's module and "
-            "add it to `requires`"
-        )
-    if isinstance(error, InvalidPlugin):
-        return "if the plugin is yours: docs/plugin-api.md has the hooks and rules"
-    return f'if the plugin is yours: python -c "import {module}" shows the whole traceback'
 
 
 def _place(record: PluginRecord) -> str:

@@ -101,7 +101,7 @@ def test_a_command_of_grpox_is_not_taken_over(make_distribution) -> None:
     make_distribution("grpox-foo", brings("recipes", "grpox_foo:greet"), version="2.5")
     assert "quickstart" in grpox("recipes", "list").stdout
     told = grpox("--help").stderr
-    assert "the command 'recipes' of grpox-foo 2.5 is refused: grpox 0.1.0 has a command of that name" in told
+    assert "the command 'recipes' of grpox-foo 2.5 is refused: grpox 0.1.0 has one of that name" in told
 
 
 def test_a_command_of_two_plugins_is_refused_until_one_is_switched_off(make_distribution, monkeypatch) -> None:
