@@ -13,6 +13,7 @@ from support.golden import Golden
 from grpox.cli.plan import plan_report
 from grpox.cli.plugin_tables import as_table, details, rows, select
 from grpox.cli.validate import validate_report
+from grpox.errors.console import folding_table
 from grpox.plugins.discovery import PluginSet, discover
 from grpox.runfile.load import ResolvedRun, load_run
 
@@ -60,24 +61,11 @@ def test_values_are_written_as_in_a_run_file(run: ResolvedRun) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_list_of_plugins_is_whole(plugins: PluginSet, width: int) -> None:
-    listed = rows(plugins)
-    shown = printed(as_table(listed), Console(width=width))
-    assert "…" not in shown
-    for row in listed:
-        assert row.name in shown
-        # The kind stands beside what is folded; a summary may have the word too.
-        assert joined(row.summary.replace(row.kind, "")) in joined(shown.replace(row.kind, ""))
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["hf", "dapo", "mlflow"])
-def test_component_details_are_complete(plugins: PluginSet, name: str, width: int) -> None:
-    [offer] = select(plugins, name)
-    shown = printed(details(plugins, offer), Console(width=width))
-    assert "…" not in shown
-    assert joined(offer.spec.target) in joined(shown)
-    assert joined(offer.spec.source) in joined(shown)
+def test_cells_of_tables_are_folded_and_never_cut(width: int) -> None:
+    table = folding_table("name", "cure")
+    table.add_row("pip install " + "x" * 150, "y" * 150)
+    shown = printed(table, Console(width=width))
+    assert (shown.count("x"), shown.count("y"), "…" in shown) == (150, 150, False)
 
 
 def test_what_is_known_of_a_component_as_it_is_printed(plugins: PluginSet, golden: Golden) -> None:
