@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from grpox.cli.arguments import LogFile, LogLevel, follow_log_options, split_run, tell_warnings
+from grpox.cli.arguments import LogFile, LogLevel, Overrides, follow_log_options, split_run, tell_warnings
 from grpox.errors import ConfigError, RunFailed
 from grpox.errors.console import Console
 from grpox.errors.formatting import duration, pluralize
@@ -48,10 +48,7 @@ def evaluate(
             show_default="the run's own, if MODEL is of a run",
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Overrides, such as evaluation.num_generations=8."),
-    ] = None,
+    overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.json", help="Write the results as JSON.")
     ] = None,

@@ -40,8 +40,6 @@ PHASE_WORDS = {
     "reduce": "summing gradients over the ranks",
     "step": "the optimizer's step",
 }
-COMMON = (16, 24, 40, 48, 80, 141, 180)
-"""Common sizes of GPU memory, in GiB."""
 NOT_COUNTED = (
     "Python and its libraries: 0.5 to 1 GiB of the host for each rank",
     "on a GPU: CUDA's context, cuBLAS and NCCL, 1 to 2 GiB",
@@ -211,12 +209,9 @@ def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) ->
     table.add_row("prompts in the data", "unknown" if num_prompts is None else str(num_prompts))
     if num_prompts is not None:
         left = num_prompts % prompts
-        dropped = (
-            f"{pluralize(left, 'prompt')} left over {'is' if left == 1 else 'are'} dropped" if left else ""
-        )
-        most = "at most; fewer if dynamic sampling replaces groups" if train.dynamic_sampling_rounds else ""
-        note = "; ".join(filter(None, (most, dropped)))
-        table.add_row("generation batches per epoch", str(sampler.generations_per_epoch), note)
+        notes = ["at most; fewer if dynamic sampling replaces groups"] if train.dynamic_sampling_rounds else []
+        notes += [f"drops {pluralize(left, 'prompt')}"] if left else []
+        table.add_row("generation batches per epoch", str(sampler.generations_per_epoch), "; ".join(notes))
     is_known = num_prompts is not None or train.max_steps >= 0
     table.add_row("optimizer steps in all", str(schedule.total_steps) if is_known else "unknown")
     return table
@@ -307,11 +302,8 @@ def _notes(setting: Setting, on_cpu: Setting, prompt_assumed: bool) -> Iterator[
     )
     yield Text("Host memory is per rank: multiply it by the number of ranks on a machine.")
     whole = size_in(parts_of(replace(setting, gpu=True)), LOAD, on_host=False)
-    common = ", ".join(str(size) for size in COMMON if whole > size * 2**30)
     yield Text(
-        f"While the model loads, every GPU holds all of it, {format_bytes(whole)}, for any number of ranks"
-        + (f"; a GPU with {common} GiB is too small." if common else "."),
-        "bold" if common else "",
+        f"While the model loads, every GPU holds all of it, {format_bytes(whole)}, for any number of ranks."
     )
     tokens = f"{setting.prompt} tokens" + (
         " (assumed; --prompt-tokens sets the length)" if prompt_assumed else ""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from grpox.cli.arguments import Ranks, discovered, tell_warnings
+from grpox.cli.arguments import Overrides, Ranks, discovered, tell_warnings
 from grpox.errors import ConfigError
 from grpox.errors.console import Console
 from grpox.plugins.discovery import discover
@@ -189,10 +189,7 @@ def print_lock(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run file, a recipe, the folder of a run, or a lock file.")
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE ...]", help="Overrides of the run file, as for train."),
-    ] = None,
+    overrides: Overrides = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", metavar="FILE", help="Write the lock to this file instead of printing it."),

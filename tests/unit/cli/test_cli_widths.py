@@ -101,15 +101,13 @@ def test_the_plan_fits_with_all_its_columns(width: int, world_size: int) -> None
 def test_the_plan_counts_one_in_the_singular() -> None:
     console = Console(width=200)
     # Of 9500 prompts, batches of 7 leave one over, batches of 3 two, and batches of 10 none.
-    for per_device, told in ((14, "1 prompt left over is dropped"), (6, "2 prompts left over are dropped")):
+    for per_device, told in ((14, "drops 1 prompt"), (6, "drops 2 prompts")):
         sizes = [f"train.per_device_train_batch_size={per_device}", "train.num_generations=2"]
         run = load_run("quickstart", sizes, world_size=1)
         assert told in printed(plan_report(run.config.train, run.plan, run.num_prompts, 1, console), console)
     sizes = ["train.per_device_train_batch_size=20", "train.num_generations=2"]
     run = load_run("quickstart", sizes, world_size=1)
-    assert "left over" not in printed(
-        plan_report(run.config.train, run.plan, run.num_prompts, 1, console), console
-    )
+    assert "drops" not in printed(plan_report(run.config.train, run.plan, run.num_prompts, 1, console), console)
 
 
 def test_a_plan_of_a_million_passes_is_drawn_in_part() -> None:
