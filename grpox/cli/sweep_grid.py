@@ -27,27 +27,16 @@ LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
-class Axis:
-    """A key of the run file and its values in the sweep, as YAML text."""
-
-    key: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Grid:
     """Axes that differ between the runs of a sweep, and overrides that all runs share."""
 
-    parts: tuple[Axis | str, ...]
-    """Axes and shared overrides ``key=value``, in the order of the command line: a later one wins."""
+    parts: tuple[tuple[str, tuple[str, ...]], ...]
+    """Key and values of each axis as YAML; a shared override ``key=value`` has no key. A later part wins."""
 
     @property
-    def axes(self) -> tuple[Axis, ...]:
-        return tuple(each for each in self.parts if isinstance(each, Axis))
-
-    def overrides(self, setting: Mapping[str, str]) -> list[str]:
-        """List the overrides of a setting's run, each as ``key=value``."""
-        return [each if isinstance(each, str) else f"{each.key}={setting[each.key]}" for each in self.parts]
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """Key -> values."""
+        return {key: values for key, values in self.parts if key}
 
     @property
     def names(self) -> dict[str, str]:
@@ -55,14 +44,16 @@ class Grid:
 
         ``rewards.0.weight`` is kept whole, as the reward matters.
         """
-        short = {axis.key: re.sub(r"^(?!.*\.\d).*\.", "", axis.key) for axis in self.axes}
+        short = {key: re.sub(r"^(?!.*\.\d).*\.", "", key) for key in self.axes}
         counts = Counter(short.values())
         return {key: name if counts[name] == 1 else key for key, name in short.items()}
 
-    def settings(self) -> Iterator[Mapping[str, str]]:
-        """Yield key -> value for every run; the last axis changes fastest."""
-        for values in itertools.product(*(axis.values for axis in self.axes)):
-            yield {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
+    def runs(self) -> Iterator[tuple[dict[str, str], list[str]]]:
+        """Yield the setting of every run, key -> value, and its overrides; the last axis changes fastest."""
+        for values in itertools.product(*(values for _, values in self.parts)):
+            pairs = [(key, value) for (key, _), value in zip(self.parts, values, strict=True)]
+            setting = {key: value for key, value in pairs if key}
+            yield setting, [f"{key}={value}" if key else value for key, value in pairs]
 
 
 @dataclass(frozen=True)
@@ -94,21 +85,20 @@ def read_grid(arguments: Sequence[str], seeds: str | None) -> Grid:
     Raises:
         ConfigError: no key has several values, a key has a value twice, or a key comes twice; lists all.
     """
-    parts: list[Axis | str] = []
+    parts: list[tuple[str, tuple[str, ...]]] = []
     for argument in arguments:
-        key, equals, text = argument.partition("=")
+        key, _, text = argument.partition("=")
         values = split_values(text)
-        several = bool(equals and key.strip() and len(values) > 1)
-        parts.append(Axis(_normal(key), tuple(values)) if several else argument)
+        parts.append((_normal(key), values) if key.strip() and len(values) > 1 else ("", (argument,)))
     if seeds is not None:
-        parts.append(Axis(SEED, tuple(split_values(seeds))))
+        parts.append((SEED, split_values(seeds)))
     grid = Grid(tuple(parts))
     if problems := list(_problems(grid)):
         raise ConfigError(problems)
     return grid
 
 
-def split_values(text: str) -> list[str]:
+def split_values(text: str) -> tuple[str, ...]:
     """Split `text` at its commas, except within quotes or brackets.
 
     ``1e-6,1e-5`` has two values, ``[a,b]`` and ``"a,b"`` one, ``{name: dapo, clip_high: 0.3},grpo`` two.
@@ -127,7 +117,7 @@ def split_values(text: str) -> list[str]:
             values.append("")
             continue
         values[-1] += character
-    return [value.strip() for value in values]
+    return tuple(value.strip() for value in values)
 
 
 def _begins_quote(before: str) -> bool:
@@ -144,13 +134,13 @@ def _problems(grid: Grid) -> Iterator[Problem]:
         what = "no key has several values, so there is nothing to sweep"
         allowed = "for example train.learning_rate=1e-6,1e-5, or --seeds 0,1,2"
         yield Problem(what, where=COMMAND_LINE, allowed=allowed)
-    keys = [each.key if isinstance(each, Axis) else _normal(each.partition("=")[0]) for each in grid.parts]
-    for key in dict.fromkeys(axis.key for axis in grid.axes):
+    keys = [key or _normal(values[0].partition("=")[0]) for key, values in grid.parts]
+    for key in grid.axes:
         if keys.count(key) > 1:
             also = ", or --seeds alone" if key == SEED else ""
             yield Problem("is given twice", key, COMMAND_LINE, allowed=f"{key}=VALUE,VALUE,... once{also}")
-    for axis in grid.axes:
-        key, values, text = axis.key, axis.values, ",".join(axis.values)
+    for key, values in grid.axes.items():
+        text = ",".join(values)
         if key == OUTPUT:
             what = "cannot be swept: every run has its own folder within the sweep's folder"
             yield Problem(what, key, COMMAND_LINE, allowed="--dir DIR, or one output_dir")
@@ -180,12 +170,12 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
     problems: dict[str, Problem] = {}
     children: list[Child] = []
     if folder is None:
-        first = load_run(run, grid.overrides(next(grid.settings())), world_size).config
+        first = load_run(run, next(grid.runs())[1], world_size).config
         folder = Path(f"{first.output_dir}-sweep")
-    for setting in grid.settings():
+    for setting, of_setting in grid.runs():
         name = _name(grid, setting)
         output = json.dumps(str(folder / name), ensure_ascii=False)  # YAML reads it back unchanged
-        overrides = (*grid.overrides(setting), f"output_dir={output}")
+        overrides = (*of_setting, f"output_dir={output}")
         try:
             config = load_run(run, overrides, world_size).config
             children.append(Child(name, setting, overrides, folder / name, config))

@@ -36,18 +36,6 @@ END_SECONDS = 60.0
 Status = Literal["FINISHED", "FAILED", "RUNNING", "WAITING", "KILLED"]
 
 
-@dataclass(frozen=True)
-class _Training:
-    """A run and its process."""
-
-    child: Child
-    process: workers.Child
-    slot: int
-    """Number from 0, different for runs at the same time."""
-    since: float
-    """Seconds by time.monotonic."""
-
-
 @dataclass
 class Sweep:
     """A grid of checked runs."""
@@ -103,7 +91,8 @@ class Sweep:
         A failing run does not stop the others. On an interrupt, the running ones get SIGTERM, save a
         checkpoint, and are waited for.
         """
-        waiting, running = [child for child in self.children if child.summary() is None], list[_Training]()
+        waiting = [child for child in self.children if child.summary() is None]
+        running: dict[int, tuple[Child, workers.Child, float]] = {}  # slot -> run, process, time of its start
         done = len(self.children) - len(waiting)
         skipped = f", {done} already complete" if done else ""
         self._say(f"{pluralize(len(self.children), 'run')} in {self.folder}{skipped}")
@@ -112,7 +101,7 @@ class Sweep:
             config=self.children[0].config,
             folder=self.folder,
             source=self.run,
-            axes={axis.key: axis.values for axis in self.grid.axes},
+            axes=self.grid.axes,
             runs=len(self.children),
         )
         selected = [(name, first.build(f"tracking.{name}")) for name in first.config.tracking]
@@ -122,23 +111,24 @@ class Sweep:
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:
-                    slot = min(set(range(parallel)) - {each.slot for each in running})
-                    running.append(self._start(waiting.pop(0), {**environment, **devices[slot]}, slot))
+                    slot = min(set(range(parallel)) - running.keys())
+                    child = waiting.pop(0)
+                    process = self._start(child, {**environment, **devices[slot]})
+                    running[slot] = child, process, time.monotonic()
                 time.sleep(POLL)
-                for each in [each for each in running if each.process.has_ended()]:
-                    running.remove(each)
-                    self._end(each)
+                for slot in [slot for slot, (_, process, _) in running.items() if process.has_ended()]:
+                    self._end(*running.pop(slot))
                     observers.sweep_run_ended(sweep, self._write())
             has_failed = any(result.status == "FAILED" for result in self.results().runs)
             status = "FAILED" if has_failed else "FINISHED"
         finally:
             try:
-                _terminate([each.process for each in running])
+                _terminate([process for _, process, _ in running.values()])
             finally:
                 self._conclude(status)
                 observers.sweep_finished(sweep, self.results(), status)
 
-    def _start(self, child: Child, environment: Mapping[str, str], slot: int) -> _Training:
+    def _start(self, child: Child, environment: Mapping[str, str]) -> workers.Child:
         self._status[child.name] = ("RUNNING", "")
         self._say(f"{child.name}: started")
         self._write()
@@ -147,24 +137,21 @@ class Sweep:
             # In a session of its own: Ctrl-C in the terminal reaches this process alone, which ends the runs.
             # Where this one is killed, a run gets SIGTERM, so that the command can be repeated.
             command = train_command(self.run, child, self.ranks)
-            process = workers.Child(
+            return workers.Child(
                 ["-m", workers.__name__, str(signal.SIGTERM.value), *command],
                 stall=0,
                 output=(log.fileno(), log.fileno()),
                 environment={**os.environ, **environment},
             )
-        return _Training(child, process, slot, time.monotonic())
 
-    def _end(self, ended: _Training) -> None:
-        child = ended.child
-        failed = ended.process.end() != 0 or child.summary() is None
+    def _end(self, child: Child, process: workers.Child, began: float) -> None:
+        failed = process.end() != 0 or child.summary() is None
         printed = [line.strip() for line in lines_of(child.log) if line.strip()]
         error = redact(printed[-1]) if failed and printed else ""
         self._status[child.name] = ("FAILED" if failed else "FINISHED", error)
         result = self._result(child)
         value = "" if result.value is None else f", {self.metric} {result.value:.4g}"
-        seconds = time.monotonic() - ended.since
-        self._say(f"{child.name}: {result.status}{value} ({duration(seconds)})")
+        self._say(f"{child.name}: {result.status}{value} ({duration(time.monotonic() - began)})")
 
     def _result(self, child: Child) -> SweptRun:
         """Read the state of a run from its folder."""
