@@ -100,8 +100,18 @@ def evaluate(
     if launch.rank() != 0:
         return
     console = Console()
-    console.print(_table(result.metrics))
-    console.print(f"{model}: {_about(run, result, seconds)}", markup=False, highlight=False, soft_wrap=True)
+    table = Table(title="evaluation", title_justify="left", show_header=False)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    for name, value in result.metrics.items():
+        table.add_row(Text(name), f"{value:.4g}" if math.isfinite(value) else str(value))
+    console.print(table)
+    assert run.config.evaluation is not None
+    paths, samples = run.config.evaluation.set_paths.values(), len(result.completions) // result.prompts
+    about = f"{model}: {pluralize(result.prompts, 'prompt')} of {', '.join(paths)}"
+    about += f", {samples} completions of each" if samples > 1 else ""
+    about += f", on {pluralize(launch.world_size(), 'rank')} in {duration(seconds)}"
+    console.print(about, markup=False, highlight=False, soft_wrap=True)
     if completions is not None:
         from grpox.observing.record_files import write_completions
 
@@ -138,24 +148,6 @@ def _check_file(option: str, path: Path | None) -> None:
             pass
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", option, given=str(path)) from error
-
-
-def _table(metrics: dict[str, float]) -> Table:
-    table = Table(title="evaluation", title_justify="left", show_header=False)
-    table.add_column(overflow="fold")
-    table.add_column(justify="right", no_wrap=True)
-    for name, value in metrics.items():
-        table.add_row(Text(name), f"{value:.4g}" if math.isfinite(value) else str(value))
-    return table
-
-
-def _about(run: ResolvedRun, result: Evaluated, seconds: float) -> str:
-    samples = len(result.completions) // result.prompts
-    each = f", {samples} completions of each" if samples > 1 else ""
-    assert run.config.evaluation is not None
-    paths = ", ".join(run.config.evaluation.set_paths.values())
-    prompts = f"{pluralize(result.prompts, 'prompt')} of {paths}"
-    return f"{prompts}{each}, on {pluralize(launch.world_size(), 'rank')} in {duration(seconds)}"
 
 
 def _figures(model: str, run: ResolvedRun, result: Evaluated, seconds: float) -> dict[str, Any]:

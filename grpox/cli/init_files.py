@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,9 @@ class Draft:
         if self.reward == OWN:
             texts[self.folder / "rewards.py"] = self._reward_text()
         if self.data == EXAMPLE:
-            texts[self.folder / "sums.jsonl"] = _sums()
+            pairs = product(range(10, 90, 5), range(3, 99, 12))
+            rows = ({"prompt": f"What is {a} + {b}?", "answer": a + b} for a, b in pairs)
+            texts[self.folder / "sums.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)
         try:
             for path, text in reversed(texts.items()):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,20 +204,16 @@ class Draft:
         given = "rewards.py:reward" if self.reward == OWN else self.reward
         entry = {"path": given} if self.reward == OWN else self._entry(given, self._beside)
         reward = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=1000).strip()
+        positions = positions_of(Path(self._input(self.model)), {}) or 512
         return RUN_FILE.format(
             name=self.run_file.name,
             model=_scalar(self._beside(self.model)),
             data=_scalar(data),
             prompt_column=column,
             reward=reward,
-            tokens=self._completion_tokens(),
+            tokens=min(256, positions // 2),  # so that prompts fit too
             output=_scalar(f"runs/{self.folder.absolute().name or 'first'}"),
         )
-
-    def _completion_tokens(self) -> int:
-        """Return 256, or half of the positions of a small local model, so that prompts fit too."""
-        positions = positions_of(Path(self._input(self.model)), {})
-        return 256 if positions is None else min(256, positions // 2)
 
     def _reward_text(self) -> str:
         if self.answer_column:
@@ -258,8 +257,3 @@ class Draft:
 def _scalar(text: str) -> str:
     """Write a text as YAML."""
     return yaml.safe_dump([text], default_flow_style=True, allow_unicode=True, width=sys.maxsize)[1:-2]
-
-
-def _sums() -> str:
-    rows = ((a, b) for a in range(10, 90, 5) for b in range(3, 99, 12))
-    return "".join(json.dumps({"prompt": f"What is {a} + {b}?", "answer": a + b}) + "\n" for a, b in rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING
@@ -24,8 +24,6 @@ from grpox.plugins.loader import InvalidPlugin
 from grpox.plugins.requirements import lack
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
     from grpox.runfile.lock.differences import Difference
 
 ROW_KINDS = (*KINDS, "command", "plugin")
@@ -150,39 +148,19 @@ def _top(module: str) -> str:
     return module.partition(":")[0].partition(".")[0]
 
 
-def as_table(listed: Iterable[Row]) -> Table:
-    """Draw the list for a terminal; a row that is not ok shows its reason instead of its summary."""
+def as_table(listed: Iterable[Row], why: bool = False) -> Table:
+    """Draw the list for a terminal; a row that is not ok shows its reason instead of its summary.
+
+    Args:
+        why: add the place and the remedy.
+    """
     table = folding_table("kind", "name")
     for row in listed:
         text = Text(f"{row.name}  {row.distribution} {row.version}  ")
-        text.append(row.status, STYLES.get(row.status, "red")).append(f"\n{row.reason or row.summary}".rstrip())
+        text.append(row.status, STYLES.get(row.status, "red"))
+        text.append(f"\n{row.why}\n-> {row.remedy}" if why else f"\n{row.reason or row.summary}".rstrip())
         table.add_row(row.kind, text)
     return table
-
-
-def as_paragraphs(listed: Iterable[Row]) -> Group:
-    """Draw a paragraph with reason and remedy for each row that is not ok, and count the other rows."""
-    parts: list[RenderableType] = []
-    others = 0
-    for row in listed:
-        if row.status == "ok":
-            others += 1
-            continue
-        origin = f"  {row.kind}, {row.distribution} {row.version}  "
-        parts.append(Text.assemble((row.name, "bold"), origin, (row.status, STYLES.get(row.status, "red"))))
-        parts.append(labelled({"why": row.why, "do": row.remedy}))
-    rest = f"{others} {'other ' if parts else ''}{'row is' if others == 1 else 'rows are'} ok"
-    return Group(*parts, Text(rest, style="dim"))
-
-
-def labelled(texts: Mapping[str, str]) -> RenderableType:
-    """Draw indented texts, each beside its label."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
-    for label, text in texts.items():
-        table.add_row(label, Text(text))
-    return Padding(table, (0, 0, 1, 2))
 
 
 # -- grpox plugins show -------------------------------------------------------------------------------------
@@ -227,8 +205,13 @@ def details(plugins: PluginSet, offer: Offer) -> Group:
         "plugin API": str(spec.api),
     }
     heading = Text.assemble((spec.name, "bold"), f"  {offer.kind}, {offer.origin}")
-    about = labelled({label: text for label, text in facts.items() if text})
-    return Group(heading, about, Padding(_parameters(plugins, offer), (0, 0, 1, 2)))
+    about = Table.grid(padding=(0, 2))
+    about.add_column()
+    about.add_column(overflow="fold")
+    for label, fact in facts.items():
+        if fact:
+            about.add_row(label, Text(fact))
+    return Group(heading, *(Padding(each, (0, 0, 1, 2)) for each in (about, _parameters(plugins, offer))))
 
 
 def _parameters(plugins: PluginSet, offer: Offer) -> RenderableType:
@@ -243,16 +226,14 @@ def _parameters(plugins: PluginSet, offer: Offer) -> RenderableType:
         return Text("no parameters")
     table = folding_table("parameter", "")
     for key, field in fields_by_key(model).items():
-        default = "required" if field.is_required() else f"default {_default(field)}"
+        default = "required"
+        if field.default_factory is not None and field.default_factory_takes_validated_data:
+            default = "default from the others"
+        elif not field.is_required():
+            default = f"default {written(field.get_default(call_default_factory=True))}"
         description = " ".join((field.description or "").split())
         table.add_row(*map(Text, (key, f"{allowed_values(field)}; {default}\n{description}".strip())))
     return table
-
-
-def _default(field: FieldInfo) -> str:
-    if field.default_factory is not None and field.default_factory_takes_validated_data:
-        return "from the others"
-    return written(field.get_default(call_default_factory=True))
 
 
 # -- grpox plugins diff ----------------------------------------------------------------------------------

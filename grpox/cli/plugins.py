@@ -108,19 +108,19 @@ def list_components(
       grpox plugins list --why                explain each row that is not ok
       grpox plugins list --json
     """
-    from grpox.cli.plugin_tables import as_paragraphs, as_table, rows
+    from grpox.cli.plugin_tables import as_table, rows
 
     plugins, console = discover(), Console(emoji=False)
     listed = rows(plugins, kind)
     if json:
         typer.echo(dumps([row.as_dict(why) for row in listed], indent=2))
-    elif why:
-        console.print(as_paragraphs(listed))
     else:
-        console.print(as_table(listed))
-        if failed := sum(row.status != "ok" for row in listed):
-            hint = f"grpox plugins list --why explains the {failed} not ok"
-            console.print(hint, style="dim", highlight=False)
+        failed = [row for row in listed if row.status != "ok"]
+        console.print(as_table(failed if why else listed, why))
+        rest = f"grpox plugins list --why explains the {len(failed)} not ok"
+        if why or failed:
+            rest = f"rows that are ok: {len(listed) - len(failed)}" if why else rest
+            console.print(rest, style="dim", highlight=False)
     tell_warnings(plugins)
 
 

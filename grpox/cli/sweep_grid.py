@@ -107,7 +107,7 @@ def split_values(text: str) -> tuple[str, ...]:
     for character in text:
         if quote:
             quote = "" if character == quote else quote
-        elif character in "'\"" and _begins_quote(values[-1]):
+        elif character in "'\"" and values[-1].rstrip()[-1:] in ("", *"[{,:"):  # not within a word: don't
             quote = character
         elif character in "[{":
             depth += 1
@@ -118,11 +118,6 @@ def split_values(text: str) -> tuple[str, ...]:
             continue
         values[-1] += character
     return tuple(value.strip() for value in values)
-
-
-def _begins_quote(before: str) -> bool:
-    """Return True if a quote after `before` opens a text; within a word, as in ``don't``, it does not."""
-    return not before.strip() or before.rstrip()[-1] in "[{,:"
 
 
 def _normal(key: str) -> str:

@@ -15,7 +15,6 @@ from grpox.cli.arguments import Overrides, Ranks, Run, discovered, load_named_ru
 from grpox.errors.console import Console
 from grpox.errors.formatting import pluralize
 from grpox.errors.redaction import redacted
-from grpox.plugins.component import BoundComponent
 from grpox.plugins.registry import Registry
 from grpox.runfile.environments import bound_tools
 from grpox.runfile.load import ResolvedRun
@@ -61,7 +60,8 @@ def validate_report(run: ResolvedRun) -> RenderableType:
     for key, bound in run.components.items():
         origin = bound.offer.origin if bound.offer else "the run file's path"
         label = f"{bound.label}  {origin}"
-        parameters = _parameters(bound)
+        values = redacted(bound.config.model_dump()) if bound.config is not None else {}
+        parameters = ", ".join(f"{name}={_value(value)}" for name, value in values.items())
         table.add_row(Text(key), Text(f"{label}\n").append(parameters, "dim") if parameters else Text(label))
     for place, each in enumerate(bound_tools(run)):
         table.add_row(Text(f"tools[{place}]"), Text(f"{each.name}  {each.reference}"))
@@ -73,11 +73,6 @@ def validate_report(run: ResolvedRun) -> RenderableType:
         f"optimizer steps per generation batch: {plan.optimizer_steps_per_generation}"
     )
     return Group(Text.assemble(("OK ", "bold green"), run.source), table, Text(arithmetic))
-
-
-def _parameters(bound: BoundComponent) -> str:
-    values = redacted(bound.config.model_dump()) if bound.config is not None else {}
-    return ", ".join(f"{name}={_value(value)}" for name, value in values.items())
 
 
 def _value(value: object) -> str:
