@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import typer
 from packaging.requirements import Requirement
@@ -185,7 +185,8 @@ def misbuilt() -> Iterator[Finding]:
     suspects = [name for name, each in versions.items() if Version(each).local != Version(torch).local]
     if not suspects:
         return
-    text, status = f"not built for torch {torch}", cast("Status", "warning")
+    status: Status = "warning"
+    text = f"not built for torch {torch}"
     command = [sys.executable, "-c", "from transformers import PreTrainedModel"]
     probe = subprocess.run(command, capture_output=True, text=True, check=False)
     if probe.returncode != 0:

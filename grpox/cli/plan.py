@@ -142,8 +142,8 @@ def _table(schedule: Schedule, generations: int, most_ranks: int) -> Table:
     if plan.world_size > most_ranks:
         ranks = [*range(max(1, most_ranks - 2)), None, plan.world_size - 1]
     table = Table(title="Flow of batches", title_justify="left")
-    for heading in ("gen.", *(["iter."] if plan.num_iterations > 1 else []), "micro-\nbatch"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for name in ("gen.", *(["iter."] if plan.num_iterations > 1 else []), "micro-\nbatch"):
+        table.add_column(name, justify="right", no_wrap=True)
     for rank in ranks:
         if rank is None:
             table.add_column("...", no_wrap=True)

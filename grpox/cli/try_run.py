@@ -106,15 +106,12 @@ def _completions(scored: Sequence[ScoredRollout], weights: Mapping[str, float]) 
     table = Table(show_lines=True)
     table.add_column("completion", overflow="fold", ratio=1)
     table.add_column("scores", overflow="fold")
+    names = [*weights, "sum", "advantage"]
+    width = max(map(len, names))
     for each in scored:
-        numbers = Table(box=None, show_header=False, pad_edge=False)
-        numbers.add_column(overflow="fold")
-        numbers.add_column(justify="right", no_wrap=True)
-        for name, score in zip(weights, each.rewards.values(), strict=True):
-            numbers.add_row(Text(name), _number(score))
-        numbers.add_row("sum", _number(each.reward))
-        numbers.add_row("advantage", f"{each.advantage:+.3f}")
-        table.add_row(_completion(each), numbers)
+        numbers = [*map(_number, each.rewards.values()), _number(each.reward), f"{each.advantage:+.3f}"]
+        lines = [f"{name:<{width}}  {number:>6}" for name, number in zip(names, numbers, strict=True)]
+        table.add_row(_completion(each), Text("\n".join(lines)))
     parts = " + ".join(f"{weight:g} * {name}" for name, weight in weights.items())
     table.caption = Text(f"sum = {parts}")
     table.caption_justify = "left"
