@@ -88,7 +88,15 @@ def evaluate(
 
     follow_log_options(log_level, log_file)
     for option, path in (("--out", out), ("--completions", completions)):
-        _check_file(option, path)
+        if path is None:
+            continue
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            with TemporaryFile(dir=next(each for each in path.absolute().parents if each.exists())):
+                pass
+        except OSError as error:
+            raise ConfigError(f"cannot be written: {error.strerror}", option, given=str(path)) from error
     config, changes = split_run(config, overrides or ())
     changes += [] if date is None else [f"model.chat_date={json.dumps(date)}"]
     if config is None:
@@ -135,19 +143,6 @@ def _evaluate(run: ResolvedRun, checkpoint: Path | None, console: Console) -> tu
         progress = partial(bar.update, task, description="prompts")
         result = evaluate_model(run, checkpoint, lambda done, total: progress(completed=done, total=total))
         return result, time.perf_counter() - start
-
-
-def _check_file(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything is loaded."""
-    if path is None:
-        return
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        with TemporaryFile(dir=next(each for each in path.absolute().parents if each.exists())):
-            pass
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror}", option, given=str(path)) from error
 
 
 def _figures(model: str, run: ResolvedRun, result: Evaluated, seconds: float) -> dict[str, Any]:

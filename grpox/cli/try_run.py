@@ -86,19 +86,13 @@ def _report(number: int, count: int, prompt: TriedPrompt, weights: Mapping[str, 
     columns = Table(box=None, show_header=False, pad_edge=False)
     columns.add_column(style="dim", overflow="fold")
     columns.add_column(overflow="fold")
-    columns.add_row("tokens", _tokens(prompt))
+    first, left_out, last = ends([escaped(token) for token in prompt.tokens], MOST_TOKENS)
+    shown = [*first, *([f"... {left_out} more ..."] if left_out else []), *last]
+    columns.add_row("tokens", Text("|", "dim", overflow="fold").join(map(Text, shown)))
     for name, value in prompt.columns.items():
         columns.add_row(_plain(name), _plain(value if isinstance(value, str) else repr(value)))
     table = _completions(prompt.completions, weights)
     return Group(Rule(Text(heading), align="left"), _plain(prompt.text), Text(), columns, Text(), table, Text())
-
-
-def _tokens(prompt: TriedPrompt) -> Text:
-    """Write the tokens one after the other with a bar between them."""
-    shown = [escaped(token) for token in prompt.tokens]
-    first, left_out, last = ends(shown, MOST_TOKENS)
-    between = [f"... {left_out} more ..."] if left_out else []
-    return Text("|", "dim", overflow="fold").join(Text(each) for each in (*first, *between, *last))
 
 
 def _completions(scored: Sequence[ScoredRollout], weights: Mapping[str, float]) -> Table:

@@ -58,12 +58,17 @@ def watch(
     except OSError as error:
         what = f"cannot be used: {error.strerror or error}"
         raise ConfigError(what, "--port", given=str(port), allowed="a free port, or 0") from error
-    with listener, suppress_interrupt():
-        address = address_of(listener, new_token())
-        print_address(address)
-        if not no_browser:
-            open_browser(address)
-        serve(listener, address.rpartition("=")[2], folders)
+    address = address_of(listener, new_token())
+    try:
+        with listener:
+            print_address(address)
+            if not no_browser:
+                open_browser(address)
+            serve(listener, address.rpartition("=")[2], folders)
+    except Terminated:
+        raise
+    except KeyboardInterrupt:
+        return  # Ctrl-C is how the command is meant to end
 
 
 @contextmanager
@@ -109,17 +114,6 @@ def open_browser(address: str) -> threading.Thread | None:
     thread = threading.Thread(target=webbrowser.open, args=(address,), daemon=True)
     thread.start()
     return thread
-
-
-@contextmanager
-def suppress_interrupt() -> Iterator[None]:
-    """End quietly on Ctrl-C, which is how the command is meant to end; SIGTERM is passed on."""
-    try:
-        yield
-    except Terminated:
-        raise
-    except KeyboardInterrupt:
-        return
 
 
 def find_run(run: str) -> Path | Problem:
