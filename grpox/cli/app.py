@@ -140,14 +140,8 @@ class Commands(TyperGroup):
         Raises:
             ConfigError: a plugin's command has the name of another command, or cannot be loaded.
         """
-        self._import(args[0])
+        self.import_command(args[0])
         return super().resolve_command(ctx, args)
-
-    def load_all(self) -> None:
-        """Import every command, for the command reference in the docs."""
-        assert self._plugins  # reading the property lists the plugins' commands
-        for name in list(self.commands):
-            self._import(name)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that is called."""
@@ -164,7 +158,8 @@ class Commands(TyperGroup):
             self.commands.setdefault(each.spec.name, summary(each.spec, PANEL))
         return plugins
 
-    def _import(self, name: str) -> None:
+    def import_command(self, name: str) -> None:
+        """Import a command, if there is one of that name."""
         if name in self._core:
             self.commands[name] = load(self._core[name])
             return
@@ -196,7 +191,8 @@ def all_commands() -> Commands:
     """Build the command line with every command imported."""
     group = typer.main.get_command(app)
     assert isinstance(group, Commands)
-    group.load_all()
+    for name in group.list_commands(None):
+        group.import_command(name)
     return group
 
 
