@@ -78,11 +78,7 @@ def load(spec: CommandSpec) -> Any:
 
 
 def load_offered(command: OfferedCommand) -> Any:
-    """Import a plugin's command. If a requirement is missing, the command shows its help and refuses to run.
-
-    Raises:
-        ConfigError: the command cannot be imported, which is the plugin's fault.
-    """
+    """Import a plugin's command, or raise ConfigError. Without a requirement it shows its help and refuses."""
     name, lacks = command.spec.name, command.lacks
 
     def refuse(*_: object) -> None:
@@ -107,20 +103,18 @@ def conflict(command: OfferedCommand, offered: Sequence[OfferedCommand]) -> Prob
     Args:
         offered: the commands of all plugins.
     """
-    name, owner = command.spec.name, command.origin
+    name = command.spec.name
     same = [each for each in offered if each.spec.name == name]
-    owners, others = [each.origin for each in same], {each.distribution for each in same}
+    others = {each.distribution for each in same} - {"grpox"}
     if name in _HELP:
-        what = f"the command '{name}' of {owner} is refused: grpox {__version__} has a command of that name"
-    elif len(owners) == 1:
-        return None
-    elif len(set(owners)) == 1:
-        what = f"{owner} offers a command '{name}' more than once"
+        what = f"the command '{name}' of {command.origin} is refused: grpox {__version__} has one of that name"
+    elif len(same) > 1:
+        owners = " and ".join(each.origin for each in same)
+        what = f"{owners} both offer a command '{name}', and grpox does not choose between them"
     else:
-        what = f"{' and '.join(owners)} both offer a command '{name}', and grpox does not choose between them"
-    switch = " or ".join(f"{DISABLE_VARIABLE}={other}" for other in sorted(others - {"grpox"}))
-    remedy = f"{switch}, or rename the command" if len(others) > 1 else "its author has to rename it"
-    return Problem(what, allowed=remedy)
+        return None
+    switch = " or ".join(f"{DISABLE_VARIABLE}={other}" for other in sorted(others))
+    return Problem(what, allowed=f"{switch}, or rename the command")
 
 
 class Commands(TyperGroup):
@@ -146,14 +140,8 @@ class Commands(TyperGroup):
         Raises:
             ConfigError: a plugin's command has the name of another command, or cannot be loaded.
         """
-        self._import(args[0])
+        self.import_command(args[0])
         return super().resolve_command(ctx, args)
-
-    def load_all(self) -> None:
-        """Import every command, for the command reference in the docs."""
-        assert self._plugins  # reading the property lists the plugins' commands
-        for name in list(self.commands):
-            self._import(name)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that is called."""
@@ -170,7 +158,8 @@ class Commands(TyperGroup):
             self.commands.setdefault(each.spec.name, summary(each.spec, PANEL))
         return plugins
 
-    def _import(self, name: str) -> None:
+    def import_command(self, name: str) -> None:
+        """Import a command, if there is one of that name."""
         if name in self._core:
             self.commands[name] = load(self._core[name])
             return
@@ -202,7 +191,8 @@ def all_commands() -> Commands:
     """Build the command line with every command imported."""
     group = typer.main.get_command(app)
     assert isinstance(group, Commands)
-    group.load_all()
+    for name in group.list_commands(None):
+        group.import_command(name)
     return group
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,9 +18,6 @@ from grpox.runtime.logs import FILE_VARIABLE, LEVEL_VARIABLE, LEVELS, show_logs
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun
-
-NARROW = 100
-"""Terminal width in columns; in a narrower terminal the cells of a table are stacked."""
 
 RUN_HELP = "A run file (YAML), or the name of a recipe: grpox recipes list."
 Run = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
@@ -62,6 +60,13 @@ def follow_log_options(level: str, file: Path | None = None) -> None:
     """Apply the log options in this process and its child processes."""
     show_logs(level, file)
     os.environ[LEVEL_VARIABLE] = level
+
+
+def split_run(run: str | None, overrides: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the run and the overrides; where the run was left out, the first override is in its place."""
+    if run is not None and "=" in run and not Path(run).exists():
+        return None, [run, *overrides]
+    return run, list(overrides)
 
 
 def load_named_run(run: str, overrides: list[str] | None, world_size: int | None = None) -> ResolvedRun:

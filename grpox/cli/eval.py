@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from grpox.cli.arguments import LogFile, LogLevel, follow_log_options, tell_warnings
+from grpox.cli.arguments import LogFile, LogLevel, Overrides, follow_log_options, split_run, tell_warnings
 from grpox.errors import ConfigError, RunFailed
 from grpox.errors.console import Console
 from grpox.errors.formatting import duration, pluralize
@@ -46,10 +48,7 @@ def evaluate(
             show_default="the run's own, if MODEL is of a run",
         ),
     ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Overrides, such as evaluation.num_generations=8."),
-    ] = None,
+    overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.json", help="Write the results as JSON.")
     ] = None,
@@ -89,11 +88,16 @@ def evaluate(
 
     follow_log_options(log_level, log_file)
     for option, path in (("--out", out), ("--completions", completions)):
-        _check_file(option, path)
-    changes = list(overrides or ())
-    if config is not None and "=" in config and not Path(config).exists():
-        changes.insert(0, config)
-        config = None
+        if path is None:
+            continue
+        try:
+            if path.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            with TemporaryFile(dir=next(each for each in path.absolute().parents if each.exists())):
+                pass
+        except OSError as error:
+            raise ConfigError(f"cannot be written: {error.strerror}", option, given=str(path)) from error
+    config, changes = split_run(config, overrides or ())
     changes += [] if date is None else [f"model.chat_date={json.dumps(date)}"]
     if config is None:
         config, model = own_config(model), last_model(model)
@@ -104,8 +108,18 @@ def evaluate(
     if launch.rank() != 0:
         return
     console = Console()
-    console.print(_table(result.metrics))
-    console.print(f"{model}: {_about(run, result, seconds)}", markup=False, highlight=False, soft_wrap=True)
+    table = Table(title="evaluation", title_justify="left", show_header=False)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    for name, value in result.metrics.items():
+        table.add_row(Text(name), f"{value:.4g}" if math.isfinite(value) else str(value))
+    console.print(table)
+    assert run.config.evaluation is not None
+    paths, samples = run.config.evaluation.set_paths.values(), len(result.completions) // result.prompts
+    about = f"{model}: {pluralize(result.prompts, 'prompt')} of {', '.join(paths)}"
+    about += f", {samples} completions of each" if samples > 1 else ""
+    about += f", on {pluralize(launch.world_size(), 'rank')} in {duration(seconds)}"
+    console.print(about, markup=False, highlight=False, soft_wrap=True)
     if completions is not None:
         from grpox.observing.record_files import write_completions
 
@@ -129,41 +143,6 @@ def _evaluate(run: ResolvedRun, checkpoint: Path | None, console: Console) -> tu
         progress = partial(bar.update, task, description="prompts")
         result = evaluate_model(run, checkpoint, lambda done, total: progress(completed=done, total=total))
         return result, time.perf_counter() - start
-
-
-def _check_file(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything is loaded."""
-    if path is None:
-        return
-    whole = path.absolute()
-    there = next(place for place in (whole, *whole.parents) if place.exists())
-    if path.is_dir():
-        what = "is a folder, not a file"
-    elif there != whole and not there.is_dir():
-        what = f"cannot be created: {there} is a file"
-    elif not os.access(there, os.W_OK):
-        what = f"cannot be written: no permission to write {there}"
-    else:
-        return
-    raise ConfigError(what, option, given=str(path))
-
-
-def _table(metrics: dict[str, float]) -> Table:
-    table = Table(title="evaluation", title_justify="left", show_header=False)
-    table.add_column(overflow="fold")
-    table.add_column(justify="right", no_wrap=True)
-    for name, value in metrics.items():
-        table.add_row(Text(name), f"{value:.4g}" if math.isfinite(value) else str(value))
-    return table
-
-
-def _about(run: ResolvedRun, result: Evaluated, seconds: float) -> str:
-    samples = len(result.completions) // result.prompts
-    each = f", {samples} completions of each" if samples > 1 else ""
-    assert run.config.evaluation is not None
-    paths = ", ".join(run.config.evaluation.set_paths.values())
-    prompts = f"{pluralize(result.prompts, 'prompt')} of {paths}"
-    return f"{prompts}{each}, on {pluralize(launch.world_size(), 'rank')} in {duration(seconds)}"
 
 
 def _figures(model: str, run: ResolvedRun, result: Evaluated, seconds: float) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from grpox.cli.arguments import NARROW
 from grpox.errors import ConfigError, plain
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def import_trl(
     draft = convert(_read(setup), out.parent if out is not None else Path())
     text = run_file_text(draft)
     console = Console(stderr=True)
-    console.print(_table(draft, narrow=console.width < NARROW))
+    console.print(_table(draft))
     outcomes = draft.outcomes()
     lost = Counter(STATEMENT if row.name == STATEMENT else "field" for row in draft.rows if row.is_lost)
     parts = [f"{len(draft.blanks)} to fill in, as commented lines"] if draft.blanks else []
@@ -106,27 +105,15 @@ def _read(path: Path) -> Setup:
     return read_script(text, path, str(path)) if path.suffix == ".py" else read_trl_yaml(text, str(path))
 
 
-def _table(draft: Draft, narrow: bool) -> Table:
-    """Build the table of outcomes, a row for each setting.
-
-    Args:
-        narrow: for a narrow terminal, write values below names and explanations below verdicts.
-    """
-    from rich import box
-    from rich.table import Table
+def _table(draft: Draft) -> Table:
+    """Build the table of outcomes, a row for each setting."""
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("line", "TRL", "run file") if narrow else ("line", "TRL", "given", "", "run file"):
-        # Long names are folded, not cut, so that they can be copied.
-        table.add_column(heading, overflow="fold")
+    from grpox.errors.console import folding_table
+
+    table = folding_table("line", "TRL", "given", "", "run file")
     for row in draft.rows:
-        line = Text(str(row.given.line or ""))
         name, given = Text(plain(row.name, 80)), Text(plain(row.given.shown, 80), "dim")
         verdict = Text(row.verdict.value, _STYLES[row.verdict.value])
-        message = Text(plain(row.message, 400))
-        if narrow:
-            table.add_row(line, Text("\n").join([name, given]), Text("\n").join([verdict, message]))
-        else:
-            table.add_row(line, name, given, verdict, message)
+        table.add_row(str(row.given.line or ""), name, given, verdict, Text(plain(row.message, 400)))
     return table

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from grpox.cli.init_files import EXAMPLE, OWN, Draft, data_files
-from grpox.errors import ConfigError, Problem
+from grpox.cli.init_files import ANSWERS, EXAMPLE, OWN, Draft
+from grpox.data.open_data import DATA_FILES
+from grpox.errors import ConfigError
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -66,58 +66,37 @@ def init(
     """
     draft = Draft(folder)
     draft.refuse_existing("run.yaml")
-    answers = _Answers(yes)
-    draft.model = answers.to("Model: a folder or hub id", model, DEFAULT_MODEL, draft.check_model)
-    files = data_files(folder)
-    text = f"Data: a .jsonl, .json, .csv or .parquet file, or a hub id; {EXAMPLE}: sums"
-    draft.data = answers.to(text, data, files[0] if files else EXAMPLE, draft.check_data)
+
+    def ask(name: str, question: str, option: str | None, default: str) -> None:
+        """Set an answer: the option, the default with --yes, or what is typed until it is right."""
+        given = default if option is None and yes else option
+        while True:
+            answer = _typed(question, default) if given is None else given
+            try:
+                return draft.set(name, answer)
+            except ConfigError as error:
+                if given is not None:
+                    raise
+                typer.secho(f"error: {error}", err=True)
+
+    ask("model", "Model: a folder or hub id", model, DEFAULT_MODEL)
+    files = sorted(str(path) for path in folder.glob("*") if path.suffix in DATA_FILES and path.is_file())
+    question = f"Data: a .jsonl, .json, .csv or .parquet file, or a hub id; {EXAMPLE}: sums"
+    ask("data", question, data, files[0] if files else EXAMPLE)
     columns = draft.columns
     if prompt_column is not None or (columns and "prompt" not in columns):
-        text = f"Column with the prompts: {', '.join(columns)}"
-        default = columns[0] if columns else "prompt"
-        draft.prompt_column = answers.to(text, prompt_column, default, draft.check_prompt_column)
+        question = f"Column with the prompts: {', '.join(columns)}"
+        ask("prompt_column", question, prompt_column, columns[0] if columns else "prompt")
     if draft.is_plain:
-        text = "The prompts are plain text: apply the model's chat template to them, yes or no"
-        option, wrong = "yes" if model and data and reward else None, [Problem("is not yes or no")]
-        draft.chat = answers.to(text, option, "yes", lambda given: [] if given in ("yes", "no") else wrong)
-    if answer_column is not None:
-        answers.to("", answer_column, "", draft.check_answer_column)
-    draft.answer_column = answer_column or draft.likely_answer
-    text = f"Reward: a name, FILE.py:FUNCTION; {OWN}: a function to write"
-    draft.reward = answers.to(text, reward, OWN, draft.check_reward)
+        question = "The prompts are plain text: apply the model's chat template to them, yes or no"
+        ask("chat", question, "yes" if model and data and reward else None, "yes")
+    likely = next((name for name in ANSWERS if name in columns), "")
+    draft.set("answer_column", answer_column or likely)
+    ask("reward", f"Reward: a name, FILE.py:FUNCTION; {OWN}: a function to write", reward, OWN)
     for path in draft.write():
         typer.echo(path)
     run_file = shlex.quote(str(draft.run_file))
     typer.echo(f"next: grpox validate {run_file}\n      grpox train {run_file}")
-
-
-class _Answers:
-    """Answers of the user: an option, the default, or what is typed until it is right."""
-
-    def __init__(self, takes_defaults: bool) -> None:
-        self._takes_defaults = takes_defaults
-
-    def to(
-        self, question: str, option: str | None, default: str, check: Callable[[str], Sequence[Problem]]
-    ) -> str:
-        """Return the answer to a question.
-
-        Args:
-            option: what the command line says; then nothing is asked.
-            check: finds the problems with an answer.
-
-        Raises:
-            ConfigError: the option or the default is wrong, or there is no terminal to ask.
-        """
-        given = default if option is None and self._takes_defaults else option
-        while True:
-            answer = _typed(question, default) if given is None else given
-            problems = list(check(answer))
-            if not problems:
-                return answer
-            if given is not None:
-                raise ConfigError(problems)
-            typer.secho(f"error: {ConfigError(problems)}", err=True)
 
 
 def _typed(question: str, default: str) -> str:

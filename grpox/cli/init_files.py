@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
-import re
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from keyword import iskeyword
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,12 @@ import yaml
 from grpox.config import ModelConfig
 from grpox.data.chat import is_unrendered
 from grpox.data.open_data import DATA_FILES
-from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors import ConfigError, nearest
 from grpox.runfile.data_files import first_value, look_at
 from grpox.runfile.load import load_run, resolve_config
 from grpox.runfile.model_options import positions_of, template_of
 from grpox.runfile.paths import input_path
+from grpox.runfile.yaml_lines import read_yaml
 from grpox.runtime.files import write_atomically, write_error_message
 
 EXAMPLE, OWN = "example", "own"
@@ -31,11 +31,8 @@ ANSWERS = ("answer", "solution", "label", "target", "ground_truth", "completion"
 """Usual names of the column with the right answer."""
 _OTHERS = {"model": {"path": "org/model"}, "data": {"path": "org/data"}, "rewards": ["exact"]}
 """Stands for answers that are not there yet; problems with them are not told."""
-_PLAIN = re.compile(r"[A-Za-z./~_][\w./~-]*")
-"""Texts that YAML reads as they are, but for its words such as ``yes``."""
-_RESERVED = {"columns", "text", *dir(builtins)}
-"""Names that have another meaning in the reward function."""
-
+_KEYS = {"model": "model", "data": "data.path", "prompt_column": "data", "reward": "rewards"}
+"""Answer -> beginning of the keys whose problems are its own."""
 RUN_FILE = """\
 # A run file: `grpox validate {name}` checks it, `grpox train {name}` trains.
 # docs/run-file.md explains every key; those left out have a default.
@@ -84,10 +81,10 @@ REWARDS = '''\
 """Rewards: each function takes N completions and returns N numbers."""
 
 
-def reward(completions, {parameter}**columns):
+def reward(completions, **columns):
     """{summary}
 
-    Every column of the data can be a parameter: a list with one entry for each completion.
+    Every column of the data is in `columns`, or can be a parameter: a list with one entry for each completion.
     """
     return [{score}]
 
@@ -130,57 +127,45 @@ class Draft:
         first = "a" if self.data == EXAMPLE else first_value(path, self.prompt_column)
         return is_unrendered(first, template_of(ModelConfig(path=self._input(self.model))))
 
-    @property
-    def likely_answer(self) -> str:
-        """The column that has the right answer by its name, or empty."""
-        return next((name for name in ANSWERS if name in self.columns), "")
-
-    def refuse_existing(self, name: str) -> None:
-        """Refuse to overwrite a file.
-
-        Raises:
-            ConfigError: the file exists.
-        """
+    def refuse_existing(self, name: str, use: str = "") -> None:
+        """Refuse to overwrite a file; raises ConfigError if it exists. `use` is an answer that uses it."""
         path = self.folder / name
         if path.exists():
-            raise ConfigError("exists already", given=str(path), allowed="another folder: grpox init FOLDER")
+            allowed = f"{f'{use}, to use it, or ' if use else ''}another folder: grpox init FOLDER"
+            raise ConfigError("exists already", given=str(path), allowed=allowed)
 
-    def check_model(self, given: str) -> Sequence[Problem]:
-        """Find the problems with a model."""
-        return self._problems("model", model={"path": self._input(given)})
+    def set(self, name: str, given: str) -> None:
+        """Set the answer of that name, as the fields are named, and check it.
 
-    def check_data(self, given: str) -> Sequence[Problem]:
-        """Find the problems with the data, but for the name of its prompt column."""
-        if given == EXAMPLE:
-            return self._existing("sums.jsonl")
-        return self._problems("data.path", data={"path": self._input(given, DATA_FILES)})
-
-    def check_prompt_column(self, given: str) -> Sequence[Problem]:
-        """Find the problems with the name of the prompt column."""
-        path = self._input(self.data, DATA_FILES)
-        return (
-            [] if self.data == EXAMPLE else self._problems("data", data={"path": path, "prompt_column": given})
-        )
-
-    def check_answer_column(self, given: str) -> Sequence[Problem]:
-        """Find the problems with the name of the column with right answers."""
-        columns = self.columns
-        if not columns or given in columns:
-            return []
-        near, allowed = nearest(given, columns), ", ".join(columns)
-        return [Problem("no such column", "--answer-column", given=given, allowed=allowed, nearest=near)]
-
-    def check_reward(self, given: str) -> Sequence[Problem]:
-        """Find the problems with a reward."""
-        if given == OWN:
-            return self._existing("rewards.py", ":FUNCTION")
+        Raises:
+            ConfigError: it is wrong.
+        """
+        setattr(self, name, given)
+        if name == "chat" and given not in ("yes", "no"):
+            raise ConfigError("is not yes or no", given=given)
+        columns = self.columns if name == "answer_column" else ()
+        if columns and given and given not in columns:
+            near, allowed = nearest(given, columns), ", ".join(columns)
+            raise ConfigError("no such column", "--answer-column", given=given, allowed=allowed, nearest=near)
+        if (name, given) == ("data", EXAMPLE):
+            return self.refuse_existing("sums.jsonl", str(self.folder / "sums.jsonl"))
+        if (name, given) == ("reward", OWN):
+            return self.refuse_existing("rewards.py", f"{self.folder / 'rewards.py'}:FUNCTION")
+        if name not in _KEYS:
+            return None
+        run = dict(_OTHERS)
+        if name == "model":
+            run["model"] = {"path": self._input(given)}
+        elif self.data != EXAMPLE:
+            run["data"] = {"path": self._input(self.data, DATA_FILES), "prompt_column": self.prompt_column}
+        if name == "reward" and given != OWN:
+            run["rewards"] = [self._entry(given, self._input)]
         try:
-            entry = self._entry(given, self._input)
-        except yaml.YAMLError as error:
-            return [Problem(f"is not YAML: {' '.join(str(error).split())}", "--reward", given=given)]
-        path = self._input(self.data, DATA_FILES)
-        data = {"data": {"path": path, "prompt_column": self.prompt_column}} if self.data != EXAMPLE else {}
-        return self._problems("rewards", rewards=[entry], **data)
+            resolve_config(run, Path.cwd(), "grpox init")
+        except ConfigError as error:
+            if problems := [each for each in error.problems if each.key.startswith(_KEYS[name])]:
+                raise ConfigError(problems) from error
+        return None
 
     def write(self) -> list[Path]:
         """Write the files; none remains if the run file is not right.
@@ -195,7 +180,9 @@ class Draft:
         if self.reward == OWN:
             texts[self.folder / "rewards.py"] = self._reward_text()
         if self.data == EXAMPLE:
-            texts[self.folder / "sums.jsonl"] = _sums()
+            pairs = product(range(10, 90, 5), range(3, 99, 12))
+            rows = ({"prompt": f"What is {a} + {b}?", "answer": a + b} for a, b in pairs)
+            texts[self.folder / "sums.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)
         try:
             for path, text in reversed(texts.items()):
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,26 +204,20 @@ class Draft:
         given = "rewards.py:reward" if self.reward == OWN else self.reward
         entry = {"path": given} if self.reward == OWN else self._entry(given, self._beside)
         reward = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=1000).strip()
+        positions = positions_of(Path(self._input(self.model)), {}) or 512
         return RUN_FILE.format(
             name=self.run_file.name,
             model=_scalar(self._beside(self.model)),
             data=_scalar(data),
             prompt_column=column,
             reward=reward,
-            tokens=self._completion_tokens(),
+            tokens=min(256, positions // 2),  # so that prompts fit too
             output=_scalar(f"runs/{self.folder.absolute().name or 'first'}"),
         )
 
-    def _completion_tokens(self) -> int:
-        """Return 256, or half of the positions of a small local model, so that prompts fit too."""
-        positions = positions_of(Path(self._input(self.model)), {})
-        return 256 if positions is None else min(256, positions // 2)
-
     def _reward_text(self) -> str:
-        name = self.answer_column
-        is_parameter = name.isidentifier() and not iskeyword(name) and name not in _RESERVED
-        if name:
-            answers = name if is_parameter else f"columns[{json.dumps(name, ensure_ascii=False)}]"
+        if self.answer_column:
+            answers = f"columns[{json.dumps(self.answer_column, ensure_ascii=False)}]"
             score = (
                 f"float(str(right) in text(completion)) for completion, right in zip(completions, {answers})"
             )
@@ -244,12 +225,12 @@ class Draft:
         else:
             score = "-abs(len(text(completion)) - 100) / 100 for completion in completions"
             summary = "The nearer to 100 characters, the better: change it to what you want."
-        return REWARDS.format(parameter=f"{name}, " if is_parameter else "", score=score, summary=summary)
+        return REWARDS.format(score=score, summary=summary)
 
     def _entry(self, given: str, path_of: Any) -> Any:
         """Return an entry of `rewards`: a mapping as given, a function in a file, or a name."""
         if given.startswith("{"):
-            return yaml.safe_load(given)
+            return read_yaml(given, "--reward").data
         file, colon, name = given.rpartition(":")
         if colon and file.endswith(".py"):
             return {"path": f"{path_of(file, ('.py',))}:{name}"}
@@ -258,19 +239,6 @@ class Draft:
             "answer",
         )
         return {"name": given, "column": self.answer_column} if takes_answer else {"name": given}
-
-    def _problems(self, key: str, **sections: Any) -> list[Problem]:
-        """Return the problems of the run so far that are those of `key`."""
-        try:
-            resolve_config({**_OTHERS, **sections}, Path.cwd(), "grpox init")
-        except ConfigError as error:
-            return [each for each in error.problems if each.key.startswith(key)]
-        return []
-
-    def _existing(self, name: str, part: str = "") -> list[Problem]:
-        path = self.folder / name
-        allowed = f"{path}{part}, to use it, or another FOLDER"
-        return [Problem("exists already", given=str(path), allowed=allowed)] if path.exists() else []
 
     def _input(self, given: str, suffixes: Sequence[str] = ()) -> str:
         return input_path(given, Path.cwd(), suffixes)
@@ -286,20 +254,6 @@ class Draft:
         return relative if "/" in relative or suffixes else f"./{relative}"
 
 
-def data_files(folder: Path) -> list[str]:
-    """List the files of data in a folder."""
-    return sorted(str(path) for path in folder.glob("*") if path.suffix in DATA_FILES and path.is_file())
-
-
 def _scalar(text: str) -> str:
     """Write a text as YAML."""
-    return (
-        text
-        if _PLAIN.fullmatch(text) and yaml.safe_load(text) == text
-        else json.dumps(text, ensure_ascii=False)
-    )
-
-
-def _sums() -> str:
-    rows = ((a, b) for a in range(10, 90, 5) for b in range(3, 99, 12))
-    return "".join(json.dumps({"prompt": f"What is {a} + {b}?", "answer": a + b}) + "\n" for a, b in rows)
+    return yaml.safe_dump([text], default_flow_style=True, allow_unicode=True, width=sys.maxsize)[1:-2]

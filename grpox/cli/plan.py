@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, takewhile
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -25,31 +24,14 @@ from grpox.errors.formatting import format_bytes, pluralize
 from grpox.policy.memory_plan.fit import Answer, Line, Memory, this_machine, verdict_lines, worst_of
 from grpox.policy.memory_plan.formula import LOAD, PHASES, Part, Setting, parts_of, peak_of, size_in
 
-ROOM = 1000
-"""Table width without a limit."""
 MOST_MICRO_BATCHES = 500
 """Largest number of optimizer steps drawn."""
 MOST_ROWS = 12
 """Largest number of rows of a micro-batch written one by one; more are grouped, as in ``0*16 1*16``."""
 MOST_RUNS = 4
 """Largest number of groups written; of more, the first ones and the last are."""
-
-
-class _Form(NamedTuple):
-    """Form of the table: its headings and the texts of its cells."""
-
-    generation: str
-    iteration: str
-    micro_batch: str
-    optimizer: str
-    generate: str
-    step: str
-    most_ranks: int
-    """Largest number of ranks drawn; of more, the first ones and the last are."""
-
-
-_FULL = _Form("generation", "iteration", "micro-batch", "optimizer", "{}: generate", "step {}", 4)
-_NARROW = _Form("gen.", "iter.", "micro-\nbatch", "step", "{}", "{}", 2)
+NARROW = 100
+"""Columns of a terminal below which 2 ranks are drawn, and from which 4 are: the first ones and the last."""
 
 PHASE_WORDS = {
     "load": "loading and sharding the model",
@@ -58,8 +40,6 @@ PHASE_WORDS = {
     "reduce": "summing gradients over the ranks",
     "step": "the optimizer's step",
 }
-COMMON = (16, 24, 40, 48, 80, 141, 180)
-"""Common sizes of GPU memory, in GiB."""
 NOT_COUNTED = (
     "Python and its libraries: 0.5 to 1 GiB of the host for each rank",
     "on a GPU: CUDA's context, cuBLAS and NCCL, 1 to 2 GiB",
@@ -139,7 +119,7 @@ def plan_report(
 
     Args:
         num_prompts: prompts of the training data; None when unknown.
-        console: the terminal; if the table does not fit, a narrower one is drawn.
+        console: the terminal, whose width limits the number of ranks drawn.
     """
     drawn = generations * plan.prompts_per_generation if num_prompts is None else num_prompts
     # Without shuffling, the number of a prompt in the table is the order in which it is drawn.
@@ -152,27 +132,24 @@ def plan_report(
             "; shown without dynamic sampling: each group that it replaces takes the next prompt, which shifts "
             "all later batches"
         )
-    table = _table(schedule, generations, _FULL)
-    # Measured without a limit, because the console would cut the result at its width.
-    if Measurement.get(console, console.options.update(max_width=ROOM), table).minimum > console.width:
-        table = _table(schedule, generations, _NARROW)
+    table = _table(schedule, generations, 2 if console.width < NARROW else 4)
     return Group(table, caption, Text(), _summary(schedule, train, num_prompts))
 
 
-def _table(schedule: Schedule, generations: int, form: _Form) -> Table:
+def _table(schedule: Schedule, generations: int, most_ranks: int) -> Table:
     plan = schedule.plan
-    ranks = _ranks(plan.world_size, form.most_ranks)
+    ranks: list[int | None] = list(range(plan.world_size))
+    if plan.world_size > most_ranks:
+        ranks = [*range(max(1, most_ranks - 2)), None, plan.world_size - 1]
     table = Table(title="Flow of batches", title_justify="left")
-    table.add_column(form.generation, no_wrap=True)
-    if plan.num_iterations > 1:
-        table.add_column(form.iteration, justify="right", no_wrap=True)
-    table.add_column(form.micro_batch, justify="right", no_wrap=True)
+    for name in ("gen.", *(["iter."] if plan.num_iterations > 1 else []), "micro-\nbatch"):
+        table.add_column(name, justify="right", no_wrap=True)
     for rank in ranks:
         if rank is None:
             table.add_column("...", no_wrap=True)
         else:
             table.add_column(f"GPU {rank}", min_width=7, overflow="fold")
-    table.add_column(form.optimizer, no_wrap=True)
+    table.add_column("step", justify="right", no_wrap=True)
     last: tuple[int, int] | None = None
     for step in schedule.steps():
         shown = list(takewhile(lambda micro_batch: micro_batch.generation < generations, step.micro_batches))
@@ -181,11 +158,11 @@ def _table(schedule: Schedule, generations: int, form: _Form) -> Table:
             is_new = last is None or last[0] != generation
             if is_new and last is not None:
                 table.add_section()
-            heading = [form.generate.format(generation) if is_new else ""]
+            heading = [str(generation) if is_new else ""]
             if plan.num_iterations > 1:
                 heading.append("" if place == last else str(micro_batch.iteration))
             heading.append(str(micro_batch.rows.start // plan.rows_per_micro_batch))
-            mark = form.step.format(step.step) if position == len(step.micro_batches) else ""
+            mark = str(step.step) if position == len(step.micro_batches) else ""
             cells = [_cell(plan, micro_batch, rank) for rank in ranks]
             table.add_row(*heading, *cells, mark)
             last = place
@@ -211,13 +188,6 @@ def _cell(plan: BatchPlan, micro_batch: MicroBatchPlan, rank: int | None) -> str
     return f"\\[{' '.join(written)}]"  # a backslash keeps rich from reading the bracket as markup
 
 
-def _ranks(world_size: int, most: int) -> list[int | None]:
-    """List the ranks to draw; None stands for omitted ranks."""
-    if world_size <= most:
-        return list(range(world_size))
-    return [*range(max(1, most - 2)), None, world_size - 1]
-
-
 def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) -> Table:
     plan, sampler = schedule.plan, schedule.sampler
     per_device, ranks = plan.per_device_train_batch_size, plan.world_size
@@ -239,12 +209,9 @@ def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) ->
     table.add_row("prompts in the data", "unknown" if num_prompts is None else str(num_prompts))
     if num_prompts is not None:
         left = num_prompts % prompts
-        dropped = (
-            f"{pluralize(left, 'prompt')} left over {'is' if left == 1 else 'are'} dropped" if left else ""
-        )
-        most = "at most; fewer if dynamic sampling replaces groups" if train.dynamic_sampling_rounds else ""
-        note = "; ".join(filter(None, (most, dropped)))
-        table.add_row("generation batches per epoch", str(sampler.generations_per_epoch), note)
+        notes = ["at most; fewer if dynamic sampling replaces groups"] if train.dynamic_sampling_rounds else []
+        notes += [f"drops {pluralize(left, 'prompt')}"] if left else []
+        table.add_row("generation batches per epoch", str(sampler.generations_per_epoch), "; ".join(notes))
     is_known = num_prompts is not None or train.max_steps >= 0
     table.add_row("optimizer steps in all", str(schedule.total_steps) if is_known else "unknown")
     return table
@@ -335,11 +302,8 @@ def _notes(setting: Setting, on_cpu: Setting, prompt_assumed: bool) -> Iterator[
     )
     yield Text("Host memory is per rank: multiply it by the number of ranks on a machine.")
     whole = size_in(parts_of(replace(setting, gpu=True)), LOAD, on_host=False)
-    common = ", ".join(str(size) for size in COMMON if whole > size * 2**30)
     yield Text(
-        f"While the model loads, every GPU holds all of it, {format_bytes(whole)}, for any number of ranks"
-        + (f"; a GPU with {common} GiB is too small." if common else "."),
-        "bold" if common else "",
+        f"While the model loads, every GPU holds all of it, {format_bytes(whole)}, for any number of ranks."
     )
     tokens = f"{setting.prompt} tokens" + (
         " (assumed; --prompt-tokens sets the length)" if prompt_assumed else ""

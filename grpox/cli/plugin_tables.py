@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.app import conflict
 from grpox.errors import ConfigError, Problem, nearest
+from grpox.errors.console import folding_table
 from grpox.errors.validation import allowed_values, fields_by_key, written
 from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, OfferedCommand, PluginRecord, PluginSet
 from grpox.plugins.hookspecs import API_VERSION, KINDS, CommandSpec, ComponentSpec
@@ -23,8 +24,6 @@ from grpox.plugins.loader import InvalidPlugin
 from grpox.plugins.requirements import lack
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
     from grpox.runfile.lock.differences import Difference
 
 ROW_KINDS = (*KINDS, "command", "plugin")
@@ -90,24 +89,16 @@ def _component_row(offer: Offer, plugins: PluginSet) -> Row:
         remedy = _requirements_remedy(spec)
     same = plugins.offers_called(spec.name, offer.kind)
     if len(same) > 1:
-        status, (what, use) = "conflict", _conflict(offer, same)
-        reason, remedy = "; ".join(filter(None, (what, reason))), "\n".join(filter(None, (use, remedy)))
+        status, use = "conflict", f"write {offer.qualified_name}"
+        what = f"{' and '.join(each.origin for each in same)} offer this name: {use}"
+        others = sorted({each.distribution for each in same} - {offer.distribution})
+        # grpox cannot run without its own plugins.
+        off = f"{DISABLE_VARIABLE}={','.join(others)}"
+        switch = "" if not others or "grpox" in others else f"; or switch off the other: {off}"
+        reason = "; ".join(filter(None, (what, reason)))
+        remedy = "\n".join(filter(None, (f"{use} in the run file{switch}", remedy)))
     origin = (offer.distribution, offer.version)
     return Row(offer.kind, spec.name, *origin, status, reason, spec.summary, remedy)
-
-
-def _conflict(offer: Offer, same: list[Offer]) -> tuple[str, str]:
-    """Describe the conflict of components with one name, and how a run selects this one."""
-    twins = [each.module for each in same if each.qualified_name == offer.qualified_name]
-    if len(twins) > 1:
-        what = f"its distribution offers this name more than once, in {' and '.join(twins)}"
-        return what, "its author has to rename one of them"
-    others = sorted({each.distribution for each in same} - {offer.distribution})
-    remedy = f"write {offer.qualified_name} in the run file"
-    # grpox cannot run without its own plugins.
-    switch = "" if "grpox" in others else f"; or switch off the other: {DISABLE_VARIABLE}={','.join(others)}"
-    what = f"{' and '.join(each.origin for each in same)} offer this name: write {offer.qualified_name}"
-    return what, remedy + switch
 
 
 def _requirements_remedy(spec: ComponentSpec | CommandSpec) -> str:
@@ -130,22 +121,12 @@ def _plugin_row(it: PluginRecord) -> Row:
     if it.status == "disabled":
         remedy = f"remove {it.distribution} from {it.reason.removeprefix('by ')}"
     elif it.status == "broken":
-        remedy = f"{_broken_remedy(it)}\n{DISABLE_VARIABLE}={it.distribution} hides this message"
+        cure = f'python -c "import {it.module.partition(":")[0]}" shows the whole traceback'
+        if isinstance(it.error, InvalidPlugin):
+            cure = "docs/plugin-api.md has the hooks and rules"
+        remedy = f"if the plugin is yours: {cure}\n{DISABLE_VARIABLE}={it.distribution} hides this message"
     about = (it.entry_point, it.distribution, it.version, it.status, it.reason, summary)
     return Row("plugin", *about, remedy, _place(it))
-
-
-def _broken_remedy(record: PluginRecord) -> str:
-    error, module = record.error, record.module.partition(":")[0]
-    if isinstance(error, ModuleNotFoundError) and error.name and _top(error.name) != _top(module):
-        return (
-            f"install the package with the module '{error.name}'\n"
-            f"if the plugin is yours: add it to the dependencies, or import it in the component's module and "
-            "add it to `requires`"
-        )
-    if isinstance(error, InvalidPlugin):
-        return "if the plugin is yours: docs/plugin-api.md has the hooks and rules"
-    return f'if the plugin is yours: python -c "import {module}" shows the whole traceback'
 
 
 def _place(record: PluginRecord) -> str:
@@ -167,47 +148,19 @@ def _top(module: str) -> str:
     return module.partition(":")[0].partition(".")[0]
 
 
-def as_table(listed: Iterable[Row], narrow: bool = False) -> Table:
+def as_table(listed: Iterable[Row], why: bool = False) -> Table:
     """Draw the list for a terminal; a row that is not ok shows its reason instead of its summary.
 
     Args:
-        narrow: stack all cells but the kind, for a terminal too narrow for five columns.
+        why: add the place and the remedy.
     """
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("kind", "name") if narrow else ("kind", "name", "distribution", "status", ""):
-        # Long names are folded, not cut, so that they can be copied to `plugins show`.
-        table.add_column(heading, overflow="fold")
+    table = folding_table("kind", "name")
     for row in listed:
-        name, origin = Text(row.name), Text(f"{row.distribution} {row.version}")
-        status, text = Text(row.status, STYLES.get(row.status, "red")), Text(row.reason or row.summary)
-        stacked = Text("\n").join([Text("  ").join([name, origin, status]), *([text] if text else [])])
-        table.add_row(row.kind, *([stacked] if narrow else [name, origin, status, text]))
+        text = Text(f"{row.name}  {row.distribution} {row.version}  ")
+        text.append(row.status, STYLES.get(row.status, "red"))
+        text.append(f"\n{row.why}\n-> {row.remedy}" if why else f"\n{row.reason or row.summary}".rstrip())
+        table.add_row(row.kind, text)
     return table
-
-
-def as_paragraphs(listed: Iterable[Row]) -> Group:
-    """Draw a paragraph with reason and remedy for each row that is not ok, and count the other rows."""
-    parts: list[RenderableType] = []
-    others = 0
-    for row in listed:
-        if row.status == "ok":
-            others += 1
-            continue
-        origin = f"  {row.kind}, {row.distribution} {row.version}  "
-        parts.append(Text.assemble((row.name, "bold"), origin, (row.status, STYLES.get(row.status, "red"))))
-        parts.append(labelled({"why": row.why, "do": row.remedy}))
-    rest = f"{others} {'other ' if parts else ''}{'row is' if others == 1 else 'rows are'} ok"
-    return Group(*parts, Text(rest, style="dim"))
-
-
-def labelled(texts: Mapping[str, str]) -> RenderableType:
-    """Draw indented texts, each beside its label."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
-    for label, text in texts.items():
-        table.add_row(label, Text(text))
-    return Padding(table, (0, 0, 1, 2))
 
 
 # -- grpox plugins show -------------------------------------------------------------------------------------
@@ -236,12 +189,8 @@ def select(plugins: PluginSet, name: str) -> list[Offer]:
     raise ConfigError([problem, *map(Problem, plugins.suspicions())])
 
 
-def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
-    """Draw all details of one component for a terminal. Imports its config, but not its target.
-
-    Args:
-        narrow: stack the details of a parameter, for a terminal too narrow for columns.
-    """
+def details(plugins: PluginSet, offer: Offer) -> Group:
+    """Draw all details of one component for a terminal. Imports its config, but not its target."""
     spec = offer.spec
     facts = {
         "summary": spec.summary,
@@ -256,11 +205,16 @@ def details(plugins: PluginSet, offer: Offer, narrow: bool = False) -> Group:
         "plugin API": str(spec.api),
     }
     heading = Text.assemble((spec.name, "bold"), f"  {offer.kind}, {offer.origin}")
-    about = labelled({label: text for label, text in facts.items() if text})
-    return Group(heading, about, Padding(_parameters(plugins, offer, narrow), (0, 0, 1, 2)))
+    about = Table.grid(padding=(0, 2))
+    about.add_column()
+    about.add_column(overflow="fold")
+    for label, fact in facts.items():
+        if fact:
+            about.add_row(label, Text(fact))
+    return Group(heading, *(Padding(each, (0, 0, 1, 2)) for each in (about, _parameters(plugins, offer))))
 
 
-def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableType:
+def _parameters(plugins: PluginSet, offer: Offer) -> RenderableType:
     # Imported late, as a list of components needs nothing that reads run files.
     from grpox.plugins.registry import Registry
 
@@ -270,23 +224,16 @@ def _parameters(plugins: PluginSet, offer: Offer, narrow: bool) -> RenderableTyp
         return Text(f"parameters unknown: {error}")
     if model is None or not model.model_fields:
         return Text("no parameters")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("parameter", "") if narrow else ("parameter", "type", "default", ""):
-        table.add_column(heading, overflow="fold")
+    table = folding_table("parameter", "")
     for key, field in fields_by_key(model).items():
+        default = "required"
+        if field.default_factory is not None and field.default_factory_takes_validated_data:
+            default = "default from the others"
+        elif not field.is_required():
+            default = f"default {written(field.get_default(call_default_factory=True))}"
         description = " ".join((field.description or "").split())
-        kind, default = allowed_values(field), _default(field)
-        stacked = f"{kind}; {default if field.is_required() else f'default {default}'}\n{description}".strip()
-        table.add_row(*map(Text, (key, stacked) if narrow else (key, kind, default, description)))
+        table.add_row(*map(Text, (key, f"{allowed_values(field)}; {default}\n{description}".strip())))
     return table
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    if field.default_factory is not None and field.default_factory_takes_validated_data:
-        return "from the others"
-    return written(field.get_default(call_default_factory=True))
 
 
 # -- grpox plugins diff ----------------------------------------------------------------------------------
@@ -294,10 +241,7 @@ def _default(field: FieldInfo) -> str:
 
 def as_differences(differences: Iterable[Difference], old: str, new: str) -> Table:
     """Draw the differences between the locks of two runs for a terminal."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("", "what", old, new):
-        # Long values are folded, not cut, so that they can be compared.
-        table.add_column(Text(heading), overflow="fold")
+    table = folding_table("", "what", *map(escape, (old, new)))
     styles = {"drift": "red", "environment": "yellow"}
     for each in differences:
         severity = Text(each.severity.value, styles.get(each.severity.value, ""))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from grpox.cli.arguments import NARROW, Ranks, discovered, tell_warnings
+from grpox.cli.arguments import Overrides, Ranks, discovered, tell_warnings
 from grpox.errors import ConfigError
 from grpox.errors.console import Console
 from grpox.plugins.discovery import discover
@@ -108,19 +108,19 @@ def list_components(
       grpox plugins list --why                explain each row that is not ok
       grpox plugins list --json
     """
-    from grpox.cli.plugin_tables import as_paragraphs, as_table, rows
+    from grpox.cli.plugin_tables import as_table, rows
 
     plugins, console = discover(), Console(emoji=False)
     listed = rows(plugins, kind)
     if json:
         typer.echo(dumps([row.as_dict(why) for row in listed], indent=2))
-    elif why:
-        console.print(as_paragraphs(listed))
     else:
-        console.print(as_table(listed, narrow=console.width < NARROW))
-        if failed := sum(row.status != "ok" for row in listed):
-            hint = f"grpox plugins list --why explains the {failed} not ok"
-            console.print(hint, style="dim", highlight=False)
+        failed = [row for row in listed if row.status != "ok"]
+        console.print(as_table(failed if why else listed, why))
+        rest = f"grpox plugins list --why explains the {len(failed)} not ok"
+        if why or failed:
+            rest = f"rows that are ok: {len(listed) - len(failed)}" if why else rest
+            console.print(rest, style="dim", highlight=False)
     tell_warnings(plugins)
 
 
@@ -138,7 +138,7 @@ def show_component(name: Component) -> None:
 
     plugins, console = discovered(), Console()
     for offer in select(plugins, name):
-        console.print(details(plugins, offer, narrow=console.width < NARROW))
+        console.print(details(plugins, offer))
 
 
 @app.command("check")
@@ -189,10 +189,7 @@ def print_lock(
     run: Annotated[
         str, typer.Argument(metavar="RUN", help="A run file, a recipe, the folder of a run, or a lock file.")
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE ...]", help="Overrides of the run file, as for train."),
-    ] = None,
+    overrides: Overrides = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", metavar="FILE", help="Write the lock to this file instead of printing it."),

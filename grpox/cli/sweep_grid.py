@@ -18,7 +18,6 @@ from grpox.errors.redaction import names_a_secret, redact
 from grpox.observing.record import began
 from grpox.runfile.load import load_run
 from grpox.runfile.overrides import COMMAND_LINE
-from grpox.runfile.yaml_lines import read_yaml
 from grpox.runtime.files import read_mapping
 
 SEED = "train.seed"
@@ -28,39 +27,33 @@ LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
-class Axis:
-    """A key of the run file and its values in the sweep, as YAML text."""
-
-    key: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Grid:
     """Axes that differ between the runs of a sweep, and overrides that all runs share."""
 
-    parts: tuple[Axis | str, ...]
-    """Axes and shared overrides ``key=value``, in the order of the command line: a later one wins."""
+    parts: tuple[tuple[str, tuple[str, ...]], ...]
+    """Key and values of each axis as YAML; a shared override ``key=value`` has no key. A later part wins."""
 
     @property
-    def axes(self) -> tuple[Axis, ...]:
-        return tuple(each for each in self.parts if isinstance(each, Axis))
-
-    def overrides(self, setting: Mapping[str, str]) -> list[str]:
-        """List the overrides of a setting's run, each as ``key=value``."""
-        return [each if isinstance(each, str) else f"{each.key}={setting[each.key]}" for each in self.parts]
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """Key -> values."""
+        return {key: values for key, values in self.parts if key}
 
     @property
     def names(self) -> dict[str, str]:
-        """Key -> name in tables and folders: its last part, or the whole key if two keys share that part."""
-        short = {axis.key: _short(axis.key) for axis in self.axes}
+        """Key -> name in tables and folders: its last part, or the whole key if two keys share that part.
+
+        ``rewards.0.weight`` is kept whole, as the reward matters.
+        """
+        short = {key: re.sub(r"^(?!.*\.\d).*\.", "", key) for key in self.axes}
         counts = Counter(short.values())
         return {key: name if counts[name] == 1 else key for key, name in short.items()}
 
-    def settings(self) -> Iterator[Mapping[str, str]]:
-        """Yield key -> value for every run; the last axis changes fastest."""
-        for values in itertools.product(*(axis.values for axis in self.axes)):
-            yield {axis.key: value for axis, value in zip(self.axes, values, strict=True)}
+    def runs(self) -> Iterator[tuple[dict[str, str], list[str]]]:
+        """Yield the setting of every run, key -> value, and its overrides; the last axis changes fastest."""
+        for values in itertools.product(*(values for _, values in self.parts)):
+            pairs = [(key, value) for (key, _), value in zip(self.parts, values, strict=True)]
+            setting = {key: value for key, value in pairs if key}
+            yield setting, [f"{key}={value}" if key else value for key, value in pairs]
 
 
 @dataclass(frozen=True)
@@ -92,21 +85,20 @@ def read_grid(arguments: Sequence[str], seeds: str | None) -> Grid:
     Raises:
         ConfigError: no key has several values, a key has a value twice, or a key comes twice; lists all.
     """
-    parts: list[Axis | str] = []
+    parts: list[tuple[str, tuple[str, ...]]] = []
     for argument in arguments:
-        key, equals, text = argument.partition("=")
+        key, _, text = argument.partition("=")
         values = split_values(text)
-        several = bool(equals and key.strip() and len(values) > 1)
-        parts.append(Axis(_normal(key), tuple(values)) if several else argument)
+        parts.append((_normal(key), values) if key.strip() and len(values) > 1 else ("", (argument,)))
     if seeds is not None:
-        parts.append(Axis(SEED, tuple(split_values(seeds))))
+        parts.append((SEED, split_values(seeds)))
     grid = Grid(tuple(parts))
     if problems := list(_problems(grid)):
         raise ConfigError(problems)
     return grid
 
 
-def split_values(text: str) -> list[str]:
+def split_values(text: str) -> tuple[str, ...]:
     """Split `text` at its commas, except within quotes or brackets.
 
     ``1e-6,1e-5`` has two values, ``[a,b]`` and ``"a,b"`` one, ``{name: dapo, clip_high: 0.3},grpo`` two.
@@ -115,7 +107,7 @@ def split_values(text: str) -> list[str]:
     for character in text:
         if quote:
             quote = "" if character == quote else quote
-        elif character in "'\"" and _begins_quote(values[-1]):
+        elif character in "'\"" and values[-1].rstrip()[-1:] in ("", *"[{,:"):  # not within a word: don't
             quote = character
         elif character in "[{":
             depth += 1
@@ -125,17 +117,7 @@ def split_values(text: str) -> list[str]:
             values.append("")
             continue
         values[-1] += character
-    return [value.strip() for value in values]
-
-
-def _begins_quote(before: str) -> bool:
-    """Return True if a quote after `before` opens a text; within a word, as in ``don't``, it does not."""
-    return not before.strip() or before.rstrip()[-1] in "[{,:"
-
-
-def _short(key: str) -> str:
-    """Shorten ``train.learning_rate`` to its last part; keep ``rewards.0.weight``, as the reward matters."""
-    return key if re.search(r"\.\d", key) else key.rpartition(".")[2]
+    return tuple(value.strip() for value in values)
 
 
 def _normal(key: str) -> str:
@@ -147,41 +129,24 @@ def _problems(grid: Grid) -> Iterator[Problem]:
         what = "no key has several values, so there is nothing to sweep"
         allowed = "for example train.learning_rate=1e-6,1e-5, or --seeds 0,1,2"
         yield Problem(what, where=COMMAND_LINE, allowed=allowed)
-    keys = [each.key if isinstance(each, Axis) else _normal(each.partition("=")[0]) for each in grid.parts]
-    for key in dict.fromkeys(axis.key for axis in grid.axes):
+    keys = [key or _normal(values[0].partition("=")[0]) for key, values in grid.parts]
+    for key in grid.axes:
         if keys.count(key) > 1:
             also = ", or --seeds alone" if key == SEED else ""
             yield Problem("is given twice", key, COMMAND_LINE, allowed=f"{key}=VALUE,VALUE,... once{also}")
-    for axis in grid.axes:
-        yield from _axis_problems(axis)
-
-
-def _axis_problems(axis: Axis) -> Iterator[Problem]:
-    key, values, text = axis.key, axis.values, ",".join(axis.values)
-    is_secret = names_a_secret(key) or any(redact(value) != value for value in values)
-    no_seed = key == SEED and not all(value.isdecimal() for value in values)
-    read = [_read(key, value) for value in values]
-    is_doubled = any(value in read[:position] for position, value in enumerate(read))
-    no_folder = "cannot be swept: every run has its own folder within the sweep's folder"
-    no_secret = "a secret cannot be swept, because the values name the runs' folders"
-    no_value = "a value between the commas is empty"
-    for is_wrong, what, given, allowed in (
-        (key == OUTPUT, no_folder, "", "--dir DIR, or one output_dir"),
-        (is_secret, no_secret, "", f"{key} in the run file"),
-        ("" in values, no_value, text, 'a value; an empty text is ""'),
-        (no_seed, "seeds are whole numbers from 0", text, "for example --seeds 0,1,2"),
-        (is_doubled, "has the same value twice", text, ""),
-    ):
-        if is_wrong:
-            yield Problem(what, key, COMMAND_LINE, given, allowed)
-
-
-def _read(key: str, text: str) -> object:
-    """Parse a value; text that is not YAML is returned unchanged, and the check of the run reports it."""
-    try:
-        return read_yaml(text, key).data
-    except ConfigError:
-        return text
+    for key, values in grid.axes.items():
+        text = ",".join(values)
+        if key == OUTPUT:
+            what = "cannot be swept: every run has its own folder within the sweep's folder"
+            yield Problem(what, key, COMMAND_LINE, allowed="--dir DIR, or one output_dir")
+        elif names_a_secret(key) or any(redact(value) != value for value in values):
+            what = "a secret cannot be swept, because the values name the runs' folders"
+            yield Problem(what, key, COMMAND_LINE, allowed=f"{key} in the run file")
+        elif "" in values:
+            what = "a value between the commas is empty"
+            yield Problem(what, key, COMMAND_LINE, text, 'a value; an empty text is ""')
+        elif len(set(values)) < len(values):
+            yield Problem("has the same value twice", key, COMMAND_LINE, text)
 
 
 def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) -> tuple[Path, list[Child]]:
@@ -199,13 +164,13 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
     """
     problems: dict[str, Problem] = {}
     children: list[Child] = []
-    named = _names(grid)
     if folder is None:
-        first = load_run(run, grid.overrides(named[0][0]), world_size).config
+        first = load_run(run, next(grid.runs())[1], world_size).config
         folder = Path(f"{first.output_dir}-sweep")
-    for setting, name in named:
+    for setting, of_setting in grid.runs():
+        name = _name(grid, setting)
         output = json.dumps(str(folder / name), ensure_ascii=False)  # YAML reads it back unchanged
-        overrides = (*grid.overrides(setting), f"output_dir={output}")
+        overrides = (*of_setting, f"output_dir={output}")
         try:
             config = load_run(run, overrides, world_size).config
             children.append(Child(name, setting, overrides, folder / name, config))
@@ -216,25 +181,14 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
     return folder, children
 
 
-def _names(grid: Grid) -> list[tuple[Mapping[str, str], str]]:
-    """Name the folder of each setting; adding a value to the grid later does not change the names."""
-    short = grid.names
-    named = [(setting, _name({short[key]: setting[key] for key in setting})) for setting in grid.settings()]
-    counts = Counter(name for _, name in named)
-    return [
-        (setting, name if counts[name] == 1 else f"{name}-{_digest(grid.overrides(setting))}")
-        for setting, name in named
-    ]
+def _name(grid: Grid, setting: Mapping[str, str]) -> str:
+    """Name a run's folder by its setting, valid in file systems and shells: ``loss=dapo_seed=1``.
 
-
-def _name(values: Mapping[str, str]) -> str:
-    """Join keys and values to a name that is valid in file systems and shells: ``loss=dapo_seed=1``."""
-    plain = {key: re.sub(r"[^A-Za-z0-9._+-]+", "-", value).strip("-.") for key, value in values.items()}
-    name = "_".join(f"{key}={value or 'empty'}" for key, value in plain.items())
-    if len(name) <= LONGEST_NAME:
+    A name that is not exactly the setting ends with a digest of it, so that settings do not share a folder.
+    Adding a value to the grid later does not change the name.
+    """
+    whole = "_".join(f"{grid.names[key]}={value}" for key, value in setting.items())
+    name = re.sub(r"[^A-Za-z0-9._+=-]+", "-", whole).replace("=-", "=").strip("-.")
+    if name == whole and len(name) <= LONGEST_NAME:
         return name
-    return f"{name[: LONGEST_NAME - 9]}-{_digest(list(values.values()))}"
-
-
-def _digest(texts: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]
+    return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"

@@ -8,24 +8,22 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from filelock import FileLock, Timeout
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from grpox.cli.doctor import gpu_count
 from grpox.cli.sweep_grid import Child, Grid, plan_children, read_grid
-from grpox.cli.sweep_results import as_table, conclusions, last_step, last_values, tail_lines
+from grpox.cli.sweep_results import as_table, conclusions, last_values, lines_of
 from grpox.contracts import SweepContext, SweepResults, SweptRun
 from grpox.errors import ConfigError, RunFailed, nearest
 from grpox.errors.console import Console
 from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redact
 from grpox.observing.observers import Observers
+from grpox.policy.memory_plan.fit import gpus_here
 from grpox.runfile.load import load_run
 from grpox.runtime import launch, workers
 from grpox.runtime.files import write_atomically
@@ -36,19 +34,6 @@ END_SECONDS = 60.0
 """Seconds that interrupted runs have for their last step and checkpoint before they are killed."""
 
 Status = Literal["FINISHED", "FAILED", "RUNNING", "WAITING", "KILLED"]
-
-
-@dataclass(frozen=True)
-class _Training:
-    """A run and its process."""
-
-    child: Child
-    process: workers.Child
-    slot: int
-    """Number from 0, different for runs at the same time."""
-    task: TaskID
-    since: float
-    """Seconds by time.monotonic."""
 
 
 @dataclass
@@ -91,11 +76,24 @@ class Sweep:
             raise RunFailed(what) from error
         with lock:
             self._run_all(parallel)
-        self._judge()
+        results = self.results()
+        if failed := len(results.runs) - len(results.finished):
+            raise RunFailed(f"{failed} of {pluralize(len(results.runs), 'run')} did not finish")
+        if results.best is None:
+            known = sorted({name for run in results.runs for name in last_values(Path(run.folder))} - {"step"})
+            near = nearest(self.metric, known)
+            hint = f"; did you mean {near}?" if near else f"; recorded metrics: {', '.join(known[:20])}"
+            raise RunFailed(f"no run recorded a value of the metric {self.metric}{hint}")
 
     def _run_all(self, parallel: int) -> None:
-        todo = [child for child in self.children if child.summary() is None]
-        done = len(self.children) - len(todo)
+        """Run each run that is not complete to its end, `parallel` at a time.
+
+        A failing run does not stop the others. On an interrupt, the running ones get SIGTERM, save a
+        checkpoint, and are waited for.
+        """
+        waiting = [child for child in self.children if child.summary() is None]
+        running: dict[int, tuple[Child, workers.Child, float]] = {}  # slot -> run, process, time of its start
+        done = len(self.children) - len(waiting)
         skipped = f", {done} already complete" if done else ""
         self._say(f"{pluralize(len(self.children), 'run')} in {self.folder}{skipped}")
         first = load_run(self.run, self.children[0].overrides, self.ranks)
@@ -103,86 +101,57 @@ class Sweep:
             config=self.children[0].config,
             folder=self.folder,
             source=self.run,
-            axes={axis.key: axis.values for axis in self.grid.axes},
+            axes=self.grid.axes,
             runs=len(self.children),
         )
         selected = [(name, first.build(f"tracking.{name}")) for name in first.config.tracking]
         self._observers = observers = Observers(first.registry.plugins.manager, selected)
-        environment = observers.sweep_started(sweep)
-        is_interrupted = True
+        environment, devices = observers.sweep_started(sweep), _devices(parallel, self.ranks)
+        status: Status = "KILLED"
         try:
-            ended = partial(observers.sweep_run_ended, sweep)
-            self._train(todo, parallel, environment, ended)
-            is_interrupted = False
+            while waiting or running:
+                while waiting and len(running) < parallel:
+                    slot = min(set(range(parallel)) - running.keys())
+                    child = waiting.pop(0)
+                    process = self._start(child, {**environment, **devices[slot]})
+                    running[slot] = child, process, time.monotonic()
+                time.sleep(POLL)
+                for slot in [slot for slot, (_, process, _) in running.items() if process.has_ended()]:
+                    self._end(*running.pop(slot))
+                    observers.sweep_run_ended(sweep, self._write())
+            has_failed = any(result.status == "FAILED" for result in self.results().runs)
+            status = "FAILED" if has_failed else "FINISHED"
         finally:
-            status = self._conclude(is_interrupted)
-            observers.sweep_finished(sweep, self.results(), status)
-
-    def _train(
-        self,
-        todo: Sequence[Child],
-        parallel: int,
-        environment: Mapping[str, str],
-        on_end: Callable[[SweepResults], object],
-    ) -> None:
-        """Run each run of `todo` to its end, `parallel` at a time.
-
-        A failing run does not stop the others. On an interrupt, the running ones get SIGTERM, save a
-        checkpoint, and are waited for.
-        """
-        waiting, running = list(todo), list[_Training]()
-        devices = _devices(parallel, self.ranks)
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-        hidden = not self.console.is_terminal
-        bars = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True, disable=hidden)
-        with bars:
             try:
-                while waiting or running:
-                    while waiting and len(running) < parallel:
-                        slot = min(set(range(parallel)) - {each.slot for each in running})
-                        child, variables = waiting.pop(0), {**environment, **devices[slot]}
-                        running.append(self._start(child, variables, slot, bars))
-                    time.sleep(POLL)
-                    for each in () if hidden else running:
-                        bars.update(each.task, completed=last_step(each.child.folder))
-                    for each in [each for each in running if each.process.has_ended()]:
-                        running.remove(each)
-                        bars.remove_task(each.task)
-                        self._end(each)
-                        on_end(self._write())
+                _terminate([process for _, process, _ in running.values()])
             finally:
-                _terminate([each.process for each in running])
+                self._conclude(status)
+                observers.sweep_finished(sweep, self.results(), status)
 
-    def _start(self, child: Child, environment: Mapping[str, str], slot: int, bars: Progress) -> _Training:
-        total = child.config.train.max_steps
+    def _start(self, child: Child, environment: Mapping[str, str]) -> workers.Child:
         self._status[child.name] = ("RUNNING", "")
-        task = bars.add_task(child.name, total=total if total > 0 else None)
-        if bars.disable:
-            self._say(f"{child.name}: started")
+        self._say(f"{child.name}: started")
         self._write()
         child.log.parent.mkdir(parents=True, exist_ok=True)
         with child.log.open("ab") as log:
             # In a session of its own: Ctrl-C in the terminal reaches this process alone, which ends the runs.
             # Where this one is killed, a run gets SIGTERM, so that the command can be repeated.
             command = train_command(self.run, child, self.ranks)
-            process = workers.Child(
+            return workers.Child(
                 ["-m", workers.__name__, str(signal.SIGTERM.value), *command],
                 stall=0,
                 output=(log.fileno(), log.fileno()),
                 environment={**os.environ, **environment},
             )
-        return _Training(child, process, slot, task, time.monotonic())
 
-    def _end(self, ended: _Training) -> None:
-        child = ended.child
-        failed = ended.process.end() != 0 or child.summary() is None
-        printed = [line.strip() for line in tail_lines(child.log, 4096) if line.strip()]
+    def _end(self, child: Child, process: workers.Child, began: float) -> None:
+        failed = process.end() != 0 or child.summary() is None
+        printed = [line.strip() for line in lines_of(child.log) if line.strip()]
         error = redact(printed[-1]) if failed and printed else ""
         self._status[child.name] = ("FAILED" if failed else "FINISHED", error)
         result = self._result(child)
         value = "" if result.value is None else f", {self.metric} {result.value:.4g}"
-        seconds = time.monotonic() - ended.since
-        self._say(f"{child.name}: {result.status}{value} ({duration(seconds)})")
+        self._say(f"{child.name}: {result.status}{value} ({duration(time.monotonic() - began)})")
 
     def _result(self, child: Child) -> SweptRun:
         """Read the state of a run from its folder."""
@@ -209,30 +178,18 @@ class Sweep:
         write_atomically(self.folder / "sweep.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         return results
 
-    def _conclude(self, is_interrupted: bool) -> Status:
-        """Write and print the results of the runs; return the status of the sweep."""
-        if is_interrupted:
-            for name, (status, _) in self._status.items():
-                if status == "RUNNING":
+    def _conclude(self, status: Status) -> None:
+        """Write and print the results of the runs."""
+        if status == "KILLED":
+            for name, (state, _) in self._status.items():
+                if state == "RUNNING":
                     self._status[name] = ("KILLED", "")
         results = self._write()
         self.console.print(as_table(results, self.grid.names))
         for line in conclusions(results):
             self._say(line)
-        if is_interrupted:
+        if status == "KILLED":
             self._say("repeat the command to continue the sweep")
-            return "KILLED"
-        return "FAILED" if any(result.status == "FAILED" for result in results.runs) else "FINISHED"
-
-    def _judge(self) -> None:
-        results = self.results()
-        if failed := len(results.runs) - len(results.finished):
-            raise RunFailed(f"{failed} of {pluralize(len(results.runs), 'run')} did not finish")
-        if results.best is None:
-            known = sorted({name for run in results.runs for name in last_values(Path(run.folder))} - {"step"})
-            near = nearest(self.metric, known)
-            hint = f"; did you mean {near}?" if near else f"; recorded metrics: {', '.join(known[:20])}"
-            raise RunFailed(f"no run recorded a value of the metric {self.metric}{hint}")
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -285,10 +242,8 @@ def _devices(parallel: int, ranks: int) -> list[dict[str, str]]:
     if parallel == 1:
         return [{}]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(number) for number in range(gpu_count())]
+    devices = visible.split(",") if visible else [str(number) for number in range(len(gpus_here(os.environ)))]
     if len(devices) < parallel * ranks:
-        return [{} for _ in range(parallel)]
-    return [
-        {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot * ranks : (slot + 1) * ranks])}
-        for slot in range(parallel)
-    ]
+        return [{}] * parallel
+    groups = (devices[slot * ranks : (slot + 1) * ranks] for slot in range(parallel))
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(group)} for group in groups]

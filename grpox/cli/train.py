@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,10 +11,17 @@ from typing import Annotated
 
 import typer
 
-from grpox.cli.arguments import LogFile, LogLevel, Overrides, follow_log_options, load_named_run
+from grpox.cli.arguments import (
+    LogFile,
+    LogLevel,
+    Overrides,
+    follow_log_options,
+    load_named_run,
+    split_run,
+)
 from grpox.cli.errors import Traceback
 from grpox.cli.watch import watching
-from grpox.errors import ConfigError, Problem, RankLost, nearest
+from grpox.errors import ConfigError, RankLost, nearest
 from grpox.runfile.paths import unreachable
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
@@ -58,6 +66,7 @@ def train(
       grpox train run.yaml --resume auto     the same, or begin a new run
       torchrun --nproc-per-node 8 -m grpox train run.yaml
     """
+    began = time.time()
     follow_log_options(log_level, log_file)
     needs_checkpoint = False
     if resume is not None:
@@ -69,8 +78,6 @@ def train(
         )
     resolved = load_named_run(run, overrides)
     folder = Path(resolved.config.output_dir)
-    # Until this run begins, the folder may hold the files of an earlier one.
-    earlier = frozenset().union(*_inodes(folder))
     if is_main := launch.rank_or_zero() == 0:
         logger.info("%s: checked; loading torch, transformers and DeepSpeed", run)
     try:
@@ -83,27 +90,20 @@ def train(
             started = psutil.Process().create_time()
             train_run(resolved, resume is not None, allow_changes, needs_checkpoint, started)
     except BaseException as error:
+        from grpox.checkpoint.folders import checkpoints_in
         from grpox.runtime.run_lock import is_locked
 
         # Rank 0 speaks for all ranks, but it may be the one that died. A locked folder is another run's.
         if (is_main or isinstance(error, RankLost)) and not is_locked(folder):
-            checkpoints, summary = _inodes(folder)
-            if summary - earlier:
+            # Until this run begins, the folder may hold the files of an earlier one.
+            saved = [path.stat().st_mtime >= began for path in checkpoints_in(folder)]
+            if any(path.stat().st_mtime >= began for path in folder.glob("summary.json")):
                 error.add_note(_places(folder))
-            elif checkpoints - earlier or (checkpoints and resume and not isinstance(error, ConfigError)):
+            elif any(saved) or (saved and resume and not isinstance(error, ConfigError)):
                 error.add_note(f"to go on: grpox train --resume {shlex.quote(str(folder))}")
         raise
     if is_main:
         typer.echo(_places(folder))
-
-
-def _inodes(folder: Path) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the inodes of a run's checkpoints and of its summary, which they keep when they are moved."""
-    from grpox.checkpoint.folders import checkpoints_in
-
-    paths = checkpoints_in(folder), folder.glob("summary.json")
-    checkpoints, summary = (frozenset(path.stat().st_ino for path in each) for each in paths)
-    return checkpoints, summary
 
 
 def _places(folder: Path) -> str:
@@ -123,28 +123,21 @@ def run_to_resume(run: str | None, overrides: Sequence[str], resume: str) -> tup
     Raises:
         ConfigError: the folder does not exist, or ``auto`` comes without a run file.
     """
-    changes = list(overrides)
-    if run is not None and "=" in run and not Path(run).exists():
-        changes.insert(0, run)
-        run = None
+    run, changes = split_run(run, overrides)
     if resume == AUTO:
         if run is None:
-            what, allowed = (
-                "needs a run file, whose output_dir is searched",
-                "a run's folder, or RUN --resume auto",
-            )
+            allowed = "a run's folder, or RUN --resume auto"
+            what = "needs a run file, whose output_dir is searched"
             raise ConfigError(what, "--resume", given=AUTO, allowed=allowed)
         return run, changes
     folder = Path(resume)
     if reason := unreachable(folder / _CONFIG):
         raise ConfigError(f"cannot be opened: {reason}", "--resume", given=resume)
     if not (folder / _CONFIG).is_file():
-        raise ConfigError(_no_run(folder))
+        what = "holds no run" if folder.is_dir() else "no such folder"
+        runs = sorted(str(config.parent) for config in folder.parent.glob(f"*/{_CONFIG}"))
+        near = nearest(resume, runs)
+        raise ConfigError(
+            what, "--resume", given=resume, allowed="a folder that a run has written", nearest=near
+        )
     return run or str(folder / _CONFIG), [*changes, f"output_dir={folder}"]
-
-
-def _no_run(folder: Path) -> Problem:
-    what = "holds no run" if folder.is_dir() else "no such folder"
-    runs = sorted(str(config.parent) for config in folder.parent.glob(f"*/{_CONFIG}"))
-    allowed = "a folder that a run has written" + (f", such as {', '.join(runs[:5])}" if runs else "")
-    return Problem(what, "--resume", given=str(folder), allowed=allowed, nearest=nearest(str(folder), runs))

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
 MOST_TOKENS = 60
 """Largest number of a prompt's tokens that are shown; of more, the first ones and the last."""
-NUMBER_WIDTH = 9
-"""Width of a column with numbers."""
-LEAST_TEXT = 30
-"""Least width of the column with completions; where numbers leave less, they are written below each other."""
 
 
 def try_run(
@@ -81,54 +77,35 @@ def try_run(
         return
     console = Console()
     for number, each in enumerate(tried.prompts, 1):
-        console.print(_report(number, len(tried.prompts), each, tried.weights, console.width))
+        console.print(_report(number, len(tried.prompts), each, tried.weights))
 
 
-def _report(
-    number: int, count: int, prompt: TriedPrompt, weights: Mapping[str, float], width: int
-) -> RenderableType:
+def _report(number: int, count: int, prompt: TriedPrompt, weights: Mapping[str, float]) -> RenderableType:
     """Draw a prompt, its tokens, its other columns, and the table of its completions."""
     heading = f"prompt {number} of {count}: {prompt.place}, {pluralize(len(prompt.token_ids), 'token')}"
     columns = Table(box=None, show_header=False, pad_edge=False)
     columns.add_column(style="dim", overflow="fold")
     columns.add_column(overflow="fold")
-    columns.add_row("tokens", _tokens(prompt))
+    first, left_out, last = ends([escaped(token) for token in prompt.tokens], MOST_TOKENS)
+    shown = [*first, *([f"... {left_out} more ..."] if left_out else []), *last]
+    columns.add_row("tokens", Text("|", "dim", overflow="fold").join(map(Text, shown)))
     for name, value in prompt.columns.items():
         columns.add_row(_plain(name), _plain(value if isinstance(value, str) else repr(value)))
-    table = _completions(prompt.completions, weights, width)
+    table = _completions(prompt.completions, weights)
     return Group(Rule(Text(heading), align="left"), _plain(prompt.text), Text(), columns, Text(), table, Text())
 
 
-def _tokens(prompt: TriedPrompt) -> Text:
-    """Write the tokens one after the other with a bar between them."""
-    shown = [escaped(token) for token in prompt.tokens]
-    first, left_out, last = ends(shown, MOST_TOKENS)
-    between = [f"... {left_out} more ..."] if left_out else []
-    return Text("|", "dim", overflow="fold").join(Text(each) for each in (*first, *between, *last))
-
-
-def _completions(scored: Sequence[ScoredRollout], weights: Mapping[str, float], width: int) -> Table:
-    """Draw a row for each completion; numbers are below each other where they would leave no room for text."""
-    names = [*weights, "sum", "advantage"]
-    is_wide = width - (len(names) + 1) * 3 - len(names) * NUMBER_WIDTH >= LEAST_TEXT
+def _completions(scored: Sequence[ScoredRollout], weights: Mapping[str, float]) -> Table:
+    """Draw a row for each completion, with its scores below each other."""
     table = Table(show_lines=True)
     table.add_column("completion", overflow="fold", ratio=1)
-    if is_wide:
-        for name in names:
-            table.add_column(Text(name), justify="right", overflow="fold", min_width=NUMBER_WIDTH)
-    else:
-        table.add_column("scores", overflow="fold")
+    table.add_column("scores", overflow="fold")
+    names = [*weights, "sum", "advantage"]
+    width = max(map(len, names))
     for each in scored:
         numbers = [*map(_number, each.rewards.values()), _number(each.reward), f"{each.advantage:+.3f}"]
-        if is_wide:
-            table.add_row(_completion(each), *numbers)
-        else:
-            stacked = Table(box=None, show_header=False, pad_edge=False)
-            stacked.add_column(overflow="fold")
-            stacked.add_column(justify="right", no_wrap=True)
-            for name, number in zip(names, numbers, strict=True):
-                stacked.add_row(Text(name), number)
-            table.add_row(_completion(each), stacked)
+        lines = [f"{name:<{width}}  {number:>6}" for name, number in zip(names, numbers, strict=True)]
+        table.add_row(_completion(each), Text("\n".join(lines)))
     parts = " + ".join(f"{weight:g} * {name}" for name, weight in weights.items())
     table.caption = Text(f"sum = {parts}")
     table.caption_justify = "left"

@@ -11,11 +11,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grpox.cli.arguments import NARROW, Overrides, Ranks, Run, discovered, load_named_run, warn
+from grpox.cli.arguments import Overrides, Ranks, Run, discovered, load_named_run, warn
 from grpox.errors.console import Console
 from grpox.errors.formatting import pluralize
 from grpox.errors.redaction import redacted
-from grpox.plugins.component import BoundComponent
 from grpox.plugins.registry import Registry
 from grpox.runfile.environments import bound_tools
 from grpox.runfile.load import ResolvedRun
@@ -49,28 +48,23 @@ def validate(
     quieten()
     for unchecked in check_rows(replace(resolved, most_rows=rows)):
         warn(unchecked)
-    console.print(validate_report(resolved, narrow=console.width < NARROW))
+    console.print(validate_report(resolved))
 
 
-def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:
-    """Draw the components with their parameters and distributions, and the batch arithmetic in one line.
-
-    Args:
-        narrow: for a narrow terminal, write parameters below their component instead of beside it.
-    """
+def validate_report(run: ResolvedRun) -> RenderableType:
+    """Draw the components with their parameters and distributions, and the batch arithmetic in one line."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("", "component") if narrow else ("", "component", "from", "parameters"):
+    for heading in ("", "component"):
         # Long values are folded, because an ellipsis would hide them.
         table.add_column(heading, overflow="fold")
-    parts = [
-        (key, bound.label, bound.offer.origin if bound.offer else "the run file's path", _parameters(bound))
-        for key, bound in run.components.items()
-    ]
-    parts += [(f"tools[{place}]", each.name, each.reference, "") for place, each in enumerate(bound_tools(run))]
-    for key, *texts in parts:
-        label, origin, parameters = Text(texts[0]), Text(texts[1]), Text(texts[2], "dim")
-        stacked = Text("\n").join([Text("  ").join([label, origin]), *([parameters] if parameters else [])])
-        table.add_row(Text(key), *([stacked] if narrow else [label, origin, parameters]))
+    for key, bound in run.components.items():
+        origin = bound.offer.origin if bound.offer else "the run file's path"
+        label = f"{bound.label}  {origin}"
+        values = redacted(bound.config.model_dump()) if bound.config is not None else {}
+        parameters = ", ".join(f"{name}={_value(value)}" for name, value in values.items())
+        table.add_row(Text(key), Text(f"{label}\n").append(parameters, "dim") if parameters else Text(label))
+    for place, each in enumerate(bound_tools(run)):
+        table.add_row(Text(f"tools[{place}]"), Text(f"{each.name}  {each.reference}"))
     plan = run.plan
     arithmetic = (
         f"ranks: {plan.world_size}; generation batch: {pluralize(plan.prompts_per_generation, 'prompt')} x "
@@ -79,11 +73,6 @@ def validate_report(run: ResolvedRun, narrow: bool = False) -> RenderableType:
         f"optimizer steps per generation batch: {plan.optimizer_steps_per_generation}"
     )
     return Group(Text.assemble(("OK ", "bold green"), run.source), table, Text(arithmetic))
-
-
-def _parameters(bound: BoundComponent) -> str:
-    values = redacted(bound.config.model_dump()) if bound.config is not None else {}
-    return ", ".join(f"{name}={_value(value)}" for name, value in values.items())
 
 
 def _value(value: object) -> str:

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
@@ -49,18 +49,26 @@ def watch(
     """
     from grpox.observing.page.server import address_of, new_token, open_listener, serve
 
-    folders = _folders(runs)
+    matches = [find_run(run) for run in runs]
+    if problems := [match for match in matches if isinstance(match, Problem)]:
+        raise ConfigError(problems)
+    folders = [match for match in matches if isinstance(match, Path)]
     try:
         listener = open_listener(port)
     except OSError as error:
         what = f"cannot be used: {error.strerror or error}"
         raise ConfigError(what, "--port", given=str(port), allowed="a free port, or 0") from error
-    with listener, suppress_interrupt():
-        address = address_of(listener, new_token())
-        print_address(address)
-        if not no_browser:
-            open_browser(address)
-        serve(listener, address.rpartition("=")[2], folders)
+    address = address_of(listener, new_token())
+    try:
+        with listener:
+            print_address(address)
+            if not no_browser:
+                open_browser(address)
+            serve(listener, address.rpartition("=")[2], folders)
+    except Terminated:
+        raise
+    except KeyboardInterrupt:
+        return  # Ctrl-C is how the command is meant to end
 
 
 @contextmanager
@@ -108,46 +116,23 @@ def open_browser(address: str) -> threading.Thread | None:
     return thread
 
 
-@contextmanager
-def suppress_interrupt() -> Iterator[None]:
-    """End quietly on Ctrl-C, which is how the command is meant to end; SIGTERM is passed on."""
-    try:
-        yield
-    except Terminated:
-        raise
-    except KeyboardInterrupt:
-        return
-
-
-def _folders(runs: Sequence[str]) -> list[Path]:
-    """Return the folders of runs; raises ConfigError with a problem for each that is none."""
-    matches = [find_run(run) for run in runs]
-    if problems := [match for match in matches if isinstance(match, Problem)]:
-        raise ConfigError(problems)
-    return [match for match in matches if isinstance(match, Path)]
-
-
 def find_run(run: str) -> Path | Problem:
     """Return the folder of a run, given by its path or name, or the problem."""
     from grpox.observing.page.server import is_run, runs_below
     from grpox.runtime.run_lock import is_locked
 
-    folder = Path(run)
+    folder, inside = Path(run), list[Path]()
     with suppress(OSError):  # a name that is too long
         if is_run(folder) or (folder.is_dir() and is_locked(folder)):
             return folder
-        if folder.exists() and not folder.is_dir():
-            return Problem("is a file: name the run's folder", "RUN", given=run, nearest=str(folder.parent))
-        if folder.is_dir() and (inside := [str(each) for each in runs_below(folder)]):
-            allowed = f"a run's folder: {', '.join(inside[:MOST_NAMED])}"
-            return Problem("is not the folder of a run, but has runs in it", "RUN", given=run, allowed=allowed)
+        inside = list(runs_below(folder)) if folder.is_dir() else []
     known = list(runs_below(Path(), DEPTH))
-    named = [each for each in known if each.name == run]
-    if len(named) == 1:
-        return named[0]
-    if named:
-        allowed = f"one of {', '.join(map(str, named[:MOST_NAMED]))}"
-        return Problem(f"means {len(named)} runs", "RUN", given=run, allowed=allowed)
-    what = "is not the folder of a run" if os.path.isdir(run) else "no such run here"
+    matches = inside or [each for each in known if each.name == run]
+    if len(matches) == 1 and not inside:
+        return matches[0]
+    if matches:
+        allowed = f"one of {', '.join(map(str, matches[:MOST_NAMED]))}"
+        return Problem("is not one run: it means several", "RUN", given=run, allowed=allowed)
     near = nearest(run, sorted({word for each in known for word in (str(each), each.name)}))
-    return Problem(what, "RUN", given=run, allowed="folder or name of a run: grpox runs list", nearest=near)
+    allowed = "folder or name of a run: grpox runs list"
+    return Problem("no such run here", "RUN", given=run, allowed=allowed, nearest=near)

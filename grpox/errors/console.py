@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich import console
+from rich import box, console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 
 from grpox.errors import visible
 
@@ -18,3 +19,11 @@ class Console(console.Console):
         """Render as rich does."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+def folding_table(*headings: str) -> Table:
+    """Begin a table without frames. Its cells are folded, not cut, so that names and commands can be copied."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table

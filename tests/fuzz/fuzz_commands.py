@@ -131,65 +131,27 @@ def _resumed() -> list[Case]:
 
 def _others() -> list[Case]:
     metrics = '{"step": 1, "time": 1, "metrics": {"loss": 1}}\n'
+    with_metrics = raw(metrics, "metrics.jsonl")
+    reports = {
+        "of nothing": (nothing, "RUN_DIR"),
+        "of empty metrics": (raw("", "metrics.jsonl"), "metrics.jsonl"),
+        "of broken metrics": (raw("{}\n", "metrics.jsonl"), "metrics.jsonl:1"),
+        "of metrics that are no text": (raw(b"\xff\xfe\0\0" * 9 + b"\n", "metrics.jsonl"), "metrics.jsonl:1"),
+        "of metrics that are lists": (raw("[1]\n", "metrics.jsonl"), "metrics.jsonl:1"),
+        "with a config that is no YAML": (together(with_metrics, raw("a: [", "config.yaml")), "config.yaml"),
+        "with a config that is a list": (together(with_metrics, raw("[1]", "config.yaml")), "config.yaml"),
+        "with a config that is no text": (together(with_metrics, raw(b"\xff", "config.yaml")), "config.yaml"),
+        "with a summary that is no JSON": (together(with_metrics, raw("{", "summary.json")), "summary.json"),
+        "with a summary that is a list": (together(with_metrics, raw("[1]", "summary.json")), "summary.json"),
+    }
     cases = [
-        Case("report of nothing", nothing, ("RUN_DIR",), ("report", ".")),
+        *(
+            Case(f"report {name}", start, (mention,), ("report", "."))
+            for name, (start, mention) in reports.items()
+        ),
         Case("report of what is not there", nothing, ("absent",), ("report", "absent")),
         Case("report of a file", GOOD, ("is a file",), ("report", "run.yaml")),
-        Case("report of empty metrics", raw("", "metrics.jsonl"), ("metrics.jsonl",), ("report", ".")),
-        Case(
-            "report of broken metrics",
-            raw("{}\n", "metrics.jsonl"),
-            ("metrics.jsonl:1",),
-            ("report", "."),
-        ),
-        Case(
-            "report of metrics that are no text",
-            raw(b"\xff\xfe\0\0" * 9 + b"\n", "metrics.jsonl"),
-            ("metrics.jsonl:1",),
-            ("report", "."),
-        ),
-        Case(
-            "report of metrics that are lists",
-            raw("[1]\n", "metrics.jsonl"),
-            ("metrics.jsonl:1",),
-            ("report", "."),
-        ),
-        Case(
-            "report with a config that is no YAML",
-            together(raw(metrics, "metrics.jsonl"), raw("a: [", "config.yaml")),
-            ("config.yaml",),
-            ("report", "."),
-        ),
-        Case(
-            "report with a config that is a list",
-            together(raw(metrics, "metrics.jsonl"), raw("[1]", "config.yaml")),
-            ("config.yaml",),
-            ("report", "."),
-        ),
-        Case(
-            "report with a config that is no text",
-            together(raw(metrics, "metrics.jsonl"), raw(b"\xff", "config.yaml")),
-            ("config.yaml",),
-            ("report", "."),
-        ),
-        Case(
-            "report with a summary that is no JSON",
-            together(raw(metrics, "metrics.jsonl"), raw("{", "summary.json")),
-            ("summary.json",),
-            ("report", "."),
-        ),
-        Case(
-            "report with a summary that is a list",
-            together(raw(metrics, "metrics.jsonl"), raw("[1]", "summary.json")),
-            ("summary.json",),
-            ("report", "."),
-        ),
-        Case(
-            "report into a folder",
-            raw(metrics, "metrics.jsonl"),
-            ("--output",),
-            ("report", ".", "--output", "."),
-        ),
+        Case("report into a folder", with_metrics, ("--output",), ("report", ".", "--output", ".")),
         Case("recipe misspelt", nothing, ("quickstart",), ("recipes", "copy", "quikstart")),
         Case("recipe into a file", GOOD, ("run.yaml",), ("recipes", "copy", "quickstart", "run.yaml")),
         Case(

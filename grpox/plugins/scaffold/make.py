@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata, resources, util
+from importlib import resources, util
 from pathlib import Path, PurePath
 from string import Template
 
@@ -135,18 +135,10 @@ def _clashes(names: Names, plugins: PluginSet, force: bool) -> Iterator[Problem]
             what = f"{offer.origin} already offers a {names.kind} '{names.component}'"
             allowed = f"another name: runs would have to say {names.distribution}:{names.component}"
             yield Problem(what, "NAME", given=names.component, allowed=allowed)
-    try:
-        version = metadata.version(names.distribution)
-    except metadata.PackageNotFoundError:
-        if util.find_spec(names.module) is not None:
-            what = "a module of this name is installed, which the plugin's own would hide"
-            yield Problem(what, "NAME", given=names.module, allowed="another name")
-        return
-    if not force:
-        what = f"a distribution of this name is installed, in version {version}"
-        yield Problem(
-            what, "NAME", given=names.distribution, allowed="another name, or --force to make it anew"
-        )
+    if not force and util.find_spec(names.module) is not None:
+        what = "a module of this name is installed, which the plugin's own would hide"
+        allowed = "another name, or --force to write it anew"
+        yield Problem(what, "NAME", given=names.module, allowed=allowed)
 
 
 def _rendered(names: Names) -> dict[str, str]:

@@ -24,93 +24,37 @@ from grpox.runfile import recipe_files
 from grpox.runtime.signals import Terminated
 
 SURFACE = {
-    "": ["--help", "--install-completion", "--show-completion", "--traceback", "--version"],
-    "doctor": ["--help", "--json"],
-    "eval": [
-        *("--completions", "--date", "--help", "--log-file", "--log-level", "--out"),
-        *("config", "model", "overrides"),
-    ],
-    "export": ["--help", "--trust-remote-code", "checkpoint", "out_dir"],
-    "import-trl": ["--force", "--help", "--json", "--out", "setup"],
-    "init": [
-        "--answer-column",
-        "--data",
-        "--help",
-        "--model",
-        "--prompt-column",
-        "--reward",
-        "--yes",
-        "folder",
-    ],
-    "plan": [
-        "--generations",
-        "--gpu-gib",
-        "--help",
-        "--memory",
-        "--prompt-tokens",
-        "--world-size",
-        "overrides",
-        "run",
-    ],
-    "plugins check": ["--help", "--kind", "name", "params"],
-    "plugins diff": ["--help", "run_a", "run_b"],
-    "plugins list": ["--help", "--json", "--kind", "--why"],
-    "plugins lock": ["--help", "--output", "--world-size", "overrides", "run"],
-    "plugins new": ["--folder", "--force", "--help", "--kind", "name"],
-    "plugins show": ["--help", "name"],
-    "recipes copy": ["--force", "--help", "folder", "name"],
-    "recipes list": ["--help"],
-    "replay": ["--help", "--log-file", "--log-level", "dump", "overrides"],
-    "report": ["--help", "--output", "run_dir"],
-    "serve": [
-        "--dtype",
-        "--gpu-memory-utilization",
-        "--help",
-        "--host",
-        "--kv-cache-gib",
-        "--max-model-len",
-        "--port",
-        "--tensor-parallel-size",
-        "--token-file",
-        "--verbose",
-        "--weights",
-        "--weights-dir",
-        "model",
-        "vllm_args",
-    ],
-    "runs compare": ["--help", "--html", "--json", "--metric", "runs"],
-    "runs list": ["--help", "--json", "--last", "--status", "folder"],
-    "runs open": ["--help", "--no-browser", "run"],
-    "runs show": ["--all", "--help", "--json", "run"],
-    "schema": ["--help"],
-    "sweep": [
-        "--dir",
-        "--dry-run",
-        "--help",
-        "--log-level",
-        "--lowest",
-        "--metric",
-        "--nproc-per-node",
-        "--parallel",
-        "--seeds",
-        "overrides",
-        "run",
-    ],
-    "sync": ["--help", "--tracking-uri", "run_dir"],
-    "train": [
-        "--allow-changes",
-        "--help",
-        "--log-file",
-        "--log-level",
-        "--resume",
-        "--traceback",
-        "--watch",
-        "overrides",
-        "run",
-    ],
-    "validate": ["--help", "--rows", "--world-size", "overrides", "run"],
-    "watch": ["--help", "--no-browser", "--port", "runs"],
-    "try": ["--help", "--json", "--log-file", "--log-level", "--prompts", "overrides", "run"],
+    "": "--help --install-completion --show-completion --traceback --version",
+    "doctor": "--help --json",
+    "eval": "--completions --date --help --log-file --log-level --out config model overrides",
+    "export": "--help --trust-remote-code checkpoint out_dir",
+    "import-trl": "--force --help --json --out setup",
+    "init": "--answer-column --data --help --model --prompt-column --reward --yes folder",
+    "plan": "--generations --gpu-gib --help --memory --prompt-tokens --world-size overrides run",
+    "plugins check": "--help --kind name params",
+    "plugins diff": "--help run_a run_b",
+    "plugins list": "--help --json --kind --why",
+    "plugins lock": "--help --output --world-size overrides run",
+    "plugins new": "--folder --force --help --kind name",
+    "plugins show": "--help name",
+    "recipes copy": "--force --help folder name",
+    "recipes list": "--help",
+    "replay": "--help --log-file --log-level dump overrides",
+    "report": "--help --output run_dir",
+    "serve": "--dtype --gpu-memory-utilization --help --host --kv-cache-gib --max-model-len --port "
+    "--tensor-parallel-size --token-file --verbose --weights --weights-dir model vllm_args",
+    "runs compare": "--help --html --json --metric runs",
+    "runs list": "--help --json --last --status folder",
+    "runs open": "--help --no-browser run",
+    "runs show": "--all --help --json run",
+    "schema": "--help",
+    "sweep": "--dir --dry-run --help --log-level --lowest --metric --nproc-per-node --parallel --seeds "
+    "overrides run",
+    "sync": "--help --tracking-uri run_dir",
+    "train": "--allow-changes --help --log-file --log-level --resume --traceback --watch overrides run",
+    "validate": "--help --rows --world-size overrides run",
+    "watch": "--help --no-browser --port runs",
+    "try": "--help --json --log-file --log-level --prompts overrides run",
 }
 """Every command with its arguments and options; scripts depend on these."""
 
@@ -147,11 +91,11 @@ def kept() -> Iterator[None]:
 
 
 def test_commands_and_their_options_do_not_change_unnoticed() -> None:
-    def walk(command: Any, name: str) -> dict[str, list[str]]:
+    def walk(command: Any, name: str) -> dict[str, str]:
         found = {}
         own = [p.opts[0] for p in command.params if not getattr(p, "hidden", False)]
         if not hasattr(command, "commands") or not name:
-            found[name] = sorted([*own, "--help"])
+            found[name] = " ".join(sorted([*own, "--help"]))
         for child, subcommand in getattr(command, "commands", {}).items():
             found |= walk(subcommand, f"{name} {child}".strip())
         return found
@@ -159,21 +103,9 @@ def test_commands_and_their_options_do_not_change_unnoticed() -> None:
     assert walk(cli.all_commands(), "") == SURFACE
 
 
-@pytest.mark.parametrize("command", [[], ["--help"], *([*name.split(), "--help"] for name in SURFACE)])
-def test_every_command_has_help(command: list[str]) -> None:
-    result = CliRunner().invoke(cli.app, command)
-    assert result.exit_code == 0
-    assert "Usage:" in result.output
-
-
-PLUGIN_COMMANDS = [name for name in SURFACE if name.startswith("plugins ")]
-RUN_COMMANDS = ["train", "validate", "plan", "recipes copy", "export", "replay", "report", "doctor", "sync"]
-RUN_COMMANDS += ["import-trl", "eval", "try"]
-
-
-@pytest.mark.parametrize("command", [*RUN_COMMANDS, *PLUGIN_COMMANDS])
-def test_help_teaches_by_examples(command: str) -> None:
-    assert f"grpox {command} " in CliRunner().invoke(cli.app, [*command.split(), "--help"]).output
+def test_without_a_command_the_help_is_shown() -> None:
+    result = CliRunner().invoke(cli.app, [])
+    assert (result.exit_code, "Usage:" in result.output) == (0, True)
 
 
 def test_version() -> None:
@@ -211,10 +143,10 @@ def test_plan_draws_the_worked_schedule_of_two_ranks() -> None:
     done = grpox("plan", "quickstart", *overrides, "--world-size", "2", "--generations", "1")
     rows = [re.sub(r"\s+", " ", line) for line in done.stdout.splitlines() if "[" in line and "│" in line]
     assert rows == [
-        "│ 0: generate │ 0 │ [0 0 1] │ [1 2 2] │ │",
-        "│ │ 1 │ [3 3 4] │ [4 5 5] │ step 1 │",
+        "│ 0 │ 0 │ [0 0 1] │ [1 2 2] │ │",
+        "│ │ 1 │ [3 3 4] │ [4 5 5] │ 1 │",
         "│ │ 2 │ [6 6 7] │ [7 8 8] │ │",
-        "│ │ 3 │ [9 9 10] │ [10 11 11] │ step 2 │",
+        "│ │ 3 │ [9 9 10] │ [10 11 11] │ 2 │",
     ]
     numbers = dict(re.findall(r"^([a-z][a-z ]+[a-z])  +([\d/]+)", done.stdout, re.MULTILINE))
     assert numbers["completions per generation batch"] == "24"
@@ -272,6 +204,7 @@ def test_a_bad_run_file_is_told_without_a_traceback_and_exits_2(tmp_path: Path) 
     assert "\n    given         3\n" in told
     assert "\n    did you mean  max_steps\n" in told
     assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
 
 
 def test_another_rank_tells_config_errors_when_the_first_had_time_to_and_did_not(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from grpox.cli.app import CORE, app, load
@@ -75,19 +73,6 @@ def test_a_plugins_command_is_listed_and_called(make_distribution) -> None:
     assert "grpox greet [OPTIONS]" in grpox("greet", "--help").stdout.replace("root", "grpox")
 
 
-def test_in_a_process_of_its_own_it_is_called_like_any_other(make_distribution) -> None:
-    folder = make_distribution("grpox-foo", brings("greet", "grpox_foo:greet"))
-    path = os.pathsep.join([str(folder), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-m", "grpox", "greet", "Ada"],
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "hello Ada\n", "")
-
-
 def test_a_typer_brings_a_group_and_a_mistyped_command_the_nearest(make_distribution) -> None:
     source = brings("people", "grpox_foo:people") + "people = typer.Typer()\npeople.command('greet')(greet)\n"
     make_distribution("grpox-foo", source)
@@ -101,7 +86,7 @@ def test_a_command_of_grpox_is_not_taken_over(make_distribution) -> None:
     make_distribution("grpox-foo", brings("recipes", "grpox_foo:greet"), version="2.5")
     assert "quickstart" in grpox("recipes", "list").stdout
     told = grpox("--help").stderr
-    assert "the command 'recipes' of grpox-foo 2.5 is refused: grpox 0.1.0 has a command of that name" in told
+    assert "the command 'recipes' of grpox-foo 2.5 is refused: grpox 0.1.0 has one of that name" in told
 
 
 def test_a_command_of_two_plugins_is_refused_until_one_is_switched_off(make_distribution, monkeypatch) -> None:
@@ -176,7 +161,3 @@ def test_what_a_command_requires_is_asked_before_it_runs(make_distribution) -> N
 def test_an_invalid_command_is_reported_to_its_author(make_distribution, source: str, reason: str) -> None:
     make_distribution("grpox-foo", source)
     assert reason in grpox("--help").stderr
-
-
-def test_typer_itself_is_what_a_target_is_written_with() -> None:
-    assert isinstance(load(CORE[-1]), typer.core.TyperGroup)

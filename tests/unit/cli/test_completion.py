@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 
@@ -42,22 +41,3 @@ def completed(variables: dict[str, str]) -> str:
 def test_bash_is_answered_with_the_words_that_fit(line: str, words: list[str]) -> None:
     asked = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1), "_GRPOX_COMPLETE": "complete_bash"}
     assert completed(asked).split() == words
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_are_answered_too(shell: str) -> None:
-    asked = {
-        "_TYPER_COMPLETE_ARGS": "grpox pl",
-        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        "_GRPOX_COMPLETE": f"complete_{shell}",
-    }
-    answer = completed(asked)
-    assert all(word in answer for word in ("plan", "plugins"))
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_each_shell_is_one_that_it_reads(shell: str) -> None:
-    script = completed({"_GRPOX_COMPLETE": f"source_{shell}"})
-    assert f"_GRPOX_COMPLETE=complete_{shell}" in script
-    if program := shutil.which(shell):
-        subprocess.run([program, "-n", "/dev/stdin"], input=script, text=True, check=True)

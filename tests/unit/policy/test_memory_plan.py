@@ -252,7 +252,7 @@ def test_a_model_that_is_given_is_measured_itself() -> None:
         check_load(run, 2 * weights - 1)
 
 
-def test_the_plan_says_which_gpus_are_too_small(setting: Setting) -> None:
+def test_the_plan_says_what_every_gpu_holds_while_the_model_loads() -> None:
     shape = shape_of(MODELS["Qwen2.5-72B"])
     assert shape is not None
     console = Console(width=200, record=True, file=StringIO())
@@ -260,9 +260,6 @@ def test_the_plan_says_which_gpus_are_too_small(setting: Setting) -> None:
     console.print(memory_report(of_table, replace(of_table, gpu=False), prompt_assumed=False))
     told = " ".join(console.export_text().split())
     assert "every GPU holds all of it, 135.4 GiB, for any number of ranks" in told
-    assert "a GPU with 16, 24, 40, 48, 80 GiB is too small." in told
-    console.print(memory_report(setting, replace(setting, gpu=False), prompt_assumed=False))
-    assert "is too small" not in console.export_text()
 
 
 def test_adapters_alone_have_gradients_and_states(setting: Setting) -> None:

@@ -197,7 +197,7 @@ def test_a_damaged_checkpoint_is_told(folder: Path, checkpoint: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "path", "told"),
-    [("--out", "mine", "is a folder"), ("--completions", "run.yaml/x.parquet", "run.yaml is a file")],
+    [("--out", "mine", "Is a directory"), ("--completions", "run.yaml/x.parquet", "Not a directory")],
 )
 def test_a_file_that_cannot_be_written_is_told_at_once(folder: Path, option: str, path: str, told: str) -> None:
     result = CliRunner().invoke(cli.app, ["eval", "mine", "run.yaml", option, path])
