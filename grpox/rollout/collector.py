@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ from grpox.config.alarms import EMPTY_TESTS
 from grpox.contracts import AdvantageScaler, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
-from grpox.rollout.dynamic_sampling import Draw, ResampledBatch, SampledGroups, is_flat, refill, signal_of
+from grpox.rollout.advantages import Advantages, BatchScaler, ScoredBatch
+from grpox.rollout.dynamic_sampling import PromptGroup, in_group, is_flat, refill, signal_of
 from grpox.rollout.episode_metrics import episode_metrics, success_rate
 from grpox.rollout.metrics import error_metrics, length_metrics, mean, reward_metrics, reward_signals
 from grpox.rollout.rewards import NamedReward
@@ -31,14 +32,14 @@ from grpox.rollout.rewards.scoring import (
     Logged,
     ScoredRow,
     ScoredRows,
+    joined,
     score_rows,
     unscored,
     weighed_mean_logged,
     weighted_sum,
 )
 from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
-from grpox.rollout.streaming_scorer import GroupAssembler, StreamingScorer, need_main_thread
-from grpox.rollout.turns import Advantages, BatchScaler, ScoredBatch
+from grpox.rollout.streaming_scorer import StreamingScorer, need_main_thread
 from grpox.runtime.foreign_code import call
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import run_and_gather
@@ -128,38 +129,53 @@ class Collector:
         indices: Sequence[int],
         state: TrainerState,
         prefetched: PrefetchedBatch | None = None,
-        draw: Draw | None = None,
+        draw: Callable[[int], Sequence[int]] | None = None,
     ) -> GenerationBatch:
         """Sample, score and scale generation batch `generation` for the prompts at `indices`; a collective.
 
         Args:
             prefetched: the batch, if `prefetch` began it.
-            draw: gives the prompts of further groups, where groups that teach nothing are to be replaced.
+            draw: returns the dataset indices of so many further prompts, where groups that teach nothing are to
+                be replaced.
+
+        Raises:
+            RunFailed: sampling, scoring or scaling failed, on this rank or another.
         """
         request = self._request(indices, (0, generation))
         rows, logged = sample_and_score(self.sampler, self.scorer, request, state, prefetched)
-        dropped: Sequence[ScoredRow] = ()
-        refills: Mapping[str, float] = {}
+        dropped, resampling = list[ScoredRow](), dict[str, float]()
         if draw is not None:
-            first = SampledGroups.of(indices, rows, logged)
-            resampled = self._resample(generation, first, state, draw)
-            indices, rows, logged = resampled.batch.indices, resampled.batch.rows, resampled.batch.logged
-            dropped, refills = resampled.dropped, resampled.metrics
-        scored = self._scored(rows, indices, state)
+            logs, first = [(logged, len(rows))], self._totals(rows)
+
+            def sample(number: int, count: int) -> list[PromptGroup]:
+                request = self._request(draw(count), (2, generation, number))
+                new, told = sample_and_score(self.sampler, self.scorer, request, state)
+                logs.append((told, len(new)))
+                return self._groups(request.indices, new)
+
+            groups = self._groups(indices, rows)
+            dropped, resampling = refill(groups, self.rounds, sample, lambda each: self.find_flat(each, state))
+            indices = [index for index, _ in groups]
+            rows = [row for _, of_group in groups for row in of_group]
+            logged = weighed_mean_logged(logs)
+            # What is replaced is too easy or too hard: the batch's own reward no longer tells of progress.
+            if not bool(first.isnan().all()):
+                resampling["dynamic_sampling/first_reward"] = float(first.nanmean())
+        scored, is_main = self._scored(rows, indices, state), self.sampler.world.is_main
         batch = GenerationBatch(
             indices,
             rows,
             scored.rewards,
             self._totals(rows),
-            self._scale(scored, self.scaler),
+            self.scaler.scale(scored),
             self.sampler.engine.steps,
-            refills,
+            resampling,
             logged,
             dropped,
-            self.prompts.columns_of(indices) if self.sampler.world.is_main else (),
-            [self.prompts.question(index) for index in indices] if self.sampler.world.is_main else (),
+            self.prompts.columns_of(indices) if is_main else (),
+            [self.prompts.question(index) for index in indices] if is_main else (),
         )
-        if self.sampler.world.is_main and bool(batch.totals.isnan().all()):
+        if is_main and bool(batch.totals.isnan().all()):
             labels = ", ".join(reward.label for reward in self.scorer.rewards)
             self.scorer.warn(
                 "nothing scored",
@@ -168,64 +184,29 @@ class Collector:
             )
         return batch
 
+    def _groups(self, indices: Sequence[int], rows: Sequence[ScoredRow]) -> list[PromptGroup]:
+        size = self.num_generations
+        return [(index, rows[place * size : (place + 1) * size]) for place, index in enumerate(indices)]
+
     def _scored(self, rows: Sequence[ScoredRow], indices: Sequence[int], state: TrainerState) -> ScoredBatch:
         return ScoredBatch(
             rows,
             reward_matrix(rows),
             self._weights,
-            torch.tensor([row.rollout.group_id for row in rows]),
             indices,
             lambda: self.prompts.rows([indices[row.rollout.group_id] for row in rows])[1],
             state.global_step + 1,
             [reward.label for reward in self.scorer.rewards],
         )
 
-    def _scale(self, batch: ScoredBatch, scaler: BatchScaler) -> Advantages:
-        """Scale the rewards of a batch.
-
-        Raises:
-            RunFailed: the scaler raised, or returned anything else than finite numbers of the right shape.
-        """
-        if scaler.takes_inputs:
-            scaled = scaler.scale_inputs(batch)
-        else:  # with its own copies: the metrics are made of the rewards, whatever the scaler does with them
-            own = batch.rewards.clone(), batch.weights.clone(), batch.group_ids.clone()
-            scaled = Advantages(call("advantage", scaler.method, *own))
-        if scaled.tokens is None:
-            check_advantages(scaled.values, scaler.name, len(batch.rows))
-        return scaled
-
-    def _resample(
-        self, generation: int, first: SampledGroups, state: TrainerState, draw: Draw
-    ) -> ResampledBatch:
-        """Replace the flat groups of a batch; a collective."""
-
-        def sample(number: int, indices: Sequence[int]) -> SampledGroups:
-            request = self._request(indices, (2, generation, number))
-            return SampledGroups.of(indices, *sample_and_score(self.sampler, self.scorer, request, state))
-
-        resampled = refill(first, self.rounds, draw, sample, partial(self._find_flat, state))
-        totals = self._totals(first.rows)
-        if bool(totals.isnan().all()):
-            return resampled
-        # What is replaced is what is too easy or too hard: the reward of the batch no longer tells of progress.
-        first_reward = {"dynamic_sampling/first_reward": float(totals.nanmean())}
-        return replace(resampled, metrics={**resampled.metrics, **first_reward})
-
-    def _find_flat(
-        self, state: TrainerState, indices: Sequence[int], groups: Sequence[Sequence[ScoredRow]]
-    ) -> list[bool]:
+    def find_flat(self, groups: Sequence[PromptGroup], state: TrainerState) -> list[bool]:
         """Tell from which groups the scaler makes no advantages; one that may look at anything is asked."""
         if self.signal != "all":
-            return [is_flat(reward_matrix(group), self._weights, self.signal) for group in groups]
-        rows = [
-            replace(row, rollout=replace(row.rollout, group_id=place))
-            for place, group in enumerate(groups)
-            for row in group
-        ]
+            return [is_flat(reward_matrix(rows), self._weights, self.signal) for _, rows in groups]
+        rows = [row for place, (_, own) in enumerate(groups) for row in in_group(place, own)]
         # A copy: a scaler may change its state, once for each generation batch.
-        scaler = call("advantage", copy.deepcopy, self.scaler)
-        scaled = self._scale(self._scored(rows, indices, state), scaler)
+        scaler: BatchScaler = call("advantage", copy.deepcopy, self.scaler)
+        scaled = scaler.scale(self._scored(rows, [index for index, _ in groups], state))
         return scaled.silent_groups(self.num_generations)
 
     @property
@@ -301,19 +282,6 @@ class Collector:
         ]
 
 
-def check_advantages(scaled: object, scaler: str, count: int) -> None:
-    """Check that a scaler returned one finite number per completion.
-
-    Raises:
-        RunFailed: it did not.
-    """
-    if not isinstance(scaled, torch.Tensor) or scaled.shape != (count,):
-        shape = tuple(scaled.shape) if isinstance(scaled, torch.Tensor) else type(scaled).__name__
-        raise RunFailed(f"advantage '{scaler}' returned {shape}; one number per completion is ({count},)")
-    if not bool(scaled.isfinite().all()):
-        raise RunFailed(f"advantage '{scaler}' returned {scaled[~scaled.isfinite()][0]} for a completion")
-
-
 def reward_matrix(rows: Sequence[ScoredRow]) -> torch.Tensor:
     """f32[N, K], NaN where a function abstained."""
     return torch.tensor([[math.nan if r is None else r for r in row.rewards] for row in rows])
@@ -339,16 +307,16 @@ class Scorer:
         self.warn = warn or WarnOnce(get_logger(__name__))
 
     def stream(
-        self, request: SampleRequest, sampler: CompletionSampler, versions: range, state: TrainerState
+        self, request: SampleRequest, groups: range, state: TrainerState
     ) -> AbstractContextManager[StreamingScorer | None]:
         """Score groups while others are sampled, within a `with` block; None where all is scored at the end."""
         # A call for each single completion would cost more than it hides: it is scored at the end.
         if not self.streaming or request.num_samples == 1 or need_main_thread(self.rewards):
             return nullcontext()
-        groups = GroupAssembler(request.groups_of(sampler.world), request.num_samples, versions)
         return StreamingScorer(
             self.rewards,
             groups,
+            request.num_samples,
             lambda rollouts: unscored(request.prompts, request.indices, rollouts, self.rewards),
             state,
         )
@@ -436,7 +404,7 @@ def sample_and_score(
         sampler.sync()
 
     def of_this_rank() -> ScoredRows:
-        with scorer.stream(request, sampler, sampler.versions(prefetched), state) as streamed:
+        with scorer.stream(request, request.groups_of(sampler.world), state) as streamed:
             arrived = None if streamed is None else streamed.arrived
             rollouts = sampler.sample(request, prefetched, arrived)
             with sampler.times.phase("reward"):
@@ -447,9 +415,7 @@ def sample_and_score(
 
     parts = run_and_gather(sampler.world, sampler.times, of_this_rank)
     check_same_data([part.prompts_digest for part in parts])
-    rows = [row for part in parts for row in part.rows]
-    rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
+    whole = joined([part for part in parts if part.rows])
     if sampler.world.is_main:
-        for part in parts:
-            scorer.warn.all(part.warnings)
-    return rows, weighed_mean_logged((part.logged, len(part.rows)) for part in parts)
+        scorer.warn.all(whole.warnings)
+    return whole.rows, whole.logged

@@ -15,7 +15,7 @@ from grpox.contracts import FLOAT32_MAX, Episode, Rollout, Text, TrainerState
 from grpox.data.reward_signature import column_problem
 from grpox.errors import Problem, RunFailed
 from grpox.rollout.rewards.call import ByName, CallLog
-from grpox.rollout.rewards.named import NamedReward, RewardCall, StopSign, call_together
+from grpox.rollout.rewards.named import NamedReward, RewardCall, call_together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,6 @@ def score(
     completion_ids: Sequence[Sequence[int]],
     columns: Mapping[str, list[Any]],
     trainer_state: Any = None,
-    stop: StopSign | None = None,
     by_name: ByName | None = None,
 ) -> RewardTable:
     """Scores N completions with every reward function; an empty batch calls none.
@@ -71,14 +70,12 @@ def score(
         prompts, completions: as in the dataset: strings, or lists of role/content messages.
         completion_ids: token ids of each completion.
         columns: the other dataset columns, repeated to N values each.
-        stop: what another thread may give to stop the calls; what is returned after that means nothing.
         by_name: facts about episodes, for the functions that name them; default: each completion is one turn.
 
     Raises:
         RunFailed: a function lacks a column; or one with the policy ``fail`` raised (`__cause__` is its
             exception), took longer than its timeout, or returned anything but N finite numbers or None. No
             score is ever made up.
-        Stopped: `stop` was given before all functions were called.
     """
     count = len(completions)
     if count == 0:
@@ -93,7 +90,7 @@ def score(
         "completion_ids": completion_ids,
         "trainer_state": trainer_state,
     }
-    calls = call_together(rewards, arguments, count, stop, by_name)
+    calls = call_together(rewards, arguments, count, by_name)
     warnings = _warnings(rewards, calls)
     logs = {
         reward.label: CallLog() if call.failure else call.log
@@ -294,9 +291,7 @@ def as_one_call(groups: Sequence[Unscored]) -> Unscored:
     )
 
 
-def score_rows(
-    rewards: Sequence[NamedReward], given: Unscored, state: TrainerState, stop: StopSign | None = None
-) -> ScoredRows:
+def score_rows(rewards: Sequence[NamedReward], given: Unscored, state: TrainerState) -> ScoredRows:
     """Call every reward function once; without rollouts call none. What it raises: `rewards.score`."""
     table = score(
         rewards,
@@ -305,7 +300,6 @@ def score_rows(
         completion_ids=[list(rollout.completion_ids) for rollout in given.rollouts],
         columns=given.columns,
         trainer_state=state,
-        stop=stop,
         by_name=given.by_name,
     )
     rows = []
@@ -333,14 +327,14 @@ def _failed_episodes(rollouts: Sequence[Rollout]) -> dict[str, str]:
 
 
 def joined(parts: Sequence[ScoredRows]) -> ScoredRows:
-    """The rows of several calls in order of group and sample, whatever the order of the calls.
+    """The rows of several calls, or ranks, in order of group and sample, whatever the order of the parts.
 
     A metric is the mean over the calls that logged it, weighed by their completions: ``sum n_c m_c / sum n_c``.
     """
     in_order = sorted(parts, key=lambda part: part.rows[0].rollout.group_id)
     warnings: dict[str, str] = {}
-    for part in in_order:
-        warnings = {**part.warnings, **warnings}  # of the same key the first is told
+    for key, text in (item for part in in_order for item in part.warnings.items()):
+        warnings.setdefault(key, text)
     rows = [row for part in in_order for row in part.rows]
     rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
     return ScoredRows(rows, weighed_mean_logged((part.logged, len(part.rows)) for part in in_order), warnings)

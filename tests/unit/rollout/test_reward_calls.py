@@ -172,7 +172,7 @@ def test_a_coroutine_whose_turn_never_comes_is_closed():
     reward = NamedReward("slow", slow, on_error="abstain", timeout=0.1)
     score([reward], ["p"], ["c"], [[1]], {})
     gate.set()
-    reward.hanging._ended.wait(patient(5))
+    reward.latest._ended.wait(patient(5))
     with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
         made[0].send(None)
     made.clear()
@@ -196,8 +196,7 @@ def test_one_that_blocks_the_loop_times_out_with_those_it_holds_up_and_they_end_
     gate.set()
     assert table.failed[0] == [True]
     for reward in rewards:
-        if reward.hanging is not None:
-            reward.hanging._ended.wait(patient(5))
+        reward.latest._ended.wait(patient(5))
     assert score(rewards[1:], ["p"], ["c"], [[1]], {}).values == [[1.0]]
 
 

@@ -200,19 +200,19 @@ def test_a_function_that_hangs_is_given_up_after_its_timeout_and_not_called_agai
     hanging = Hanging()
     reward = abstaining(hanging, LIMIT)
     table = scored(reward, NamedReward("ones", ones))
-    assert reward.hanging.running
+    assert reward.latest.running
     assert table.values == [[None, None], [1.0, 1.0]]
     for fact in ("timeout of 0.2 s", "(test_reward_failures.py:"):
         assert fact in table.warnings["failure of judge"]
 
     reward.timeout = 600.0  # which nobody waits out again
     again = scored(reward)
-    assert reward.hanging.running
+    assert reward.latest.running
     assert again.failed == [[True, True]]
     assert hanging.calls == 1
 
     hanging.gate.set()
-    assert reward.hanging._ended.wait(patient(10))
+    assert reward.latest._ended.wait(patient(10))
     assert scored(reward).values == [[1.0, 1.0]]
     assert hanging.calls == 2
 
@@ -237,7 +237,7 @@ def test_an_async_function_that_takes_too_long_is_cancelled():
     reward = abstaining(slow, LIMIT)
     assert scored(reward).failed == [[True, True]]
     assert cancelled.is_set()
-    assert not reward.hanging.running
+    assert not reward.latest.running
     assert "timeout of 0.2 s" in scored(reward).warnings["failure of judge"]  # called again
 
 

@@ -20,7 +20,6 @@ from grpox.errors import RunFailed
 from grpox.rollout import streaming_scorer
 from grpox.rollout.collector import Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.named import RewardCall, Stopped, StopSign
 from grpox.rollout.rewards.scoring import ScoredRow, ScoredRows, joined
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
 from grpox.runtime.world import World
@@ -429,11 +428,11 @@ def test_a_function_that_fails_as_a_whole_abstains_for_all_groups_of_its_call():
 @pytest.mark.parametrize(
     ("places", "told"),
     [
-        ([(5, 0)], "that was not asked for: sample 0 of group 5"),
-        ([(0, 2)], "that was not asked for: sample 2 of group 0"),
-        ([(0, 1), (0, 1)], "twice: sample 1 of group 0"),
-        ([(0, 0), (0, 1), (0, 1)], "twice: sample 1 of group 0"),
-        ([(0, 0, 3)], "of policy version 3, the policy is at version 0"),
+        ([(5, 0), (5, 1)], "2 not asked for, or twice, such as group_id 5 sample 0"),
+        ([(0, 2)], "not asked for, or twice, such as group_id 0 sample 2"),
+        ([(0, 1), (0, 1)], "not asked for, or twice, such as group_id 0 sample 1"),
+        ([(0, 0), (0, 1), (0, 1)], "not asked for, or twice, such as group_id 0 sample 1"),
+        ([(0, 0, 3), (0, 1), (1, 0), (1, 1)], "of policy version 3, the policy is at version 0"),
         ([(0, 0), (0, 1), (1, 0)], "3 rollouts that are not the 4 asked for"),
     ],
 )
@@ -525,17 +524,10 @@ def test_what_ends_generation_stops_the_call_and_starts_no_other(error, told):
     assert calls == ["p0"]
 
 
-def test_once_the_sign_is_given_no_call_starts():
-    stop = StopSign()
-    stop.give()
-    with pytest.raises(Stopped):
-        stop.cover(RewardCall(length, {}, 1))
-
-
 INTERRUPTED = """
 import asyncio, sys, threading, time
 from grpox.contracts import Prompt, Rollout
-from grpox.rollout.streaming_scorer import GroupAssembler, StreamingScorer
+from grpox.rollout.streaming_scorer import StreamingScorer
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.scoring import Unscored
 
@@ -550,10 +542,9 @@ def hangs(completions, **_):
     time.sleep(10_000)
 
 rewards = [NamedReward(f.__name__, f) for f in (hangs, endless)]
-groups = GroupAssembler(range(2), 1, range(1))
 try:
     unscored = lambda rollouts: Unscored(rollouts, ["p"], ["c"], {}, ["c"])  # noqa: E731
-    with StreamingScorer(rewards, groups, unscored, None) as early:
+    with StreamingScorer(rewards, range(2), 1, unscored, None) as early:
         for group in range(2):
             early.arrived(Rollout(group, 0, (1,), (2,), "stop", 0))
         if sys.argv[1] == "generating":
