@@ -11,7 +11,7 @@ from grpox.environments.calling import Settled, settle
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import load_environments
 from grpox.rollout.episodes.messages import Blueprint, Environments, Lost, Request, Start
-from grpox.rollout.rewards.background_loop import BackgroundCall
+from grpox.rollout.rewards.call import BackgroundCall
 
 
 class LocalEnvironments(Environments):

@@ -14,22 +14,23 @@ from typing import Any, Literal
 
 from grpox.data.reward_signature import Signature, nested_columns
 from grpox.errors import chain, text_of
-from grpox.rollout.rewards.background_loop import BackgroundCall
 from grpox.rollout.rewards.call import (
+    BackgroundCall,
     ByName,
     CallFailed,
     CallLog,
     CheckedScores,
+    accepted,
     awaited,
     called,
     current_device,
     hanging_at,
-    own_copies,
     placed,
     use_device,
 )
 from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.rollout.rewards.process import ProcessFailed, RewardProcess
+from grpox.runtime.foreign_code import copied
 from grpox.runtime.signals import raise_if_signal
 
 CANCEL_SECONDS = 1.0
@@ -224,8 +225,12 @@ class NamedReward:
         if nested := [name for name in signature.needs if "." in name]:
             arguments |= nested_columns(nested, arguments)
         if not isinstance(self.function, RewardProcess):
-            # What one function does to its lists and rows must not reach the others, nor the record.
-            arguments = own_copies(signature, arguments)
+            # What one function does to its lists and rows must not reach the others, nor the record. What
+            # Python cannot copy, and the trainer's state, are shared.
+            taken = accepted(signature, arguments)
+            arguments = {
+                name: each if name == "trainer_state" else copied(each) for name, each in taken.items()
+            }
         self.latest = RewardCall(self.function, arguments, count, lengths, signature)
         return self.latest
 

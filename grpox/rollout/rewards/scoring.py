@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from grpox.contracts import FLOAT32_MAX, Episode, Rollout, Text, TrainerState
+from grpox.contracts import FLOAT32_MAX, Rollout, Text, TrainerState
 from grpox.data.reward_signature import column_problem
 from grpox.errors import Problem, RunFailed
 from grpox.rollout.rewards.call import ByName, CallLog
@@ -44,8 +44,6 @@ class RewardTable:
     """From `log_metric`: name -> label -> the mean over the calls."""
     extra_columns: dict[str, list[Any]] = field(default_factory=dict)
     """From `log_extra`: name -> N values."""
-    seconds: list[float] = field(default_factory=list)
-    """[K]; they overlap."""
     lists: dict[str, list[list[float] | None]] = field(default_factory=dict)
     """Label of a function that returns lists -> N of them, None where it abstained."""
     warnings: dict[str, str] = field(default_factory=dict)
@@ -79,7 +77,7 @@ def score(
     """
     count = len(completions)
     if count == 0:
-        return RewardTable([[] for _ in rewards], [[] for _ in rewards], seconds=[0.0] * len(rewards))
+        return RewardTable([[] for _ in rewards], [[] for _ in rewards])
     problems = column_problems(rewards, list(columns))
     if problems:
         raise RunFailed("\n".join(map(str, problems)))
@@ -92,16 +90,24 @@ def score(
     }
     calls = call_together(rewards, arguments, count, by_name)
     warnings = _warnings(rewards, calls)
-    logs = {
-        reward.label: CallLog() if call.failure else call.log
+    logs = [
+        (reward.label, CallLog() if call.failure else call.log)
         for reward, call in zip(rewards, calls, strict=True)
-    }
+    ]
+    metrics: dict[str, dict[str, float]] = {}
+    for label, log in logs:
+        for name, logged in log.metrics.items():
+            metrics.setdefault(name, {})[label] = sum(logged) / len(logged)
+    times = Counter(name for _, log in logs for name in log.columns)
     return RewardTable(
         values=[call.values for call in calls],
         failed=[call.failed for call in calls],
-        metrics=logged_metrics(logs),
-        extra_columns=extra_columns(logs),
-        seconds=[call.seconds for call in calls],
+        metrics=metrics,
+        extra_columns={  # a name that several functions log has the label of each before it
+            name if times[name] == 1 else f"{label}/{name}": values
+            for label, log in logs
+            for name, values in log.columns.items()
+        },
         lists={
             reward.label: (None if call.scores is None else call.scores.lists) or [None] * count
             for reward, call in zip(rewards, calls, strict=True)
@@ -234,15 +240,14 @@ def episode_arguments(rollouts: Sequence[Rollout], turns: Sequence[Sequence[str]
         "tool_calls": [
             [] if episode is None else [result.plain() for result in episode.results] for episode in episodes
         ],
-        "environment_rewards": [_weighted(episode) for episode in episodes],
+        "environment_rewards": [
+            None
+            if episode is None or episode.rewards is None
+            else {part: value * episode.weight for part, value in episode.rewards.items()}
+            for episode in episodes
+        ],
         "environment_info": [{} if episode is None else dict(episode.info) for episode in episodes],
     }
-
-
-def _weighted(episode: Episode | None) -> dict[str, float] | None:
-    if episode is None or episode.rewards is None:
-        return None
-    return {part: value * episode.weight for part, value in episode.rewards.items()}
 
 
 def whole_texts(prompts: PromptSet, rollouts: Sequence[Rollout], completions: Sequence[Text]) -> list[str]:
@@ -277,17 +282,18 @@ def turn_texts(prompts: PromptSet, rollouts: Sequence[Rollout], texts: Sequence[
 def as_one_call(groups: Sequence[Unscored]) -> Unscored:
     """Whole groups, one or more with the same columns, one after the other in order of group id."""
     in_order = sorted(groups, key=lambda group: group.rollouts[0].group_id)
+
+    def together(lists: Iterable[Sequence[Any]]) -> list[Any]:
+        return [value for values in lists for value in values]
+
     return Unscored(
-        rollouts=[rollout for group in in_order for rollout in group.rollouts],
-        prompts=[prompt for group in in_order for prompt in group.prompts],
-        completions=[completion for group in in_order for completion in group.completions],
-        columns={
-            name: [value for group in in_order for value in group.columns[name]] for name in groups[0].columns
-        },
-        texts=[text for group in in_order for text in group.texts],
-        by_name={
-            name: [value for group in in_order for value in group.by_name[name]] for name in groups[0].by_name
-        },
+        *(
+            together(getattr(group, name) for group in in_order)
+            for name in ("rollouts", "prompts", "completions")
+        ),
+        columns={name: together(group.columns[name] for group in in_order) for name in groups[0].columns},
+        texts=together(group.texts for group in in_order),
+        by_name={name: together(group.by_name[name] for group in in_order) for name in groups[0].by_name},
     )
 
 
@@ -367,25 +373,6 @@ def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
         parts, whole = rewards[large][0].tolist(), total[large][0].item()
         raise RunFailed(f"the weighted sum of the rewards {parts} is {whole:g}, beyond the numbers of float32")
     return total.masked_fill(~scored.any(dim=1), torch.nan)
-
-
-def logged_metrics(logs: Mapping[str, CallLog]) -> dict[str, dict[str, float]]:
-    """The metrics of one batch, each the mean over its calls; `logs` is by label, in order of the rewards."""
-    merged: dict[str, dict[str, float]] = {}
-    for label, log in logs.items():
-        for name, values in log.metrics.items():
-            merged.setdefault(name, {})[label] = sum(values) / len(values)
-    return merged
-
-
-def extra_columns(logs: Mapping[str, CallLog]) -> dict[str, list[Any]]:
-    """Column -> N values; a name that several functions log is told as ``<label>/<name>`` for each of them."""
-    times = Counter(name for log in logs.values() for name in log.columns)
-    return {
-        name if times[name] == 1 else f"{label}/{name}": values
-        for label, log in logs.items()
-        for name, values in log.columns.items()
-    }
 
 
 def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[str, float]]:

@@ -58,7 +58,6 @@ def test_functions_of_both_sorts_run_at_the_same_time():
             begun.append(value)
             while not all_begun():
                 time.sleep(0.01)
-            time.sleep(0.05)
             return [value] * len(completions)
 
         return wait
@@ -68,16 +67,12 @@ def test_functions_of_both_sorts_run_at_the_same_time():
             begun.append(value)
             while not all_begun():
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)
             return [value] * len(completions)
 
         return wait
 
-    started = time.perf_counter()
     table = scored(plain(1.0), awaited(2.0), plain(3.0), awaited(4.0))
-    took = time.perf_counter() - started
     assert table.values == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0], [4.0, 4.0]]
-    assert all(0.04 < seconds <= took for seconds in table.seconds)
 
 
 @pytest.mark.parametrize("delays", [(0.0, 0.1, 0.05), (0.1, 0.0, 0.05), (0.05, 0.1, 0.0)])
