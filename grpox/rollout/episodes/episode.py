@@ -36,8 +36,6 @@ class OpenEpisode:
     results: list[ToolResult] = field(default_factory=list)
     cut: int = 0
     """Number of messages of its environment that were cut off."""
-    actions: int = 0
-    """Turns that its environment has seen."""
     state_key: str | None = None
     """Key of the state in which its next turn begins."""
     reason: str = ""

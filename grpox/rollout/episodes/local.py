@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from grpox.config import EpisodesConfig
-from grpox.environments.calling import Settled, settle
+from grpox.environments.calling import Settled, drive, settle
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import load_environments
 from grpox.rollout.episodes.messages import Blueprint, Environments, Lost, Request, Start
@@ -59,7 +59,9 @@ class LocalEnvironments(Environments):
                 except StopIteration as end:
                     answers[key] = end.value
                 except SystemExit as end:
-                    self._close_lost(key)
+                    # It counts as lost, as in a process of its own, and is closed.
+                    with contextlib.suppress(SystemExit):
+                        drive(hosts[key].close(), lambda each: self._await({key: each})[key])  # noqa: B023
                     answers[key] = Lost(f"called sys.exit({end.code!r})")
                 del works[key]
                 self._note(key, kind, answers[key])
@@ -78,13 +80,6 @@ class LocalEnvironments(Environments):
             for key in now:
                 results[key], ends = ends[: len(awaited[key])], ends[len(awaited[key]) :]
         return results
-
-    def _close_lost(self, key: int) -> None:
-        """Close an environment that called sys.exit, which counts as lost as in a process of its own."""
-        work = self._open[key].close()
-        with contextlib.suppress(StopIteration, SystemExit):
-            awaited = next(work)
-            work.send(self._await({key: awaited})[key])
 
 
 @contextlib.contextmanager

@@ -287,10 +287,9 @@ def as_one_call(groups: Sequence[Unscored]) -> Unscored:
         return [value for values in lists for value in values]
 
     return Unscored(
-        *(
-            together(getattr(group, name) for group in in_order)
-            for name in ("rollouts", "prompts", "completions")
-        ),
+        together(group.rollouts for group in in_order),
+        together(group.prompts for group in in_order),
+        together(group.completions for group in in_order),
         columns={name: together(group.columns[name] for group in in_order) for name in groups[0].columns},
         texts=together(group.texts for group in in_order),
         by_name={name: together(group.by_name[name] for group in in_order) for name in groups[0].by_name},
