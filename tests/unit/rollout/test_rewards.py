@@ -92,6 +92,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(returned):
         ([1.0, "1"], "'1' (str) for completion 1"),
         (0.5, "0.5 (float), not a list of 2 numbers"),
         (None, "None, not a list"),
+        ({0: 1.0, 1: 1.0}, "{0: 1.0, 1: 1.0} (dict), not a list"),
         ("ab", "'ab' (str), not a list"),
     ],
 )

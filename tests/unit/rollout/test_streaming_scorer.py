@@ -178,7 +178,7 @@ def test_without_streaming_all_groups_are_scored_in_one_call_when_all_is_there()
 # -- What a call is given ----------------------------------------------------------------------------------
 
 
-def test_groups_that_arrive_while_a_call_runs_are_scored_together_in_order_of_group():
+def test_groups_that_arrive_while_a_call_runs_are_scored_together_after_it_in_order_of_group():
     def script(reward, prompts):
         yield from (rollout(2, 0), rollout(2, 1))
         assert reward.begun.acquire(timeout=patient(5))
@@ -282,30 +282,6 @@ def test_a_metric_is_the_mean_over_the_calls_that_log_it_weighed_by_their_comple
     assert logged["all"] == {"reward": 4.0}  # (2 * 1 + 6 * 5) / 8, where calls alike would make 3
     assert logged["first"] == {"reward": 7.0}
     assert logged["second"] == {"reward": 8.0}
-
-
-def test_no_function_runs_beside_itself():
-    begun, arrived, second = threading.Event(), threading.Event(), threading.Event()
-    beside = []
-
-    def reward(prompts, **_):
-        if prompts[0] == "p1":
-            second.set()
-        else:
-            begun.set()
-            assert arrived.wait(patient(5))
-            beside.append(second.wait(0.1))
-        return [0.0] * len(prompts)
-
-    def script(prompts):
-        yield from (rollout(0, 0), rollout(0, 1))
-        assert begun.wait(patient(5))
-        yield from (rollout(1, 0), rollout(1, 1))
-        arrived.set()
-
-    sampled(sampler(script, reward))
-    assert beside == [False]
-    assert second.is_set()
 
 
 def test_a_function_sees_the_trainers_context_and_what_reads_data_is_not_run_in_the_scoring_thread():
@@ -446,7 +422,8 @@ def test_rollouts_that_were_not_asked_for_are_refused(places, told):
 # -- The main thread ---------------------------------------------------------------------------------------
 
 
-def test_a_function_that_needs_the_main_thread_gets_whole_batches_there_from_then_on(logged):
+@pytest.mark.parametrize("on_error", ["fail", "abstain"])
+def test_a_function_that_needs_the_main_thread_gets_whole_batches_there_from_then_on(logged, on_error):
     calls, others = [], []
 
     def guarded(prompts, **_):
@@ -464,32 +441,15 @@ def test_a_function_that_needs_the_main_thread_gets_whole_batches_there_from_the
         wait_for_scorer()
         yield from (rollout(1, 0), rollout(1, 1))
 
-    made = sampler(script, guarded, other)
+    made = sampler(script, NamedReward("guarded", guarded, on_error=on_error), other)
     for _ in range(2):
         rows, _ = sampled(made)
         assert [row.rewards for row in rows] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert calls == [(False, 2), (True, 4), (True, 4)]
     assert others == [2, 4, 4]
-    assert logged().count("reward 'guarded' sets a signal handler") == 1
-
-
-def test_a_function_that_may_abstain_loses_no_score_where_it_needs_the_main_thread(logged):
-    calls = []
-
-    def guarded(prompts, **_):
-        calls.append(len(prompts))
-        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
-        return [1.0] * len(prompts)
-
-    def script(prompts):
-        yield from (rollout(0, 0), rollout(0, 1))
-        wait_for_scorer()
-        yield from (rollout(1, 0), rollout(1, 1))
-
-    rows, _ = sampled(sampler(script, NamedReward("guarded", guarded, on_error="abstain")))
-    assert scores(rows) == [1] * 4
-    assert calls == [2, 4]
-    assert "failures are only counted" not in logged()
+    told = logged()
+    assert told.count("reward 'guarded' sets a signal handler") == 1
+    assert "failures are only counted" not in told
 
 
 # -- Interrupts --------------------------------------------------------------------------------------------
