@@ -331,7 +331,7 @@ class Scorer:
         """Score this rank's rollouts of a request, but for those that were `streamed` and are scored.
 
         Raises:
-            RunFailed: a function failed whose failure ends the run; see `grpox.rollout.rewards.score`.
+            RunFailed: a function failed whose failure ends the run; see `score_rows`.
         """
         scored = None if streamed is None else streamed.result()
         if scored is None and rollouts:

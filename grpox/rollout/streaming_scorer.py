@@ -89,7 +89,7 @@ class StreamingScorer:
         None if a function turned out to need the main thread: then the batch is to be scored there.
 
         Raises:
-            RunFailed: as `grpox.rollout.rewards.score`.
+            RunFailed: as `score_rows`.
         """
         self._whole.put(None)
         # Not join: where an interrupt ends it, Python 3.11 holds the thread for ended.

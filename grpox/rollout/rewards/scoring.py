@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from grpox.contracts import FLOAT32_MAX, Rollout, Text, TrainerState
 from grpox.data.reward_signature import column_problem
 from grpox.errors import Problem, RunFailed
-from grpox.rollout.rewards.call import ByName, CallLog
+from grpox.rollout.rewards.call import ByName
 from grpox.rollout.rewards.named import NamedReward, RewardCall, call_together
 
 if TYPE_CHECKING:
@@ -30,91 +30,6 @@ Logged = Mapping[str, Mapping[str, float]]
 ROUNDING = 4 * 2.0**-23
 """Rewards whose spread is at most this share of the largest are equal: 0.1 + 0.2 and 0.3 + 0.
 The eps of float32 is 2^-23."""
-
-
-@dataclass(frozen=True)
-class RewardTable:
-    """The scores of `N` completions by `K` reward functions, and what the functions logged."""
-
-    values: list[list[float | None]]
-    """[K][N]; None where the function abstained."""
-    failed: list[list[bool]]
-    """[K][N]; True where it abstained because it failed."""
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    """From `log_metric`: name -> label -> the mean over the calls."""
-    extra_columns: dict[str, list[Any]] = field(default_factory=dict)
-    """From `log_extra`: name -> N values."""
-    lists: dict[str, list[list[float] | None]] = field(default_factory=dict)
-    """Label of a function that returns lists -> N of them, None where it abstained."""
-    warnings: dict[str, str] = field(default_factory=dict)
-    """Warnings for the user, by a key under which each is told once."""
-
-
-def score(
-    rewards: Sequence[NamedReward],
-    prompts: Sequence[Text],
-    completions: Sequence[Text],
-    completion_ids: Sequence[Sequence[int]],
-    columns: Mapping[str, list[Any]],
-    trainer_state: Any = None,
-    by_name: ByName | None = None,
-) -> RewardTable:
-    """Scores N completions with every reward function; an empty batch calls none.
-
-    Functions are called with keyword arguments only, and with those that their signature accepts, all at the
-    same time. Which of them ends first changes nothing of what is returned.
-
-    Args:
-        prompts, completions: as in the dataset: strings, or lists of role/content messages.
-        completion_ids: token ids of each completion.
-        columns: the other dataset columns, repeated to N values each.
-        by_name: facts about episodes, for the functions that name them; default: each completion is one turn.
-
-    Raises:
-        RunFailed: a function lacks a column; or one with the policy ``fail`` raised (`__cause__` is its
-            exception), took longer than its timeout, or returned anything but N finite numbers or None. No
-            score is ever made up.
-    """
-    count = len(completions)
-    if count == 0:
-        return RewardTable([[] for _ in rewards], [[] for _ in rewards])
-    problems = column_problems(rewards, list(columns))
-    if problems:
-        raise RunFailed("\n".join(map(str, problems)))
-    arguments = {
-        **columns,
-        "prompts": prompts,
-        "completions": completions,
-        "completion_ids": completion_ids,
-        "trainer_state": trainer_state,
-    }
-    calls = call_together(rewards, arguments, count, by_name)
-    warnings = _warnings(rewards, calls)
-    logs = [
-        (reward.label, CallLog() if call.failure else call.log)
-        for reward, call in zip(rewards, calls, strict=True)
-    ]
-    metrics: dict[str, dict[str, float]] = {}
-    for label, log in logs:
-        for name, logged in log.metrics.items():
-            metrics.setdefault(name, {})[label] = sum(logged) / len(logged)
-    times = Counter(name for _, log in logs for name in log.columns)
-    return RewardTable(
-        values=[call.values for call in calls],
-        failed=[call.failed for call in calls],
-        metrics=metrics,
-        extra_columns={  # a name that several functions log has the label of each before it
-            name if times[name] == 1 else f"{label}/{name}": values
-            for label, log in logs
-            for name, values in log.columns.items()
-        },
-        lists={
-            reward.label: (None if call.scores is None else call.scores.lists) or [None] * count
-            for reward, call in zip(rewards, calls, strict=True)
-            if reward.lists is not None
-        },
-        warnings=warnings,
-    )
 
 
 def _warnings(rewards: Sequence[NamedReward], calls: Sequence[RewardCall]) -> dict[str, str]:
@@ -297,24 +212,60 @@ def as_one_call(groups: Sequence[Unscored]) -> Unscored:
 
 
 def score_rows(rewards: Sequence[NamedReward], given: Unscored, state: TrainerState) -> ScoredRows:
-    """Call every reward function once; without rollouts call none. What it raises: `rewards.score`."""
-    table = score(
-        rewards,
-        prompts=given.prompts,
-        completions=given.completions,
-        completion_ids=[list(rollout.completion_ids) for rollout in given.rollouts],
-        columns=given.columns,
-        trainer_state=state,
-        by_name=given.by_name,
-    )
-    rows = []
-    for place, rollout in enumerate(given.rollouts):
-        values = tuple(of_function[place] for of_function in table.values)
-        failed = tuple(of_function[place] for of_function in table.failed)
-        extra = {name: column[place] for name, column in table.extra_columns.items()}
-        lists = {label: of_function[place] for label, of_function in table.lists.items()}
-        rows.append(ScoredRow(rollout, values, failed, extra, given.texts[place], lists))
-    return ScoredRows(rows, table.metrics, {**table.warnings, **_failed_episodes(given.rollouts)})
+    """Score rollouts with every reward function; without rollouts call none.
+
+    Functions are called with keyword arguments only, and with those that their signature accepts, all at the
+    same time. Which of them ends first changes nothing of what is returned.
+
+    Raises:
+        RunFailed: a function lacks a column; or one with the policy ``fail`` raised (`__cause__` is its
+            exception), took longer than its timeout, or returned anything but N finite numbers or None. No
+            score is ever made up.
+    """
+    if not given.rollouts:
+        return ScoredRows()
+    if problems := column_problems(rewards, list(given.columns)):
+        raise RunFailed("\n".join(map(str, problems)))
+    arguments = {
+        **given.columns,
+        "prompts": given.prompts,
+        "completions": given.completions,
+        "completion_ids": [list(rollout.completion_ids) for rollout in given.rollouts],
+        "trainer_state": state,
+    }
+    calls = call_together(rewards, arguments, len(given.rollouts), given.by_name)
+    warnings = _warnings(rewards, calls)
+    labelled = list(zip([reward.label for reward in rewards], calls, strict=True))
+    logs = [(label, call.log) for label, call in labelled if not call.failure]
+    metrics: dict[str, dict[str, float]] = {}
+    for label, log in logs:
+        for name, logged in log.metrics.items():
+            metrics.setdefault(name, {})[label] = sum(logged) / len(logged)
+    times = Counter(name for _, log in logs for name in log.columns)
+    extra = {  # a name that several functions log has the label of each before it
+        name if times[name] == 1 else f"{label}/{name}": column
+        for label, log in logs
+        for name, column in log.columns.items()
+    }
+    nothing = [None] * len(given.rollouts)
+    lists = {
+        label: nothing if call.scores is None else call.scores.lists or nothing
+        for reward, (label, call) in zip(rewards, labelled, strict=True)
+        if reward.lists is not None
+    }
+    values, failed = [call.values for call in calls], [call.failed for call in calls]
+    rows = [
+        ScoredRow(
+            rollout,
+            tuple(of_function[place] for of_function in values),
+            tuple(of_function[place] for of_function in failed),
+            {name: column[place] for name, column in extra.items()},
+            given.texts[place],
+            {label: of_function[place] for label, of_function in lists.items()},
+        )
+        for place, rollout in enumerate(given.rollouts)
+    ]
+    return ScoredRows(rows, metrics, {**warnings, **_failed_episodes(given.rollouts)})
 
 
 def _failed_episodes(rollouts: Sequence[Rollout]) -> dict[str, str]:

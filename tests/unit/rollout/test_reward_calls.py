@@ -11,10 +11,11 @@ import time
 from contextvars import ContextVar
 
 import pytest
+from reward_tables import score
 from support.patience import patient
 
 from grpox.errors import RunFailed
-from grpox.rollout.rewards import NamedReward, score
+from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.named import RewardCall
 from grpox.runtime.signals import Terminated
 
@@ -197,9 +198,7 @@ def test_one_that_blocks_the_loop_times_out_with_those_it_holds_up_and_they_end_
 
 INTERRUPTED = """
 import asyncio, os, sys, time
-from grpox.rollout.rewards import NamedReward, score
-from grpox.rollout.rewards.named import RewardCall
-from grpox.runtime.signals import Terminated
+from grpox.rollout.rewards.named import NamedReward, call_together
 
 async def endless(completions, **_):
     try:
@@ -218,7 +217,7 @@ def hangs(completions, **_):
 
 rewards = [NamedReward(f.__name__, f) for f in (endless, twice, hangs)]
 try:
-    score(rewards, ["p"], ["c"], [[1]], {})
+    call_together(rewards, {"completions": ["c"]}, 1)
 except KeyboardInterrupt:
     sys.exit(130)
 """

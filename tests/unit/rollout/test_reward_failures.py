@@ -8,12 +8,13 @@ import threading
 import time
 
 import pytest
+from reward_tables import score
 from support.handlers import handlers_kept
 from support.patience import patient
 
 from grpox.contracts import FailedScore
 from grpox.errors import RunFailed
-from grpox.rollout.rewards import NamedReward, score
+from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.call import defined_at
 from grpox.rollout.rewards.named import RewardCall
 from grpox.runtime.signals import Terminated, install_handlers

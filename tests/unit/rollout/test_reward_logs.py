@@ -6,10 +6,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from reward_tables import score
 
 from grpox.checkpoint.progress import TrainingState
 from grpox.errors import RunFailed
-from grpox.rollout.rewards import NamedReward, score
+from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.scoring import weighed_mean_logged, with_logged
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes

@@ -19,12 +19,13 @@ from typing import Any
 import faulty_rewards
 import psutil
 import pytest
+from reward_tables import RewardTable, score
 from support.patience import patient
 from support.services import wait_until
 
 from grpox.contracts import TrainerState
 from grpox.errors import ConfigError, RunFailed, traceback_of
-from grpox.rollout.rewards import NamedReward, RewardTable, score
+from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.messages import Blueprint
 from grpox.rollout.rewards.process import ProcessFailed, RewardProcess
 

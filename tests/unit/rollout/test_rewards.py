@@ -7,10 +7,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from reward_tables import score
 
 from grpox.contracts import TrainerState, completion_text
 from grpox.errors import RunFailed
-from grpox.rollout.rewards import NamedReward, score
+from grpox.rollout.rewards import NamedReward
 
 STATE = TrainerState(global_step=3, max_steps=10, epoch=0.5)
 
