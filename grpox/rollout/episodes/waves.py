@@ -255,10 +255,10 @@ class _Waves:
         for key, episode in episodes.items():
             turn = episode.turns[-1]
             is_whole = turn.finish_reason not in ("length", "repetition")
-            written = self.tokens.read(episode.ids[turn.start : turn.end], episode.row, is_whole)
-            episode.messages.append(written.message)
+            message, action = self.tokens.read(episode.ids[turn.start : turn.end], episode.row, is_whole)
+            episode.messages.append(message)
             if is_whole:
-                actions[key] = Action(written.text, written.calls)
+                actions[key] = action
             else:
                 episode.reason = turn.finish_reason
         with self._times.phase("environment"):

@@ -23,7 +23,7 @@ from grpox.plugins.component import bind_object, takes_inputs
 from grpox.policy.batch import collate, samples_of
 from grpox.rollout.collector import Collector, GenerationBatch, Scorer, check_same_data
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.lists import ListShape
+from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.rollout.sampler import CompletionSampler
 
 STATE = TrainerState(global_step=4, max_steps=10, epoch=0.0)
@@ -209,7 +209,7 @@ def test_the_last_token_of_a_part_is_the_one_that_completes_it(
     for value, place in zip(values, places, strict=True):
         expected[place] += value
     assert found == expected
-    assert shape.count(text, (), 1) == len(places)
+    assert lengths_of(shape, {"completions": [text], "completion_ids": [()]}) == [len(places)]
 
 
 class ByDifficulty:

@@ -131,12 +131,12 @@ def test_turns_with_calls_and_their_results_are_the_conversation_too(template):
             turn = tokenizer(said + draw.choice([tokenizer.eos_token, ""]), add_special_tokens=False)[
                 "input_ids"
             ]
-            written = tokens.read(turn, 0)
-            assert len(written.calls) == count
-            results = [ToolResult(each, f"{draw.random()}") for each in written.calls]
+            message, action = tokens.read(turn, 0)
+            assert len(action.calls) == count
+            results = [ToolResult(each, f"{draw.random()}") for each in action.calls]
             messages = tokens.messages(None, results)
             ids += [*turn, *tokens.bridge(turn, messages)]
-            conversation += [written.message, *messages]
+            conversation += [message, *messages]
         whole = tokenizer.apply_chat_template(
             conversation, tools=[ADD], tokenize=False, add_generation_prompt=True
         )
