@@ -176,11 +176,10 @@ class Collector:
             [self.prompts.question(index) for index in indices] if is_main else (),
         )
         if is_main and bool(batch.totals.isnan().all()):
-            labels = ", ".join(reward.label for reward in self.scorer.rewards)
             self.scorer.warn(
                 "nothing scored",
                 f"no completion of generation batch {generation} has a reward, because every reward function "
-                f"({labels}) abstained for all of them: the batch teaches nothing",
+                f"({', '.join(self._labels)}) abstained for all of them: the batch teaches nothing",
             )
         return batch
 
@@ -196,7 +195,7 @@ class Collector:
             indices,
             lambda: self.prompts.rows([indices[row.rollout.group_id] for row in rows])[1],
             state.global_step + 1,
-            [reward.label for reward in self.scorer.rewards],
+            self._labels,
         )
 
     def find_flat(self, groups: Sequence[PromptGroup], state: TrainerState) -> list[bool]:
@@ -210,6 +209,10 @@ class Collector:
         return scaled.silent_groups(self.num_generations)
 
     @property
+    def _labels(self) -> list[str]:
+        return [reward.label for reward in self.scorer.rewards]
+
+    @property
     def _weights(self) -> torch.Tensor:
         """f32[K]"""
         return torch.tensor([reward.weight for reward in self.scorer.rewards])
@@ -220,9 +223,8 @@ class Collector:
 
     def metrics(self, batch: GenerationBatch) -> dict[str, float]:
         """Measure rewards, lengths and age of a batch."""
-        labels = [reward.label for reward in self.scorer.rewards]
         metrics = {
-            **reward_metrics(labels, batch.rewards, batch.totals, self.num_generations),
+            **reward_metrics(self._labels, batch.rewards, batch.totals, self.num_generations),
             # Of all that was scored: a group for which a function fails altogether is replaced.
             **error_metrics(self.scorer.rewards, [row.failed for row in (*batch.rows, *batch.dropped)]),
             **length_metrics(batch.rollouts),
@@ -238,13 +240,12 @@ class Collector:
 
     def signals(self, batch: GenerationBatch) -> dict[str, float]:
         """Measure what the alarms read and no metric has; see `grpox.rollout.metrics.reward_signals`."""
-        labels = [reward.label for reward in self.scorer.rewards]
         signals = {"alarms/no_advantage": mean(batch.scaled.silent_groups(self.num_generations))}
         extra = [item for row in (*batch.rows, *batch.dropped) for item in row.extra.items()]
         empty = Counter(row for name, row in extra if name.endswith("/empty_tests") and row)
         signals |= {f"{EMPTY_TESTS}{row}": float(count) for row, count in empty.items()}
-        if self.signal == "functions":  # each reward is scaled by itself, so that none drowns another
-            labels = []
+        # Where each reward is scaled by itself, none drowns another.
+        labels = [] if self.signal == "functions" else self._labels
         return signals | reward_signals(
             labels, batch.rewards, batch.totals, self._weights, self.num_generations
         )
@@ -261,7 +262,6 @@ class Collector:
 
     def scored(self, batch: GenerationBatch) -> list[ScoredRollout]:
         """The batch as observers see it, with texts."""
-        labels = [reward.label for reward in self.scorer.rewards]
         # Of the tokens themselves, as the generator had them; an environment may begin each episode otherwise.
         known = list(dict.fromkeys(rollout.prompt_ids for rollout in batch.rollouts))
         texts = dict(zip(known, self.prompts.prompt_texts(known), strict=True))
@@ -271,7 +271,7 @@ class Collector:
                 rollout=row.rollout,
                 prompt=texts[row.rollout.prompt_ids],
                 completion=row.completion,
-                rewards=dict(zip(labels, row.rewards, strict=True)),
+                rewards=dict(zip(self._labels, row.rewards, strict=True)),
                 reward=total,
                 advantage=advantage,
                 extra=row.extra,
@@ -330,6 +330,8 @@ class Scorer:
     ) -> ScoredRows:
         """Score this rank's rollouts of a request, but for those that were `streamed` and are scored.
 
+        The numbers of lists are put at their tokens for a scaler that reads them.
+
         Raises:
             RunFailed: a function failed whose failure ends the run; see `score_rows`.
         """
@@ -338,22 +340,17 @@ class Scorer:
             scored = score_rows(
                 self.rewards, unscored(request.prompts, request.indices, rollouts, self.rewards), state
             )
-        return self._at_tokens(scored or ScoredRows(), request.prompts)
-
-    def _at_tokens(self, scored: ScoredRows, prompts: PromptSet) -> ScoredRows:
-        """Put the numbers of lists at their tokens, for a scaler that reads them."""
-        decode = self.decode
+        scored, decode = scored or ScoredRows(), self.decode
         shapes = {reward.label: reward.lists for reward in self.rewards if reward.lists is not None}
         if decode is None or not shapes:
             return scored
+        is_chat = request.prompts.conversational
         rows = [
             replace(
                 row,
                 lists={},
                 token_rewards={
-                    label: shape.at_tokens(
-                        row.lists[label], row.rollout, row.completion, decode, prompts.conversational
-                    )
+                    label: shape.at_tokens(row.lists[label], row.rollout, row.completion, decode, is_chat)
                     for label, shape in shapes.items()
                 },
             )

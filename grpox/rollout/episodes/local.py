@@ -41,7 +41,8 @@ class LocalEnvironments(Environments):
         self.abandon(list(self._open))
 
     def _new(self, starts: Mapping[int, Start]) -> dict[int, Host]:
-        limits = self._config.max_calls, self._config.tool_timeout, _no_limit
+        # A sync call runs as long as it takes: Python cannot end it in a thread that is not its own.
+        limits = self._config.max_calls, self._config.tool_timeout, lambda _: contextlib.nullcontext()
         return {key: Host(self._classes[start.environment], *limits) for key, start in starts.items()}
 
     def _ask(self, kind: Request, messages: Mapping[int, Any]) -> dict[int, Any]:
@@ -80,9 +81,3 @@ class LocalEnvironments(Environments):
             for key in now:
                 results[key], ends = ends[: len(awaited[key])], ends[len(awaited[key]) :]
         return results
-
-
-@contextlib.contextmanager
-def _no_limit(_what: str) -> Any:
-    """Let a call run as long as it takes: Python cannot end it in a thread that is not its own."""
-    yield

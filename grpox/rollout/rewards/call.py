@@ -73,8 +73,14 @@ def called(
 
 def failure_by(error: BaseException, function: Callable[..., Any], arguments: Mapping[str, Any]) -> CallFailed:
     """Return an exception of a function as its failure."""
-    message = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
-    hint = _form_hint(error, arguments.get("completions"))
+    text, completions = text_of(error), arguments.get("completions")
+    hint = ""
+    # It takes a text for messages, by ``[0]["content"]`` or ``.get``.
+    if completions and isinstance(completions[0], str) and re.search(r"^string ind|^'str' object", text):
+        hint = (
+            "; completions are strings here, as the prompts are: read completion, not completion[0]['content']"
+        )
+    message = f"{type(error).__name__}: {text}".removesuffix(": ")
     return CallFailed(f"raised {message}{placed(raised_at(error, function))}{hint}")
 
 
@@ -127,16 +133,6 @@ async def awaited(returned: Awaitable[Any], device: int | None = None) -> Any:
     """Wait for what a function returned, with the device of its caller."""
     use_device(device)
     return await returned
-
-
-def _form_hint(error: BaseException, completions: Any) -> str:
-    """Explain the failure of a function that takes a text for messages, by ``[0]["content"]`` or ``.get``."""
-    is_text = bool(completions) and isinstance(completions[0], str)
-    if is_text and re.search(r"^string ind|^'str' object", text_of(error)):
-        return (
-            "; completions are strings here, as the prompts are: read completion, not completion[0]['content']"
-        )
-    return ""
 
 
 def placed(at: str) -> str:

@@ -169,26 +169,23 @@ def whole_texts(prompts: PromptSet, rollouts: Sequence[Rollout], completions: Se
     """Return all tokens of each completion as text, for people.
 
     Args:
-        completions: as `PromptSet.completions_of` decodes them; only those of one message need no decoding.
+        completions: as `PromptSet.completions_of` decodes them; only conversations of several messages are
+            decoded again.
     """
-    several = [place for place, rollout in enumerate(rollouts) if rollout.episode is not None]
-    several = [place for place in several if not isinstance(completions[place], str)]
-    decoded = prompts.completion_texts([rollouts[place].completion_ids for place in several]) if several else []
-    texts = dict(zip(several, decoded, strict=True))
+    pairs = list(zip(rollouts, completions, strict=True))
+    several = [rollout.episode is not None and not isinstance(each, str) for rollout, each in pairs]
+    parts = [rollout.completion_ids for rollout, needs in zip(rollouts, several, strict=True) if needs]
+    decoded = iter(prompts.completion_texts(parts) if parts else ())
     return [
-        texts[place] if place in texts else each if isinstance(each, str) else str(each[0]["content"])
-        for place, each in enumerate(completions)
+        next(decoded) if needs else each if isinstance(each, str) else str(each[0]["content"])
+        for each, needs in zip(completions, several, strict=True)
     ]
 
 
 def turn_texts(prompts: PromptSet, rollouts: Sequence[Rollout], texts: Sequence[str]) -> list[list[str]]:
-    """Return the text of each turn of the model; the whole completion is one where a rollout names none.
-
-    Args:
-        texts: all tokens of each rollout as text.
-    """
+    """Return the text of each turn of the model; the whole text is one where a rollout names none."""
     parts = [rollout.completion_ids[turn.start : turn.end] for rollout in rollouts for turn in rollout.turns]
-    decoded = iter(prompts.completion_texts(parts) if parts else [])
+    decoded = iter(prompts.completion_texts(parts) if parts else ())
     return [
         [next(decoded) for _ in rollout.turns] or [text] for rollout, text in zip(rollouts, texts, strict=True)
     ]
