@@ -12,7 +12,7 @@ import datasets
 import pytest
 from support.logs import LoggedText
 
-from grpox.config import DataConfig, RunConfig
+from grpox.config import DataConfig
 from grpox.contracts import (
     Episode,
     FailedScore,
@@ -344,9 +344,3 @@ def test_lists_rate_the_models_turns_and_in_conversations_parts_of_the_last_one(
     # "cd" is an empty part that ends with the turn's first token at the earliest, and "d" up to its end.
     assert shape.at_tokens([5.0, 7.0], rows[0].rollout, "abxcd", decode, True) == [0, 0, 0, 0, 5.0, 0, 7.0]
     assert shape.at_tokens([5.0, 7.0], rows[0].rollout, "abxcd", decode) == [0, 0, 0, 5.0, 0, 0, 7.0]
-
-
-def test_the_run_file_knows_no_such_reward_argument_as_a_column() -> None:
-    """`environment` needs no column: what it reads comes with the episode."""
-    assert NamedReward("environment", environment()).missing_columns(["answer"]) == []
-    assert RunConfig.model_fields["environment"].default is None

@@ -2,10 +2,7 @@
 
 import asyncio
 import gc
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextvars import ContextVar
@@ -194,52 +191,6 @@ def test_one_that_blocks_the_loop_times_out_with_those_it_holds_up_and_they_end_
     for reward in rewards:
         reward.latest._ended.wait(patient(5))
     assert score(rewards[1:], ["p"], ["c"], [[1]], {}).values == [[1.0]]
-
-
-INTERRUPTED = """
-import asyncio, os, sys, time
-from grpox.rollout.rewards.named import NamedReward, call_together
-
-async def endless(completions, **_):
-    try:
-        os.write(1, b"waiting\\n")
-        await asyncio.sleep(10_000)
-    finally:
-        print("stopped", flush=True)
-
-async def twice(completions, **_):
-    os.write(1, b"waiting\\n")
-    await asyncio.gather(asyncio.sleep(10_000), asyncio.sleep(10_000))
-
-def hangs(completions, **_):
-    os.write(1, b"waiting\\n")
-    time.sleep(10_000)
-
-rewards = [NamedReward(f.__name__, f) for f in (endless, twice, hangs)]
-try:
-    call_together(rewards, {"completions": ["c"]}, 1)
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-
-
-def test_an_interrupt_stops_what_is_awaited_and_leaves_no_traceback():
-    process = subprocess.Popen(
-        [sys.executable, "-X", "dev", "-c", INTERRUPTED],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"},
-    )
-    try:
-        assert [process.stdout.readline() for _ in range(3)] == ["waiting\n"] * 3
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=patient(20))  # the thread that hangs holds nothing up
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert out == "stopped\n"
-    assert errors == ""
 
 
 @pytest.mark.parametrize("signalled", [KeyboardInterrupt, Terminated])

@@ -27,7 +27,7 @@ from grpox.contracts import TrainerState
 from grpox.errors import ConfigError, RunFailed, traceback_of
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.messages import Blueprint
-from grpox.rollout.rewards.process import ProcessFailed, RewardProcess
+from grpox.rollout.rewards.process import RewardProcess
 
 FILE = Path(__file__).with_name("faulty_rewards.py")
 COMPLETIONS = ["one", "", "three", "four"]
@@ -271,13 +271,6 @@ def test_what_a_thread_of_it_prints_after_the_call_blocks_nothing_and_counts_in_
     function.close()
     shown = capfd.readouterr().err
     assert shown.startswith("y" * (1 << 20) + "\n... 3,951,424 further bytes that reward")
-
-
-def test_a_process_that_was_stopped_before_its_call_is_told_to_have_been(started: Any) -> None:
-    running = started("knows_its_process")._started()
-    running.kill()
-    with pytest.raises(ProcessFailed, match=r"lost its process to signal 9 \(SIGKILL"):
-        running.wait_ready()
 
 
 def test_a_process_outlives_the_thread_that_started_it() -> None:

@@ -485,24 +485,31 @@ def test_what_ends_generation_stops_the_call_and_starts_no_other(error, told):
 
 
 INTERRUPTED = """
-import asyncio, sys, threading, time
+import asyncio, os, sys, threading, time
 from grpox.contracts import Prompt, Rollout
 from grpox.rollout.streaming_scorer import StreamingScorer
-from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.named import NamedReward, call_together
 from grpox.rollout.rewards.scoring import Unscored
 
 async def endless(completions, **_):
     try:
-        print("waiting", flush=True)
+        os.write(1, b"waiting\\n")
         await asyncio.sleep(10_000)
     finally:
         print("stopped", flush=True)
 
+async def twice(completions, **_):
+    os.write(1, b"waiting\\n")
+    await asyncio.gather(asyncio.sleep(10_000), asyncio.sleep(10_000))
+
 def hangs(completions, **_):
+    os.write(1, b"waiting\\n")
     time.sleep(10_000)
 
-rewards = [NamedReward(f.__name__, f) for f in (hangs, endless)]
+rewards = [NamedReward(f.__name__, f) for f in (hangs, endless, twice)]
 try:
+    if sys.argv[1] == "at once":
+        call_together(rewards, {"completions": ["c"]}, 1)
     unscored = lambda rollouts: Unscored(rollouts, ["p"], ["c"], {}, ["c"])  # noqa: E731
     with StreamingScorer(rewards, range(2), 1, unscored, None) as early:
         for group in range(2):
@@ -515,7 +522,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("phase", ["generating", "scoring"])
+@pytest.mark.parametrize("phase", ["at once", "generating", "scoring"])
 def test_an_interrupt_ends_the_process_though_a_function_hangs(phase):
     process = subprocess.Popen(
         [sys.executable, "-X", "dev", "-c", INTERRUPTED, phase],
@@ -525,7 +532,7 @@ def test_an_interrupt_ends_the_process_though_a_function_hangs(phase):
         env={**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"},
     )
     try:
-        assert process.stdout.readline() == "waiting\n"
+        assert [process.stdout.readline() for _ in range(3)] == ["waiting\n"] * 3
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=patient(20))
     finally:

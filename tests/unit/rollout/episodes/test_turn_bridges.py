@@ -193,21 +193,6 @@ def test_a_template_whose_bridge_is_not_certain_is_refused_by_name(template, pro
     assert "model.chat_template_kwargs.chat_template" in what.allowed
 
 
-def test_the_end_of_a_turn_must_end_a_completion():
-    """A base model has another EOS than its chat template: it would write the answer of the environment too."""
-    tokens, tokenizer = tokens_of(CHATML)
-    end, other = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    tokens.check_stops([other, end])
-    with pytest.raises(
-        ConfigError, match=r"lacks <\|im_end\|>, with which the chat template ends a turn"
-    ) as refused:
-        tokens.check_stops([other])
-    (problem,) = refused.value.problems
-    assert (problem.key, problem.given) == ("sampling.stop_token_ids", str(other))
-    assert problem.allowed == f"a list with {end}"
-    tokens_of(None, prompt="7+8=")[0].check_stops([other])  # without a template there is no such token
-
-
 def test_only_the_templates_that_are_broken_are_refused():
     for template in WORKING.values():
         Bridge(ChatTemplate(byte_tokenizer(template)), [ADD])
