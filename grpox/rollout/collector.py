@@ -10,7 +10,7 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -27,11 +27,11 @@ from grpox.rollout.dynamic_sampling import PromptGroup, in_group, is_flat, refil
 from grpox.rollout.episode_metrics import episode_metrics, success_rate
 from grpox.rollout.metrics import error_metrics, length_metrics, mean, reward_metrics, reward_signals
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.lists import Decode
 from grpox.rollout.rewards.scoring import (
     Logged,
     ScoredRow,
     ScoredRows,
+    Unscored,
     joined,
     score_rows,
     unscored,
@@ -108,7 +108,7 @@ class Collector:
         self.signal = signal_of(scaler)
         listing = [reward.label for reward in scorer.rewards if reward.lists is not None]
         if self.scaler.takes_inputs:
-            scorer.decode = lambda ids: prompts.completion_texts([ids])[0]
+            scorer.reads_lists = True
         elif listing and sampler.world.is_main:
             scorer.warn(
                 "lists",
@@ -302,55 +302,27 @@ class Scorer:
     ) -> None:
         self.rewards = rewards
         self.streaming = streaming
-        self.decode: Decode | None = None
-        """Decodes completions where the scaler reads the lists that functions return; None: none does."""
+        self.reads_lists = False
+        """True if the scaler reads the lists that functions return."""
         self.warn = warn or WarnOnce(get_logger(__name__))
 
-    def stream(
-        self, request: SampleRequest, groups: range, state: TrainerState
-    ) -> AbstractContextManager[StreamingScorer | None]:
-        """Score groups while others are sampled, within a `with` block; None where all is scored at the end."""
-        # A call for each single completion would cost more than it hides: it is scored at the end.
-        if not self.streaming or request.num_samples == 1 or need_main_thread(self.rewards):
-            return nullcontext()
-        return StreamingScorer(
-            self.rewards,
-            groups,
-            request.num_samples,
-            lambda rollouts: unscored(request.prompts, request.indices, rollouts, self.rewards),
-            state,
-        )
-
-    def score(
-        self,
-        request: SampleRequest,
-        rollouts: Sequence[Rollout],
-        state: TrainerState,
-        streamed: StreamingScorer | None = None,
-    ) -> ScoredRows:
-        """Score this rank's rollouts of a request, but for those that were `streamed` and are scored.
-
-        The numbers of lists are put at their tokens for a scaler that reads them.
-
-        Raises:
-            RunFailed: a function failed whose failure ends the run; see `score_rows`.
-        """
-        scored = None if streamed is None else streamed.result()
-        if scored is None and rollouts:
-            scored = score_rows(
-                self.rewards, unscored(request.prompts, request.indices, rollouts, self.rewards), state
-            )
-        scored, decode = scored or ScoredRows(), self.decode
+    def at_tokens(self, scored: ScoredRows, prompts: PromptSet) -> ScoredRows:
+        """Put the numbers of lists at their tokens, for a scaler that reads them."""
         shapes = {reward.label: reward.lists for reward in self.rewards if reward.lists is not None}
-        if decode is None or not shapes:
+        if not (self.reads_lists and shapes):
             return scored
-        is_chat = request.prompts.conversational
+
+        def decode(token_ids: Sequence[int]) -> str:
+            return prompts.completion_texts([token_ids])[0]
+
         rows = [
             replace(
                 row,
                 lists={},
                 token_rewards={
-                    label: shape.at_tokens(row.lists[label], row.rollout, row.completion, decode, is_chat)
+                    label: shape.at_tokens(
+                        row.lists[label], row.rollout, row.completion, decode, prompts.conversational
+                    )
                     for label, shape in shapes.items()
                 },
             )
@@ -400,12 +372,23 @@ def sample_and_score(
     if prefetched is None:
         sampler.sync()
 
+    rewards, groups = scorer.rewards, request.groups_of(sampler.world)
+
+    def read(rollouts: Sequence[Rollout]) -> Unscored:
+        return unscored(request.prompts, request.indices, rollouts, rewards)
+
     def of_this_rank() -> ScoredRows:
-        with scorer.stream(request, request.groups_of(sampler.world), state) as streamed:
-            arrived = None if streamed is None else streamed.arrived
-            rollouts = sampler.sample(request, prefetched, arrived)
+        early = None
+        # A call for each single completion would cost more than it hides: it is scored at the end.
+        if scorer.streaming and request.num_samples > 1 and not need_main_thread(rewards):
+            early = StreamingScorer(rewards, groups, request.num_samples, read, state)
+        with early or nullcontext():
+            rollouts = sampler.sample(request, prefetched, None if early is None else early.arrived)
             with sampler.times.phase("reward"):
-                scored = scorer.score(request, rollouts, state, streamed)
+                scored = None if early is None else early.result()
+                if scored is None:
+                    scored = score_rows(rewards, read(rollouts), state) if rollouts else ScoredRows()
+                scored = scorer.at_tokens(scored, request.prompts)
                 if sampler.world.size == 1 or not rollouts:
                     return scored
                 return replace(scored, prompts_digest=request.digest())

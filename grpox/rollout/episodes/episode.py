@@ -67,7 +67,7 @@ class OpenEpisode:
         if self.logprobs is not None:
             self.logprobs += [math.nan] * len(token_ids)
 
-    def closed(self, label: str, outcome: Outcome | Lost, weight: float = 1.0) -> Rollout:
+    def closed(self, label: str, outcome: Outcome | Lost, weight: float) -> Rollout:
         """Return the ended episode as a rollout.
 
         Args:

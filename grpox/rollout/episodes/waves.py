@@ -47,31 +47,33 @@ class EpisodeRequest:
     """Group -> numbers from which the seeds of its episodes follow, on whatever rank they are sampled."""
 
 
-@dataclass(frozen=True)
-class EnvironmentRows:
-    """The environments of a run, and the rows of data that each is for."""
-
-    environments: Environments
-    labels: Sequence[str]
-    place_of: Callable[[PromptSet, int], int]
-    """Dataset, row -> place of the row's environment."""
-    tokens_of: Callable[[PromptSet], TurnTokens]
-    """Dataset -> tokens of its prompts and turns."""
-    weights: Sequence[float] = ()
-    """Factors of the environments' own rewards; empty: 1 each."""
-
-
 Sample = Callable[[Sequence[Prompt], SamplingConfig, int], Sequence[Rollout]]
 """Samples a wave of this rank's prompts: prompts, sampling, seed of the call -> checked rollouts."""
 Arrived = Callable[[Rollout], None]
 
 
 class EpisodeLoop:
-    """Samples episodes with the environments of this rank."""
+    """Samples episodes with the environments of this rank.
 
-    def __init__(self, config: EpisodesConfig, rows: EnvironmentRows, world: World, times: PhaseTimes) -> None:
-        self.config = config
-        self.rows = rows
+    Args:
+        labels, weights: of the run's environments; the weights are factors of their own rewards.
+        place_of: dataset, row -> place of the row's environment.
+        tokens_of: dataset -> tokens of its prompts and turns.
+    """
+
+    def __init__(
+        self,
+        config: EpisodesConfig,
+        environments: Environments,
+        labels: Sequence[str],
+        weights: Sequence[float],
+        place_of: Callable[[PromptSet, int], int],
+        tokens_of: Callable[[PromptSet], TurnTokens],
+        world: World,
+        times: PhaseTimes,
+    ) -> None:
+        self.config, self.environments, self.labels, self.weights = config, environments, labels, weights
+        self.place_of, self.tokens_of = place_of, tokens_of
         self._world = world
         self._times = times
         self.keys = itertools.count()
@@ -141,8 +143,8 @@ class _Waves:
     def __init__(
         self, loop: EpisodeLoop, request: EpisodeRequest, sample: Sample, arrived: Arrived, times: PhaseTimes
     ) -> None:
-        self.loop, self.rows, self.request = loop, loop.rows, request
-        self.tokens = loop.rows.tokens_of(request.prompts)
+        self.loop, self.request = loop, request
+        self.tokens = loop.tokens_of(request.prompts)
         self._sample, self._arrived, self._times = sample, arrived, times
         self._open: dict[int, OpenEpisode] = {}
         self._has_environment: set[int] = set()
@@ -165,7 +167,7 @@ class _Waves:
         for prompt in self.request.wanted:
             row = prompt.row
             assert row is not None  # prompts of episodes are those of a dataset
-            place = self.rows.place_of(self.request.prompts, row)
+            place = self.loop.place_of(self.request.prompts, row)
             seed = self._seed(prompt.group_id)
             start = Start(place, self.request.prompts.row(row), seed)
             for sample in range(prompt.num_samples):
@@ -175,7 +177,7 @@ class _Waves:
         for attempt in range(RESETS):
             with self._times.phase("environment"):
                 self._has_environment |= set(starts)
-                answers = self.rows.environments.start(starts)
+                answers = self.loop.environments.start(starts)
             for key, answer in answers.items():
                 episode = self._open[key]
                 failure = answer.reason if isinstance(answer, Lost) else answer.failure
@@ -187,7 +189,7 @@ class _Waves:
                     episode.messages = self.tokens.messages(answer.content)
                     episode.prompt_ids = self.tokens.prompt(episode.row, answer.content)
                 if failure and attempt == RESETS - 1:
-                    label = self.rows.labels[episode.environment]
+                    label = self.loop.labels[episode.environment]
                     where = f"row {episode.row} of {self.request.prompts.data}"
                     raise RunFailed(f"environment '{label}' cannot be reset for {where}: {failure}")
             self._finish([key for key in starts if key in self._has_environment])
@@ -232,7 +234,7 @@ class _Waves:
             of_group.setdefault(episode.group_id, set()).add(episode.prompt_ids)
         for episode in episodes:
             if len(of_group[episode.group_id]) > 1:
-                label = self.rows.labels[episode.environment]
+                label = self.loop.labels[episode.environment]
                 self.loop.warn(
                     label,
                     f"environment '{label}' began differently for completions of one prompt, though their seed "
@@ -262,7 +264,7 @@ class _Waves:
             else:
                 episode.reason = turn.finish_reason
         with self._times.phase("environment"):
-            answers = self.rows.environments.step(actions)
+            answers = self.loop.environments.step(actions)
         for key, answer in answers.items():
             if isinstance(answer, Lost):
                 self._has_environment.discard(key)
@@ -303,20 +305,20 @@ class _Waves:
         for episode in ended:
             del self._open[episode.key]
             outcome = outcomes.get(episode.key, Lost(episode.lost))
-            weight = self.rows.weights[episode.environment] if self.rows.weights else 1.0
-            self._arrived(episode.closed(self.rows.labels[episode.environment], outcome, weight))
+            label, weight = self.loop.labels[episode.environment], self.loop.weights[episode.environment]
+            self._arrived(episode.closed(label, outcome, weight))
 
     def _finish(self, keys: Sequence[int]) -> dict[int, Outcome | Lost]:
         if not keys:
             return {}
         self._has_environment -= set(keys)
         with self._times.phase("environment"):
-            return self.rows.environments.finish(keys)
+            return self.loop.environments.finish(keys)
 
     def abandon(self) -> None:
         """Close the environments that are left, after a failure."""
         if self._has_environment:
-            self.rows.environments.abandon(sorted(self._has_environment))
+            self.loop.environments.abandon(sorted(self._has_environment))
             self._has_environment.clear()
 
     def _seed(self, group: int, *numbers: int) -> int:
