@@ -97,7 +97,11 @@ class RewardProcess:
             ProcessFailed: the process ended, took longer than the timeout or more than the memory; it is gone.
         """
         sent = accepted(self.ready.signature, arguments)
-        reply = self._ask(Request("", sent, count, _seed_of(arguments), lengths))
+        step = getattr(arguments.get("trainer_state"), "global_step", 0)
+        # The same for the same completions at the same step, whatever was called before: Python's hash of whole
+        # numbers is the same in every process, unlike that of text.
+        seed = hash((step, *map(tuple, arguments.get("completion_ids", ())))) & 0xFFFFFFFF
+        reply = self._ask(Request("", sent, count, seed, lengths))
         if reply.failure:
             raise CallFailed(reply.failure) from (RemoteError(reply.trace) if reply.trace else None)
         scores, log = reply.value
@@ -271,10 +275,3 @@ class RemoteComponent:
         for name in ready.methods:
             setattr(self, name, partial(process.call_method, name))
         self.attribute_hashes = partial(process.call_method, ATTRIBUTES)
-
-
-def _seed_of(arguments: Mapping[str, Any]) -> int:
-    """A seed for a call: the same for the same completions at the same step, whatever was called before."""
-    step = getattr(arguments.get("trainer_state"), "global_step", 0)
-    # Python's hash of whole numbers is the same in every process, unlike that of text.
-    return hash((step, *map(tuple, arguments.get("completion_ids", ())))) & 0xFFFFFFFF
