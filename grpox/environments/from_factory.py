@@ -35,8 +35,8 @@ def as_environment(target: Any) -> type[Environment]:
     sample = target if inspect.isclass(target) else target()
     kind = sample if inspect.isclass(sample) else type(sample)
     if issubclass(kind, Environment):
-        made = {"__new__": lambda _: target(), "__init__": lambda self: None}
-        return type(kind.__name__, (kind,), made)
+        own = {"__new__": lambda _: target(), "__init__": lambda self: None}
+        return type(kind.__name__, (kind,), own)
     if not callable(getattr(kind, "reset", None)):
         raise TypeError("has no method reset: it is no grpox.environments.Environment, and not in TRL's form")
     members = {

@@ -149,8 +149,8 @@ class Collector:
 
             def sample(number: int, count: int) -> list[PromptGroup]:
                 request = self._request(draw(count), (2, generation, number))
-                new, told = sample_and_score(self.sampler, self.scorer, request, state)
-                logs.append((told, len(new)))
+                new, metrics = sample_and_score(self.sampler, self.scorer, request, state)
+                logs.append((metrics, len(new)))
                 return self._groups(request.indices, new)
 
             groups = self._groups(indices, rows)

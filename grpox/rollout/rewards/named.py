@@ -225,11 +225,10 @@ class NamedReward:
         if nested := [name for name in signature.needs if "." in name]:
             arguments |= nested_columns(nested, arguments)
         if not isinstance(self.function, RewardProcess):
-            # What one function does to its lists and rows must not reach the others, nor the record. What
-            # Python cannot copy, and the trainer's state, are shared.
-            taken = accepted(signature, arguments)
+            # What one function does to its lists and rows must not reach the others, nor the record.
             arguments = {
-                name: each if name == "trainer_state" else copied(each) for name, each in taken.items()
+                name: value if name == "trainer_state" else copied(value)
+                for name, value in accepted(signature, arguments).items()
             }
         self.latest = RewardCall(self.function, arguments, count, lengths, signature)
         return self.latest
