@@ -11,6 +11,7 @@ from typing import Any
 import datasets
 import pytest
 from support.logs import LoggedText
+from test_sampler import Letters
 
 from grpox.config import DataConfig
 from grpox.contracts import (
@@ -47,25 +48,19 @@ MESSAGES = (
 RESULT = ToolResult(ToolCall("add", '{"a": 1}'), "x", failure="timeout", seconds=0.5, turn=0)
 
 
-class Letters:
-    """One token a letter: token n is the letter n; token 0 is special and without text."""
+class Chat(Letters):
+    """Letters with a chat template of the messages alone."""
 
     chat_template = "yes"
 
-    def __call__(self, texts: Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        return {"input_ids": [[ord(letter) - 96 for letter in text] for text in texts]}
-
     def apply_chat_template(self, messages: Any, **_: Any) -> str:
         return "".join(message["content"] for message in messages)
-
-    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
-        return ["".join(chr(96 + i) for i in ids if i) for ids in sequences]
 
 
 def prompts(conversational: bool = True, has_episodes: bool = False, **columns: Any) -> PromptSet:
     prompt = [{"role": "user", "content": "q"}] if conversational else "q"
     rows = datasets.Dataset.from_dict({"prompt": [prompt], "answer": ["cd"], **columns})
-    return PromptSet(rows, "prompt", Letters(), has_episodes=has_episodes)  # type: ignore[arg-type]
+    return PromptSet(rows, "prompt", Chat(), has_episodes=has_episodes)  # type: ignore[arg-type]
 
 
 def episode(sample: int = 0, **fields: Any) -> Rollout:

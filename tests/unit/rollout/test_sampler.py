@@ -656,20 +656,12 @@ def test_a_generator_that_exits_is_named(method):
     ],
 )
 def test_a_generator_that_gives_something_else_is_told_what_is_needed(answer, told):
-    class Odd:
-        def sync(self, weights, version): ...
-
-        def wake(self): ...
-
+    class Odd(Scripted):
         def generate(self, prompts, sampling, seed):
             return answer
 
-    generator = Odd()
-    engine = SimpleNamespace(steps=0, weights=lambda: iter(()))
-    sampler = CompletionSampler(engine, generator, World(0, 1, torch.device("cpu")), seed=0)
-    request = SampleRequest(prompt_set(), range(1), 2, SamplingConfig(), (0,))
     with pytest.raises(RunFailed, match=f"'Odd' {told}.*an iterable of grpox.contracts.Rollout"):
-        sampler.sample(request)
+        sampler_of(Odd()).sample(request_of([0], 2, (0,)))
 
 
 def test_rollouts_that_are_missing_or_too_many_are_named():
@@ -703,19 +695,13 @@ def test_any_token_is_accepted_of_a_model_without_a_vocabulary_size():
 
 @pytest.mark.parametrize("ids", [(2, 10), ()])
 def test_a_sampler_refuses_tokens_that_the_model_cannot_be_trained_on(ids):
-    class Mine:
-        def sync(self, weights, version): ...
-
-        def wake(self): ...
-
+    class Mine(Scripted):
         def generate(self, prompts, sampling, seed):
             for sample in range(2):
                 yield Rollout(0, sample, prompts[0].token_ids, (9,) if sample == 0 else ids, "stop", 0)
 
-    sampler = CompletionSampler(engine(), Mine(), ALONE, seed=0, vocabulary=10)
-    request = SampleRequest(prompt_set(), range(1), 2, SamplingConfig(), (0,))
     with pytest.raises(RunFailed, match=r"'Mine' .*\(group 0, sample 1\) whose completion_ids"):
-        sampler.sample(request)
+        sampler_of(Mine(), vocabulary=10).sample(request_of([0], 2, (0,)))
 
 
 def test_a_rollout_of_another_prompt_is_refused():
