@@ -53,7 +53,7 @@ class RemoteError(Exception):
         self.add_note(trace)
 
 
-class RewardProcess:
+class RewardProcess(Restarted["_Running"]):
     """One process, which is started with this object, and again after it has ended.
 
     Args:
@@ -67,8 +67,8 @@ class RewardProcess:
         self._state: Mapping[str, Any] | None = None
         """The state that a process that is started again begins with."""
         self._step: StepContext | None = None
-        self._running = Restarted(lambda: _Running(blueprint, timeout, memory))
-        self._running.get().is_prepared = True
+        super().__init__(lambda: _Running(blueprint, timeout, memory))
+        self.get().is_prepared = True
 
     @property
     def ready(self) -> Ready:
@@ -131,14 +131,6 @@ class RewardProcess:
             self._step = arguments[0]
         return reply.value
 
-    def stop(self) -> None:
-        """Kill the process and what it has started; the next call starts another."""
-        self._running.stop()
-
-    def close(self) -> None:
-        """Kill the process for good."""
-        self._running.close()
-
     def _ask(self, request: Request) -> Reply:
         running = self._started()
         try:
@@ -167,7 +159,7 @@ class RewardProcess:
 
     def _started(self) -> _Running:
         try:
-            return self._running.get()
+            return self.get()
         except ChildEnded as error:
             raise ProcessFailed("is not called any more") from error
 

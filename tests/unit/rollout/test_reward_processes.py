@@ -181,7 +181,7 @@ def test_of_a_traceback_of_any_length_a_bounded_part_comes_along(started: Any) -
 def test_a_process_that_is_killed_twice_closes_nothing_of_anothers(started: Any) -> None:
     function = started("lengths")
     assert function.ready.problems == ()
-    running = function._running.get()
+    running = function.get()
     running.kill()
     with contextlib.ExitStack() as stack:  # the numbers that were its own are taken again
         files = [stack.enter_context(open(os.devnull)) for _ in range(20)]
@@ -205,7 +205,7 @@ def test_a_child_ends_also_where_the_process_learns_first_that_the_trainer_is_go
     function = started("leaves_a_child")
     scored(NamedReward("judge", function), [str(tmp_path / "pid")])
     child = int((tmp_path / "pid").read_text())
-    with socket.socket(fileno=os.dup(function._running.get().connection.fileno())) as connection:
+    with socket.socket(fileno=os.dup(function.get().connection.fileno())) as connection:
         connection.shutdown(socket.SHUT_WR)  # the kernel closes this one before the process's lifeline
     try:
         wait_until(lambda: is_gone(child), "the child has ended", 20)
@@ -292,10 +292,10 @@ from test_reward_processes import process, scored
 from grpox.rollout.rewards import NamedReward
 started = process("leaves_a_child")
 scored(NamedReward("judge", started), [{child!r}])
-print(started._running.get().pid, flush=True)
+print(started.get().pid, flush=True)
 started.blueprint = None
 hanging = process("tells_and_hangs_in_c")
-print(hanging._running.get().pid, flush=True)
+print(hanging.get().pid, flush=True)
 scored(NamedReward("judge", hanging), [{hangs!r}])
 """
 
