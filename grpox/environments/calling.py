@@ -52,6 +52,17 @@ def call(function: Callable[[], Any], what: str, limit: TimeLimit) -> Work[Settl
     return settled
 
 
+def drive(work: Work[Result], run: Callable[[list[Awaitable[Any]]], list[Settled]]) -> Result:
+    """Do work to its end, with `run` for what it awaits."""
+    try:
+        awaitables = next(work)
+        while True:
+            awaitables = work.send(run(awaitables))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
 def begin_call(function: Callable[[], Any], what: str, limit: TimeLimit) -> Settled:
     """Call a function; the value of an async one is an awaitable, which has not begun."""
     begun = time.perf_counter()

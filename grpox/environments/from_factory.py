@@ -35,7 +35,8 @@ def as_environment(target: Any) -> type[Environment]:
     sample = target if inspect.isclass(target) else target()
     kind = sample if inspect.isclass(sample) else type(sample)
     if issubclass(kind, Environment):
-        return _class_of(target, kind)
+        own = {"__new__": lambda _: target(), "__init__": lambda self: None}
+        return type(kind.__name__, (kind,), own)
     if not callable(getattr(kind, "reset", None)):
         raise TypeError("has no method reset: it is no grpox.environments.Environment, and not in TRL's form")
     members = {
@@ -127,12 +128,3 @@ def _passed_on(method: Callable[..., Any]) -> Callable[..., Any]:
         return method(self._inner, *args, **kwargs)
 
     return tool(call)
-
-
-def _class_of(function: Callable[[], Environment], kind: type[Environment]) -> type[Environment]:
-    """Return a class whose instances a function makes."""
-
-    def new(cls: type[Environment]) -> Environment:
-        return function()
-
-    return type(kind.__name__, (kind,), {"__new__": new, "__init__": lambda self: None})

@@ -152,7 +152,7 @@ class Toolbox:
         results: dict[int, ToolResult] = {}
         together: dict[int, Settled] = {}
         for place, call in enumerate(calls):
-            ready = self._refusal(call, place) or self._bound(call)
+            ready = self._bound(call, place)
             if isinstance(ready, ToolResult):
                 results[place] = ready
                 continue
@@ -178,7 +178,8 @@ class Toolbox:
             results[place] = self._answer(calls[place], settled)
         together.clear()
 
-    def _refusal(self, call: ToolCall, place: int) -> ToolResult | None:
+    def _bound(self, call: ToolCall, place: int) -> Callable[[], Any] | ToolResult:
+        """Return the function with its arguments, or the answer to a call that is not run."""
         if not call.name:  # the reader of calls found no JSON with a name
             what = "a call is a JSON object with the name of a tool and its arguments; this one cannot be read"
             return failed(call, "arguments", what)
@@ -188,9 +189,6 @@ class Toolbox:
             return failed(
                 call, "limit", f"a turn may call at most {self.max_calls} tools; this call was not run"
             )
-        return None
-
-    def _bound(self, call: ToolCall) -> Callable[[], Any] | ToolResult:
         tool = self.tools[call.name]
         try:
             arguments = tool.arguments(call.arguments)
@@ -213,7 +211,13 @@ class Toolbox:
         elif settled.error is not None:
             result = failed(call, "exception", f"{call.name} raised {describe(settled.error)}")
         else:
-            result = _result(call, settled.value)
+            try:
+                result = ToolResult(call, result_text(settled.value))
+            except MemoryError:
+                result = failed(call, "memory", f"{call.name} returned more than fits its memory")
+            except Exception as error:  # noqa: BLE001 - whatever a user's object raises
+                what = f"{call.name} returned no text and no JSON: {describe(error)}"
+                result = failed(call, "exception", what)
         return replace(result, seconds=settled.seconds)
 
 
@@ -228,15 +232,6 @@ def unknown_tool(name: str, tools: Iterable[str]) -> str:
     near = nearest(name, known)
     hint = f"; did you mean {near}?" if near else f"; there are: {', '.join(known)}" if known else ""
     return f"there is no tool '{shorten(name, 100)}'{hint}"
-
-
-def _result(call: ToolCall, value: Any) -> ToolResult:
-    try:
-        return ToolResult(call, result_text(value))
-    except MemoryError:
-        return failed(call, "memory", f"{call.name} returned more than fits its memory")
-    except Exception as error:  # noqa: BLE001 - whatever a user's object raises
-        return failed(call, "exception", f"{call.name} returned no text and no JSON: {describe(error)}")
 
 
 def result_text(value: Any) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,23 +22,24 @@ from grpox.config.alarms import EMPTY_TESTS
 from grpox.contracts import AdvantageScaler, Rollout, ScoredRollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
-from grpox.rollout.dynamic_sampling import Draw, ResampledBatch, SampledGroups, is_flat, refill, signal_of
+from grpox.rollout.advantages import Advantages, BatchScaler, ScoredBatch
+from grpox.rollout.dynamic_sampling import PromptGroup, in_group, is_flat, refill, signal_of
 from grpox.rollout.episode_metrics import episode_metrics, success_rate
 from grpox.rollout.metrics import error_metrics, length_metrics, mean, reward_metrics, reward_signals
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.lists import Decode
 from grpox.rollout.rewards.scoring import (
     Logged,
     ScoredRow,
     ScoredRows,
+    Unscored,
+    joined,
     score_rows,
     unscored,
     weighed_mean_logged,
     weighted_sum,
 )
 from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
-from grpox.rollout.streaming_scorer import GroupAssembler, StreamingScorer, need_main_thread
-from grpox.rollout.turns import Advantages, BatchScaler, ScoredBatch
+from grpox.rollout.streaming_scorer import StreamingScorer, need_main_thread
 from grpox.runtime.foreign_code import call
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import run_and_gather
@@ -107,7 +108,7 @@ class Collector:
         self.signal = signal_of(scaler)
         listing = [reward.label for reward in scorer.rewards if reward.lists is not None]
         if self.scaler.takes_inputs:
-            scorer.decode = lambda ids: prompts.completion_texts([ids])[0]
+            scorer.reads_lists = True
         elif listing and sampler.world.is_main:
             scorer.warn(
                 "lists",
@@ -128,105 +129,88 @@ class Collector:
         indices: Sequence[int],
         state: TrainerState,
         prefetched: PrefetchedBatch | None = None,
-        draw: Draw | None = None,
+        draw: Callable[[int], Sequence[int]] | None = None,
     ) -> GenerationBatch:
         """Sample, score and scale generation batch `generation` for the prompts at `indices`; a collective.
 
         Args:
             prefetched: the batch, if `prefetch` began it.
-            draw: gives the prompts of further groups, where groups that teach nothing are to be replaced.
+            draw: returns the dataset indices of so many further prompts, where groups that teach nothing are to
+                be replaced.
+
+        Raises:
+            RunFailed: sampling, scoring or scaling failed, on this rank or another.
         """
         request = self._request(indices, (0, generation))
         rows, logged = sample_and_score(self.sampler, self.scorer, request, state, prefetched)
-        dropped: Sequence[ScoredRow] = ()
-        refills: Mapping[str, float] = {}
+        dropped, resampling = list[ScoredRow](), dict[str, float]()
         if draw is not None:
-            first = SampledGroups.of(indices, rows, logged)
-            resampled = self._resample(generation, first, state, draw)
-            indices, rows, logged = resampled.batch.indices, resampled.batch.rows, resampled.batch.logged
-            dropped, refills = resampled.dropped, resampled.metrics
-        scored = self._scored(rows, indices, state)
+            logs, first = [(logged, len(rows))], self._totals(rows)
+
+            def sample(number: int, count: int) -> list[PromptGroup]:
+                request = self._request(draw(count), (2, generation, number))
+                new, metrics = sample_and_score(self.sampler, self.scorer, request, state)
+                logs.append((metrics, len(new)))
+                return self._groups(request.indices, new)
+
+            groups = self._groups(indices, rows)
+            dropped, resampling = refill(groups, self.rounds, sample, lambda each: self.find_flat(each, state))
+            indices = [index for index, _ in groups]
+            rows = [row for _, of_group in groups for row in of_group]
+            logged = weighed_mean_logged(logs)
+            # What is replaced is too easy or too hard: the batch's own reward no longer tells of progress.
+            if not bool(first.isnan().all()):
+                resampling["dynamic_sampling/first_reward"] = float(first.nanmean())
+        scored, is_main = self._scored(rows, indices, state), self.sampler.world.is_main
         batch = GenerationBatch(
             indices,
             rows,
             scored.rewards,
             self._totals(rows),
-            self._scale(scored, self.scaler),
+            self.scaler.scale(scored),
             self.sampler.engine.steps,
-            refills,
+            resampling,
             logged,
             dropped,
-            self.prompts.columns_of(indices) if self.sampler.world.is_main else (),
-            [self.prompts.question(index) for index in indices] if self.sampler.world.is_main else (),
+            self.prompts.columns_of(indices) if is_main else (),
+            [self.prompts.question(index) for index in indices] if is_main else (),
         )
-        if self.sampler.world.is_main and bool(batch.totals.isnan().all()):
-            labels = ", ".join(reward.label for reward in self.scorer.rewards)
+        if is_main and bool(batch.totals.isnan().all()):
             self.scorer.warn(
                 "nothing scored",
                 f"no completion of generation batch {generation} has a reward, because every reward function "
-                f"({labels}) abstained for all of them: the batch teaches nothing",
+                f"({', '.join(self._labels)}) abstained for all of them: the batch teaches nothing",
             )
         return batch
+
+    def _groups(self, indices: Sequence[int], rows: Sequence[ScoredRow]) -> list[PromptGroup]:
+        size = self.num_generations
+        return [(index, rows[place * size : (place + 1) * size]) for place, index in enumerate(indices)]
 
     def _scored(self, rows: Sequence[ScoredRow], indices: Sequence[int], state: TrainerState) -> ScoredBatch:
         return ScoredBatch(
             rows,
             reward_matrix(rows),
             self._weights,
-            torch.tensor([row.rollout.group_id for row in rows]),
             indices,
             lambda: self.prompts.rows([indices[row.rollout.group_id] for row in rows])[1],
             state.global_step + 1,
-            [reward.label for reward in self.scorer.rewards],
+            self._labels,
         )
 
-    def _scale(self, batch: ScoredBatch, scaler: BatchScaler) -> Advantages:
-        """Scale the rewards of a batch.
-
-        Raises:
-            RunFailed: the scaler raised, or returned anything else than finite numbers of the right shape.
-        """
-        if scaler.takes_inputs:
-            scaled = scaler.scale_inputs(batch)
-        else:  # with its own copies: the metrics are made of the rewards, whatever the scaler does with them
-            own = batch.rewards.clone(), batch.weights.clone(), batch.group_ids.clone()
-            scaled = Advantages(call("advantage", scaler.method, *own))
-        if scaled.tokens is None:
-            check_advantages(scaled.values, scaler.name, len(batch.rows))
-        return scaled
-
-    def _resample(
-        self, generation: int, first: SampledGroups, state: TrainerState, draw: Draw
-    ) -> ResampledBatch:
-        """Replace the flat groups of a batch; a collective."""
-
-        def sample(number: int, indices: Sequence[int]) -> SampledGroups:
-            request = self._request(indices, (2, generation, number))
-            return SampledGroups.of(indices, *sample_and_score(self.sampler, self.scorer, request, state))
-
-        resampled = refill(first, self.rounds, draw, sample, partial(self._find_flat, state))
-        totals = self._totals(first.rows)
-        if bool(totals.isnan().all()):
-            return resampled
-        # What is replaced is what is too easy or too hard: the reward of the batch no longer tells of progress.
-        first_reward = {"dynamic_sampling/first_reward": float(totals.nanmean())}
-        return replace(resampled, metrics={**resampled.metrics, **first_reward})
-
-    def _find_flat(
-        self, state: TrainerState, indices: Sequence[int], groups: Sequence[Sequence[ScoredRow]]
-    ) -> list[bool]:
+    def find_flat(self, groups: Sequence[PromptGroup], state: TrainerState) -> list[bool]:
         """Tell from which groups the scaler makes no advantages; one that may look at anything is asked."""
         if self.signal != "all":
-            return [is_flat(reward_matrix(group), self._weights, self.signal) for group in groups]
-        rows = [
-            replace(row, rollout=replace(row.rollout, group_id=place))
-            for place, group in enumerate(groups)
-            for row in group
-        ]
+            return [is_flat(reward_matrix(rows), self._weights, self.signal) for _, rows in groups]
+        rows = [row for place, (_, own) in enumerate(groups) for row in in_group(place, own)]
         # A copy: a scaler may change its state, once for each generation batch.
-        scaler = call("advantage", copy.deepcopy, self.scaler)
-        scaled = self._scale(self._scored(rows, indices, state), scaler)
+        scaler: BatchScaler = call("advantage", copy.deepcopy, self.scaler)
+        scaled = scaler.scale(self._scored(rows, [index for index, _ in groups], state))
         return scaled.silent_groups(self.num_generations)
+
+    @property
+    def _labels(self) -> list[str]:
+        return [reward.label for reward in self.scorer.rewards]
 
     @property
     def _weights(self) -> torch.Tensor:
@@ -239,9 +223,8 @@ class Collector:
 
     def metrics(self, batch: GenerationBatch) -> dict[str, float]:
         """Measure rewards, lengths and age of a batch."""
-        labels = [reward.label for reward in self.scorer.rewards]
         metrics = {
-            **reward_metrics(labels, batch.rewards, batch.totals, self.num_generations),
+            **reward_metrics(self._labels, batch.rewards, batch.totals, self.num_generations),
             # Of all that was scored: a group for which a function fails altogether is replaced.
             **error_metrics(self.scorer.rewards, [row.failed for row in (*batch.rows, *batch.dropped)]),
             **length_metrics(batch.rollouts),
@@ -257,13 +240,12 @@ class Collector:
 
     def signals(self, batch: GenerationBatch) -> dict[str, float]:
         """Measure what the alarms read and no metric has; see `grpox.rollout.metrics.reward_signals`."""
-        labels = [reward.label for reward in self.scorer.rewards]
         signals = {"alarms/no_advantage": mean(batch.scaled.silent_groups(self.num_generations))}
         extra = [item for row in (*batch.rows, *batch.dropped) for item in row.extra.items()]
         empty = Counter(row for name, row in extra if name.endswith("/empty_tests") and row)
         signals |= {f"{EMPTY_TESTS}{row}": float(count) for row, count in empty.items()}
-        if self.signal == "functions":  # each reward is scaled by itself, so that none drowns another
-            labels = []
+        # Where each reward is scaled by itself, none drowns another.
+        labels = [] if self.signal == "functions" else self._labels
         return signals | reward_signals(
             labels, batch.rewards, batch.totals, self._weights, self.num_generations
         )
@@ -280,7 +262,6 @@ class Collector:
 
     def scored(self, batch: GenerationBatch) -> list[ScoredRollout]:
         """The batch as observers see it, with texts."""
-        labels = [reward.label for reward in self.scorer.rewards]
         # Of the tokens themselves, as the generator had them; an environment may begin each episode otherwise.
         known = list(dict.fromkeys(rollout.prompt_ids for rollout in batch.rollouts))
         texts = dict(zip(known, self.prompts.prompt_texts(known), strict=True))
@@ -290,7 +271,7 @@ class Collector:
                 rollout=row.rollout,
                 prompt=texts[row.rollout.prompt_ids],
                 completion=row.completion,
-                rewards=dict(zip(labels, row.rewards, strict=True)),
+                rewards=dict(zip(self._labels, row.rewards, strict=True)),
                 reward=total,
                 advantage=advantage,
                 extra=row.extra,
@@ -299,19 +280,6 @@ class Collector:
             )
             for row, total, advantage in numbers
         ]
-
-
-def check_advantages(scaled: object, scaler: str, count: int) -> None:
-    """Check that a scaler returned one finite number per completion.
-
-    Raises:
-        RunFailed: it did not.
-    """
-    if not isinstance(scaled, torch.Tensor) or scaled.shape != (count,):
-        shape = tuple(scaled.shape) if isinstance(scaled, torch.Tensor) else type(scaled).__name__
-        raise RunFailed(f"advantage '{scaler}' returned {shape}; one number per completion is ({count},)")
-    if not bool(scaled.isfinite().all()):
-        raise RunFailed(f"advantage '{scaler}' returned {scaled[~scaled.isfinite()][0]} for a completion")
 
 
 def reward_matrix(rows: Sequence[ScoredRow]) -> torch.Tensor:
@@ -334,50 +302,19 @@ class Scorer:
     ) -> None:
         self.rewards = rewards
         self.streaming = streaming
-        self.decode: Decode | None = None
-        """Decodes completions where the scaler reads the lists that functions return; None: none does."""
+        self.reads_lists = False
+        """True if the scaler reads the lists that functions return."""
         self.warn = warn or WarnOnce(get_logger(__name__))
 
-    def stream(
-        self, request: SampleRequest, sampler: CompletionSampler, versions: range, state: TrainerState
-    ) -> AbstractContextManager[StreamingScorer | None]:
-        """Score groups while others are sampled, within a `with` block; None where all is scored at the end."""
-        # A call for each single completion would cost more than it hides: it is scored at the end.
-        if not self.streaming or request.num_samples == 1 or need_main_thread(self.rewards):
-            return nullcontext()
-        groups = GroupAssembler(request.groups_of(sampler.world), request.num_samples, versions)
-        return StreamingScorer(
-            self.rewards,
-            groups,
-            lambda rollouts: unscored(request.prompts, request.indices, rollouts, self.rewards),
-            state,
-        )
-
-    def score(
-        self,
-        request: SampleRequest,
-        rollouts: Sequence[Rollout],
-        state: TrainerState,
-        streamed: StreamingScorer | None = None,
-    ) -> ScoredRows:
-        """Score this rank's rollouts of a request, but for those that were `streamed` and are scored.
-
-        Raises:
-            RunFailed: a function failed whose failure ends the run; see `grpox.rollout.rewards.score`.
-        """
-        scored = None if streamed is None else streamed.result()
-        if scored is None and rollouts:
-            scored = score_rows(
-                self.rewards, unscored(request.prompts, request.indices, rollouts, self.rewards), state
-            )
-        return self._at_tokens(scored or ScoredRows(), request.prompts)
-
-    def _at_tokens(self, scored: ScoredRows, prompts: PromptSet) -> ScoredRows:
+    def at_tokens(self, scored: ScoredRows, prompts: PromptSet) -> ScoredRows:
         """Put the numbers of lists at their tokens, for a scaler that reads them."""
-        decode = self.decode
         shapes = {reward.label: reward.lists for reward in self.rewards if reward.lists is not None}
-        if decode is None or not shapes:
+        if not (self.reads_lists and shapes):
             return scored
+
+        def decode(token_ids: Sequence[int]) -> str:
+            return prompts.completion_texts([token_ids])[0]
+
         rows = [
             replace(
                 row,
@@ -435,21 +372,30 @@ def sample_and_score(
     if prefetched is None:
         sampler.sync()
 
+    rewards, groups = scorer.rewards, request.groups_of(sampler.world)
+
+    def read(rollouts: Sequence[Rollout]) -> Unscored:
+        return unscored(request.prompts, request.indices, rollouts, rewards)
+
     def of_this_rank() -> ScoredRows:
-        with scorer.stream(request, sampler, sampler.versions(prefetched), state) as streamed:
-            arrived = None if streamed is None else streamed.arrived
-            rollouts = sampler.sample(request, prefetched, arrived)
+        early = None
+        # A call for each single completion would cost more than it hides: it is scored at the end.
+        if scorer.streaming and request.num_samples > 1 and not need_main_thread(rewards):
+            early = StreamingScorer(rewards, groups, request.num_samples, read, state)
+        with early or nullcontext():
+            rollouts = sampler.sample(request, prefetched, None if early is None else early.arrived)
             with sampler.times.phase("reward"):
-                scored = scorer.score(request, rollouts, state, streamed)
+                scored = None if early is None else early.result()
+                if scored is None:
+                    scored = score_rows(rewards, read(rollouts), state) if rollouts else ScoredRows()
+                scored = scorer.at_tokens(scored, request.prompts)
                 if sampler.world.size == 1 or not rollouts:
                     return scored
                 return replace(scored, prompts_digest=request.digest())
 
     parts = run_and_gather(sampler.world, sampler.times, of_this_rank)
     check_same_data([part.prompts_digest for part in parts])
-    rows = [row for part in parts for row in part.rows]
-    rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
+    whole = joined([part for part in parts if part.rows])
     if sampler.world.is_main:
-        for part in parts:
-            scorer.warn.all(part.warnings)
-    return rows, weighed_mean_logged((part.logged, len(part.rows)) for part in parts)
+        scorer.warn.all(whole.warnings)
+    return whole.rows, whole.logged

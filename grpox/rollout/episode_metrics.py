@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from grpox.contracts import FINISH_REASONS, Episode, Rollout
 from grpox.rollout.metrics import mean, model_length
@@ -43,8 +42,24 @@ def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
             for reason in dict.fromkeys((*FINISH_REASONS, *sorted(ends)))
         },
         **_tool_metrics(episodes),
-        **_means(PART, (dict(_named_parts(episode)) for episode in episodes)),
-        **_means(INFO, (_numbers(episode.info) for episode in episodes)),
+        **_means(
+            PART,
+            (
+                (f"part_{name}" if name in _OF_REWARD else name, value * episode.weight)
+                for episode in episodes
+                for name, value in (episode.rewards or {}).items()
+                if name
+            ),
+        ),
+        **_means(
+            INFO,
+            (
+                (name, float(value))
+                for episode in episodes
+                for name, value in episode.info.items()
+                if name != SUCCESS and isinstance(value, bool | int | float)
+            ),
+        ),
     }
 
 
@@ -80,27 +95,10 @@ def _tool_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     return {name: float(metrics[name]) for name in sorted(metrics)}
 
 
-def _named_parts(episode: Episode) -> Iterator[tuple[str, float]]:
-    """Yield name and value of the parts of an episode's reward, times the environment's weight."""
-    for name, value in (episode.rewards or {}).items():
-        if name:
-            yield f"part_{name}" if name in _OF_REWARD else name, value * episode.weight
-
-
-def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    """Select the truth values and numbers of an info."""
-    return {
-        name: float(value)
-        for name, value in info.items()
-        if name != SUCCESS and isinstance(value, bool | int | float)
-    }
-
-
-def _means(prefix: str, of_episodes: Iterator[Mapping[str, float]]) -> dict[str, float]:
+def _means(prefix: str, numbers: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Return the mean of each name over the episodes that have it with a finite number."""
     values: dict[str, list[float]] = {}
-    for each in of_episodes:
-        for name, value in each.items():
-            if math.isfinite(value):
-                values.setdefault(name, []).append(value)
+    for name, value in numbers:
+        if math.isfinite(value):
+            values.setdefault(name, []).append(value)
     return {f"{prefix}{name}": mean(values[name]) for name in sorted(values)}

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from grpox.config import SamplingConfig
-from grpox.contracts import FINISH_REASONS, Generator, Prompt, Rollout
+from grpox.contracts import Generator, Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.policy.weight_stream import persistent_buffers
-from grpox.rollout.turns import check_content
+from grpox.rollout.rollout_checks import check_rollouts, rollout_problem
 from grpox.runtime.foreign_code import translate_exits
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank, run_and_gather
@@ -154,7 +153,7 @@ class CompletionSampler:
             if self.episodes is None:
                 arriving = self.generator.begin(wanted, request.sampling, self._seed(request))
             else:
-                wave = partial(self._wave, self.generator.begin, range(version, version + 1))
+                wave = partial(self._wave, self.generator.begin, self.versions(None))
                 arriving = self.episodes.begin(self._episodes_of(request, wanted), wave)
             return PrefetchedBatch(version, arriving)
 
@@ -189,9 +188,17 @@ class CompletionSampler:
             rollouts = []
             if prefetched is not None:  # where reading fails on one rank, none goes on to further collectives
                 rollouts = on_every_rank(self.world, self.times, lambda: self._received(prefetched, arrived))
-            missing = incomplete(wanted, rollouts)
-            if prefetched is None or self._any_rank(bool(missing)):
-                rollouts += self._generate(missing, request, arrived, rollouts)
+            there = {(rollout.group_id, rollout.sample) for rollout in rollouts}
+            missing = [
+                prompt
+                for prompt in wanted
+                if any((prompt.group_id, sample) not in there for sample in range(prompt.num_samples))
+            ]
+            # The generators of all ranks need the weights of now where rollouts are missing on any.
+            if prefetched is not None and (is_short := any(self.world.gather([bool(missing)]))):
+                self.sync()
+            if prefetched is None or is_short:
+                rollouts += self._generate(missing, request, arrived, there)
             rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
             check_rollouts(rollouts, wanted, self.versions(prefetched))
         return rollouts
@@ -215,25 +222,24 @@ class CompletionSampler:
         self.generator.wake()
         self._is_awake = True
 
-    def _any_rank(self, missing: bool) -> bool:
-        """Tell whether rollouts are `missing` on any rank, whose generators then need the weights of now."""
-        if not any(self.world.gather([missing])):
-            return False
-        self.sync()
-        return True
-
     def _generate(
         self,
         wanted: Sequence[Prompt],
         request: SampleRequest,
         arrived: OnArrival | None,
-        have: Sequence[Rollout],
+        there: Collection[tuple[int, int]],
     ) -> list[Rollout]:
-        """Draw whole groups; rollouts that `have` holds already are left out when they are drawn again."""
-        there = {(rollout.group_id, rollout.sample) for rollout in have}
+        """Draw whole groups; rollouts whose group and sample are `there` are left out when drawn again."""
         self._wake()
         if self.episodes is not None:
-            return self._play(self.episodes, self._episodes_of(request, wanted), arrived, there)
+            rollouts: list[Rollout] = []
+            wave = partial(self._wave, self.generator.generate, self.versions(None))
+            self.episodes.sample(
+                self._episodes_of(request, wanted),
+                wave,
+                lambda each: rollouts.extend(self._received([each], arrived, there)),
+            )
+            return rollouts
         # A list of its own: what was asked for is looked at again when all has come.
         arriving = self.generator.generate(list(wanted), request.sampling, self._seed(request))
         with ExitStack() as stack:
@@ -241,29 +247,10 @@ class CompletionSampler:
                 stack.callback(arriving.close)
             return self._received(arriving, arrived, there)
 
-    def _play(
-        self,
-        episodes: EpisodeLoop,
-        request: EpisodeRequest,
-        arrived: OnArrival | None,
-        there: Container[tuple[int, int]],
-    ) -> list[Rollout]:
-        """Sample episodes of several turns; a collective."""
-        rollouts: list[Rollout] = []
-        wave = partial(self._wave, self.generator.generate, range(self.engine.steps, self.engine.steps + 1))
-        episodes.sample(request, wave, lambda each: rollouts.extend(self._received([each], arrived, there)))
-        return rollouts
-
     def _wave(
         self, ask: Callable[..., Iterable[Rollout]], versions: range, prompts: Sequence[Prompt], *how: Any
     ) -> list[Rollout]:
-        """Sample one turn of each episode.
-
-        Args:
-            ask: the generator's `generate` or `begin`.
-            versions: as of `check_rollouts`.
-            how: sampling and seed.
-        """
+        """Sample one turn of each episode, by the generator's `generate` or `begin`; `how`: sampling, seed."""
         rollouts = self._received(ask(list(prompts), *how), None)
         rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
         check_rollouts(rollouts, prompts, versions)
@@ -281,7 +268,7 @@ class CompletionSampler:
         return EpisodeRequest(request.prompts, wanted, request.sampling, self._seed(request), numbers)
 
     def _received(
-        self, arriving: Iterable[Rollout], arrived: OnArrival | None, there: Container[tuple[int, int]] = ()
+        self, arriving: Iterable[Rollout], arrived: OnArrival | None, there: Collection[tuple[int, int]] = ()
     ) -> list[Rollout]:
         """List the rollouts that come, but for those whose group and sample are `there`."""
         rollouts = []
@@ -293,8 +280,9 @@ class CompletionSampler:
                 raise RunFailed(f"generator '{generator}' yielded a {type(rollout).__name__}, {ROLLOUTS}")
             if (rollout.group_id, rollout.sample) in there:
                 continue
-            if not is_plain(rollout, self.vocabulary):
-                check_content(rollout, generator, self.vocabulary)
+            if problem := rollout_problem(rollout, self.vocabulary):
+                where = f"group {rollout.group_id}, sample {rollout.sample}"
+                raise RunFailed(f"generator '{generator}' returned a rollout ({where}) whose {problem}")
             if arrived is not None:
                 arrived(rollout)
             rollouts.append(rollout)
@@ -306,87 +294,6 @@ class CompletionSampler:
 
     def _asking(self) -> AbstractContextManager[None]:
         return translate_exits(f"generator '{type(self.generator).__name__}'")
-
-
-def is_plain(rollout: Rollout, vocabulary: int | None = None) -> bool:
-    """Tell whether a rollout has nothing but tokens, which needs no closer look.
-
-    Args:
-        vocabulary: as of `grpox.rollout.turns.rollout_problem`.
-    """
-    ids, logprobs = rollout.completion_ids, rollout.sampler_logprobs
-    return (
-        rollout.finish_reason in FINISH_REASONS
-        and type(ids) is tuple
-        # By type, in one pass without Python code: a batch has a million tokens. No token has no type.
-        and set(map(type, ids)) == {int}
-        and min(ids) >= 0
-        and (vocabulary is None or max(ids) < vocabulary)
-        and (logprobs is None or len(logprobs) == len(ids))
-        and (logprobs is None or set(map(type, logprobs)) <= {float})
-        and rollout.model_mask is None
-        and not (rollout.turns or rollout.extra)
-        and rollout.episode is None
-    )
-
-
-def check_rollouts(rollouts: Sequence[Rollout], requests: Sequence[Prompt], versions: range) -> None:
-    """Refuse rollouts that are not the ones asked for: nothing missing, doubled or outdated is trained on.
-
-    Args:
-        rollouts: all of them, in order of group and sample.
-        requests: in order of group.
-        versions: optimizer steps of the weights that may have sampled them; the last are the policy's.
-
-    Raises:
-        RunFailed: a sample is missing or doubled, or was sampled by other weights or from another prompt.
-    """
-    expected = [(prompt.group_id, sample) for prompt in requests for sample in range(prompt.num_samples)]
-    came = [(rollout.group_id, rollout.sample) for rollout in rollouts]
-    if came != expected:
-        raise RunFailed(
-            f"the generator returned {len(rollouts)} rollouts that are not the {len(expected)} asked for: "
-            + "; ".join(_differences(Counter(came), Counter(expected)))
-        )
-    prompts = {prompt.group_id: prompt.token_ids for prompt in requests}
-    for rollout in rollouts:
-        check_version(rollout, versions)
-        # An environment may have added to the prompt of an episode.
-        if rollout.episode is None and tuple(rollout.prompt_ids) != prompts[rollout.group_id]:
-            raise RunFailed(
-                f"the generator returned a rollout (group {rollout.group_id}, sample {rollout.sample}) "
-                "whose prompt_ids are not the token_ids of its prompt"
-            )
-
-
-def _differences(came: Counter[tuple[int, int]], expected: Counter[tuple[int, int]]) -> Iterator[str]:
-    """Name the first rollout that is missing, and the first that is too many."""
-    for kind, different in (("missing", expected - came), ("not asked for, or twice", came - expected)):
-        if different:
-            group, sample = min(different)
-            yield f"{different.total()} {kind}, such as group_id {group} sample {sample}"
-
-
-def check_version(rollout: Rollout, versions: range) -> None:
-    """Refuse a rollout that weights of none of `versions` sampled.
-
-    Raises:
-        RunFailed: it was sampled by others.
-    """
-    if rollout.policy_version not in versions:
-        begun = f" and sampling was begun at version {versions[0]}" if len(versions) > 1 else ""
-        raise RunFailed(
-            f"the generator returned a rollout of policy version {rollout.policy_version}, "
-            f"the policy is at version {versions[-1]}{begun}"
-        )
-
-
-def incomplete(requests: Sequence[Prompt], rollouts: Sequence[Rollout]) -> list[Prompt]:
-    """List the requests of which samples are missing in `rollouts`."""
-    came: dict[int, set[int]] = {}
-    for rollout in rollouts:
-        came.setdefault(rollout.group_id, set()).add(rollout.sample)
-    return [prompt for prompt in requests if len(came.get(prompt.group_id, ())) < prompt.num_samples]
 
 
 class WeightSource(Protocol):

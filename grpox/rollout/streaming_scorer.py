@@ -15,44 +15,9 @@ from types import TracebackType
 from typing import Self
 
 from grpox.contracts import Rollout, TrainerState
-from grpox.errors import RunFailed
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.call import current_device, use_device
-from grpox.rollout.rewards.named import Stopped, StopSign
 from grpox.rollout.rewards.scoring import ScoredRows, Unscored, as_one_call, joined, score_rows
-from grpox.rollout.sampler import check_version
-
-
-class GroupAssembler:
-    """The groups asked for, as their rollouts arrive one by one in any order.
-
-    Args:
-        group_ids: the groups of this rank.
-        num_samples: completions of each.
-        versions: as of `check_rollouts`.
-    """
-
-    def __init__(self, group_ids: range, num_samples: int, versions: range) -> None:
-        self._versions = versions
-        self._missing = {group: set(range(num_samples)) for group in group_ids}
-        self._arrived: dict[int, list[Rollout]] = {group: [] for group in group_ids}
-
-    def add(self, rollout: Rollout) -> list[Rollout] | None:
-        """The whole group in order of samples if this was its last rollout, else None.
-
-        Raises:
-            RunFailed: nobody asked for this sample, it has arrived before, or other weights sampled it.
-        """
-        group, sample = rollout.group_id, rollout.sample
-        missing = self._missing.get(group, set())
-        if sample not in missing:
-            twice = any(sample == earlier.sample for earlier in self._arrived.get(group, ()))
-            what = "twice" if twice else "that was not asked for"
-            raise RunFailed(f"the generator returned a rollout {what}: sample {sample} of group {group}")
-        check_version(rollout, self._versions)
-        missing.remove(sample)
-        self._arrived[group].append(rollout)
-        return None if missing else sorted(self._arrived[group], key=lambda arrived: arrived.sample)
 
 
 class StreamingScorer:
@@ -62,7 +27,8 @@ class StreamingScorer:
     that go on. The thread is a daemon, so a function that hangs does not keep the process alive.
 
     Args:
-        groups: those that were asked for.
+        groups: those of this rank.
+        size: completions of each.
         unscored: a group's rollouts as reward functions see them; called in the thread of `arrived`, because
             neither tokenizer nor data may be used by two threads at once.
     """
@@ -70,18 +36,20 @@ class StreamingScorer:
     def __init__(
         self,
         rewards: Sequence[NamedReward],
-        groups: GroupAssembler,
+        groups: range,
+        size: int,
         unscored: Callable[[Sequence[Rollout]], Unscored],
         state: TrainerState,
     ) -> None:
         self._rewards = rewards
-        self._groups = groups
+        self._arrived: dict[int, list[Rollout]] = {group: [] for group in groups}
+        self._size = size
         self._unscored = unscored
         self._state = state
         self._whole: SimpleQueue[Unscored | None] = SimpleQueue()
         self._scored: list[ScoredRows] = []  # of each call
         self._error: BaseException | None = None
-        self._stop = StopSign()
+        self._is_stopped = False
         self._ended = threading.Event()
         self._device = current_device()
         inside = contextvars.copy_context().run
@@ -98,19 +66,22 @@ class StreamingScorer:
     ) -> None:
         self._whole.put(None)
         if error is not None:
-            self._stop.give()
+            self._is_stopped = True
+            for reward in self._rewards:
+                reward.abandon()
 
     def arrived(self, rollout: Rollout) -> None:
-        """Take a rollout as the generator yields it.
+        """Take a rollout as the generator yields it; the sampler refuses those that nobody asked for.
 
         Raises:
-            RunFailed: it is none of those asked for, or scoring an earlier group failed.
+            RunFailed: scoring an earlier group failed.
         """
         if self._error is not None:
             raise self._error
-        group = self._groups.add(rollout)
-        if group is not None:
-            self._whole.put(self._unscored(group))
+        group = self._arrived.get(rollout.group_id, [])
+        group.append(rollout)
+        if len(group) == self._size:
+            self._whole.put(self._unscored(sorted(group, key=lambda each: each.sample)))
 
     def result(self) -> ScoredRows | None:
         """All groups in their order, once the last is scored.
@@ -118,26 +89,22 @@ class StreamingScorer:
         None if a function turned out to need the main thread: then the batch is to be scored there.
 
         Raises:
-            RunFailed: as `grpox.rollout.rewards.score`.
+            RunFailed: as `score_rows`.
         """
         self._whole.put(None)
         # Not join: where an interrupt ends it, Python 3.11 holds the thread for ended.
         self._ended.wait()
         if self._error is not None:
             raise self._error
-        if need_main_thread(self._rewards):
-            return None
-        return joined(self._scored)
+        return None if need_main_thread(self._rewards) else joined(self._scored)
 
     def _run(self) -> None:
         try:
             use_device(self._device)
-            while groups := self._waiting():
-                self._scored.append(score_rows(self._rewards, as_one_call(groups), self._state, self._stop))
+            while not self._is_stopped and (groups := self._waiting()):
+                self._scored.append(score_rows(self._rewards, as_one_call(groups), self._state))
                 if need_main_thread(self._rewards):
                     break
-        except Stopped:
-            return
         except BaseException as error:  # noqa: BLE001 - raised by `arrived` or `result`
             if not need_main_thread(self._rewards):  # else the whole batch is scored again there
                 self._error = error

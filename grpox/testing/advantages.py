@@ -24,9 +24,9 @@ from torch import Tensor
 from grpox.contracts import Rollout, Turn
 from grpox.errors import RunFailed
 from grpox.plugins.component import takes_inputs
+from grpox.rollout.advantages import ZERO, BatchScaler, ScoredBatch
 from grpox.rollout.dynamic_sampling import signal_of
 from grpox.rollout.rewards.scoring import ScoredRow
-from grpox.rollout.turns import ZERO, BatchScaler, ScoredBatch
 from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import TensorConformance, Violation, require
 from grpox.testing.formula import Reference, parameters_of
@@ -372,9 +372,7 @@ class _OfInputs:
         ]
         columns = self._columns(len(rows))
         indices = range(10, 11 + max(groups))  # the dataset's row of each group's prompt
-        batch = ScoredBatch(
-            rows, rewards, weights, group_ids, indices, lambda: columns, 1, labels[: rewards.shape[1]]
-        )
+        batch = ScoredBatch(rows, rewards, weights, indices, lambda: columns, 1, labels[: rewards.shape[1]])
         return BatchScaler(self.scaler).scale_inputs(batch).values
 
     def _steps(self, like: Rollout, rewards: Sequence[float]) -> dict[str, tuple[float, ...]]:

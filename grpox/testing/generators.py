@@ -17,7 +17,7 @@ import torch
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Capability, Rollout
-from grpox.rollout.turns import rollout_problem
+from grpox.rollout.rollout_checks import rollout_problem
 from grpox.testing.conformance import Conformance, require
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from grpox.environments.schemas import method_schema, tool_schema
 from grpox.rollout.episodes.messages import Blueprint, Environments
 from grpox.rollout.episodes.pool import open_environments
 from grpox.rollout.episodes.turn_tokens import TurnTokens
-from grpox.rollout.episodes.waves import EnvironmentRows, EpisodeLoop
+from grpox.rollout.episodes.waves import EpisodeLoop
 from grpox.runfile.environment_rows import EnvironmentOfRow
 from grpox.runfile.environments import BoundEnvironment, bound_environments, bound_tools
 from grpox.runfile.load import ResolvedRun
@@ -114,8 +114,8 @@ class RunEpisodes:
                 tokens.check_stops({*stop_token_ids, *sampling.stop_token_ids}, sampling.stop)
         labels = [each.label for each in self._bound]
         weights = [each.weight for each in self._bound]
-        rows = EnvironmentRows(self.environments, labels, self.place_of, self.tokens_of, weights)
-        return EpisodeLoop(self._run.config.episodes, rows, world, times)
+        rows = self.place_of, self.tokens_of
+        return EpisodeLoop(config.episodes, self.environments, labels, weights, *rows, world, times)
 
 
 @contextmanager

@@ -123,7 +123,7 @@ class GenerationFeed:
         rows = [row for part in self.schedule.slices_of(generation) for row in part.rank_rows(self.world.rank)]
         samples = samples_of(
             [batch.rollouts[row] for row in rows],
-            batch.scaled.values[rows].tolist() if batch.scaled.tokens is None else batch.scaled.of_rows(rows),
+            batch.scaled.of_rows(rows),
             self.config.mask_truncated_completions,
         )
         for sample, reward in zip(samples, batch.totals[rows].tolist(), strict=True):

@@ -79,16 +79,6 @@ class PerTurn:
         return list(centred)
 
 
-class ToGo:
-    """Return-to-go of the only list: A_t = sum over s >= t of r_s."""
-
-    per = "token"
-
-    def scale(self, inputs: AdvantageInputs) -> list[Tensor]:
-        ((_, rewards),) = inputs.token_rewards.items()
-        return [each.flip(0).cumsum(0).flip(0) for each in rewards]
-
-
 def nothing(completions: Sequence[str], **columns: Any) -> list[float]:
     """Score 0: the environment scores."""
     return [0.0] * len(completions)

@@ -11,13 +11,11 @@ import pytest
 from pyarrow import parquet
 from support.fixtures import GrpoxCommand
 from support.killing import assert_same, finish, kill_and_resume, random_steps, recorded
-from transformers import AutoTokenizer
 
 from grpox.observing.page.data import read_samples
 from grpox.observing.token_files import has_tokens, read_tokens
 
 HERE = Path(__file__).parent
-MODEL = HERE.parents[1] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
 SHORT = ["evaluation=null", "tracking={}", "train.per_device_train_batch_size=32", "train.num_generations=8"]
 EPISODES = [
     *SHORT,
@@ -81,27 +79,6 @@ def test_episodes_of_two_turns_are_trained_on_by_turn(grpox: GrpoxCommand, folde
         assert sum(own) / len(own) == pytest.approx(row["advantage"], abs=1e-6)
     batches, _ = read_samples(run)
     assert "sevens" in batches[0].samples[0].extra["rollout"]
-
-
-def test_a_reward_process_returns_a_list_for_the_parts_of_each_text(grpox: GrpoxCommand, folder: Path) -> None:
-    run = folder / "runs" / "parts"
-    own = ["rewards=[{path: 'episodes.py:digits'}]", "advantage={path: 'episodes.py:ToGo'}"]
-    done = grpox("train", "quickstart", *SHORT, *own, "train.max_steps=2", f"output_dir={run}")
-    assert done.returncode == 0, done.stderr
-    tokenizer = AutoTokenizer.from_pretrained(str(MODEL))
-    for row in rows(run, 1):
-        text, tokens = row["completion"], row["completion_length"]
-        assert row["reward"] == 0.5 * sum(len(part) for part in text.split("1"))
-        # Each digit is a token, and an end of the text one more: a part before a "1" ends with its last digit,
-        # or without one with the separator's token before it (at first with the first token).
-        rewards, end = [0.0] * tokens, 0
-        for part in text.split("1")[:-1]:
-            rewards[max(end + len(part), 1) - 1] += 0.5 * len(part)
-            end += len(part) + 1
-        rewards[-1] += 0.5 * len(text.split("1")[-1])
-        returns = [sum(rewards[place:]) for place in range(tokens)]
-        assert row["advantage"] == pytest.approx(sum(returns) / tokens)
-        assert len(tokenizer(text)["input_ids"]) in (tokens, tokens - 1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

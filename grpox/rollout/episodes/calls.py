@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -146,10 +146,17 @@ class ResponseReader:
         """Read a turn; see `CallReader`."""
         written = str(self._chat.tokenizer.decode(list(token_ids), skip_special_tokens=False, **EXACT))
         request = written, self._template, self._before, list(tools)
-        child = self._child.get() if self._child else None
         try:
-            message = _answer_of(child, request) if child else _parsed(*request)
-            calls = tuple(_calls_of_message(message))
+            if self._child is None:
+                message = _parsed(*request)
+            else:
+                with (child := self._child.get()).in_use:
+                    child.send(json.dumps(request).encode())
+                    message = json.loads(child.receive(time.monotonic() + PARSE_SECONDS))
+            calls = tuple(
+                _call(each.get("function", each)) or _broken(json.dumps(each, ensure_ascii=False))
+                for each in message.get("tool_calls") or ()
+            )
         except Exception as error:  # noqa: BLE001 - its parsers raise whatever they like on text that does not fit
             if self._child is not None and isinstance(error, ChildFailed):  # its patterns took too long
                 self._child.stop()
@@ -159,12 +166,6 @@ class ResponseReader:
         }
         content = str(message.get("content") or "")
         return ReadCalls(content if self._child else content.strip(), calls, fields)
-
-
-def _answer_of(child: Child, request: Sequence[Any]) -> Any:
-    with child.in_use:
-        child.send(json.dumps(request).encode())
-        return json.loads(child.receive(time.monotonic() + PARSE_SECONDS))
 
 
 def _start() -> Child:
@@ -184,11 +185,6 @@ def _parsed(text: str, template: dict[str, Any], before: str, tools: list[Schema
     for start in range(0, len(text), PIECE):
         parser.feed(text[start : start + PIECE])
     return dict(parser.finalize()[0])
-
-
-def _calls_of_message(message: Mapping[str, Any]) -> Iterator[ToolCall]:
-    for call in message.get("tool_calls") or ():
-        yield _call(call.get("function", call)) or _broken(json.dumps(call, ensure_ascii=False))
 
 
 def _call_of(text: str) -> ToolCall:
@@ -225,18 +221,14 @@ def _broken(text: str) -> ToolCall:
 
 def with_calls(message: Message, calls: Sequence[ToolCall]) -> Message:
     """Return a message of the assistant with its calls of tools; arguments are objects where they are JSON."""
-    written = [
-        {"type": "function", "function": {"name": call.name, "arguments": _arguments(call)}} for call in calls
-    ]
+    written = []
+    for call in calls:
+        arguments: Any = call.arguments
+        with contextlib.suppress(ValueError, RecursionError):
+            read = _JSON.decode(arguments)
+            arguments = read if isinstance(read, dict) else arguments
+        written.append({"type": "function", "function": {"name": call.name, "arguments": arguments}})
     return {**message, "tool_calls": written} if written else message
-
-
-def _arguments(call: ToolCall) -> Any:
-    try:
-        arguments = _JSON.decode(call.arguments)
-    except (ValueError, RecursionError):
-        return call.arguments
-    return arguments if isinstance(arguments, dict) else call.arguments
 
 
 def call_reader(chat: ChatTemplate, tools: Sequence[Schema]) -> CallReader:

@@ -36,8 +36,6 @@ class OpenEpisode:
     results: list[ToolResult] = field(default_factory=list)
     cut: int = 0
     """Number of messages of its environment that were cut off."""
-    actions: int = 0
-    """Turns that its environment has seen."""
     state_key: str | None = None
     """Key of the state in which its next turn begins."""
     reason: str = ""
@@ -69,7 +67,7 @@ class OpenEpisode:
         if self.logprobs is not None:
             self.logprobs += [math.nan] * len(token_ids)
 
-    def closed(self, label: str, outcome: Outcome | Lost, weight: float = 1.0) -> Rollout:
+    def closed(self, label: str, outcome: Outcome | Lost, weight: float) -> Rollout:
         """Return the ended episode as a rollout.
 
         Args:

@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any, NoReturn
 
-from grpox.environments.calling import CANCEL_SECONDS, CallTimeout, Result, Settled, Work, settle
+from grpox.environments.calling import CANCEL_SECONDS, CallTimeout, Settled, drive, settle
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import EnvironmentClass
-from grpox.rollout.episodes.messages import LAST, Request, Start
+from grpox.rollout.episodes.messages import LAST, Request
 from grpox.runtime.workers import ends_with_connection, flush_output, seed_everything
 
 REPEAT_SECONDS = 0.5
@@ -103,8 +103,22 @@ def serve_episode(
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     limit = SignalLimit(seconds, connection)
     own, code = os.getpid(), 0
+    kind, host = Request.START, None
     try:
-        _serve(connection, classes, limit, max_calls, seconds)
+        with ends_with_connection():
+            while kind not in LAST:
+                received = connection.recv_bytes()
+                kind, message = Request(received[0]), pickle.loads(received[1:])
+                if host is None:
+                    seed_everything(message.seed)
+                    host = Host(classes[message.environment], max_calls, seconds, limit)
+                answer = drive(host.answer(kind, message), limit.run)
+                if os.getpid() != own:  # the environment forked, and this is the child
+                    os._exit(0)
+                if kind in LAST:
+                    limit.close()
+                flush_output()
+                connection.send_bytes(pickle.dumps(answer))
         # Finalizers of what the environment left, such as temporary folders; the kernel ends those that hang.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(END_SECONDS)
@@ -129,41 +143,3 @@ def _end_group() -> None:
         os.setpgid(0, os.getppid())
     with suppress(ProcessLookupError):  # there was nothing
         os.killpg(group, signal.SIGKILL)
-
-
-def _serve(
-    connection: Connection,
-    classes: Sequence[EnvironmentClass],
-    limit: SignalLimit,
-    max_calls: int,
-    seconds: float,
-) -> None:
-    own = os.getpid()
-    with ends_with_connection():
-        start: Start = pickle.loads(connection.recv_bytes()[1:])
-        seed_everything(start.seed)
-        host = Host(classes[start.environment], max_calls, seconds, limit)
-        kind, message = Request.START, start
-        while True:
-            answer: object = _driven(host.answer(kind, message), limit)
-            if os.getpid() != own:  # the environment forked, and this is the child
-                os._exit(0)
-            if kind in LAST:
-                limit.close()
-            flush_output()
-            connection.send_bytes(pickle.dumps(answer))
-            if kind in LAST:
-                return
-            received = connection.recv_bytes()
-            kind, message = Request(received[0]), pickle.loads(received[1:])
-
-
-def _driven(work: Work[Result], limit: SignalLimit) -> Result:
-    """Do work to its end."""
-    try:
-        awaitables = next(work)
-        while True:
-            awaitables = work.send(limit.run(awaitables))
-    except StopIteration as end:
-        result: Result = end.value
-        return result

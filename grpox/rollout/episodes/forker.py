@@ -20,7 +20,7 @@ import struct
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
@@ -29,7 +29,6 @@ import psutil
 from grpox.errors import ConfigError, Problem, describe
 from grpox.rollout.episodes.episode_process import serve_episode
 from grpox.rollout.episodes.loading import EnvironmentClass, load_environments
-from grpox.rollout.episodes.messages import Blueprint
 from grpox.runtime.workers import END_SECONDS, end_text, end_with, serving_parent
 
 ORDER = struct.Struct("!cI")
@@ -45,46 +44,40 @@ SWEEP_SECONDS = 1.0
 _LIBC, _SUBREAPER = ctypes.CDLL(None), 36  # PR_SET_CHILD_SUBREAPER
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The first message to the forker."""
-
-    environments: tuple[Blueprint, ...]
-    tools: tuple[Blueprint, ...]
-    import_path: tuple[str, ...]
-    """The trainer's `sys.path`."""
-    max_calls: int
-    seconds: float
-    """Time limit of a call."""
-    memory: float
-    folder: str
-    """Folder of the temporary folders of the processes, each named by its process."""
-
-
 def main() -> None:
     """Load the environments, tell the trainer how that went, and serve."""
     with serving_parent() as trainer:
-        setup: Setup = pickle.loads(trainer.recv_bytes())
-        classes, problems = _loaded(setup)
-        trainer.send_bytes(pickle.dumps(problems))
+        environments, tools, sys.path[:], limits, folder = pickle.loads(trainer.recv_bytes())
+        classes: list[EnvironmentClass] = []
+        problems: Sequence[Problem] = ()
+        try:
+            classes = load_environments(environments, tools)
+        except ConfigError as error:
+            problems = error.problems
+        except BaseException as error:  # noqa: BLE001 - whatever the user's module raises is reported
+            problems = [Problem(f"the environments cannot be loaded: {describe(error)}", "environment")]
+        trainer.send_bytes(pickle.dumps(tuple(problems)))
         if not problems:
-            _Forker(trainer, setup, classes).run()
+            _Forker(trainer, classes, limits, folder).run()
     os.killpg(0, signal.SIGKILL)  # with what the environments' modules have started
 
 
-def _loaded(setup: Setup) -> tuple[list[EnvironmentClass], tuple[Problem, ...]]:
-    sys.path[:] = setup.import_path
-    try:
-        return load_environments(setup.environments, setup.tools), ()
-    except ConfigError as error:
-        return [], tuple(error.problems)
-    except BaseException as error:  # noqa: BLE001 - whatever the user's module raises is reported
-        return [], (Problem(f"the environments cannot be loaded: {describe(error)}", "environment"),)
-
-
 class _Forker:
-    def __init__(self, trainer: Connection, setup: Setup, classes: list[EnvironmentClass]) -> None:
-        self._trainer, self._setup, self._classes = trainer, setup, classes
+    """Forks processes, kills them and notes their ends.
+
+    Args:
+        limits: of each process: most calls of a turn, seconds of a call, GiB of memory.
+        folder: folder of the temporary folders of the processes, each named by its process.
+    """
+
+    def __init__(
+        self,
+        trainer: Connection,
+        classes: Sequence[EnvironmentClass],
+        limits: tuple[int, float, float],
+        folder: str,
+    ) -> None:
+        self._trainer, self._classes, self._limits, self._folder = trainer, classes, limits, folder
         self._orders = socket.socket(fileno=os.dup(trainer.fileno()))
         self._pids: dict[int, int] = {}
         """Number -> pid of the processes of episodes."""
@@ -146,7 +139,7 @@ class _Forker:
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 for number in [number for number, pid in self._pids.items() if pid == ended.si_pid]:
                     _kill_group(ended.si_pid)
-                    shutil.rmtree(_temporary_folder(self._setup.folder, ended.si_pid), ignore_errors=True)
+                    shutil.rmtree(f"{self._folder}/{ended.si_pid}", ignore_errors=True)
                     code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
                     if code:
                         self._reasons.setdefault(number, end_text(code))
@@ -189,20 +182,14 @@ class _Forker:
             for file in (lifeline, self._orders.fileno(), self._trainer.fileno()):
                 os.closerange(file, file + 1)  # the objects stay: closing them would close others' files later
             _adopt_orphans()
-            folder = _temporary_folder(self._setup.folder, os.getpid())
+            folder = f"{self._folder}/{os.getpid()}"  # one that is killed leaves its files to this program
             os.mkdir(folder)
             tempfile.tempdir = os.environ["TMPDIR"] = folder
-            limits = (self._setup.max_calls, self._setup.seconds, self._setup.memory)
-            serve_episode(connection, self._classes, limits, folder)
+            serve_episode(connection, self._classes, self._limits, folder)
         except BaseException as error:  # noqa: BLE001 - this process must never go on as its parent
             os.write(2, f"grpox: the process of an episode failed: {describe(error)}\n".encode())
         finally:
             os._exit(1)
-
-
-def _temporary_folder(folder: str, pid: int) -> str:
-    """Return the place for temporary files of a process: one that is killed leaves them to its parent."""
-    return os.path.join(folder, str(pid))
 
 
 def _adopt_orphans() -> None:

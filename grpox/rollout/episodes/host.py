@@ -122,7 +122,10 @@ class Host:
             parsed = self._immediate(lambda: instance.parse(action.text), "parse")
         if parsed is None:
             return action.calls or ()
-        if not isinstance(parsed, list | tuple) or not all(_is_call(each) for each in parsed):
+        if not isinstance(parsed, list | tuple) or not all(
+            isinstance(each, ToolCall) and isinstance(each.name, str) and isinstance(each.arguments, str)
+            for each in parsed
+        ):
             raise Failed(f"parse returned {_brief(parsed)}, not a list of ToolCall with JSON text as arguments")
         return parsed
 
@@ -177,10 +180,6 @@ class Host:
 def _state(instance: Environment) -> Any:
     key = instance.state_key()
     return key if inspect.iscoroutine(key) else state_text(key)
-
-
-def _is_call(value: Any) -> bool:
-    return isinstance(value, ToolCall) and isinstance(value.name, str) and isinstance(value.arguments, str)
 
 
 def _place(error: BaseException) -> str:

@@ -52,7 +52,12 @@ def load_environments(blueprints: Sequence[Blueprint], tools: Sequence[Blueprint
         try:
             if blueprint.label in functions:
                 raise ConfigError(f"two tools have the name '{blueprint.label}'", blueprint.key)
-            functions[blueprint.label] = _load_tool(blueprint)
+            function = as_function(_loaded(blueprint, f"tool '{blueprint.label}'"))
+            if what := tool_problem(function, blueprint.label):
+                raise ConfigError(f"tool '{blueprint.label}' {what}", given=repr(function))
+            functions[blueprint.label] = Tool(blueprint.label, function)
+        except ToolProblem as error:
+            problems.append(Problem(f"tool '{blueprint.label}' {error}", blueprint.key))
         except ConfigError as error:
             problems += _keyed(error, blueprint)
     classes = []
@@ -87,16 +92,6 @@ def _load_class(blueprint: Blueprint, functions: Mapping[str, Tool]) -> Environm
     except Exception as error:
         raise ConfigError(f"{owner}: its parameters cannot be read: {describe(error)}") from error
     return EnvironmentClass(blueprint.label, cls, config, {**functions, **own})
-
-
-def _load_tool(blueprint: Blueprint) -> Tool:
-    function = as_function(_loaded(blueprint, f"tool '{blueprint.label}'"))
-    if what := tool_problem(function, blueprint.label):
-        raise ConfigError(f"tool '{blueprint.label}' {what}", given=repr(function))
-    try:
-        return Tool(blueprint.label, function)
-    except ToolProblem as error:
-        raise ConfigError(f"tool '{blueprint.label}' {error}") from error
 
 
 def _loaded(blueprint: Blueprint, owner: str) -> Any:

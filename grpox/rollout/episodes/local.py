@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from grpox.config import EpisodesConfig
-from grpox.environments.calling import Settled, settle
+from grpox.environments.calling import Settled, drive, settle
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import load_environments
 from grpox.rollout.episodes.messages import Blueprint, Environments, Lost, Request, Start
-from grpox.rollout.rewards.background_loop import BackgroundCall
+from grpox.rollout.rewards.call import BackgroundCall
 
 
 class LocalEnvironments(Environments):
@@ -41,7 +41,8 @@ class LocalEnvironments(Environments):
         self.abandon(list(self._open))
 
     def _new(self, starts: Mapping[int, Start]) -> dict[int, Host]:
-        limits = self._config.max_calls, self._config.tool_timeout, _no_limit
+        # A sync call runs as long as it takes: Python cannot end it in a thread that is not its own.
+        limits = self._config.max_calls, self._config.tool_timeout, lambda _: contextlib.nullcontext()
         return {key: Host(self._classes[start.environment], *limits) for key, start in starts.items()}
 
     def _ask(self, kind: Request, messages: Mapping[int, Any]) -> dict[int, Any]:
@@ -59,7 +60,9 @@ class LocalEnvironments(Environments):
                 except StopIteration as end:
                     answers[key] = end.value
                 except SystemExit as end:
-                    self._close_lost(key)
+                    # It counts as lost, as in a process of its own, and is closed.
+                    with contextlib.suppress(SystemExit):
+                        drive(hosts[key].close(), lambda each: self._await({key: each})[key])  # noqa: B023
                     answers[key] = Lost(f"called sys.exit({end.code!r})")
                 del works[key]
                 self._note(key, kind, answers[key])
@@ -78,16 +81,3 @@ class LocalEnvironments(Environments):
             for key in now:
                 results[key], ends = ends[: len(awaited[key])], ends[len(awaited[key]) :]
         return results
-
-    def _close_lost(self, key: int) -> None:
-        """Close an environment that called sys.exit, which counts as lost as in a process of its own."""
-        work = self._open[key].close()
-        with contextlib.suppress(StopIteration, SystemExit):
-            awaited = next(work)
-            work.send(self._await({key: awaited})[key])
-
-
-@contextlib.contextmanager
-def _no_limit(_what: str) -> Any:
-    """Let a call run as long as it takes: Python cannot end it in a thread that is not its own."""
-    yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import os
 import pickle
 import resource
@@ -13,18 +12,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import partial
 from typing import Any
-
-import psutil
 
 from grpox.config import EpisodesConfig
 from grpox.errors import ConfigError, Problem, RunFailed, describe
 from grpox.errors.formatting import format_bytes
 from grpox.rollout.episodes.episode_process import CALL
-from grpox.rollout.episodes.forker import END, FORK, KILL, ORDER, Setup
+from grpox.rollout.episodes.forker import END, FORK, KILL, ORDER
 from grpox.rollout.episodes.loading import importable
 from grpox.rollout.episodes.local import LocalEnvironments
 from grpox.rollout.episodes.messages import (
@@ -55,8 +51,8 @@ LOAD_SECONDS = 600.0
 """Time limit of importing the environments."""
 STALL_SECONDS = 60.0
 """Seconds that a process may pause within a message, or before it is forked."""
-STOP_SECONDS = 10.0
-"""Seconds that the forker may be stopped, as an environment can do by a signal."""
+STOP_SECONDS = 30.0
+"""Seconds in which the forker answers, unless an environment has stopped it by a signal."""
 CLOSE_SECONDS = 30.0
 """Seconds beyond a call's time limit in which all open environments are closed at the end."""
 MOST_ANSWER = 64 << 20
@@ -64,14 +60,9 @@ MOST_ANSWER = 64 << 20
 FILES = 256
 """Open files that the trainer may need beside one for each episode."""
 ANSWERS = {
-    (module, name)
-    for module, names in {
-        "grpox.contracts": ("ToolCall", "ToolResult"),
-        "grpox.errors": ("Problem",),
-        "grpox.environments.environment": ("Appended",),
-        "grpox.rollout.episodes.messages": ("Observation", "Outcome"),
-    }.items()
-    for name in names
+    *(("grpox.contracts", "ToolCall"), ("grpox.contracts", "ToolResult"), ("grpox.errors", "Problem")),
+    ("grpox.environments.environment", "Appended"),
+    *(("grpox.rollout.episodes.messages", name) for name in ("Observation", "Outcome")),
 }
 """Classes in answers. No other is loaded, so that nothing which an environment sends runs in the trainer."""
 
@@ -129,10 +120,9 @@ class ProcessEnvironments(Environments):
         grace: float = GRACE_SECONDS,
     ) -> None:
         limits = config.max_calls, config.tool_timeout, config.memory
-        setup = partial(Setup, tuple(environments), tuple(tools), tuple(sys.path), *limits)
         super().__init__()
         self._limits = config.tool_timeout, grace
-        self._forker = Restarted(lambda: _Forker(setup))
+        self._forker = Restarted(lambda: _Forker(environments, tools, limits))
         self._forker.get()
         self._threads = ThreadPoolExecutor(config.concurrency, "grpox-environments")
 
@@ -144,7 +134,11 @@ class ProcessEnvironments(Environments):
         self._threads.shutdown()
 
     def _new(self, starts: Mapping[int, Start]) -> dict[int, _Episode]:
-        starting = {key: _pickled(start) for key, start in starts.items()}
+        try:
+            starting = {key: pickle.dumps(start) for key, start in starts.items()}
+        except Exception as error:
+            what = "a row of the data cannot be sent to the process of an environment"
+            raise RunFailed(f"{what}: {describe(error)}; episodes.isolation: none sends nothing") from error
         forker = self._forker.get()
         if forker.failure or forker.has_ended():
             reason = forker.failure or "has ended"
@@ -178,14 +172,6 @@ class ProcessEnvironments(Environments):
         return answer
 
 
-def _pickled(start: Start) -> bytes:
-    try:
-        return pickle.dumps(start)
-    except Exception as error:
-        what = "a row of the data cannot be sent to the process of an environment"
-        raise RunFailed(f"{what}: {describe(error)}; episodes.isolation: none sends nothing") from error
-
-
 def _allow_files(count: int) -> None:
     """Allow this process so many open files, if it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -197,14 +183,14 @@ def _allow_files(count: int) -> None:
 class _Forker(Child):
     """The process that forks the others."""
 
-    def __init__(self, setup: Callable[[str], Setup]) -> None:
+    def __init__(
+        self, environments: Sequence[Blueprint], tools: Sequence[Blueprint], limits: tuple[int, float, float]
+    ) -> None:
         self.failure = ""
         """Reason why it ended; empty while it runs."""
         self._lock = threading.Lock()
         self._last = 0
         """Number of the last process."""
-        self._runs_at = 0.0
-        """Time at which the process was last seen not to be stopped."""
         self._folder = tempfile.TemporaryDirectory(prefix="grpox-episodes-", ignore_cleanup_errors=True)
         # Sets of texts have an order of their own in each process, unless their hashes have a seed.
         variables = {"PYTHONHASHSEED": "0", **os.environ}
@@ -212,7 +198,7 @@ class _Forker(Child):
         super().__init__(command, STALL_SECONDS, output="the environments", environment=variables)
         self._orders = socket.socket(fileno=os.dup(self.connection.fileno()))
         try:
-            self.send(pickle.dumps(setup(self._folder.name)))
+            self.send(pickle.dumps((environments, tools, sys.path, limits, self._folder.name)))
             answer = self.receive(time.monotonic() + LOAD_SECONDS)
             if problems := _Answers(io.BytesIO(answer)).load():
                 raise ConfigError(problems)
@@ -242,10 +228,9 @@ class _Forker(Child):
             is_killed: True to kill it; else it has a moment to end by itself.
         """
         with self._lock:
-            self._runs_at = time.monotonic()
             try:
                 self._orders.send(ORDER.pack(KILL if is_killed else END, number))
-                return self.receive(math.inf, self._look).decode("utf-8", "replace")
+                return self.receive(time.monotonic() + STOP_SECONDS).decode("utf-8", "replace")
             except ChildLate:
                 what = f"was stopped for more than {STOP_SECONDS:g} s, by an environment or from outside"
             except (ChildFailed, OSError):
@@ -266,14 +251,6 @@ class _Forker(Child):
             super().kill()
             self._orders.close()
         self._folder.cleanup()
-
-    def _look(self) -> None:
-        """Raise ChildLate once the process has been stopped for too long."""
-        with contextlib.suppress(psutil.Error):
-            if psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
-                self._runs_at = time.monotonic()
-        if time.monotonic() > self._runs_at + STOP_SECONDS:
-            raise ChildLate
 
 
 class _Episode(Child):

@@ -7,30 +7,18 @@ did not write between two of its turns.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from grpox.contracts import Message, ToolCall, ToolResult
+from grpox.contracts import Message, ToolResult
 from grpox.data.chat import NO_MESSAGES, Content, Schema, texts_only
 from grpox.data.prompts import PromptSet
 from grpox.errors import ConfigError, RunFailed, describe
 from grpox.rollout.episodes.bridge import ANSWERING, Bridge
 from grpox.rollout.episodes.calls import EXACT, CallReader, HermesReader, ReadCalls, call_reader, with_calls
+from grpox.rollout.episodes.messages import Action
 
 MARK = " [cut off]"
 """Stands at the end of an answer that was too long."""
-
-
-@dataclass(frozen=True)
-class WrittenTurn:
-    """A turn of the model, read from its tokens."""
-
-    message: Message
-    """The turn as a message of the assistant, with its calls of tools."""
-    text: str
-    """Its text, without special tokens."""
-    calls: Sequence[ToolCall]
-    """Calls of tools in it, if the environment does not read others by its own `parse`."""
 
 
 class TurnTokens:
@@ -64,19 +52,14 @@ class TurnTokens:
             raise ConfigError(what, key="model.chat_template_kwargs.tools", allowed="the run file's key tools")
         self._bridge = Bridge(prompts.chat, tools) if prompts.conversational else None
         self._added = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
-        self._reader = self._call_reader(has_parse)
-
-    def _call_reader(self, has_parse: bool) -> CallReader | None:
-        if not self._tools:
-            return None
-        if not self._prompts.conversational:
-            return HermesReader()
+        self._reader: CallReader | None = HermesReader() if tools else None
         try:
-            return call_reader(self._prompts.chat, self._tools)
+            if tools and prompts.conversational:
+                self._reader = call_reader(prompts.chat, tools)
         except ConfigError:
             if not has_parse:
                 raise
-            return None
+            self._reader = None
 
     def check_stops(self, stop_token_ids: Collection[int], stop: Collection[str] = ()) -> None:
         """Check that the chat template's end of a turn ends a completion.
@@ -106,8 +89,8 @@ class TurnTokens:
         """
         return self._prompts.extended_ids(row, self._marked(content))
 
-    def read(self, token_ids: Sequence[int], row: int, is_whole: bool = True) -> WrittenTurn:
-        """Read a turn in an episode of `row`.
+    def read(self, token_ids: Sequence[int], row: int, is_whole: bool = True) -> tuple[Message, Action]:
+        """Read a turn in an episode of `row`: as a message of the assistant, and for its environment.
 
         Args:
             is_whole: False for a turn that was cut off, in which no calls are read.
@@ -117,7 +100,7 @@ class TurnTokens:
         if is_whole and tools and self._reader is not None:
             read = self._reader.read(text, token_ids, tools)
         message = {"role": "assistant", "content": read.text, **read.fields}
-        return WrittenTurn(with_calls(message, read.calls), text, read.calls)
+        return with_calls(message, read.calls), Action(text, read.calls)
 
     def messages(self, content: Content, results: Sequence[ToolResult] = ()) -> list[Message]:
         """Return an environment's answer as messages: results of tools in the order of their calls, then its

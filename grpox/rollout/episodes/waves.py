@@ -47,31 +47,33 @@ class EpisodeRequest:
     """Group -> numbers from which the seeds of its episodes follow, on whatever rank they are sampled."""
 
 
-@dataclass(frozen=True)
-class EnvironmentRows:
-    """The environments of a run, and the rows of data that each is for."""
-
-    environments: Environments
-    labels: Sequence[str]
-    place_of: Callable[[PromptSet, int], int]
-    """Dataset, row -> place of the row's environment."""
-    tokens_of: Callable[[PromptSet], TurnTokens]
-    """Dataset -> tokens of its prompts and turns."""
-    weights: Sequence[float] = ()
-    """Factors of the environments' own rewards; empty: 1 each."""
-
-
 Sample = Callable[[Sequence[Prompt], SamplingConfig, int], Sequence[Rollout]]
 """Samples a wave of this rank's prompts: prompts, sampling, seed of the call -> checked rollouts."""
 Arrived = Callable[[Rollout], None]
 
 
 class EpisodeLoop:
-    """Samples episodes with the environments of this rank."""
+    """Samples episodes with the environments of this rank.
 
-    def __init__(self, config: EpisodesConfig, rows: EnvironmentRows, world: World, times: PhaseTimes) -> None:
-        self.config = config
-        self.rows = rows
+    Args:
+        labels, weights: of the run's environments; the weights are factors of their own rewards.
+        place_of: dataset, row -> place of the row's environment.
+        tokens_of: dataset -> tokens of its prompts and turns.
+    """
+
+    def __init__(
+        self,
+        config: EpisodesConfig,
+        environments: Environments,
+        labels: Sequence[str],
+        weights: Sequence[float],
+        place_of: Callable[[PromptSet, int], int],
+        tokens_of: Callable[[PromptSet], TurnTokens],
+        world: World,
+        times: PhaseTimes,
+    ) -> None:
+        self.config, self.environments, self.labels, self.weights = config, environments, labels, weights
+        self.place_of, self.tokens_of = place_of, tokens_of
         self._world = world
         self._times = times
         self.keys = itertools.count()
@@ -141,63 +143,58 @@ class _Waves:
     def __init__(
         self, loop: EpisodeLoop, request: EpisodeRequest, sample: Sample, arrived: Arrived, times: PhaseTimes
     ) -> None:
-        self.loop, self.rows, self.request = loop, loop.rows, request
-        self.tokens = loop.rows.tokens_of(request.prompts)
+        self.loop, self.request = loop, request
+        self.tokens = loop.tokens_of(request.prompts)
         self._sample, self._arrived, self._times = sample, arrived, times
         self._open: dict[int, OpenEpisode] = {}
         self._has_environment: set[int] = set()
         """Keys of environments that were started and not finished."""
         self._turn = 0
+        self._longest = request.sampling.max_completion_length
+        self._limit = min(self._longest, loop.config.max_turn_tokens or self._longest)  # of a turn
 
     @property
     def is_open(self) -> bool:
         return bool(self._open)
 
     def start(self) -> None:
-        """Reset an environment for each episode, and write the episodes' prompts."""
+        """Reset an environment for each episode, again where it fails, and write the episodes' prompts.
+
+        Raises:
+            RunFailed: an environment failed `RESETS` times.
+        """
         starts = {}
         for prompt in self.request.wanted:
-            row = _row_of(prompt)
-            place = self.rows.place_of(self.request.prompts, row)
+            row = prompt.row
+            assert row is not None  # prompts of episodes are those of a dataset
+            place = self.loop.place_of(self.request.prompts, row)
             seed = self._seed(prompt.group_id)
             start = Start(place, self.request.prompts.row(row), seed)
             for sample in range(prompt.num_samples):
                 key = next(self.loop.keys)
                 self._open[key] = OpenEpisode(key, prompt.group_id, sample, row, place)
                 starts[key] = start
-        for key, observation in self._reset(starts).items():
-            episode = self._open[key]
-            episode.state_key = observation.state_key
-            episode.messages = self.tokens.messages(observation.content)
-            episode.prompt_ids = self.tokens.prompt(episode.row, observation.content)
-
-    def _reset(self, starts: Mapping[int, Start]) -> dict[int, Observation]:
-        """Start environments, again where one fails.
-
-        Raises:
-            RunFailed: an environment failed `RESETS` times.
-        """
-        done: dict[int, Observation] = {}
-        left = dict(starts)
         for attempt in range(RESETS):
             with self._times.phase("environment"):
-                self._has_environment |= set(left)
-                answers = self.rows.environments.start(left)
+                self._has_environment |= set(starts)
+                answers = self.loop.environments.start(starts)
             for key, answer in answers.items():
+                episode = self._open[key]
                 failure = answer.reason if isinstance(answer, Lost) else answer.failure
                 if isinstance(answer, Lost):
                     self._has_environment.discard(key)
                 elif not failure:
-                    done[key] = answer
+                    del starts[key]
+                    episode.state_key = answer.state_key
+                    episode.messages = self.tokens.messages(answer.content)
+                    episode.prompt_ids = self.tokens.prompt(episode.row, answer.content)
                 if failure and attempt == RESETS - 1:
-                    label = self.rows.labels[starts[key].environment]
-                    place = f"row {self._open[key].row} of {self.request.prompts.data}"
-                    raise RunFailed(f"environment '{label}' cannot be reset for {place}: {failure}")
-            left = {key: start for key, start in left.items() if key not in done}
-            self._finish([key for key in left if key in self._has_environment])
-            if not left:
+                    label = self.loop.labels[episode.environment]
+                    where = f"row {episode.row} of {self.request.prompts.data}"
+                    raise RunFailed(f"environment '{label}' cannot be reset for {where}: {failure}")
+            self._finish([key for key in starts if key in self._has_environment])
+            if not starts:
                 break
-        return {key: done[key] for key in starts}
 
     def take_turn(self) -> None:
         """Sample one turn of each open episode, and let the environments answer."""
@@ -219,7 +216,7 @@ class _Waves:
             episode.prompt(
                 above + episode.key,
                 self._seed(episode.group_id, episode.sample, self._turn),
-                self._room(episode),
+                min(self._limit, self._longest - len(episode.ids)),
             )
             for episode in alone
         ]
@@ -237,7 +234,7 @@ class _Waves:
             of_group.setdefault(episode.group_id, set()).add(episode.prompt_ids)
         for episode in episodes:
             if len(of_group[episode.group_id]) > 1:
-                label = self.rows.labels[episode.environment]
+                label = self.loop.labels[episode.environment]
                 self.loop.warn(
                     label,
                     f"environment '{label}' began differently for completions of one prompt, though their seed "
@@ -254,39 +251,29 @@ class _Waves:
             if len(of_group[prompt.group_id]) == 1
         ]
 
-    @property
-    def _limit(self) -> int:
-        """Longest turn, in tokens."""
-        longest = self.request.sampling.max_completion_length
-        return min(longest, self.loop.config.max_turn_tokens or longest)
-
-    def _room(self, episode: OpenEpisode) -> int:
-        return min(self._limit, self.request.sampling.max_completion_length - len(episode.ids))
-
     def _deliver(self, episodes: Mapping[int, OpenEpisode]) -> None:
         """Give each complete turn to its environment, and write what it answers behind the turn."""
         actions = {}
         for key, episode in episodes.items():
             turn = episode.turns[-1]
             is_whole = turn.finish_reason not in ("length", "repetition")
-            written = self.tokens.read(episode.ids[turn.start : turn.end], episode.row, is_whole)
-            episode.messages.append(written.message)
-            if not is_whole:
-                episode.reason = turn.finish_reason
+            message, action = self.tokens.read(episode.ids[turn.start : turn.end], episode.row, is_whole)
+            episode.messages.append(message)
+            if is_whole:
+                actions[key] = action
             else:
-                actions[key] = Action(written.text, written.calls)
+                episode.reason = turn.finish_reason
         with self._times.phase("environment"):
-            answers = self.rows.environments.step(actions)
+            answers = self.loop.environments.step(actions)
         for key, answer in answers.items():
-            episodes[key].actions += 1
-            self._observe(episodes[key], actions[key], answer)
+            if isinstance(answer, Lost):
+                self._has_environment.discard(key)
+                episodes[key].reason, episodes[key].lost = "error", answer.reason
+            else:
+                self._observe(episodes[key], actions[key], answer)
 
-    def _observe(self, episode: OpenEpisode, action: Action, answer: Observation | Lost) -> None:
+    def _observe(self, episode: OpenEpisode, action: Action, answer: Observation) -> None:
         """Write the environment's answer behind the turn, or end the episode."""
-        if isinstance(answer, Lost):
-            self._has_environment.discard(episode.key)
-            episode.reason, episode.lost = "error", answer.reason
-            return
         turn = len(episode.turns) - 1
         calls = [result.call for result in answer.results]
         if not answer.failure and calls != list(action.calls or ()):
@@ -308,7 +295,7 @@ class _Waves:
         else:
             last = episode.turns[-1]
             bridge = self.tokens.bridge(episode.ids[last.start : last.end], messages)
-            if len(episode.ids) + len(bridge) >= self.request.sampling.max_completion_length:
+            if len(episode.ids) + len(bridge) >= self._longest:
                 episode.reason = "budget"
             else:
                 episode.add_bridge(bridge)
@@ -318,28 +305,23 @@ class _Waves:
         for episode in ended:
             del self._open[episode.key]
             outcome = outcomes.get(episode.key, Lost(episode.lost))
-            weight = self.rows.weights[episode.environment] if self.rows.weights else 1.0
-            self._arrived(episode.closed(self.rows.labels[episode.environment], outcome, weight))
+            label, weight = self.loop.labels[episode.environment], self.loop.weights[episode.environment]
+            self._arrived(episode.closed(label, outcome, weight))
 
     def _finish(self, keys: Sequence[int]) -> dict[int, Outcome | Lost]:
         if not keys:
             return {}
         self._has_environment -= set(keys)
         with self._times.phase("environment"):
-            return self.rows.environments.finish(keys)
+            return self.loop.environments.finish(keys)
 
     def abandon(self) -> None:
         """Close the environments that are left, after a failure."""
         if self._has_environment:
-            self.rows.environments.abandon(sorted(self._has_environment))
+            self.loop.environments.abandon(sorted(self._has_environment))
             self._has_environment.clear()
 
     def _seed(self, group: int, *numbers: int) -> int:
         """Return a seed of a group: of its environments, or of draws with `numbers`: sample and turn."""
         entropy = [*self.request.seeds[group], len(numbers), *numbers]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
-
-
-def _row_of(prompt: Prompt) -> int:
-    assert prompt.row is not None  # prompts of episodes are those of a dataset
-    return prompt.row

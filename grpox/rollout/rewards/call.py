@@ -1,13 +1,21 @@
-"""One call of a reward function: what it is given, where it fails, and whether what it returns are scores."""
+"""One call of a reward function: what it is given, where it fails, and whether what it returns are scores.
+
+What is awaitable shares one event loop for the life of the process, in a thread of its own.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import inspect
 import math
 import re
 import sys
+import threading
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Set
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, SupportsFloat
@@ -15,7 +23,6 @@ from typing import Any, SupportsFloat
 from grpox.contracts import FLOAT32_MAX, FailedScore, finite_number
 from grpox.data.reward_signature import Signature
 from grpox.errors import TEXT, brief, shorten, text_of
-from grpox.rollout.rewards.background_loop import BackgroundCall
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.signals import raise_if_signal
 
@@ -66,25 +73,66 @@ def called(
 
 def failure_by(error: BaseException, function: Callable[..., Any], arguments: Mapping[str, Any]) -> CallFailed:
     """Return an exception of a function as its failure."""
-    message = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
-    hint = _form_hint(error, arguments.get("completions"))
+    text, completions = text_of(error), arguments.get("completions")
+    hint = ""
+    # It takes a text for messages, by ``[0]["content"]`` or ``.get``.
+    if completions and isinstance(completions[0], str) and re.search(r"^string ind|^'str' object", text):
+        hint = (
+            "; completions are strings here, as the prompts are: read completion, not completion[0]['content']"
+        )
+    message = f"{type(error).__name__}: {text}".removesuffix(": ")
     return CallFailed(f"raised {message}{placed(raised_at(error, function))}{hint}")
+
+
+class BackgroundCall:
+    """A coroutine at work in the background loop, from the moment this is built.
+
+    The loop outlives the call, because clients that users create once (aiohttp, httpx, openai) hold
+    connections that belong to the loop of their first use.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._loop = _background_loop()
+        self._task: Future[asyncio.Task[Any]] = Future()
+        # In a copy of this thread's context.
+        self._loop.call_soon_threadsafe(lambda: self._task.set_result(self._loop.create_task(work)))
+        self._ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+
+    async def _end(self) -> asyncio.Task[Any]:
+        await asyncio.wait([self._task.result()])
+        return self._task.result()
+
+    def result(self) -> Any:
+        """Wait for the end and return the result; also where the caller's own loop is running.
+
+        Raises:
+            asyncio.CancelledError: `cancel` stopped it.
+        """
+        return self._ended.result().result()
+
+    def cancel(self) -> None:
+        """Ask the coroutine to stop; `result` returns when it has."""
+        self._loop.call_soon_threadsafe(lambda: self._task.result().cancel())
+
+
+@functools.cache
+def _background_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=_serve, args=(loop,), name="grpox-async-rewards", daemon=True).start()
+    return loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        # asyncio lets these two out of run_forever, and tells them to whoever awaits the task as well.
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):
+            loop.run_forever()
 
 
 async def awaited(returned: Awaitable[Any], device: int | None = None) -> Any:
     """Wait for what a function returned, with the device of its caller."""
     use_device(device)
     return await returned
-
-
-def _form_hint(error: BaseException, completions: Any) -> str:
-    """Explain the failure of a function that takes a text for messages, by ``[0]["content"]`` or ``.get``."""
-    is_text = bool(completions) and isinstance(completions[0], str)
-    if is_text and re.search(r"^string ind|^'str' object", text_of(error)):
-        return (
-            "; completions are strings here, as the prompts are: read completion, not completion[0]['content']"
-        )
-    return ""
 
 
 def placed(at: str) -> str:
@@ -123,7 +171,7 @@ def dumped_at(stack: str) -> str:
     """The line of the user's function in what `faulthandler` wrote; empty where it tells none."""
     matches = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.MULTILINE)
     frames = [traceback.FrameSummary(file, int(line), name) for file, line, name in reversed(matches)]
-    awaits = any(Path(frame.filename).name == "background_loop.py" for frame in frames)
+    awaits = any(frame.name == "result" and frame.filename == __file__ for frame in frames)
     return "" if awaits else _first_of_user(frames)
 
 
@@ -152,17 +200,6 @@ def accepted(signature: Signature, arguments: Mapping[str, Any]) -> dict[str, An
     return {name: value for name, value in arguments.items() if names is None or name in names}
 
 
-def own_copies(signature: Signature, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `arguments` that a function takes; their lists, rows and other values are deep copies.
-
-    An object that Python cannot copy, and `trainer_state`, are shared.
-    """
-    return {
-        name: value if name == "trainer_state" else copied(value)
-        for name, value in accepted(signature, arguments).items()
-    }
-
-
 @dataclass(frozen=True)
 class CheckedScores:
     """The scores of N completions, and what is wrong with those that are no scores."""
@@ -185,27 +222,28 @@ def checked_scores(returned: Any, count: int, lengths: Sequence[int] | None = No
         CallFailed: it is no list of that length; the message says what it is.
     """
     # A string, mapping or set iterates too, but not in the order of the completions.
-    if not isinstance(returned, Iterable) or isinstance(returned, str | bytes | Mapping | Set):
+    is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping | Set)
+    if not is_list or getattr(returned, "shape", None) == ():  # an array or tensor without dimensions
         raise CallFailed(f"returned {_described(returned)}, not a list of {count} numbers")
-    try:
-        scores = iter(returned)
-    except TypeError as error:  # an array or tensor without dimensions
-        raise CallFailed(f"returned {_described(returned)}, not a list of {count} numbers") from error
-    listed = list(scores)
+    listed = list(returned)
     if len(listed) != count:
         raise CallFailed(f"returned {len(listed)} scores for {count} completions")
-    if lengths is not None:
-        return _checked_lists(listed, lengths)
-    checked = CheckedScores([None] * count)
+    checked = CheckedScores([None] * count, lists=None if lengths is None else [None] * count)
     for index, score in enumerate(listed):
-        number = finite_number(score)
-        if number is not None and abs(number) > FLOAT32_MAX:
-            number = None
-        checked.values[index] = number
         if isinstance(score, FailedScore):
             checked.refused[index] = f"has no score for completion {index}: {shorten(score.reason, TEXT)}"
-            continue
-        if number is None and score is not None:
+        elif score is not None and checked.lists is not None and lengths is not None:
+            try:
+                checked.values[index], checked.lists[index] = _list_score(score, lengths[index])
+            except ValueError as error:
+                wanted = f"a list of {lengths[index]} finite float32 or None, as its attribute per says"
+                what = str(error) or _described(score)
+                checked.refused[index] = f"returned {what} for completion {index}; wanted is {wanted}"
+        elif score is not None:
+            number = finite_number(score)
+            if number is not None and abs(number) <= FLOAT32_MAX:
+                checked.values[index] = number
+                continue
             hint = " (None abstains)" if isinstance(score, SupportsFloat) else ""
             if isinstance(score, list | tuple):
                 hint = "; a function that returns lists says so by its attribute per (token, turn or separator)"
@@ -214,32 +252,19 @@ def checked_scores(returned: Any, count: int, lengths: Sequence[int] | None = No
     return checked
 
 
-def _checked_lists(listed: Sequence[Any], lengths: Sequence[int]) -> CheckedScores:
-    """A list of `lengths[i]` numbers for each completion i, or None."""
-    checked = CheckedScores([None] * len(listed), lists=[None] * len(listed))
-    assert checked.lists is not None
-    for index, (score, length) in enumerate(zip(listed, lengths, strict=True)):
-        if score is None:
-            continue
-        wanted = f"a list of {length} finite float32 or None, as its attribute per says"
-        what = f"returned {_described(score)} for completion {index}; wanted is {wanted}"
-        try:
-            values = [finite_number(value) for value in score] if not isinstance(score, str | Mapping) else None
-        except TypeError:  # a number, or an array without dimensions
-            values = None
-        if values is None:
-            checked.refused[index] = what
-            continue
-        numbers = [value for value in values if value is not None and abs(value) <= FLOAT32_MAX]
-        total = math.fsum(numbers)
-        if len(values) != length:
-            what = f"returned {len(values)} numbers for completion {index}; wanted is {wanted}"
-            checked.refused[index] = what
-        elif len(numbers) < length or abs(total) > FLOAT32_MAX:
-            checked.refused[index] = what
-        else:
-            checked.values[index], checked.lists[index] = total, numbers
-    return checked
+def _list_score(score: Any, length: int) -> tuple[float, list[float]]:
+    """Return the sum and the numbers of a list; raises ValueError, with the number of another length."""
+    try:
+        values = [finite_number(value) for value in score] if not isinstance(score, str | Mapping) else None
+    except TypeError:  # a number, or an array without dimensions
+        values = None
+    if values is not None and len(values) != length:
+        raise ValueError(f"{len(values)} numbers")
+    numbers = [value for value in values or () if value is not None and abs(value) <= FLOAT32_MAX]
+    total = math.fsum(numbers)
+    if values is None or len(numbers) < length or abs(total) > FLOAT32_MAX:
+        raise ValueError
+    return total, numbers
 
 
 @dataclass

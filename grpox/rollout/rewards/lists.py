@@ -49,18 +49,6 @@ class ListShape:
             raise ValueError(f"has per = 'separator' and separator = {separator!r}, which must be a text")
         return cls(per, separator)
 
-    def count(self, text: str, token_ids: Sequence[int], turns: int) -> int:
-        """Count the numbers that rate a completion.
-
-        Args:
-            text: its text; of a conversation that of the last turn.
-            token_ids: its tokens.
-            turns: number of its turns.
-        """
-        if self.per == "token":
-            return len(token_ids)
-        return turns if self.per == "turn" else text.count(self.separator) + 1
-
     def at_tokens(
         self,
         values: Sequence[float] | None,
@@ -105,10 +93,11 @@ def lengths_of(
     """
     completions, ids = arguments["completions"], arguments["completion_ids"]
     turns = turns or [[completion_text(completion)] for completion in completions]
-    return [
-        shape.count(each if isinstance(each, str) else of_each[-1], token_ids, len(of_each))
-        for each, token_ids, of_each in zip(completions, ids, turns, strict=True)
-    ]
+    if shape.per != "separator":
+        return [len(each) for each in (ids if shape.per == "token" else turns)]
+    # Of a conversation the last turn has parts.
+    texts = [each if isinstance(each, str) else own[-1] for each, own in zip(completions, turns, strict=True)]
+    return [text.count(shape.separator) + 1 for text in texts]
 
 
 def _ends_of_parts(text: str, separator: str, token_ids: Sequence[int], decode: Decode) -> list[int]:

@@ -14,22 +14,23 @@ from typing import Any, Literal
 
 from grpox.data.reward_signature import Signature, nested_columns
 from grpox.errors import chain, text_of
-from grpox.rollout.rewards.background_loop import BackgroundCall
 from grpox.rollout.rewards.call import (
+    BackgroundCall,
     ByName,
     CallFailed,
     CallLog,
     CheckedScores,
+    accepted,
     awaited,
     called,
     current_device,
     hanging_at,
-    own_copies,
     placed,
     use_device,
 )
 from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.rollout.rewards.process import ProcessFailed, RewardProcess
+from grpox.runtime.foreign_code import copied
 from grpox.runtime.signals import raise_if_signal
 
 CANCEL_SECONDS = 1.0
@@ -69,6 +70,7 @@ class RewardCall:
             else partial(called, function, arguments, count, lengths, signature, self._settle)
         )
         self._lock = threading.Lock()
+        self._is_begun = False
         self._ended = threading.Event()
         self._abandoned = False
         self._awaited: BackgroundCall | None = None
@@ -98,11 +100,12 @@ class RewardCall:
 
     @property
     def running(self) -> bool:
-        """True while the function has not returned."""
-        return not self._ended.is_set()
+        """True from the call until the function has returned."""
+        return self._is_begun and not self._ended.is_set()
 
     def start(self) -> None:
         """Start the call in its thread."""
+        self._is_begun = True
         self._thread.start()
 
     def wait(self, timeout: float) -> bool:
@@ -180,8 +183,8 @@ class NamedReward:
     """Effect of a failure: it ends the run, or makes the function abstain for the completions it concerns."""
     timeout: float = 600.0
     """Seconds that one call may take."""
-    hanging: RewardCall | None = field(default=None, repr=False)
-    """The call that did not end in time; while it goes on, the function is not called again."""
+    latest: RewardCall | None = field(default=None, repr=False)
+    """The last call; while it goes on beyond its time, the function is not called again."""
     needs_main_thread: bool = False
     """True if the function was seen to set a signal handler, which Python allows in the main thread only."""
 
@@ -204,12 +207,17 @@ class NamedReward:
         return ListShape.of(self.function)
 
     def call(self, arguments: Mapping[str, Any], count: int, by_name: ByName | None = None) -> RewardCall:
-        """Return a call that has not started yet.
+        """Return a call that has not started yet, or one that has failed where an earlier one still hangs.
 
         Args:
             by_name: facts about episodes, of which the function gets those that it names and that are no
                 columns; default: each completion is one turn.
         """
+        if self.latest is not None and self.latest.running:
+            refused = RewardCall(self.function, {}, count)
+            still = "still hangs in an earlier call, which took longer than its timeout of"
+            refused.failure = f"{still} {self.timeout:g} s"
+            return refused
         shape, known, signature = self.lists, by_name or {}, self.signature
         lengths = None if shape is None else lengths_of(shape, arguments, known.get("turns"))
         wanted = {name: known[name] for name in signature.facts if name in known and name not in arguments}
@@ -218,8 +226,17 @@ class NamedReward:
             arguments |= nested_columns(nested, arguments)
         if not isinstance(self.function, RewardProcess):
             # What one function does to its lists and rows must not reach the others, nor the record.
-            arguments = own_copies(signature, arguments)
-        return RewardCall(self.function, arguments, count, lengths, signature)
+            arguments = {
+                name: value if name == "trainer_state" else copied(value)
+                for name, value in accepted(signature, arguments).items()
+            }
+        self.latest = RewardCall(self.function, arguments, count, lengths, signature)
+        return self.latest
+
+    def abandon(self) -> None:
+        """Abandon the call that goes on, if there is one."""
+        if self.latest is not None and self.latest.running:
+            self.latest.abandon()
 
     def missing_columns(self, columns: Iterable[str]) -> list[str]:
         """Dataset columns that the function cannot do without and that `columns` lacks, in its own order."""
@@ -231,37 +248,8 @@ class NamedReward:
         return self.needs_main_thread and threading.current_thread() is threading.main_thread()
 
 
-class Stopped(Exception):
-    """No further call is started: the stop sign was given."""
-
-
-class StopSign:
-    """A stop for all calls that were put under it; one thread starts the calls, another may give the sign."""
-
-    def __init__(self) -> None:
-        self.given = False
-        self._calls: list[RewardCall] = []
-
-    def cover(self, call: RewardCall) -> None:
-        """Put a call that has not started under this sign; raises Stopped where the sign was given."""
-        # Listed before the look at `given`, which `give` sets before it looks at the list: one of them sees.
-        self._calls = [*(earlier for earlier in self._calls if earlier.running), call]
-        if self.given:
-            raise Stopped
-
-    def give(self) -> None:
-        """Abandon what goes on (see `RewardCall.abandon`) and let nothing more start."""
-        self.given = True
-        for call in self._calls:
-            call.abandon()
-
-
 def call_together(
-    rewards: Sequence[NamedReward],
-    arguments: Mapping[str, Any],
-    count: int,
-    stop: StopSign | None = None,
-    by_name: ByName | None = None,
+    rewards: Sequence[NamedReward], arguments: Mapping[str, Any], count: int, by_name: ByName | None = None
 ) -> list[RewardCall]:
     """Return one call per reward that has ended, or was abandoned, in order, whichever ends first.
 
@@ -272,41 +260,30 @@ def call_together(
     Args:
         arguments: what the functions may take, besides `log_metric` and `log_extra`.
         count: completions, at least one.
-        stop: another thread may give it; results of calls that were going on then mean nothing.
         by_name: facts about episodes; see `NamedReward.call`.
-
-    Raises:
-        Stopped: `stop` was given before all calls had started.
     """
     calls: list[RewardCall] = []
-    begun: list[tuple[int, NamedReward]] = []
+    apart: list[tuple[int, NamedReward]] = []
+    here: list[RewardCall] = []
     try:
         for place, reward in enumerate(rewards):
-            if reward.hanging is not None and reward.hanging.running:
-                calls.append(RewardCall(reward.function, {}, count))
-                still = "still hangs in an earlier call, which took longer than its timeout of"
-                calls[place].failure = f"{still} {reward.timeout:g} s"
-                continue
-            reward.hanging = None
             calls.append(reward.call(arguments, count, by_name))
-            begun.append((place, reward))
-            if stop is not None:
-                stop.cover(calls[place])
-            if not reward.in_main_thread:
-                calls[place].start()
-        apart = [each for each in begun if not each[1].in_main_thread]
-        for place, reward in begun:
+            if calls[place].failure:
+                continue
             if reward.in_main_thread:
-                calls[place].run()
+                here.append(calls[place])
+            else:
+                calls[place].start()
+                apart.append((place, reward))
+        for call in here:
+            call.run()
         for place, reward in apart:
-            if not calls[place].wait(reward.timeout):
-                reward.hanging = calls[place]
-            elif calls[place].needs_main_thread():
+            if calls[place].wait(reward.timeout) and calls[place].needs_main_thread():
                 reward.needs_main_thread = True
                 if reward.in_main_thread:
                     calls[place] = reward.call(arguments, count, by_name)
                     calls[place].run()
-    except BaseException:  # an interrupt or stop: what was started is stopped as far as it can be
+    except BaseException:  # an interrupt: what was started is stopped as far as it can be
         for call in calls:
             call.abandon()
         raise

@@ -53,7 +53,7 @@ class RemoteError(Exception):
         self.add_note(trace)
 
 
-class RewardProcess:
+class RewardProcess(Restarted["_Running"]):
     """One process, which is started with this object, and again after it has ended.
 
     Args:
@@ -67,8 +67,8 @@ class RewardProcess:
         self._state: Mapping[str, Any] | None = None
         """The state that a process that is started again begins with."""
         self._step: StepContext | None = None
-        self._running = Restarted(lambda: _Running(blueprint, timeout, memory))
-        self._running.get().is_prepared = True
+        super().__init__(lambda: _Running(blueprint, timeout, memory))
+        self.get().is_prepared = True
 
     @property
     def ready(self) -> Ready:
@@ -97,7 +97,11 @@ class RewardProcess:
             ProcessFailed: the process ended, took longer than the timeout or more than the memory; it is gone.
         """
         sent = accepted(self.ready.signature, arguments)
-        reply = self._ask(Request("", sent, count, _seed_of(arguments), lengths))
+        step = getattr(arguments.get("trainer_state"), "global_step", 0)
+        # The same for the same completions at the same step, whatever was called before: Python's hash of whole
+        # numbers is the same in every process, unlike that of text.
+        seed = hash((step, *map(tuple, arguments.get("completion_ids", ())))) & 0xFFFFFFFF
+        reply = self._ask(Request("", sent, count, seed, lengths))
         if reply.failure:
             raise CallFailed(reply.failure) from (RemoteError(reply.trace) if reply.trace else None)
         scores, log = reply.value
@@ -127,14 +131,6 @@ class RewardProcess:
             self._step = arguments[0]
         return reply.value
 
-    def stop(self) -> None:
-        """Kill the process and what it has started; the next call starts another."""
-        self._running.stop()
-
-    def close(self) -> None:
-        """Kill the process for good."""
-        self._running.close()
-
     def _ask(self, request: Request) -> Reply:
         running = self._started()
         try:
@@ -163,7 +159,7 @@ class RewardProcess:
 
     def _started(self) -> _Running:
         try:
-            return self._running.get()
+            return self.get()
         except ChildEnded as error:
             raise ProcessFailed("is not called any more") from error
 
@@ -271,10 +267,3 @@ class RemoteComponent:
         for name in ready.methods:
             setattr(self, name, partial(process.call_method, name))
         self.attribute_hashes = partial(process.call_method, ATTRIBUTES)
-
-
-def _seed_of(arguments: Mapping[str, Any]) -> int:
-    """A seed for a call: the same for the same completions at the same step, whatever was called before."""
-    step = getattr(arguments.get("trainer_state"), "global_step", 0)
-    # Python's hash of whole numbers is the same in every process, unlike that of text.
-    return hash((step, *map(tuple, arguments.get("completion_ids", ())))) & 0xFFFFFFFF

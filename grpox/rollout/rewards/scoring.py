@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from grpox.contracts import FLOAT32_MAX, Episode, Rollout, Text, TrainerState
+from grpox.contracts import FLOAT32_MAX, Rollout, Text, TrainerState
 from grpox.data.reward_signature import column_problem
 from grpox.errors import Problem, RunFailed
-from grpox.rollout.rewards.call import ByName, CallLog
-from grpox.rollout.rewards.named import NamedReward, RewardCall, StopSign, call_together
+from grpox.rollout.rewards.call import ByName
+from grpox.rollout.rewards.named import NamedReward, RewardCall, call_together
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,88 +30,6 @@ Logged = Mapping[str, Mapping[str, float]]
 ROUNDING = 4 * 2.0**-23
 """Rewards whose spread is at most this share of the largest are equal: 0.1 + 0.2 and 0.3 + 0.
 The eps of float32 is 2^-23."""
-
-
-@dataclass(frozen=True)
-class RewardTable:
-    """The scores of `N` completions by `K` reward functions, and what the functions logged."""
-
-    values: list[list[float | None]]
-    """[K][N]; None where the function abstained."""
-    failed: list[list[bool]]
-    """[K][N]; True where it abstained because it failed."""
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
-    """From `log_metric`: name -> label -> the mean over the calls."""
-    extra_columns: dict[str, list[Any]] = field(default_factory=dict)
-    """From `log_extra`: name -> N values."""
-    seconds: list[float] = field(default_factory=list)
-    """[K]; they overlap."""
-    lists: dict[str, list[list[float] | None]] = field(default_factory=dict)
-    """Label of a function that returns lists -> N of them, None where it abstained."""
-    warnings: dict[str, str] = field(default_factory=dict)
-    """Warnings for the user, by a key under which each is told once."""
-
-
-def score(
-    rewards: Sequence[NamedReward],
-    prompts: Sequence[Text],
-    completions: Sequence[Text],
-    completion_ids: Sequence[Sequence[int]],
-    columns: Mapping[str, list[Any]],
-    trainer_state: Any = None,
-    stop: StopSign | None = None,
-    by_name: ByName | None = None,
-) -> RewardTable:
-    """Scores N completions with every reward function; an empty batch calls none.
-
-    Functions are called with keyword arguments only, and with those that their signature accepts, all at the
-    same time. Which of them ends first changes nothing of what is returned.
-
-    Args:
-        prompts, completions: as in the dataset: strings, or lists of role/content messages.
-        completion_ids: token ids of each completion.
-        columns: the other dataset columns, repeated to N values each.
-        stop: what another thread may give to stop the calls; what is returned after that means nothing.
-        by_name: facts about episodes, for the functions that name them; default: each completion is one turn.
-
-    Raises:
-        RunFailed: a function lacks a column; or one with the policy ``fail`` raised (`__cause__` is its
-            exception), took longer than its timeout, or returned anything but N finite numbers or None. No
-            score is ever made up.
-        Stopped: `stop` was given before all functions were called.
-    """
-    count = len(completions)
-    if count == 0:
-        return RewardTable([[] for _ in rewards], [[] for _ in rewards], seconds=[0.0] * len(rewards))
-    problems = column_problems(rewards, list(columns))
-    if problems:
-        raise RunFailed("\n".join(map(str, problems)))
-    arguments = {
-        **columns,
-        "prompts": prompts,
-        "completions": completions,
-        "completion_ids": completion_ids,
-        "trainer_state": trainer_state,
-    }
-    calls = call_together(rewards, arguments, count, stop, by_name)
-    warnings = _warnings(rewards, calls)
-    logs = {
-        reward.label: CallLog() if call.failure else call.log
-        for reward, call in zip(rewards, calls, strict=True)
-    }
-    return RewardTable(
-        values=[call.values for call in calls],
-        failed=[call.failed for call in calls],
-        metrics=logged_metrics(logs),
-        extra_columns=extra_columns(logs),
-        seconds=[call.seconds for call in calls],
-        lists={
-            reward.label: (None if call.scores is None else call.scores.lists) or [None] * count
-            for reward, call in zip(rewards, calls, strict=True)
-            if reward.lists is not None
-        },
-        warnings=warnings,
-    )
 
 
 def _warnings(rewards: Sequence[NamedReward], calls: Sequence[RewardCall]) -> dict[str, str]:
@@ -237,41 +155,37 @@ def episode_arguments(rollouts: Sequence[Rollout], turns: Sequence[Sequence[str]
         "tool_calls": [
             [] if episode is None else [result.plain() for result in episode.results] for episode in episodes
         ],
-        "environment_rewards": [_weighted(episode) for episode in episodes],
+        "environment_rewards": [
+            None
+            if episode is None or episode.rewards is None
+            else {part: value * episode.weight for part, value in episode.rewards.items()}
+            for episode in episodes
+        ],
         "environment_info": [{} if episode is None else dict(episode.info) for episode in episodes],
     }
-
-
-def _weighted(episode: Episode | None) -> dict[str, float] | None:
-    if episode is None or episode.rewards is None:
-        return None
-    return {part: value * episode.weight for part, value in episode.rewards.items()}
 
 
 def whole_texts(prompts: PromptSet, rollouts: Sequence[Rollout], completions: Sequence[Text]) -> list[str]:
     """Return all tokens of each completion as text, for people.
 
     Args:
-        completions: as `PromptSet.completions_of` decodes them; only those of one message need no decoding.
+        completions: as `PromptSet.completions_of` decodes them; only conversations of several messages are
+            decoded again.
     """
-    several = [place for place, rollout in enumerate(rollouts) if rollout.episode is not None]
-    several = [place for place in several if not isinstance(completions[place], str)]
-    decoded = prompts.completion_texts([rollouts[place].completion_ids for place in several]) if several else []
-    texts = dict(zip(several, decoded, strict=True))
+    pairs = list(zip(rollouts, completions, strict=True))
+    several = [rollout.episode is not None and not isinstance(each, str) for rollout, each in pairs]
+    parts = [rollout.completion_ids for rollout, needs in zip(rollouts, several, strict=True) if needs]
+    decoded = iter(prompts.completion_texts(parts) if parts else ())
     return [
-        texts[place] if place in texts else each if isinstance(each, str) else str(each[0]["content"])
-        for place, each in enumerate(completions)
+        next(decoded) if needs else each if isinstance(each, str) else str(each[0]["content"])
+        for each, needs in zip(completions, several, strict=True)
     ]
 
 
 def turn_texts(prompts: PromptSet, rollouts: Sequence[Rollout], texts: Sequence[str]) -> list[list[str]]:
-    """Return the text of each turn of the model; the whole completion is one where a rollout names none.
-
-    Args:
-        texts: all tokens of each rollout as text.
-    """
+    """Return the text of each turn of the model; the whole text is one where a rollout names none."""
     parts = [rollout.completion_ids[turn.start : turn.end] for rollout in rollouts for turn in rollout.turns]
-    decoded = iter(prompts.completion_texts(parts) if parts else [])
+    decoded = iter(prompts.completion_texts(parts) if parts else ())
     return [
         [next(decoded) for _ in rollout.turns] or [text] for rollout, text in zip(rollouts, texts, strict=True)
     ]
@@ -280,42 +194,75 @@ def turn_texts(prompts: PromptSet, rollouts: Sequence[Rollout], texts: Sequence[
 def as_one_call(groups: Sequence[Unscored]) -> Unscored:
     """Whole groups, one or more with the same columns, one after the other in order of group id."""
     in_order = sorted(groups, key=lambda group: group.rollouts[0].group_id)
+
+    def together(lists: Iterable[Sequence[Any]]) -> list[Any]:
+        return [value for values in lists for value in values]
+
     return Unscored(
-        rollouts=[rollout for group in in_order for rollout in group.rollouts],
-        prompts=[prompt for group in in_order for prompt in group.prompts],
-        completions=[completion for group in in_order for completion in group.completions],
-        columns={
-            name: [value for group in in_order for value in group.columns[name]] for name in groups[0].columns
-        },
-        texts=[text for group in in_order for text in group.texts],
-        by_name={
-            name: [value for group in in_order for value in group.by_name[name]] for name in groups[0].by_name
-        },
+        together(group.rollouts for group in in_order),
+        together(group.prompts for group in in_order),
+        together(group.completions for group in in_order),
+        columns={name: together(group.columns[name] for group in in_order) for name in groups[0].columns},
+        texts=together(group.texts for group in in_order),
+        by_name={name: together(group.by_name[name] for group in in_order) for name in groups[0].by_name},
     )
 
 
-def score_rows(
-    rewards: Sequence[NamedReward], given: Unscored, state: TrainerState, stop: StopSign | None = None
-) -> ScoredRows:
-    """Call every reward function once; without rollouts call none. What it raises: `rewards.score`."""
-    table = score(
-        rewards,
-        prompts=given.prompts,
-        completions=given.completions,
-        completion_ids=[list(rollout.completion_ids) for rollout in given.rollouts],
-        columns=given.columns,
-        trainer_state=state,
-        stop=stop,
-        by_name=given.by_name,
-    )
-    rows = []
-    for place, rollout in enumerate(given.rollouts):
-        values = tuple(of_function[place] for of_function in table.values)
-        failed = tuple(of_function[place] for of_function in table.failed)
-        extra = {name: column[place] for name, column in table.extra_columns.items()}
-        lists = {label: of_function[place] for label, of_function in table.lists.items()}
-        rows.append(ScoredRow(rollout, values, failed, extra, given.texts[place], lists))
-    return ScoredRows(rows, table.metrics, {**table.warnings, **_failed_episodes(given.rollouts)})
+def score_rows(rewards: Sequence[NamedReward], given: Unscored, state: TrainerState) -> ScoredRows:
+    """Score rollouts with every reward function; without rollouts call none.
+
+    Functions are called with keyword arguments only, and with those that their signature accepts, all at the
+    same time. Which of them ends first changes nothing of what is returned.
+
+    Raises:
+        RunFailed: a function lacks a column; or one with the policy ``fail`` raised (`__cause__` is its
+            exception), took longer than its timeout, or returned anything but N finite numbers or None. No
+            score is ever made up.
+    """
+    if not given.rollouts:
+        return ScoredRows()
+    if problems := column_problems(rewards, list(given.columns)):
+        raise RunFailed("\n".join(map(str, problems)))
+    arguments = {
+        **given.columns,
+        "prompts": given.prompts,
+        "completions": given.completions,
+        "completion_ids": [list(rollout.completion_ids) for rollout in given.rollouts],
+        "trainer_state": state,
+    }
+    calls = call_together(rewards, arguments, len(given.rollouts), given.by_name)
+    warnings = _warnings(rewards, calls)
+    labelled = list(zip([reward.label for reward in rewards], calls, strict=True))
+    logs = [(label, call.log) for label, call in labelled if not call.failure]
+    metrics: dict[str, dict[str, float]] = {}
+    for label, log in logs:
+        for name, logged in log.metrics.items():
+            metrics.setdefault(name, {})[label] = sum(logged) / len(logged)
+    times = Counter(name for _, log in logs for name in log.columns)
+    extra = {  # a name that several functions log has the label of each before it
+        name if times[name] == 1 else f"{label}/{name}": column
+        for label, log in logs
+        for name, column in log.columns.items()
+    }
+    nothing = [None] * len(given.rollouts)
+    lists = {
+        label: nothing if call.scores is None else call.scores.lists or nothing
+        for reward, (label, call) in zip(rewards, labelled, strict=True)
+        if reward.lists is not None
+    }
+    values, failed = [call.values for call in calls], [call.failed for call in calls]
+    rows = [
+        ScoredRow(
+            rollout,
+            tuple(of_function[place] for of_function in values),
+            tuple(of_function[place] for of_function in failed),
+            {name: column[place] for name, column in extra.items()},
+            given.texts[place],
+            {label: of_function[place] for label, of_function in lists.items()},
+        )
+        for place, rollout in enumerate(given.rollouts)
+    ]
+    return ScoredRows(rows, metrics, {**warnings, **_failed_episodes(given.rollouts)})
 
 
 def _failed_episodes(rollouts: Sequence[Rollout]) -> dict[str, str]:
@@ -333,14 +280,14 @@ def _failed_episodes(rollouts: Sequence[Rollout]) -> dict[str, str]:
 
 
 def joined(parts: Sequence[ScoredRows]) -> ScoredRows:
-    """The rows of several calls in order of group and sample, whatever the order of the calls.
+    """The rows of several calls, or ranks, in order of group and sample, whatever the order of the parts.
 
     A metric is the mean over the calls that logged it, weighed by their completions: ``sum n_c m_c / sum n_c``.
     """
     in_order = sorted(parts, key=lambda part: part.rows[0].rollout.group_id)
     warnings: dict[str, str] = {}
-    for part in in_order:
-        warnings = {**part.warnings, **warnings}  # of the same key the first is told
+    for key, text in (item for part in in_order for item in part.warnings.items()):
+        warnings.setdefault(key, text)
     rows = [row for part in in_order for row in part.rows]
     rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
     return ScoredRows(rows, weighed_mean_logged((part.logged, len(part.rows)) for part in in_order), warnings)
@@ -373,25 +320,6 @@ def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
         parts, whole = rewards[large][0].tolist(), total[large][0].item()
         raise RunFailed(f"the weighted sum of the rewards {parts} is {whole:g}, beyond the numbers of float32")
     return total.masked_fill(~scored.any(dim=1), torch.nan)
-
-
-def logged_metrics(logs: Mapping[str, CallLog]) -> dict[str, dict[str, float]]:
-    """The metrics of one batch, each the mean over its calls; `logs` is by label, in order of the rewards."""
-    merged: dict[str, dict[str, float]] = {}
-    for label, log in logs.items():
-        for name, values in log.metrics.items():
-            merged.setdefault(name, {})[label] = sum(values) / len(values)
-    return merged
-
-
-def extra_columns(logs: Mapping[str, CallLog]) -> dict[str, list[Any]]:
-    """Column -> N values; a name that several functions log is told as ``<label>/<name>`` for each of them."""
-    times = Counter(name for log in logs.values() for name in log.columns)
-    return {
-        name if times[name] == 1 else f"{label}/{name}": values
-        for label, log in logs.items()
-        for name, values in log.columns.items()
-    }
 
 
 def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[str, float]]:

@@ -198,11 +198,6 @@ def named(name: str, **others: str) -> str:
     return json.dumps({"name": name, **others})
 
 
-def test_sync_tools_run_in_the_order_of_the_calls() -> None:
-    contents = [each.content for each in run(("push", named("a")), ("push", named("b")))]
-    assert contents == ["a", "a,b"]
-
-
 def test_async_tools_run_together_and_are_answered_in_the_order_of_the_calls() -> None:
     # Each ends only after the next has begun.
     answers = run(("wait", named("a", for_name="b")), ("wait", named("b", for_name="c")), ("wait", named("c")))

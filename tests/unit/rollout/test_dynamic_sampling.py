@@ -17,12 +17,12 @@ from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.rollout import dynamic_sampling
+from grpox.rollout.advantages import BatchScaler
 from grpox.rollout.collector import Collector, Scorer
-from grpox.rollout.dynamic_sampling import ResampledBatch, SampledGroups, refill, signal_of
+from grpox.rollout.dynamic_sampling import PromptGroup, refill, signal_of
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.rollout.sampler import CompletionSampler
-from grpox.rollout.turns import BatchScaler
 from grpox.runtime.world import World
 from grpox.training.trainer import Trainer
 from grpox_advantages.baselines import Opo
@@ -33,79 +33,71 @@ from grpox_advantages.turns import Gigpo, ReturnToGo
 ALONE = World(0, 1, torch.device("cpu"))
 
 
-def groups(*rewards: tuple[float, ...], first: int = 0, logged: float = 0.0) -> SampledGroups:
+def groups(*rewards: tuple[float, ...], first: int = 0) -> list[PromptGroup]:
     """Groups with these rewards, of the prompts from `first` on."""
-    rows = [
-        ScoredRow(
-            Rollout(group, sample, (first + group,), (1,) * (sample + 1), "stop", 0), (reward,), (False,), {}
+    return [
+        (
+            first + group,
+            [
+                ScoredRow(Rollout(group, sample, (first + group,), (1,), "stop", 0), (reward,), (False,), {})
+                for sample, reward in enumerate(of_group)
+            ],
         )
         for group, of_group in enumerate(rewards)
-        for sample, reward in enumerate(of_group)
     ]
-    indices = range(first, first + len(rewards))
-    return SampledGroups.of(indices, rows, {"told": {"f": logged}})
 
 
-def is_flat(group: Any) -> bool:
-    return len({row.rewards for row in group}) == 1
-
-
-def refilled(first: SampledGroups, rounds: list[SampledGroups]) -> tuple[ResampledBatch, list[int]]:
-    """The batch, and how many prompts were drawn in each round."""
+def refilled(
+    batch: list[PromptGroup], *rounds: list[PromptGroup]
+) -> tuple[list[ScoredRow], dict[str, float], list[int]]:
+    """Refill the batch; return what was dropped, metrics, and how many prompts were drawn in each round."""
     drawn: list[int] = []
 
-    def draw(count: int) -> list[int]:
+    def sample(number: int, count: int) -> list[PromptGroup]:
         drawn.append(count)
-        return list(rounds[len(drawn) - 1].indices)
-
-    def sample(number: int, indices: Any) -> SampledGroups:
         assert number == len(drawn)
-        assert list(indices) == list(rounds[number - 1].indices)
         return rounds[number - 1]
 
-    def find_flat(indices: Any, groups: Any) -> list[bool]:
-        return [is_flat(group) for group in groups]
+    def find_flat(groups: Any) -> list[bool]:
+        return [len({row.rewards for row in rows}) == 1 for _, rows in groups]
 
-    return refill(first, len(rounds), draw, sample, find_flat), drawn
+    return *refill(batch, len(rounds), sample, find_flat), drawn
 
 
 def test_flat_groups_are_replaced_in_the_order_of_drawing() -> None:
-    first = groups((0, 1), (1, 1), (0, 1), (0, 0), (1, 1))
-    made, drawn = refilled(first, [groups((0, 0), (2, 3), (4, 5), first=10), groups((6, 7), first=20)])
+    batch = groups((0, 1), (1, 1), (0, 1), (0, 0), (1, 1))
+    rounds = groups((0, 0), (2, 3), (4, 5), first=10), groups((6, 7), first=20)
+    dropped, metrics, drawn = refilled(batch, *rounds)
     assert drawn == [3, 1]
-    assert made.batch.indices == [0, 11, 2, 12, 20]
-    assert [row.rewards for row in made.batch.rows] == [(r,) for r in (0, 1, 2, 3, 0, 1, 4, 5, 6, 7)]
-    places = [(row.rollout.group_id, row.rollout.sample) for row in made.batch.rows]
+    assert [index for index, _ in batch] == [0, 11, 2, 12, 20]
+    rows = [row for _, rows in batch for row in rows]
+    assert [row.rewards for row in rows] == [(r,) for r in (0, 1, 2, 3, 0, 1, 4, 5, 6, 7)]
+    places = [(row.rollout.group_id, row.rollout.sample) for row in rows]
     assert places == [(group, sample) for group in range(5) for sample in range(2)]
-    assert [row.rollout.prompt_ids for row in made.batch.rows[::2]] == [(0,), (11,), (2,), (12,), (20,)]
-    assert made.metrics == {
+    assert [row.rollout.prompt_ids for row in rows[::2]] == [(0,), (11,), (2,), (12,), (20,)]
+    assert metrics == {
         "dynamic_sampling/rounds": 2,
         "dynamic_sampling/replaced": 0.6,
         "dynamic_sampling/prompts": 9,
     }
     # All that was sampled is in the batch or dropped: two rows of each of nine prompts.
-    assert len(made.dropped) == 18 - 10
+    assert len(dropped) == 18 - 10
 
 
 def test_what_the_rounds_do_not_replace_stays_as_it_was() -> None:
-    first = groups((1, 1), (0, 0), (0, 1))
-    made, drawn = refilled(first, [groups((0, 0), (2, 3), first=10)])
+    batch = groups((1, 1), (0, 0), (0, 1))
+    _, metrics, drawn = refilled(batch, groups((0, 0), (2, 3), first=10))
     assert drawn == [2]
-    assert made.batch.indices == [11, 1, 2]
-    assert [row.rewards[0] for row in made.batch.rows] == [2, 3, 0, 0, 0, 1]
-    assert made.metrics["dynamic_sampling/replaced"] == pytest.approx(1 / 3)
+    assert [index for index, _ in batch] == [11, 1, 2]
+    assert [row.rewards[0] for _, rows in batch for row in rows] == [2, 3, 0, 0, 0, 1]
+    assert metrics["dynamic_sampling/replaced"] == pytest.approx(1 / 3)
 
 
 def test_a_batch_without_flat_groups_is_left_alone() -> None:
-    first = groups((0, 1), (0, 2))
-    made, drawn = refilled(first, [groups((0, 1), first=10)])
-    assert (drawn, made.batch.indices, made.dropped) == ([], [0, 1], [])
-    assert made.metrics["dynamic_sampling/rounds"] == 0
-
-
-def test_what_functions_log_is_weighed_by_completions() -> None:
-    made, _ = refilled(groups((1, 1), (0, 1), (0, 1)), [groups((0, 1), first=9, logged=4.0)])
-    assert made.batch.logged == {"told": {"f": 1.0}}  # 6 of 0, 2 of 4
+    batch = groups((0, 1), (0, 2))
+    dropped, metrics, drawn = refilled(batch, groups((0, 1), first=10))
+    assert (drawn, batch, dropped) == ([], groups((0, 1), (0, 2)), [])
+    assert metrics["dynamic_sampling/rounds"] == 0
 
 
 # -- Which groups are flat -------------------------------------------------------------------------------
@@ -150,7 +142,7 @@ def test_a_group_is_flat_if_the_runs_own_scaler_gives_no_advantage(
     made.scorer.rewards = [NamedReward("a", numbered), NamedReward("b", numbered, weight=0.0)]
     made.scaler, made.signal = BatchScaler(scaler), signal_of(scaler)
     others = [episode(0, (0.0, 1.0), "ab"), episode(1, (0.0, 0.0), "ab", score=0.0)]
-    assert made._find_flat(STATE, [3, 4], [others, group]) == [False, flat]
+    assert made.find_flat([(3, others), (4, group)], STATE) == [False, flat]
 
 
 def test_a_scaler_that_is_asked_keeps_its_state() -> None:
@@ -207,7 +199,7 @@ def test_a_scaler_tells_what_it_reads() -> None:
 
 def odd_ones_differ(prompts: Any, completions: Any, log_metric: Any, **_: Any) -> list[float]:
     """Score all completions of an even prompt alike, and those of an odd one by their number in the group."""
-    log_metric("calls", 1.0)
+    log_metric("first", float("0" in prompts))
     pairs = zip(prompts, completions, strict=True)
     return [float(text.split()[1]) if int(prompt) % 2 else 1.0 for prompt, text in pairs]
 
@@ -268,7 +260,7 @@ def test_a_generation_batch_is_filled_with_groups_that_teach() -> None:
     assert metrics["dynamic_sampling/first_reward"] == 1.25
     assert metrics["reward"] == 1.5
     assert sorted({row.rollout.prompt_ids[0] - 1 for row in batch.dropped}) == [0, 2, 4, 6]
-    assert batch.logged == {"calls": {"odd": 1.0}}
+    assert batch.logged == {"first": {"odd": 0.5}}  # of 8 of 16 completions
 
 
 def test_without_the_key_flat_groups_stay() -> None:
@@ -276,7 +268,7 @@ def test_without_the_key_flat_groups_stay() -> None:
     assert batch.indices == [0, 1, 2, 3]
     assert metrics["frac_reward_zero_std"] == 0.5
     assert not any(name.startswith("dynamic_sampling") for name in metrics)
-    assert batch.dropped == ()
+    assert not batch.dropped
 
 
 def test_failures_are_counted_in_groups_that_were_dropped_too() -> None:

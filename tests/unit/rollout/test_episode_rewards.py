@@ -11,8 +11,9 @@ from typing import Any
 import datasets
 import pytest
 from support.logs import LoggedText
+from test_sampler import Letters
 
-from grpox.config import DataConfig, RunConfig
+from grpox.config import DataConfig
 from grpox.contracts import (
     Episode,
     FailedScore,
@@ -47,25 +48,19 @@ MESSAGES = (
 RESULT = ToolResult(ToolCall("add", '{"a": 1}'), "x", failure="timeout", seconds=0.5, turn=0)
 
 
-class Letters:
-    """One token a letter: token n is the letter n; token 0 is special and without text."""
+class Chat(Letters):
+    """Letters with a chat template of the messages alone."""
 
     chat_template = "yes"
 
-    def __call__(self, texts: Sequence[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        return {"input_ids": [[ord(letter) - 96 for letter in text] for text in texts]}
-
     def apply_chat_template(self, messages: Any, **_: Any) -> str:
         return "".join(message["content"] for message in messages)
-
-    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
-        return ["".join(chr(96 + i) for i in ids if i) for ids in sequences]
 
 
 def prompts(conversational: bool = True, has_episodes: bool = False, **columns: Any) -> PromptSet:
     prompt = [{"role": "user", "content": "q"}] if conversational else "q"
     rows = datasets.Dataset.from_dict({"prompt": [prompt], "answer": ["cd"], **columns})
-    return PromptSet(rows, "prompt", Letters(), has_episodes=has_episodes)  # type: ignore[arg-type]
+    return PromptSet(rows, "prompt", Chat(), has_episodes=has_episodes)  # type: ignore[arg-type]
 
 
 def episode(sample: int = 0, **fields: Any) -> Rollout:
@@ -344,9 +339,3 @@ def test_lists_rate_the_models_turns_and_in_conversations_parts_of_the_last_one(
     # "cd" is an empty part that ends with the turn's first token at the earliest, and "d" up to its end.
     assert shape.at_tokens([5.0, 7.0], rows[0].rollout, "abxcd", decode, True) == [0, 0, 0, 0, 5.0, 0, 7.0]
     assert shape.at_tokens([5.0, 7.0], rows[0].rollout, "abxcd", decode) == [0, 0, 0, 5.0, 0, 0, 7.0]
-
-
-def test_the_run_file_knows_no_such_reward_argument_as_a_column() -> None:
-    """`environment` needs no column: what it reads comes with the episode."""
-    assert NamedReward("environment", environment()).missing_columns(["answer"]) == []
-    assert RunConfig.model_fields["environment"].default is None

@@ -296,16 +296,6 @@ def test_what_failed_in_the_background_is_told():
         trainer(Ahead(error=RunFailed("no such token")), steps=2).run()
 
 
-def test_what_was_left_out_is_drawn_by_the_weights_of_now():
-    run = trainer(Ahead(lost=[(0, 1)]), steps=2)
-    run.run()
-    calls = run.policy.calls
-    assert calls[calls.index("update 1") :] == ["update 1", "sync 1", "generate with 1", "update 2"]
-    assert run.observers.versions == [{0}, {0, 1}]
-    # One of four is new; its group's other sample stays as it was.
-    assert run.observers.metrics[1]["sampling/staleness"] == 0.75
-
-
 def test_a_generator_without_the_method_is_told():
     class Without(Ahead):
         @property
@@ -314,15 +304,6 @@ def test_a_generator_without_the_method_is_told():
 
     with pytest.raises(RunFailed, match="no method 'begin'"):
         trainer(Without(), steps=2).run()
-
-
-def test_a_rollout_of_weights_from_before_the_beginning_is_refused():
-    run = trainer(Ahead(), steps=3)
-    run.policy.engine.steps = 2
-    prefetched = PrefetchedBatch(1, [Rollout(0, 0, (1,), (1,), "stop", 0)])
-    message = "policy version 0, .* at version 2 and .* begun at version 1"
-    with pytest.raises(RunFailed, match=message):
-        run.feed.collector.collect(1, [0, 1], STATE, prefetched)
 
 
 def test_a_beginning_is_read_once_and_can_be_read_again():

@@ -71,7 +71,7 @@ def test_a_built_in_reward_works_in_a_process_and_the_processes_end_with_the_blo
     with reward_functions(resolved("{name: exact, column: answer, isolation: process}")) as (function,):
         assert isinstance(function, RewardProcess)
         assert function.ready.signature.needs == ("answer",)
-        process = function._running.get()._process
+        process = function.get()._process
     assert process.returncode == -9
 
 

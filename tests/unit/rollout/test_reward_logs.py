@@ -6,12 +6,12 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from reward_tables import score
 
 from grpox.checkpoint.progress import TrainingState
 from grpox.errors import RunFailed
-from grpox.rollout.rewards import NamedReward, score
-from grpox.rollout.rewards.call import CallLog
-from grpox.rollout.rewards.scoring import extra_columns, logged_metrics, weighed_mean_logged, with_logged
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.scoring import weighed_mean_logged, with_logged
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.training.step_report import StepReport
@@ -61,10 +61,8 @@ def test_a_name_of_the_trainers_own_is_told_under_the_functions_label():
 
 
 def test_a_column_that_several_functions_log_is_told_for_each():
-    one = CallLog(columns={"length": [1, 2], "own": [3, 4]})
-    two = CallLog(columns={"length": [5, 6]})
-    columns = extra_columns({"f": one, "g": two})
-    assert columns == {"f/length": [1, 2], "own": [3, 4], "g/length": [5, 6]}
+    table = scored(logs(columns={"length": [1, 2], "own": [3, 4]}), logs(columns={"length": [5, 6]}))
+    assert table.extra_columns == {"f0/length": [1, 2], "own": [3, 4], "f1/length": [5, 6]}
 
 
 def test_a_column_of_another_length_is_a_failure_of_its_function():
@@ -82,7 +80,6 @@ def test_what_a_failed_call_logged_is_dropped():
         raise OSError("down")
 
     assert scored(broken, on_error="abstain").metrics == {}
-    assert logged_metrics({"f": CallLog()}) == {}
 
 
 def test_a_steps_report_keeps_the_trainers_loss_and_tells_the_functions_beside_it(logged):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from grpox.rollout.advantages import Advantages
 from grpox.rollout.collector import Collector
 from grpox.rollout.metrics import reward_signals
-from grpox.rollout.turns import Advantages
 
 NAN = math.nan
 

@@ -7,10 +7,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from reward_tables import score
 
 from grpox.contracts import TrainerState, completion_text
 from grpox.errors import RunFailed
-from grpox.rollout.rewards import NamedReward, score
+from grpox.rollout.rewards import NamedReward
 
 STATE = TrainerState(global_step=3, max_steps=10, epoch=0.5)
 
@@ -92,6 +93,7 @@ def test_numbers_of_numpy_and_torch_are_numbers(returned):
         ([1.0, "1"], "'1' (str) for completion 1"),
         (0.5, "0.5 (float), not a list of 2 numbers"),
         (None, "None, not a list"),
+        ({0: 1.0, 1: 1.0}, "{0: 1.0, 1: 1.0} (dict), not a list"),
         ("ab", "'ab' (str), not a list"),
     ],
 )

@@ -16,10 +16,11 @@ from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.contracts import Capability, Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
+from grpox.rollout.advantages import BatchScaler
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest, check_rollouts, is_plain
-from grpox.rollout.turns import BatchScaler, rollout_problem
+from grpox.rollout.rollout_checks import check_rollouts, rollout_problem
+from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.evaluation import Evaluator
@@ -31,7 +32,7 @@ STATE = TrainerState(global_step=0, max_steps=1, epoch=0.0)
 
 
 class Letters:
-    """A tokenizer of letters: a = 1, b = 2, ..."""
+    """A tokenizer of letters: a = 1, b = 2, ...; token 0 is special and without text."""
 
     chat_template = None
 
@@ -39,7 +40,7 @@ class Letters:
         return {"input_ids": [[ord(letter) - 96 for letter in text] for text in texts]}
 
     def batch_decode(self, sequences, skip_special_tokens=False):
-        return ["".join(chr(96 + i) for i in ids) for ids in sequences]
+        return ["".join(chr(96 + i) for i in ids if i) for ids in sequences]
 
 
 class Scripted:
@@ -97,7 +98,11 @@ def test_rows_are_in_group_order_whatever_the_order_of_completion():
     assert batch.rewards[:, 0].tolist() == [0, 0, 0, 0, 1, 0]
     assert batch.advantages.tolist() == pytest.approx([0, 0, 0, -(0.5**0.5), 2**0.5, -(0.5**0.5)])
     assert metrics["frac_reward_zero_std"] == 0.5
-    assert metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
+    assert metrics["rewards/equals/mean"] == metrics["reward"] == pytest.approx(1 / 6)
+    # One right of six: sum of squares 5/6, over 5.
+    assert metrics["rewards/equals/std"] == metrics["reward_std"] == pytest.approx((1 / 6) ** 0.5)
+    assert metrics["completions/mean_length"] == 2
+    assert "rewards/equals/errors" not in metrics
 
 
 def test_rewards_are_summed_with_their_weights_and_abstentions_skipped():
@@ -109,52 +114,6 @@ def test_rewards_are_summed_with_their_weights_and_abstentions_skipped():
     assert batch.totals.tolist() == [0, 0, 0, 0.5, 2.5, 0.5]
     assert batch.rewards[:3, 1].isnan().all()
     assert metrics["rewards/abstains/abstained"] == 0.5
-
-
-def test_a_batch_on_which_every_function_abstains_has_zero_advantage_and_no_nan_metric():
-    nothing = NamedReward("nothing", lambda prompts, **_: [None] * len(prompts))
-    batch, metrics = collected(collector(Scripted(), nothing), 0, [0, 1], STATE)
-    assert batch.advantages.tolist() == [0] * 6
-    assert not any(math.isnan(value) for value in metrics.values())
-    assert "reward" not in metrics
-
-
-def test_a_rollout_of_other_weights_is_refused():
-    with pytest.raises(RunFailed, match="policy version 7, the policy is at version 0"):
-        collector(Scripted(version=7), NamedReward("equals", equals)).collect(0, [0], STATE)
-
-
-def test_a_missing_rollout_is_refused():
-    with pytest.raises(RunFailed, match="2 rollouts that are not the 3 asked for"):
-        collector(Scripted(drop=True), NamedReward("equals", equals)).collect(0, [0], STATE)
-
-
-def test_the_generator_is_synced_once_per_version():
-    generator = Scripted()
-    made = collector(generator, NamedReward("equals", equals))
-    made.collect(0, [0], STATE)
-    made.collect(1, [1], STATE)
-    assert [version for _, version in generator.synced] == [0]
-    made.sampler.engine.steps = generator.version = 1
-    made.collect(2, [2], STATE)
-    assert [version for _, version in generator.synced] == [0, 1]
-
-
-def test_observers_see_texts_and_rewards_by_name():
-    made = collector(Scripted(), NamedReward("equals", equals))
-    scored = made.scored(made.collect(0, [0], STATE))
-    assert [(s.prompt, s.completion, s.reward, s.rewards) for s in scored] == [
-        ("a", "a", 0, {"equals": 0}),
-        ("a", "aa", 1, {"equals": 1}),
-        ("a", "aaa", 0, {"equals": 0}),
-    ]
-
-
-def test_observers_see_the_other_columns_of_the_data():
-    made = collector(Scripted(), NamedReward("equals", equals))
-    scored = made.scored(made.collect(0, [2, 0], STATE))
-    assert [each.columns for each in scored] == [{"answer": "x"}] * 3 + [{"answer": "aa"}] * 3
-    assert [each.question for each in scored] == ["c"] * 3 + ["a"] * 3
 
 
 def test_what_a_reward_function_logs_reaches_metrics_and_observers():
@@ -193,14 +152,6 @@ def test_failed_completions_are_counted_and_told_once(logged):
     assert "reward 'broken' returned nan (float) for completion 1" in told
 
 
-def test_a_function_that_may_abstain_by_failing_logs_zero_errors_and_another_none():
-    abstaining = NamedReward("abstaining", equals, on_error="abstain")
-    made = collector(Scripted(), abstaining, NamedReward("failing", equals))
-    _, metrics = collected(made, 0, [0], STATE)
-    assert metrics["rewards/abstaining/errors"] == 0
-    assert "rewards/failing/errors" not in metrics
-
-
 def test_a_batch_on_which_every_function_abstains_is_told_once_by_name(logged):
     def silent(prompts, **_):
         return [None if prompt == "a" else 1.0 for prompt in prompts]
@@ -209,7 +160,10 @@ def test_a_batch_on_which_every_function_abstains_is_told_once_by_name(logged):
     made.collect(0, [1], STATE)
     assert logged() == ""
     made.collect(1, [0], STATE)
-    made.collect(2, [0], STATE)
+    batch, metrics = collected(made, 2, [0], STATE)
+    assert batch.advantages.tolist() == [0] * 3
+    assert not any(math.isnan(value) for value in metrics.values())
+    assert "reward" not in metrics
     told = logged()
     assert told.count("warning: no completion of generation batch 1 has a reward") == 1
     assert "(first, second)" in told
@@ -278,13 +232,6 @@ def test_an_evaluation_counts_errors_over_its_batches_and_keeps_its_own_names(lo
     assert "reward 'judge' logs 'accuracy', a metric of the trainer's" in logged()
 
 
-def test_standard_deviations_are_over_n_minus_1_of_the_whole_batch():
-    _, metrics = collected(collector(Scripted(), NamedReward("equals", equals)), 0, [2, 0], STATE)
-    # One right of six: sum of squares 5/6, over 5.
-    assert metrics["rewards/equals/std"] == pytest.approx((1 / 6) ** 0.5)
-    assert metrics["reward_std"] == pytest.approx((1 / 6) ** 0.5)
-
-
 @pytest.mark.parametrize(
     ("scale", "told"),
     [
@@ -292,6 +239,7 @@ def test_standard_deviations_are_over_n_minus_1_of_the_whole_batch():
         (lambda rewards, *_: rewards, r"returned \(6, 1\); one number per completion is \(6,\)"),
         (lambda rewards, *_: [0.0] * 6, "returned list"),
         (lambda rewards, *_: rewards[:, 0] / 0, "returned nan for a completion"),
+        (lambda rewards, *_: rewards[:, 0] - math.inf, "returned -inf for a completion"),
     ],
 )
 def test_an_advantage_that_is_none_is_named(scale, told):
@@ -303,19 +251,6 @@ def test_an_advantage_that_is_none_is_named(scale, told):
     made.scaler = BatchScaler(Mine())
     with pytest.raises(RunFailed, match=f"advantage 'Mine' {told}"):
         made.collect(0, [2, 0], STATE)
-
-
-def test_metrics_are_of_the_rewards_whatever_the_scaler_does_with_its_own():
-    class Mine:
-        def scale(self, rewards, weights, group_ids):
-            rewards.numpy()[:] = 9.0
-            return rewards[:, 0] - 9.0
-
-    made = collector(Scripted(), NamedReward("equals", equals))
-    made.scaler = BatchScaler(Mine())
-    batch, metrics = collected(made, 0, [2, 0], STATE)
-    assert batch.rewards[:, 0].tolist() == [0, 0, 0, 0, 1, 0]
-    assert metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
 
 
 # -- what a generator is asked for, and when -------------------------------------------------------------
@@ -443,23 +378,6 @@ def test_a_generator_that_fails_to_sleep_is_told_with_its_phase():
     assert sampler.times.failed == "generate"
 
 
-def test_what_is_begun_is_of_the_weights_of_now_and_is_not_sampled_again():
-    generator = Noting(version=3)
-    sampler = sampler_of(generator)
-    sampler.engine.steps = 3
-    prefetched = sampler.prefetch(request_of([0, 2], 2, (0, 1)))
-    assert generator.calls == ["sync 3", "wake", "begin"]
-    assert generator.asked[0][0] == [Prompt(0, (1,), 2, row=0), Prompt(1, (3,), 2, row=2)]
-    assert prefetched.version == 3
-    sampler.engine.steps = 4
-    rows, _ = sampled(sampler, [0, 2], 2, (0, 1), prefetched=prefetched)
-    assert generator.calls == ["sync 3", "wake", "begin"]
-    assert [(row.rollout.group_id, row.rollout.sample, row.completion) for row in rows] == [
-        (0, 0, "a"), (0, 1, "aa"), (1, 0, "c"), (1, 1, "cc")
-    ]  # fmt: skip
-    assert {row.rollout.policy_version for row in rows} == {3}
-
-
 @pytest.mark.parametrize(("version", "taken"), [(1, False), (2, True), (3, True), (4, True), (5, False)])
 def test_what_was_begun_may_be_of_any_weights_from_then_until_now(version, taken):
     generator = Noting(version=version)
@@ -577,22 +495,6 @@ def test_phases_are_told_to_the_times_that_were_given():
     assert sampler.times is times
 
 
-def test_one_sampler_serves_scorers_of_other_rewards():
-    def length(completions, **_):
-        return [float(len(completion)) for completion in completions]
-
-    sampler = sampler_of(Noting())
-    rows, _ = sampled(sampler, [1], 2, (1, 0), rewards=[NamedReward("length", length)])
-    assert [row.rewards for row in rows] == [(1.0,), (2.0,)]
-    assert [row.rewards for row in sampled(sampler, [1], 2, (1, 0))[0]] == [(1.0,), (0.0,)]
-    assert sampled(sampler, [1], 2, (1, 0), rewards=[])[0][0].rewards == ()
-
-
-def test_a_generator_is_taken_to_stream_only_if_it_says_so():
-    """Without streaming all groups are scored in one call, as functions that compare completions expect."""
-    assert Scorer([EQUALS]).streaming is False
-
-
 def test_the_word_by_which_generators_say_that_they_stream():
     assert Capability.STREAMING == "streaming"
 
@@ -624,7 +526,7 @@ def test_a_batch_is_as_old_as_its_oldest_rollout_and_its_staleness_is_a_mean():
     assert [rollout.policy_version for rollout in batch.rollouts] == [1, 3, 4]
     assert metrics["sampling/staleness"] == pytest.approx((3 + 1 + 0) / 3)
     assert list(batch.indices) == [0]
-    assert batch.dropped == ()
+    assert not batch.dropped
 
 
 def test_a_scaler_is_given_rewards_weights_and_groups():
@@ -632,31 +534,18 @@ def test_a_scaler_is_given_rewards_weights_and_groups():
 
     class Given:
         def scale(self, rewards, weights, group_ids):
-            given.append((rewards, weights, group_ids))
+            given.append((rewards.tolist(), weights.tolist(), group_ids.tolist()))
+            rewards.numpy()[:] = 9.0  # its own copy
             return torch.arange(6.0)
 
     made = collector(Scripted(), NamedReward("equals", equals, 2.0), NamedReward("again", equals, -0.5))
     made.scaler = BatchScaler(Given())
     batch = made.collect(0, [2, 0], STATE)
-    [(rewards, weights, group_ids)] = given
-    assert rewards.tolist() == [[0, 0]] * 4 + [[1, 1], [0, 0]]
-    assert weights.tolist() == [2.0, -0.5]
-    assert group_ids.tolist() == [0, 0, 0, 1, 1, 1]
+    assert given == [([[0, 0]] * 4 + [[1, 1], [0, 0]], [2.0, -0.5], [0, 0, 0, 1, 1, 1])]
+    assert batch.rewards.tolist() == given[0][0]
     assert batch.advantages.tolist() == [0, 1, 2, 3, 4, 5]
     assert batch.totals.tolist() == [0, 0, 0, 0, 1.5, 0]
     assert batch.totals.dtype == torch.float32
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_an_advantage_that_is_not_finite_is_told_by_its_value(bad):
-    class Mine:
-        def scale(self, *_):
-            return torch.tensor([0.0, bad, 1.0])
-
-    made = collector(Scripted(), EQUALS)
-    made.scaler = BatchScaler(Mine())
-    with pytest.raises(RunFailed, match=f"advantage 'Mine' returned {bad} for a completion"):
-        made.collect(0, [0], STATE)
 
 
 def test_a_batch_that_teaches_nothing_is_told_by_rank_0_alone(logged):
@@ -668,17 +557,7 @@ def test_a_batch_that_teaches_nothing_is_told_by_rank_0_alone(logged):
         assert ("no completion of generation batch 0 has a reward" in logged()) is (rank == 0)
 
 
-def test_metrics_of_a_batch_are_of_rewards_errors_and_lengths():
-    made = collector(Scripted(), NamedReward("equals", equals, 2.0, on_error="abstain"))
-    _, metrics = collected(made, 0, [2, 0], STATE)
-    assert metrics["reward"] == pytest.approx(2 / 6)
-    assert metrics["rewards/equals/mean"] == pytest.approx(1 / 6)
-    assert metrics["rewards/equals/errors"] == 0
-    assert metrics["completions/mean_length"] == 2
-    assert not any(name.startswith("dynamic_sampling/") for name in metrics)
-
-
-def test_observers_see_each_rollout_with_its_own_prompt_and_numbers():
+def test_observers_see_each_rollout_with_its_own_prompt_numbers_and_columns():
     made = collector(Scripted(), NamedReward("equals", equals, 2.0))
     batch = made.collect(0, [2, 0], STATE)
     scored = made.scored(batch)
@@ -689,6 +568,8 @@ def test_observers_see_each_rollout_with_its_own_prompt_and_numbers():
     assert [s.reward for s in scored] == [0, 0, 0, 0, 2, 0]
     assert [s.rewards["equals"] for s in scored] == [0, 0, 0, 0, 1, 0]
     assert [s.advantage for s in scored] == batch.advantages.tolist()
+    assert [s.columns for s in scored] == [{"answer": "x"}] * 3 + [{"answer": "aa"}] * 3
+    assert [s.question for s in scored] == ["c"] * 3 + ["a"] * 3
 
 
 # -- groups that are replaced ----------------------------------------------------------------------------
@@ -734,35 +615,6 @@ def test_a_first_reward_is_of_what_was_scored_and_of_nothing_there_is_none():
     assert none["dynamic_sampling/rounds"] == 1
 
 
-def test_what_functions_log_of_a_batch_is_a_copy():
-    def telling(completions, log_metric, **_):
-        log_metric("count", len(completions))
-        return [0.0] * len(completions)
-
-    batch = collector(Scripted(), NamedReward("telling", telling)).collect(0, [0], STATE)
-    assert batch.logged == {"count": {"telling": 3}}
-    assert isinstance(batch.logged["count"], dict)
-
-
-@pytest.mark.parametrize(
-    ("streaming", "num_samples", "early"), [(True, 2, True), (True, 1, False), (False, 2, False)]
-)
-def test_groups_are_scored_early_where_a_generator_streams_and_they_are_more_than_single_completions(
-    streaming, num_samples, early
-):
-    """A call for each single completion would cost more than it hides."""
-    request = request_of([0, 1], num_samples, (0, 0))
-    with Scorer([EQUALS], streaming).stream(request, sampler_of(Scripted()), range(1), STATE) as streamed:
-        assert (streamed is not None) is early
-
-
-def test_by_default_no_flat_group_is_replaced():
-    made = collector(Scripted(), EQUALS)
-    _, metrics = collected(made, 0, [2], STATE, draw=lambda count: pytest.fail("drawn"))
-    assert metrics["frac_reward_zero_std"] == 1
-    assert metrics["dynamic_sampling/rounds"] == 0
-
-
 def test_a_generator_may_do_to_its_list_of_prompts_what_it_likes():
     class Pops(Scripted):
         def generate(self, prompts, sampling, seed):
@@ -804,20 +656,12 @@ def test_a_generator_that_exits_is_named(method):
     ],
 )
 def test_a_generator_that_gives_something_else_is_told_what_is_needed(answer, told):
-    class Odd:
-        def sync(self, weights, version): ...
-
-        def wake(self): ...
-
+    class Odd(Scripted):
         def generate(self, prompts, sampling, seed):
             return answer
 
-    generator = Odd()
-    engine = SimpleNamespace(steps=0, weights=lambda: iter(()))
-    sampler = CompletionSampler(engine, generator, World(0, 1, torch.device("cpu")), seed=0)
-    request = SampleRequest(prompt_set(), range(1), 2, SamplingConfig(), (0,))
     with pytest.raises(RunFailed, match=f"'Odd' {told}.*an iterable of grpox.contracts.Rollout"):
-        sampler.sample(request)
+        sampler_of(Odd()).sample(request_of([0], 2, (0,)))
 
 
 def test_rollouts_that_are_missing_or_too_many_are_named():
@@ -841,34 +685,23 @@ def test_rollouts_that_are_missing_or_too_many_are_named():
 )
 def test_tokens_and_log_probabilities_that_are_none_are_named(changed, told):
     rollout = Rollout(0, 0, (1,), (9, 0), "stop", 0)
-    assert is_plain(rollout, vocabulary=10)
     assert not rollout_problem(rollout, vocabulary=10)
-    other = replace(rollout, **changed)
-    assert not is_plain(other, vocabulary=10)
-    assert rollout_problem(other, vocabulary=10).startswith(told)
+    assert rollout_problem(replace(rollout, **changed), vocabulary=10).startswith(told)
 
 
 def test_any_token_is_accepted_of_a_model_without_a_vocabulary_size():
-    rollout = Rollout(0, 0, (1,), (10**6,), "stop", 0)
-    assert is_plain(rollout)
-    assert not rollout_problem(rollout)
+    assert not rollout_problem(Rollout(0, 0, (1,), (10**6,), "stop", 0))
 
 
 @pytest.mark.parametrize("ids", [(2, 10), ()])
 def test_a_sampler_refuses_tokens_that_the_model_cannot_be_trained_on(ids):
-    class Mine:
-        def sync(self, weights, version): ...
-
-        def wake(self): ...
-
+    class Mine(Scripted):
         def generate(self, prompts, sampling, seed):
             for sample in range(2):
                 yield Rollout(0, sample, prompts[0].token_ids, (9,) if sample == 0 else ids, "stop", 0)
 
-    sampler = CompletionSampler(engine(), Mine(), ALONE, seed=0, vocabulary=10)
-    request = SampleRequest(prompt_set(), range(1), 2, SamplingConfig(), (0,))
     with pytest.raises(RunFailed, match=r"'Mine' .*\(group 0, sample 1\) whose completion_ids"):
-        sampler.sample(request)
+        sampler_of(Mine(), vocabulary=10).sample(request_of([0], 2, (0,)))
 
 
 def test_a_rollout_of_another_prompt_is_refused():

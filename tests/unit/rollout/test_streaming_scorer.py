@@ -20,7 +20,6 @@ from grpox.errors import RunFailed
 from grpox.rollout import streaming_scorer
 from grpox.rollout.collector import Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.named import RewardCall, Stopped, StopSign
 from grpox.rollout.rewards.scoring import ScoredRow, ScoredRows, joined
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
 from grpox.runtime.world import World
@@ -179,7 +178,7 @@ def test_without_streaming_all_groups_are_scored_in_one_call_when_all_is_there()
 # -- What a call is given ----------------------------------------------------------------------------------
 
 
-def test_groups_that_arrive_while_a_call_runs_are_scored_together_in_order_of_group():
+def test_groups_that_arrive_while_a_call_runs_are_scored_together_after_it_in_order_of_group():
     def script(reward, prompts):
         yield from (rollout(2, 0), rollout(2, 1))
         assert reward.begun.acquire(timeout=patient(5))
@@ -283,30 +282,6 @@ def test_a_metric_is_the_mean_over_the_calls_that_log_it_weighed_by_their_comple
     assert logged["all"] == {"reward": 4.0}  # (2 * 1 + 6 * 5) / 8, where calls alike would make 3
     assert logged["first"] == {"reward": 7.0}
     assert logged["second"] == {"reward": 8.0}
-
-
-def test_no_function_runs_beside_itself():
-    begun, arrived, second = threading.Event(), threading.Event(), threading.Event()
-    beside = []
-
-    def reward(prompts, **_):
-        if prompts[0] == "p1":
-            second.set()
-        else:
-            begun.set()
-            assert arrived.wait(patient(5))
-            beside.append(second.wait(0.1))
-        return [0.0] * len(prompts)
-
-    def script(prompts):
-        yield from (rollout(0, 0), rollout(0, 1))
-        assert begun.wait(patient(5))
-        yield from (rollout(1, 0), rollout(1, 1))
-        arrived.set()
-
-    sampled(sampler(script, reward))
-    assert beside == [False]
-    assert second.is_set()
 
 
 def test_a_function_sees_the_trainers_context_and_what_reads_data_is_not_run_in_the_scoring_thread():
@@ -429,11 +404,11 @@ def test_a_function_that_fails_as_a_whole_abstains_for_all_groups_of_its_call():
 @pytest.mark.parametrize(
     ("places", "told"),
     [
-        ([(5, 0)], "that was not asked for: sample 0 of group 5"),
-        ([(0, 2)], "that was not asked for: sample 2 of group 0"),
-        ([(0, 1), (0, 1)], "twice: sample 1 of group 0"),
-        ([(0, 0), (0, 1), (0, 1)], "twice: sample 1 of group 0"),
-        ([(0, 0, 3)], "of policy version 3, the policy is at version 0"),
+        ([(5, 0), (5, 1)], "2 not asked for, or twice, such as group_id 5 sample 0"),
+        ([(0, 2)], "not asked for, or twice, such as group_id 0 sample 2"),
+        ([(0, 1), (0, 1)], "not asked for, or twice, such as group_id 0 sample 1"),
+        ([(0, 0), (0, 1), (0, 1)], "not asked for, or twice, such as group_id 0 sample 1"),
+        ([(0, 0, 3), (0, 1), (1, 0), (1, 1)], "of policy version 3, the policy is at version 0"),
         ([(0, 0), (0, 1), (1, 0)], "3 rollouts that are not the 4 asked for"),
     ],
 )
@@ -447,7 +422,8 @@ def test_rollouts_that_were_not_asked_for_are_refused(places, told):
 # -- The main thread ---------------------------------------------------------------------------------------
 
 
-def test_a_function_that_needs_the_main_thread_gets_whole_batches_there_from_then_on(logged):
+@pytest.mark.parametrize("on_error", ["fail", "abstain"])
+def test_a_function_that_needs_the_main_thread_gets_whole_batches_there_from_then_on(logged, on_error):
     calls, others = [], []
 
     def guarded(prompts, **_):
@@ -465,32 +441,15 @@ def test_a_function_that_needs_the_main_thread_gets_whole_batches_there_from_the
         wait_for_scorer()
         yield from (rollout(1, 0), rollout(1, 1))
 
-    made = sampler(script, guarded, other)
+    made = sampler(script, NamedReward("guarded", guarded, on_error=on_error), other)
     for _ in range(2):
         rows, _ = sampled(made)
         assert [row.rewards for row in rows] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     assert calls == [(False, 2), (True, 4), (True, 4)]
     assert others == [2, 4, 4]
-    assert logged().count("reward 'guarded' sets a signal handler") == 1
-
-
-def test_a_function_that_may_abstain_loses_no_score_where_it_needs_the_main_thread(logged):
-    calls = []
-
-    def guarded(prompts, **_):
-        calls.append(len(prompts))
-        signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
-        return [1.0] * len(prompts)
-
-    def script(prompts):
-        yield from (rollout(0, 0), rollout(0, 1))
-        wait_for_scorer()
-        yield from (rollout(1, 0), rollout(1, 1))
-
-    rows, _ = sampled(sampler(script, NamedReward("guarded", guarded, on_error="abstain")))
-    assert scores(rows) == [1] * 4
-    assert calls == [2, 4]
-    assert "failures are only counted" not in logged()
+    told = logged()
+    assert told.count("reward 'guarded' sets a signal handler") == 1
+    assert "failures are only counted" not in told
 
 
 # -- Interrupts --------------------------------------------------------------------------------------------
@@ -525,35 +484,34 @@ def test_what_ends_generation_stops_the_call_and_starts_no_other(error, told):
     assert calls == ["p0"]
 
 
-def test_once_the_sign_is_given_no_call_starts():
-    stop = StopSign()
-    stop.give()
-    with pytest.raises(Stopped):
-        stop.cover(RewardCall(length, {}, 1))
-
-
 INTERRUPTED = """
-import asyncio, sys, threading, time
+import asyncio, os, sys, threading, time
 from grpox.contracts import Prompt, Rollout
-from grpox.rollout.streaming_scorer import GroupAssembler, StreamingScorer
-from grpox.rollout.rewards import NamedReward
+from grpox.rollout.streaming_scorer import StreamingScorer
+from grpox.rollout.rewards.named import NamedReward, call_together
 from grpox.rollout.rewards.scoring import Unscored
 
 async def endless(completions, **_):
     try:
-        print("waiting", flush=True)
+        os.write(1, b"waiting\\n")
         await asyncio.sleep(10_000)
     finally:
         print("stopped", flush=True)
 
+async def twice(completions, **_):
+    os.write(1, b"waiting\\n")
+    await asyncio.gather(asyncio.sleep(10_000), asyncio.sleep(10_000))
+
 def hangs(completions, **_):
+    os.write(1, b"waiting\\n")
     time.sleep(10_000)
 
-rewards = [NamedReward(f.__name__, f) for f in (hangs, endless)]
-groups = GroupAssembler(range(2), 1, range(1))
+rewards = [NamedReward(f.__name__, f) for f in (hangs, endless, twice)]
 try:
+    if sys.argv[1] == "at once":
+        call_together(rewards, {"completions": ["c"]}, 1)
     unscored = lambda rollouts: Unscored(rollouts, ["p"], ["c"], {}, ["c"])  # noqa: E731
-    with StreamingScorer(rewards, groups, unscored, None) as early:
+    with StreamingScorer(rewards, range(2), 1, unscored, None) as early:
         for group in range(2):
             early.arrived(Rollout(group, 0, (1,), (2,), "stop", 0))
         if sys.argv[1] == "generating":
@@ -564,7 +522,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("phase", ["generating", "scoring"])
+@pytest.mark.parametrize("phase", ["at once", "generating", "scoring"])
 def test_an_interrupt_ends_the_process_though_a_function_hangs(phase):
     process = subprocess.Popen(
         [sys.executable, "-X", "dev", "-c", INTERRUPTED, phase],
@@ -574,7 +532,7 @@ def test_an_interrupt_ends_the_process_though_a_function_hangs(phase):
         env={**os.environ, "PYTHONWARNINGS": "ignore::DeprecationWarning"},
     )
     try:
-        assert process.stdout.readline() == "waiting\n"
+        assert [process.stdout.readline() for _ in range(3)] == ["waiting\n"] * 3
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=patient(20))
     finally:

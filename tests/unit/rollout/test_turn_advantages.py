@@ -13,6 +13,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from test_sampler import ALONE, Letters, engine
 
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageInputs, Episode, Rollout, ToolCall, ToolResult, TrainerState, Turn
@@ -22,26 +23,12 @@ from grpox.plugins.component import bind_object, takes_inputs
 from grpox.policy.batch import collate, samples_of
 from grpox.rollout.collector import Collector, GenerationBatch, Scorer, check_same_data
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.lists import ListShape
+from grpox.rollout.rewards.lists import ListShape, lengths_of
 from grpox.rollout.sampler import CompletionSampler
-from grpox.runtime.world import World
 
-ALONE = World(0, 1, torch.device("cpu"))
 STATE = TrainerState(global_step=4, max_steps=10, epoch=0.0)
 TURNS = (Turn(0, 2, "stop", 0, reward=1.0), Turn(3, 5, "done", 0, reward=-2.0))
 MASK = (True, True, False, True, True)
-
-
-class Letters:
-    """One token a letter: token n is the letter n; token 0 is special and without text."""
-
-    chat_template = None
-
-    def __call__(self, texts, add_special_tokens=True):
-        return {"input_ids": [[ord(letter) - 96 for letter in text] for text in texts]}
-
-    def batch_decode(self, sequences, skip_special_tokens=False):
-        return ["".join(chr(96 + i) for i in ids if i) for ids in sequences]
 
 
 class Scripted:
@@ -65,10 +52,9 @@ def collect(
     scaler: Any, rollouts: Sequence[Rollout], *rewards: Callable[..., Any], indices: Sequence[int] = (0,)
 ) -> GenerationBatch:
     rows = datasets.Dataset.from_dict({"prompt": list("abc"), "difficulty": [0.5, 2.0, 4.0]})
-    engine = SimpleNamespace(steps=0, weights=lambda: iter([]))
-    prompts = PromptSet(rows, "prompt", Letters())  # type: ignore[arg-type]
+    prompts = PromptSet(rows, "prompt", Letters())
     rollouts = [replace(each, prompt_ids=prompts.token_ids(indices[each.group_id])) for each in rollouts]
-    sampler: Any = CompletionSampler(engine, Scripted(rollouts), ALONE, seed=0)  # type: ignore[arg-type]
+    sampler = CompletionSampler(engine(), Scripted(rollouts), ALONE, seed=0)  # type: ignore[arg-type]
     named = [NamedReward(function.__name__, function) for function in rewards]
     size = len(rollouts) // len(indices)
     collector = Collector(sampler, Scorer(named), prompts, scaler, SamplingConfig(), size)
@@ -223,7 +209,7 @@ def test_the_last_token_of_a_part_is_the_one_that_completes_it(
     for value, place in zip(values, places, strict=True):
         expected[place] += value
     assert found == expected
-    assert shape.count(text, (), 1) == len(places)
+    assert lengths_of(shape, {"completions": [text], "completion_ids": [()]}) == [len(places)]
 
 
 class ByDifficulty:
@@ -444,9 +430,8 @@ def test_lengths_are_counted_in_tokens_of_the_model_and_reasons_are_open() -> No
         rollout(2, [1], finish_reason="length"),
     ]
     rows = datasets.Dataset.from_dict({"prompt": ["a"]})
-    engine = SimpleNamespace(steps=0, weights=lambda: iter([]))
-    sampler: Any = CompletionSampler(engine, Scripted(made), ALONE, seed=0)  # type: ignore[arg-type]
-    prompts = PromptSet(rows, "prompt", Letters())  # type: ignore[arg-type]
+    sampler: Any = CompletionSampler(engine(), Scripted(made), ALONE, seed=0)  # type: ignore[arg-type]
+    prompts = PromptSet(rows, "prompt", Letters())
     collector = Collector(sampler, Scorer([NamedReward("flat", flat)]), prompts, Group(), SamplingConfig(), 3)
     metrics = collector.metrics(collector.collect(0, [0], STATE))
     assert metrics["completions/mean_length"] == pytest.approx(7 / 3)

@@ -14,7 +14,7 @@ from grpox.checkpoint.progress import TrainingState
 from grpox.contracts import Rollout
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
-from grpox.rollout.turns import Advantages
+from grpox.rollout.advantages import Advantages
 from grpox.runtime.world import World
 from grpox.training.generation_feed import GenerationFeed, check_plain
 

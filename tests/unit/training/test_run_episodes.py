@@ -88,7 +88,7 @@ def test_a_row_lists_the_tools_of_its_environment_and_of_the_run(run_file: Path)
     assert ['"move"' in prompts.text(row) for row in (0, 1)] == [True, False]
     call = '<tool_call>{"name": "move", "arguments": {}}</tool_call>'
     ids = prompts.chat.tokenizer(call)["input_ids"]
-    assert episodes.tokens_of(prompts).read(ids, 0).calls[0].name == "move"
+    assert episodes.tokens_of(prompts).read(ids, 0)[1].calls[0].name == "move"
 
 
 def test_stop_tokens_without_the_end_of_a_turn_are_refused(run_file: Path) -> None:

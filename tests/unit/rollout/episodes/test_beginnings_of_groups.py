@@ -18,7 +18,7 @@ from grpox.environments import Environment
 from grpox.rollout.episodes.local import LocalEnvironments
 from grpox.rollout.episodes.messages import Blueprint
 from grpox.rollout.episodes.turn_tokens import TurnTokens
-from grpox.rollout.episodes.waves import EnvironmentRows, EpisodeLoop, EpisodeRequest
+from grpox.rollout.episodes.waves import EpisodeLoop, EpisodeRequest
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 
@@ -40,8 +40,9 @@ def first_prompts() -> tuple[list[Prompt], list[Rollout]]:
     data = PromptSet(rows, "prompt", byte_tokenizer(CHATML), has_episodes=True)
     environments = LocalEnvironments([Blueprint("env", "environment", Forgetful)], [], EpisodesConfig())
     tokens = TurnTokens(data)
-    of_rows = EnvironmentRows(environments, ["env"], lambda prompts, row: 0, lambda prompts: tokens)
-    loop = EpisodeLoop(EpisodesConfig(), of_rows, World(0, 1, torch.device("cpu")), PhaseTimes())
+    rows: Any = (lambda prompts, row: 0, lambda prompts: tokens)
+    world = World(0, 1, torch.device("cpu"))
+    loop = EpisodeLoop(EpisodesConfig(), environments, ["env"], [1.0], *rows, world, PhaseTimes())
     wanted = [Prompt(group, data.token_ids(group), 2, row=group) for group in (0, 1)]
     sampling = SamplingConfig(max_completion_length=8)
     request = EpisodeRequest(data, wanted, sampling, 1, {0: (7, 0), 1: (7, 1)})

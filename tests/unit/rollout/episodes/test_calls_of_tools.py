@@ -170,15 +170,15 @@ def test_a_tokenizer_with_a_response_template_reads_by_it():
     prompts, tokenizer = turn_tokens(UNKNOWN.replace("[/tool_call]", "[/call]"), response_template=BRACKETS)
     tokens = TurnTokens(prompts, [ADD])
     text = '<think>hm</think>I add.\n[call]{"name": "add", "arguments": {"a": 1}}[/call]<|im_end|>'
-    written = tokens.read(tokenizer(text)["input_ids"], 0)
-    assert written.calls == (ToolCall("add", '{"a": 1}'),)
-    assert written.message == {
+    message, action = tokens.read(tokenizer(text)["input_ids"], 0)
+    assert action.calls == (ToolCall("add", '{"a": 1}'),)
+    assert message == {
         "role": "assistant",
         "content": "I add.",
         "thinking": "hm",
         "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
     }
-    broken = tokens.read(tokenizer('[call]{"name": "add", [/call]<|im_end|>')["input_ids"], 0)
+    _, broken = tokens.read(tokenizer('[call]{"name": "add", [/call]<|im_end|>')["input_ids"], 0)
     assert broken.calls == (ToolCall("add", '[call]{"name": "add", [/call]'),)
 
 
@@ -186,9 +186,11 @@ def test_arguments_in_xml_get_the_types_of_the_schema():
     prompts, tokenizer = turn_tokens(QWEN_XML)
     arguments = "<parameter=a>\n7\n</parameter>\n<parameter=b>\n8\n</parameter>"
     call = f"<tool_call>\n<function=add>\n{arguments}\n</function>\n</tool_call>"
-    written = TurnTokens(prompts, [ADD]).read(tokenizer(f"So.\n\n{call}\n{call}<|im_end|>")["input_ids"], 0)
-    assert [json.loads(each.arguments) for each in written.calls] == [{"a": 7, "b": "8"}] * 2
-    assert written.message["content"] == "So."
+    message, action = TurnTokens(prompts, [ADD]).read(
+        tokenizer(f"So.\n\n{call}\n{call}<|im_end|>")["input_ids"], 0
+    )
+    assert [json.loads(each.arguments) for each in action.calls] == [{"a": 7, "b": "8"}] * 2
+    assert message["content"] == "So."
 
 
 def test_a_turn_becomes_a_message_with_its_calls():
@@ -196,17 +198,17 @@ def test_a_turn_becomes_a_message_with_its_calls():
     tokens = TurnTokens(prompts, [ADD])
     text = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
     ids = tokenizer(text + "<|im_end|>")["input_ids"]
-    written = tokens.read(ids, 0)
-    assert written.text == text
-    assert written.message["content"] == "I add."
-    assert written.message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
-    cut_off = tokens.read(ids, 0, is_whole=False)
-    assert (cut_off.message, cut_off.calls) == ({"role": "assistant", "content": text}, ())
+    message, action = tokens.read(ids, 0)
+    assert action.text == text
+    assert message["content"] == "I add."
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1}}
+    message, cut_off = tokens.read(ids, 0, is_whole=False)
+    assert (message, cut_off.calls) == ({"role": "assistant", "content": text}, ())
 
 
 def test_environments_that_read_their_calls_need_no_known_form():
     prompts, tokenizer = turn_tokens(UNKNOWN)  # whose form nobody else need know
     tokens = TurnTokens(prompts, [ADD], has_parse=True)
-    written = tokens.read(tokenizer("[37+68]<|im_end|>")["input_ids"], 0)
-    assert (written.text, written.calls) == ("[37+68]", ())
-    assert written.message == {"role": "assistant", "content": "[37+68]"}
+    message, action = tokens.read(tokenizer("[37+68]<|im_end|>")["input_ids"], 0)
+    assert (action.text, action.calls) == ("[37+68]", ())
+    assert message == {"role": "assistant", "content": "[37+68]"}

@@ -467,17 +467,6 @@ def test_closing_waits_for_calls_and_answers_those_who_wait(hasty: Any, tmp_path
     hasty.close()  # a second time it does nothing
 
 
-def test_an_environment_that_is_at_work_can_be_abandoned(hasty: Any, tmp_path: Path) -> None:
-    begin(hasty, 0)
-    with ThreadPoolExecutor(1) as threads:
-        answers = threads.submit(hasty.step, {0: fault("hangs")})
-        wait_until(lambda: is_at_work(hasty, 0), "the call is sent", 20)
-        hasty.abandon([0])
-        assert answers.result()[0].results[0].failure == "timeout"
-    assert (tmp_path / "notes").read_text().split() == ["o0", "c0"]
-    assert hasty.counters == Counters(1, 1, 0)
-
-
 def test_a_forker_that_is_killed_takes_its_processes_along_and_is_started_again(hasty: Any) -> None:
     begin(hasty, 0, 1, 2)
     processes = processes_of(hasty)

@@ -131,12 +131,12 @@ def test_turns_with_calls_and_their_results_are_the_conversation_too(template):
             turn = tokenizer(said + draw.choice([tokenizer.eos_token, ""]), add_special_tokens=False)[
                 "input_ids"
             ]
-            written = tokens.read(turn, 0)
-            assert len(written.calls) == count
-            results = [ToolResult(each, f"{draw.random()}") for each in written.calls]
+            message, action = tokens.read(turn, 0)
+            assert len(action.calls) == count
+            results = [ToolResult(each, f"{draw.random()}") for each in action.calls]
             messages = tokens.messages(None, results)
             ids += [*turn, *tokens.bridge(turn, messages)]
-            conversation += [written.message, *messages]
+            conversation += [message, *messages]
         whole = tokenizer.apply_chat_template(
             conversation, tools=[ADD], tokenize=False, add_generation_prompt=True
         )
@@ -191,21 +191,6 @@ def test_a_template_whose_bridge_is_not_certain_is_refused_by_name(template, pro
     assert problem in what.what
     assert (what.key, what.given) == ("model.path", "some/model")
     assert "model.chat_template_kwargs.chat_template" in what.allowed
-
-
-def test_the_end_of_a_turn_must_end_a_completion():
-    """A base model has another EOS than its chat template: it would write the answer of the environment too."""
-    tokens, tokenizer = tokens_of(CHATML)
-    end, other = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    tokens.check_stops([other, end])
-    with pytest.raises(
-        ConfigError, match=r"lacks <\|im_end\|>, with which the chat template ends a turn"
-    ) as refused:
-        tokens.check_stops([other])
-    (problem,) = refused.value.problems
-    assert (problem.key, problem.given) == ("sampling.stop_token_ids", str(other))
-    assert problem.allowed == f"a list with {end}"
-    tokens_of(None, prompt="7+8=")[0].check_stops([other])  # without a template there is no such token
 
 
 def test_only_the_templates_that_are_broken_are_refused():

@@ -1,0 +1,176 @@
+"""Advantages of a generation batch, by the run's scaler: one for each completion, turn or token.
+
+A scaler gets its own copies of what it reads, and its result is checked. One of the form ``scale(inputs)`` may
+return a number for each turn or token. They become advantages of tokens; tokens that the model did not write
+have 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from grpox.contracts import AdvantageInputs, AdvantageScaler, Rollout, Turn
+from grpox.errors import RunFailed
+from grpox.plugins.component import takes_inputs
+from grpox.rollout.rewards.scoring import ScoredRow
+from grpox.runtime.foreign_code import call, copied
+
+ZERO = 1e-6
+"""Largest advantage that counts as 0: a difference of equal numbers in float32 is a rounding error."""
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """Advantages of N completions."""
+
+    values: Tensor  # f32[N]; the mean over the model's tokens where they have different ones
+    tokens: Sequence[Tensor] | None = None
+    """N of f32[T_i]; None where each completion has one advantage."""
+
+    def silent_groups(self, size: int) -> list[bool]:
+        """Tell which groups of `size` completions have no advantage other than 0."""
+        tokens = list(self.values) if self.tokens is None else self.tokens
+        zero = [bool((each.abs() <= ZERO).all()) for each in tokens]
+        return [all(zero[start : start + size]) for start in range(0, len(zero), size)]
+
+    def of_rows(self, rows: Sequence[int]) -> list[float] | list[np.ndarray]:
+        """List the advantages of some completions, f32[T_i] for each whose tokens have different ones."""
+        if self.tokens is None:
+            numbers: list[float] = self.values[rows].tolist()
+            return numbers
+        return [self.tokens[row].numpy() for row in rows]
+
+
+@dataclass(frozen=True)
+class ScoredBatch:
+    """A scored generation batch, as a scaler needs it."""
+
+    rows: Sequence[ScoredRow]
+    rewards: Tensor  # f32[N, K]
+    weights: Tensor  # f32[K]
+    indices: Sequence[int]
+    """The dataset's row of each group's prompt."""
+    columns: Callable[[], Mapping[str, Sequence[Any]]]
+    """Reads the dataset's columns, N values each."""
+    step: int
+    """The optimizer step that first trains on it."""
+    labels: Sequence[str]
+    """Labels of the reward functions, K."""
+
+    @property
+    def group_ids(self) -> Tensor:
+        """i64[N]"""
+        return torch.tensor([row.rollout.group_id for row in self.rows], device=self.rewards.device)
+
+    def inputs(self) -> AdvantageInputs:
+        """Return copies of all that a scaler may read."""
+        rollouts = [row.rollout for row in self.rows]
+        labels = dict.fromkeys(label for row in self.rows for label in row.token_rewards)
+        return AdvantageInputs(
+            rewards=self.rewards.clone(),
+            weights=self.weights.clone(),
+            group_ids=self.group_ids,
+            prompt_ids=torch.tensor([self.indices[rollout.group_id] for rollout in rollouts]),
+            lengths=torch.tensor([len(rollout.completion_ids) for rollout in rollouts]),
+            model_masks=[model_mask(rollout) for rollout in rollouts],
+            columns={name: copied(list(values)) for name, values in self.columns().items()},
+            step=self.step,
+            turns=[turns_of(rollout) for rollout in rollouts],
+            labels=tuple(self.labels),
+            token_rewards={
+                label: [torch.tensor(row.token_rewards[label], dtype=torch.float32) for row in self.rows]
+                for label in labels
+            },
+        )
+
+
+class BatchScaler:
+    """The run's scaler, in whichever of the two forms it is."""
+
+    def __init__(self, scaler: AdvantageScaler) -> None:
+        self._method: Callable[..., Any] = scaler.scale
+        self._whose = f"advantage '{type(scaler).__name__}' returned"
+        self.takes_inputs = bool(takes_inputs(scaler))
+        self._per: str = getattr(scaler, "per", "completion") if self.takes_inputs else "completion"
+
+    def scale(self, batch: ScoredBatch) -> Advantages:
+        """Scale the rewards of a batch.
+
+        Raises:
+            RunFailed: the scaler raised, or returned anything else than finite numbers of the right shape.
+        """
+        if self.takes_inputs:
+            scaled = self.scale_inputs(batch)
+        else:  # with its own copies: the metrics are made of the rewards, whatever the scaler does with them
+            own = batch.rewards.clone(), batch.weights.clone(), batch.group_ids
+            scaled = Advantages(call("advantage", self._method, *own))
+        if scaled.tokens is None:
+            self._check(scaled.values, len(batch.rows), "completion", " for a completion")
+        return scaled
+
+    def scale_inputs(self, batch: ScoredBatch) -> Advantages:
+        """Call a scaler of the form ``scale(inputs)``; one number per completion is not checked.
+
+        Raises:
+            RunFailed: the scaler raised, or returned anything else than one tensor of finite numbers for each
+                completion, where it declares advantages of turns or tokens.
+        """
+        scaled = call("advantage", self._method, batch.inputs())
+        if self._per == "completion":
+            return Advantages(scaled)
+        return self._of_tokens(scaled, [row.rollout for row in batch.rows])
+
+    def _check(self, scaled: Any, count: int, per: str, where: str) -> None:
+        """Check that the scaler returned `count` finite numbers."""
+        if not isinstance(scaled, Tensor) or scaled.shape != (count,):
+            place = "" if per == "completion" else where
+            raise RunFailed(f"{self._whose} {_described(scaled)}{place}; one number per {per} is ({count},)")
+        if not bool(scaled.isfinite().all()):
+            raise RunFailed(f"{self._whose} {scaled[~scaled.isfinite()][0].item()}{where}")
+
+    def _of_tokens(self, scaled: Any, rollouts: Sequence[Rollout]) -> Advantages:
+        """Check one tensor a completion and spread it over the tokens."""
+        if not isinstance(scaled, list | tuple) or len(scaled) != len(rollouts):
+            what = f"{len(scaled)} values" if isinstance(scaled, list | tuple) else _described(scaled)
+            raise RunFailed(
+                f"{self._whose} {what}; per '{self._per}' is a list of {len(rollouts)} tensors, one for each "
+                "completion"
+            )
+        means, tokens = [], []
+        for own, rollout in zip(scaled, rollouts, strict=True):
+            turns, length, mask = turns_of(rollout), len(rollout.completion_ids), model_mask(rollout)
+            where = f" for sample {rollout.sample} of group {rollout.group_id}"
+            self._check(own, len(turns) if self._per == "turn" else length, self._per, where)
+            values = own.detach().to("cpu", torch.float32)
+            if self._per == "turn":
+                of_turns, values = values, torch.zeros(length)
+                for turn, advantage in zip(turns, of_turns, strict=True):
+                    values[turn.start : turn.end] = advantage
+            tokens.append(torch.where(mask, values, 0.0))
+            written = values[mask].double()
+            means.append(float(written.mean()) if len(written) else 0.0)
+        return Advantages(torch.tensor(means), tokens)
+
+
+def _described(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def model_mask(rollout: Rollout) -> Tensor:
+    """Return bool[T]: the tokens that the model wrote."""
+    mask = rollout.model_mask
+    if mask is None:
+        return torch.ones(len(rollout.completion_ids), dtype=torch.bool)
+    return torch.tensor(mask, dtype=torch.bool)
+
+
+def turns_of(rollout: Rollout) -> tuple[Turn, ...]:
+    """Return the turns of a rollout; the whole completion is one where it names none."""
+    whole = Turn(0, len(rollout.completion_ids), rollout.finish_reason, rollout.policy_version)
+    return tuple(rollout.turns) or (whole,)
