@@ -305,20 +305,6 @@ def step_report(main: bool) -> StepReport:
     )
 
 
-# -- traits ----------------------------------------------------------------------------------------------
-
-
-def test_a_correction_that_declares_nothing_weighs_by_the_ratio_of_each_token() -> None:
-    assert CorrectionTraits.of(Halved()) == CorrectionTraits(weighs_by_raw=True, raw=None) == CorrectionTraits()
-
-
-def test_what_a_correction_declares_is_read() -> None:
-    unsure, geometric = Unsure(), ALL["geometric-mask"]
-    assert CorrectionTraits.of(unsure) == CorrectionTraits(raw=unsure.raw)
-    assert not CorrectionTraits.of(geometric).weighs_by_raw
-    assert CorrectionTraits.of(geometric).raw is not None
-
-
 # -- The first step --------------------------------------------------------------------------------------
 
 
