@@ -149,25 +149,19 @@ class ChatTemplate:
         text = _SYSTEM % "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         first, *others = messages
         if first.get("role") == "system":
-            return [extended_message(first, f"\n\n{text}"), *others]
+            return [extended_message(first, behind=f"\n\n{text}"), *others]
         if self._has_system:
             return [{"role": "system", "content": text}, *messages]
-        return [_preceded(first, f"{text}\n\n"), *others]
+        return [extended_message(first, before=f"{text}\n\n"), *others]
 
 
-def extended_message(message: Message, text: str) -> Message:
-    """Return a message with `text` behind its own."""
+def extended_message(message: Message, before: str = "", behind: str = "") -> Message:
+    """Return a message with texts before and behind its own."""
     content = message.get("content") or ""
     if isinstance(content, str):
-        return {**message, "content": content + text}
-    return {**message, "content": [*content, {"type": "text", "text": text}]}
-
-
-def _preceded(message: Message, text: str) -> Message:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return {**message, "content": text + content}
-    return {**message, "content": [{"type": "text", "text": text}, *content]}
+        return {**message, "content": before + content + behind}
+    first, last = ([{"type": "text", "text": text}] if text else [] for text in (before, behind))
+    return {**message, "content": [*first, *content, *last]}
 
 
 def extended_prompt(prompt: Text, content: Content) -> Text:
@@ -183,7 +177,7 @@ def extended_prompt(prompt: Text, content: Content) -> Text:
             return prompt + content
         raise RunFailed(NO_MESSAGES)
     if isinstance(content, Appended):
-        return [*prompt[:-1], extended_message(prompt[-1], str(content))]
+        return [*prompt[:-1], extended_message(prompt[-1], behind=str(content))]
     if isinstance(content, str):
         return [*prompt, {"role": "user", "content": content}]
     return [*prompt, *texts_only(content)]

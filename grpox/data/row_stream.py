@@ -62,11 +62,6 @@ class RowStream:
         return self._rows[position]
 
     @property
-    def rows_in_memory(self) -> int:
-        """Number of rows in memory, without the shuffle buffer."""
-        return len(self._rows)
-
-    @property
     def column_names(self) -> list[str]:
         """Columns of the dataset, or of its first row if the dataset does not know them."""
         return list(self._dataset.column_names or self._columns)

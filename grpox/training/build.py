@@ -12,9 +12,8 @@ from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
 from grpox.contracts import Capability, RunContext
-from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.prompts import PromptSet
-from grpox.data.schedule import Schedule
+from grpox.data.schedule import PromptCursor, Schedule
 from grpox.observing.alarms import Alarms
 from grpox.observing.display import RunReport, TerminalDisplay
 from grpox.observing.early_stop import EarlyStop

@@ -7,8 +7,7 @@ import math
 import pytest
 from test_schedule import stream_sampler
 
-from grpox.data.prompt_cursor import PromptCursor
-from grpox.data.schedule import PromptSampler
+from grpox.data.schedule import PromptCursor, PromptSampler
 
 
 def sampler(prompts: int = 10, shuffle: bool = True) -> PromptSampler:
@@ -64,7 +63,7 @@ def test_a_stream_keeps_the_whole_batch_and_forgets_the_one_before() -> None:
     assert draws.batch() + draws.more(2) + draws.more(1) == [0, 1, 2, 3, 4]
     assert [rows._prompts.text(position) for position in range(5)] == list("abcde")
     assert draws.batch() == [5, 6]
-    assert rows._stream.rows_in_memory == 2
+    assert len(rows._stream._rows) == 2
     assert draws.epoch == pytest.approx(7 / 6)
 
 

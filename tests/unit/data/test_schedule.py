@@ -269,11 +269,3 @@ def test_a_batch_of_one_completion_cannot_hold_a_group() -> None:
     [problem] = refused(B=1, G=2)
     assert problem.allowed == "at least 2, and a larger generation batch"
     assert problem.nearest == ""
-
-
-def test_a_group_of_one_is_refused_even_past_the_schema() -> None:
-    config = TrainConfig(per_device_train_batch_size=4).model_copy(update={"num_generations": 1})
-    with pytest.raises(ConfigError) as caught:
-        BatchPlan.from_config(config, 1)
-    assert caught.value.problems[0].key == "train.num_generations"
-    assert caught.value.problems[0].nearest == "2"
