@@ -174,7 +174,7 @@ def build_trainer(
         rounds=train.dynamic_sampling_rounds or 0,
     )
     dumps = FaultDumps(engine, config, parts.assembly.tokenizer, world)
-    nonfinite = NonFinitePolicy(train, world, dumps, warn)
+    nonfinite = NonFinitePolicy(train, world, dumps.dump, warn)
     policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs, statistics)
     early_stop = config.evaluation.early_stop if config.evaluation is not None else None
     state = TrainingState(

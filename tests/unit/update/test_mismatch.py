@@ -26,7 +26,6 @@ from grpox.training.step_report import StepReport
 from grpox.update.mismatch import first_step_measures, mismatch_metrics, mismatch_of, mismatch_warnings
 from grpox.update.objective import (
     Corrected,
-    CorrectionTraits,
     MicroBatchInputs,
     MicroBatchLoss,
     apply_correction,
@@ -87,7 +86,7 @@ def measured(correction: Correction, *micro_batches: Rows) -> dict[str, float]:
 
 
 def metrics_of(results: Sequence[MicroBatchLoss], correction: Correction) -> dict[str, float]:
-    values = mismatch_of(results, CorrectionTraits.of(correction))
+    values = mismatch_of(results, correction)
     tokens = sum(int(result.inputs.token_mask.sum()) for result in results)
     assert {each.shape for each in values.values()} == {(tokens,)}
     metrics = TokenMetrics()

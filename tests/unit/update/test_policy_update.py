@@ -25,7 +25,7 @@ from grpox.policy.logprobs import completion_logprobs
 from grpox.runtime.upload import upload
 from grpox.update import policy_update
 from grpox.update.nonfinite import SkippedSteps
-from grpox.update.objective import CorrectionTraits, MicroBatchInputs, StepLoss
+from grpox.update.objective import MicroBatchInputs, StepLoss
 from grpox.update.packing import StepTotals
 from grpox.update.policy_update import keep_logprobs, measure
 from grpox_losses.configs import ClippedConfig
@@ -148,7 +148,7 @@ def test_ratios_of_sequences_count_sequences() -> None:
     correction = REGISTRY.build(REGISTRY.parse("correction", ComponentRef(name="none"), "correction"))
     step_loss = StepLoss(Grpo(ClippedConfig(level="sequence")), correction)
     result = step_loss.micro_batch(inputs, StepTotals(16, 4, 1, 9))
-    measured = measure([(batch, result.detached())], CorrectionTraits())
+    measured = measure([(batch, result.detached())], correction)
     named = measured.named(measured.reduce(WORLD))
     for name, value in (("high", 1 / 3), ("low", 0), ("region", 1 / 3)):
         assert named[f"clip_ratio/{name}"] == pytest.approx((value,) * 3)
