@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from inspect import signature
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,14 @@ from grpox.errors import ConfigError
 from grpox.runfile.from_trl.fields import LORA, POSITIONS, STATEMENTS, VARIANTS, Verdict
 from grpox.runfile.from_trl.literals import Function, Names, NotLiteral, is_main_guard
 from grpox.runfile.from_trl.setup import (
+    JUDGED_BY_MATH,
     REWARDS_OF_CALLS,
     DataGiven,
     Given,
     Reference,
     Setup,
     code,
+    entry_of_call,
     of_module,
     unread,
 )
@@ -246,15 +247,19 @@ class _Script(Names):
                 if isinstance(behind, ast.Call) and behind.args and self.called(behind) == "from_pretrained":
                     setup.model = self.given(behind.args[0])
                     setup.model_options = {k.arg: self.given(k.value) for k in behind.keywords if k.arg}
-            case "reward_funcs", _:
-                setup.rewards = self.rewards(node)
+            case "reward_funcs", behind:
+                if isinstance(behind, ast.List | ast.Tuple):
+                    setup.rewards = self.listed(node, self.reward)
+                else:
+                    reward = self.reward(node)
+                    is_known = reward.entry is not None or isinstance(behind, ast.Name | ast.Attribute)
+                    setup.rewards = [reward] if is_known else unread(node)
             case (("tools" | "environment_factory"), ast.Constant(value=None)):
                 pass
             case "tools", _:
-                setup.tools = self.tools(node)
+                setup.tools = self.listed(node, lambda part: self.reference(part, "tools.py"))
             case "environment_factory", _:
-                setup.environments = self.environments(node)
-                setup.has_get_reward = self.rewarding(node)
+                self.read_environments(setup, node)
             case "train_dataset", _:
                 setup.data = self.dataset(node)
             case _ if isinstance(node, ast.Constant) and node.value is None:
@@ -268,46 +273,32 @@ class _Script(Names):
             case _:
                 setup.arguments[name] = unread(node)
 
-    def rewards(self, node: ast.expr) -> list[Reference] | Given:
-        """Read a list of reward functions, or a single one; `Given` if the script does not show them."""
-        behind = self.behind(node)
-        if isinstance(behind, ast.List | ast.Tuple):
-            if self.is_changed(node) or any(isinstance(part, ast.Starred) for part in behind.elts):
-                return unread(node)
-            return [self.reward(part) for part in behind.elts]
-        reward = self.reward(node)
-        known = reward.entry is not None or isinstance(behind, ast.Name | ast.Attribute)
-        return [reward] if known else unread(node)
-
-    def tools(self, node: ast.expr) -> list[Reference] | Given:
-        """Read a list of tools; `Given` if the script does not show them."""
+    def listed(self, node: ast.expr, read: Callable[[ast.expr], Reference]) -> list[Reference] | Given:
+        """Read a list of functions; `Given` if the script does not show them."""
         behind = self.behind(node)
         if not isinstance(behind, ast.List | ast.Tuple) or self.is_changed(node):
             return unread(node)
-        return [self.reference(part, "tools.py") for part in behind.elts]
-
-    def environments(self, node: ast.expr) -> dict[str, Reference] | Given:
-        """Read a class of environments, or a dict of them; `Given` if the script does not show them."""
-        behind = self.behind(node)
-        if not isinstance(behind, ast.Dict):
-            return {"": self.reference(node, "environment.py")}
-        names = [key.value if isinstance(key, ast.Constant) else None for key in behind.keys]
-        if self.is_changed(node) or not all(isinstance(name, str) for name in names):
+        if any(isinstance(part, ast.Starred) for part in behind.elts):
             return unread(node)
-        references = (self.reference(value, "environment.py") for value in behind.values)
-        return dict(zip(map(str, names), references, strict=True))
+        return [read(part) for part in behind.elts]
 
-    def rewarding(self, node: ast.expr) -> bool:
-        """Tell whether a class of environments has `get_reward`, or lies elsewhere, where it may have it."""
-        behind = self.behind(node)
-        return any(map(self._may_reward, behind.values if isinstance(behind, ast.Dict) else [node]))
-
-    def _may_reward(self, node: ast.expr) -> bool:
-        behind = self.behind(node)
-        own = self.classes.get(behind.id) if isinstance(behind, ast.Name) else None
-        if own is None or own.bases:
-            return True
-        return any(isinstance(part, Function) and part.name == "get_reward" for part in own.body)
+    def read_environments(self, setup: Setup, node: ast.expr) -> None:
+        """Read a class of environments, or a dict of them."""
+        behind, classes = self.behind(node), {"": node}
+        if isinstance(behind, ast.Dict):
+            names = [key.value if isinstance(key, ast.Constant) else None for key in behind.keys]
+            classes = {str(name): value for name, value in zip(names, behind.values, strict=True)}
+            if self.is_changed(node) or not all(isinstance(name, str) for name in names):
+                setup.environments = unread(node)
+        if setup.environments is None:
+            setup.environments = {
+                name: self.reference(value, "environment.py") for name, value in classes.items()
+            }
+        for value in map(self.behind, classes.values()):
+            own = self.classes.get(value.id) if isinstance(value, ast.Name) else None
+            body = [] if own is None or own.bases else own.body
+            # A class of another module, or with a base, may have it where the script does not show it.
+            setup.has_get_reward |= not body or any(getattr(part, "name", "") == "get_reward" for part in body)
 
     def reference(self, node: ast.expr, home: str) -> Reference:
         """Refer to a function or class of the script or of a module.
@@ -342,15 +333,13 @@ class _Script(Names):
             case ast.Attribute(value=ast.Name(id=package)) if package in self.imports:
                 return self.reference(node, "rewards.py")
             case ast.Call() as call if (name := self.called_of_trl(call)) in REWARDS_OF_CALLS:
-                entry_of, difference = REWARDS_OF_CALLS[name]
-                arguments = self.arguments(call, tuple(signature(entry_of).parameters))
+                arguments = self.arguments(call, tuple(REWARDS_OF_CALLS[name][1]))
                 try:
-                    entry = entry_of(**{name: self.value(value) for name, value in arguments.items()})
-                    note = difference
-                except (NotLiteral, TypeError):
-                    note = (
-                        f"its arguments are not literals; {name} is a reward of grpox too: see docs/rewards.md"
-                    )
+                    entry = entry_of_call(name, {key: self.value(value) for key, value in arguments.items()})
+                    note = JUDGED_BY_MATH if "correct_by" in entry else ""
+                except (NotLiteral, KeyError, TypeError):
+                    cure = f"{name} is a reward of grpox too: see docs/rewards.md"
+                    note = f"its arguments are not literals; {cure}"
         return Reference(entry, shown, line, note)
 
     def trains_on_import(self) -> int | None:
