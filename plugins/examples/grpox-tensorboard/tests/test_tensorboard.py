@@ -101,17 +101,6 @@ def test_completions_come_at_their_interval_and_up_to_their_number(tmp_path: Pat
     assert "**reward 1, advantage 0.7** (exact 1, brief none)" in shown[3]
 
 
-def test_a_second_run_in_a_folder_is_not_joined_to_the_first(tmp_path: Path) -> None:
-    for value in (0.25, 0.75):
-        observer = TensorBoard(DEFAULTS)
-        observer.grpox_run_started(run_in(tmp_path))
-        observer.grpox_step_finished(1, {"reward": value})
-        observer.grpox_run_finished()
-    assert scalars(events(tmp_path / "tensorboard"), "reward") == {1: 0.75}
-    [earlier] = (tmp_path / "tensorboard" / "earlier").iterdir()
-    assert scalars(events(earlier), "reward") == {1: 0.25}
-
-
 def test_the_tab_of_hyperparameters_has_the_run(started: TensorBoard, tmp_path: Path) -> None:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -128,3 +117,4 @@ def test_the_tab_of_hyperparameters_has_the_run(started: TensorBoard, tmp_path: 
 def test_the_folder_stays_within_the_run(folder: str) -> None:
     with pytest.raises(ValidationError):
         TensorBoardConfig(folder=folder)
+    assert TensorBoard(TensorBoardConfig(folder="tb")).files == ("tb",)  # a new run moves it to earlier/
