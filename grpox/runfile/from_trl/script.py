@@ -68,7 +68,7 @@ class _Script(Names):
     def read(self, text: str) -> Setup:
         """Read the call of GRPOConfig and the call of GRPOTrainer, one of which may be missing."""
         trainer = self.one(self.calls_of(self.trainers), TRAINER)
-        given = {} if trainer is None else self.trainer_arguments(trainer)
+        given = {} if trainer is None else self.arguments(trainer, POSITIONS)
         configs = self.calls_of(self.configs)
         if len(configs) > 1 and "args" in given:
             used = self.behind(given["args"])
@@ -85,7 +85,8 @@ class _Script(Names):
         self.read_variant(setup, [call for call in (trainer, config) if call is not None])
         statements = self.statements(calls, given)
         if config is not None:
-            setup.fields |= self.config_fields(config)
+            arguments = self.arguments(config, ("output_dir",))
+            setup.fields |= {name: self.given(value) for name, value in arguments.items()}
             given.pop("args", None)
         # Only a run shows which value applies.
         before = "set in the script: " if config is None else "set again: "
@@ -178,25 +179,6 @@ class _Script(Names):
             raise ConfigError(what, where=self.source)
         return calls[0] if calls else None
 
-    def config_fields(self, call: ast.Call) -> dict[str, Given]:
-        """Read the arguments of GRPOConfig; its positional argument is output_dir."""
-        fields: dict[str, Given] = {}
-        for position, argument in enumerate(call.args):
-            if position == 0 and not isinstance(argument, ast.Starred):
-                fields["output_dir"] = self.given(argument)
-            else:
-                fields[f"argument {position + 1}"] = unread(argument)
-        for keyword in call.keywords:
-            given = self.given(keyword.value)
-            if keyword.arg is not None:
-                fields[keyword.arg] = given
-            elif given.literal and isinstance(given.value, dict):
-                line = self.behind(keyword.value).lineno
-                fields |= {name: Given(value, line) for name, value in given.value.items()}
-            else:
-                fields[f"**{code(keyword.value)}"] = unread(keyword.value)
-        return fields
-
     def settings(self) -> Iterator[tuple[ast.expr, str, ast.expr]]:
         """Find fields that a statement sets on an object: the object, the field, and what sets it.
 
@@ -225,19 +207,6 @@ class _Script(Names):
                     if attr != "remove_columns":
                         return unread(node)
         return None
-
-    def trainer_arguments(self, call: ast.Call) -> dict[str, ast.expr]:
-        arguments = dict(zip(POSITIONS, call.args, strict=False))
-        for keyword in call.keywords:
-            pairs = self.behind(keyword.value)
-            if keyword.arg is not None:
-                arguments[keyword.arg] = keyword.value
-            elif isinstance(pairs, ast.Dict) and not self.is_changed(keyword.value):
-                for key, value in zip(pairs.keys, pairs.values, strict=True):
-                    arguments[str(key.value) if isinstance(key, ast.Constant) else f"**{code(value)}"] = value
-            else:
-                arguments[f"**{code(keyword.value)}"] = keyword.value
-        return arguments
 
     def read_argument(self, setup: Setup, name: str, node: ast.expr) -> None:
         """Read the argument `name` of GRPOTrainer."""
@@ -389,7 +358,7 @@ class _Script(Names):
         try:
             given = {name: self.value(value) for name, value in arguments.items() if name not in _HARMLESS}
             names = [given.get(name) for name in ("path", "name", "split")]
-            if "**" in given or not all(isinstance(name, str | None) for name in names):
+            if not all(isinstance(name, str | None) for name in names):
                 raise NotLiteral
         except NotLiteral:
             what = f"name the file or hub dataset: `{short}` has arguments that are not literals"
