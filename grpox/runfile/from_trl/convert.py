@@ -222,7 +222,7 @@ def _arguments(draft: Draft) -> Iterator[Row]:
         if name in _UNREAD_ARGUMENTS:
             yield Row(name, given, Verdict.UNREAD, _UNREAD_ARGUMENTS[name])
         elif field := TRAINER_ARGUMENTS.get(name):
-            yield Row(name, given, field.verdict, field.note)
+            yield Row(name, given, *field.judge(given.value))
         else:
             yield _unknown(name, given, TRAINER_ARGUMENTS)
 

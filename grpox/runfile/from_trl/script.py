@@ -79,7 +79,8 @@ class _Script(Names):
             allowed = "a script with such a call, or a YAML file for `trl grpo`"
             raise ConfigError(what, where=self.source, allowed=allowed)
         setup = Setup(self.source)
-        setup.images = self.images()
+        if images := self.images():
+            setup.arguments["images"] = images
         calls: dict[ast.AST, str] = {} if trainer is None else {trainer: "trainer"}
         calls |= {} if config is None else {config: "args"}
         self.read_variant(setup, [call for call in (trainer, config) if call is not None])
@@ -233,8 +234,6 @@ class _Script(Names):
                 setup.data = self.dataset(node)
             case _ if isinstance(node, ast.Constant) and node.value is None:
                 pass
-            case "eval_dataset", _:
-                setup.evaluation = unread(node)
             case "peft_config", ast.Call(args=[]) as call if self.called(call) == LORA_CONFIG:
                 setup.has_lora_config = True
                 for keyword in call.keywords:

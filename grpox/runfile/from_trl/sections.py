@@ -155,9 +155,6 @@ def _data(draft: Draft) -> None:
         draft.report("train_dataset", given, Verdict.UNREAD, f"fill in data.path: {given.problem}")
     elif draft.setup.data is not None:
         draft.report("train_dataset", given, Verdict.SAME, why or "data.path")
-    if draft.setup.images is not None:
-        why = "grpox trains on text: rows with images are refused, and a column of images is not read"
-        draft.report("images", draft.setup.images, Verdict.UNSUPPORTED, why)
     for name, value in (("subset", given.subset), ("split", given.split), ("streaming", given.streaming)):
         if value and (name, value) != ("split", "train"):
             draft.put(f"data.{name}", value)
@@ -239,10 +236,7 @@ def _episodes(draft: Draft) -> None:
 
 def _evaluation(draft: Draft) -> None:
     """Leave the evaluation to the user: its prompts must be a file, not a hub dataset."""
-    old, given = "evaluation_strategy", draft.setup.evaluation
-    if given is not None:
-        message = "fill in evaluation: a file of held-out prompts"
-        draft.report("eval_dataset", given, Verdict.DIFFERS, message)
+    old, given = "evaluation_strategy", draft.setup.arguments.get("eval_dataset")
     strategy = draft.get(old if draft.has(old) else "eval_strategy")
     if strategy in ("no", False) and given is None:
         fields = ("eval_steps", "per_device_eval_batch_size", "dataset_test_split", "num_generations_eval")

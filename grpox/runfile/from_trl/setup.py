@@ -139,7 +139,7 @@ class Setup:
     fields: dict[str, Given] = field(default_factory=dict)
     """Fields of GRPOConfig and `trl grpo`, in the order of the file."""
     arguments: dict[str, Given] = field(default_factory=dict)
-    """Arguments of GRPOTrainer, except the fields below."""
+    """Arguments of GRPOTrainer, except the fields below; `images` is the place where a script uses a column."""
     model: Given | None = None
     """Model folder or hub id."""
     model_options: dict[str, Given] = field(default_factory=dict)
@@ -153,10 +153,6 @@ class Setup:
     has_get_reward: bool = False
     """True if a class of environments has `get_reward`, or may have it where the script does not show it."""
     data: DataGiven | None = None
-    evaluation: Given | None = None
-    """Value of `eval_dataset`."""
-    images: Given | None = None
-    """Place where a script uses a column of images."""
     has_lora_config: bool = False
     """True if `peft_config` is a LoraConfig whose arguments are among `fields`, as `peft_config.r`."""
     statements: list[tuple[Given, Verdict, str]] = field(default_factory=list)
