@@ -79,17 +79,6 @@ def test_two_generations_in_a_step_each_have_their_own_old_policy(
 
 
 @each_setting
-def test_a_sample_with_an_old_policy_and_one_without_may_share_a_micro_batch(settings: dict[str, Any]) -> None:
-    mixed = later(micro_batches_of(11))
-    for sample in of_step(mixed)[::3]:
-        sample.old_logprobs = None
-    wanted, _ = expected(mixed, "grpo")
-    assert far(step_of(mixed, "grpo", **settings)[0], wanted) < 1e-6
-    all_known, _ = step_of(later(micro_batches_of(11)), "grpo", **settings)
-    assert far(all_known, wanted) > 1e-3
-
-
-@each_setting
 def test_a_step_keeps_the_old_policy_of_the_samples_that_have_none(settings: dict[str, Any]) -> None:
     micro_batches, model = two_generations(), small_model()
     before = known(micro_batches)
