@@ -35,19 +35,15 @@ To call a tool, write its name and its arguments in JSON like this:
 </tool_call>"""
 _PROBE = "qzxprobe"
 """A word that no chat template writes itself, and that it does not change."""
+_ARGUMENTS = {
+    "type": "object",
+    "properties": {"x": {"type": "string", "description": "A text."}},
+    "required": ["x"],
+}
 _TOOL: Schema = {
     "type": "function",
-    "function": {
-        "name": _PROBE,
-        "description": "Nothing.",
-        "parameters": {
-            "type": "object",
-            "properties": {"x": {"type": "string", "description": "A text."}},
-            "required": ["x"],
-        },
-    },
+    "function": {"name": _PROBE, "description": "Nothing.", "parameters": _ARGUMENTS},
 }
-
 
 PLAIN = (
     "the prompts are plain text, to which the model's chat template is not applied: data.chat: true makes each "

@@ -97,7 +97,12 @@ class PromptSet:
         self._ids, self._ends = array("i"), array("q", [0])
         if not isinstance(rows, RowStream) and len(rows) == 0:
             raise ConfigError(f"{data} has no row", key="data")
-        _check_columns(prompt_column, list(rows.column_names), data, has_episodes)
+        columns = list(rows.column_names)
+        if problems := unusable_columns(columns, prompt_column, data, "data", has_episodes):
+            raise ConfigError(problems)
+        if prompt_column not in columns:
+            what, key, near = f"no such column in {data}", "data.prompt_column", nearest(prompt_column, columns)
+            raise ConfigError(what, key, given=prompt_column, allowed=", ".join(columns), nearest=near)
         self.conversational = chat or not isinstance(rows[0][prompt_column], str)
         names = {*rows.column_names} - {prompt_column} if self.conversational else set()
         self._of_template = [name for name in OF_TEMPLATE if name in names]
@@ -384,19 +389,6 @@ class PromptSet:
         if isinstance(self._rows, RowStream):
             return self._rows.place(index)
         return f"row {index} (from 0) of {self.data}"
-
-
-def _check_columns(column: str, columns: list[str], data: str, has_episodes: bool) -> None:
-    if problems := unusable_columns(columns, column, data, "data", has_episodes):
-        raise ConfigError(problems)
-    if column not in columns:
-        raise ConfigError(
-            f"no such column in {data}",
-            key="data.prompt_column",
-            given=column,
-            allowed=", ".join(columns),
-            nearest=nearest(column, columns),
-        )
 
 
 def _is_of_model(message: Message) -> bool:

@@ -150,7 +150,11 @@ class PolicyUpdate:
                 self.entropy_control.see(metrics["entropy"])
         else:
             what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
-            rows = _rows_of(micro_batches, scored)
+            of_sample: dict[int, Row] = {}
+            for batch, result in scored:
+                of_batch = zip(batch.samples, batch.rows(result.terms()), strict=True)
+                of_sample |= {id(sample): row for sample, row in of_batch}
+            rows = [[of_sample[id(sample)] for sample in samples] for samples in micro_batches]
             coefficients = {"beta": self.step_loss.beta, "entropy_coef": self.step_loss.entropy_coef}
             self.nonfinite.on_step_skipped(self.engine.steps, what, micro_batches, rows, coefficients)
             metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -323,15 +327,6 @@ def measure(scored: Sequence[Scored], correction: Correction) -> TokenMetrics:
             metrics.add({"off_policy_masked": left_out}, batch.trained_rows)
     metrics.add(mismatch_of([result for _, result in scored], correction))
     return metrics
-
-
-def _rows_of(micro_batches: MicroBatches, scored: Sequence[Scored]) -> list[list[Row]]:
-    """The terms of each sample's loss, in the order of the schedule."""
-    of_sample = {}
-    for batch, result in scored:
-        for sample, row in zip(batch.samples, batch.rows(result.terms()), strict=True):
-            of_sample[id(sample)] = row
-    return [[of_sample[id(sample)] for sample in samples] for samples in micro_batches]
 
 
 def _name(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:

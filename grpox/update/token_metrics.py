@@ -12,7 +12,7 @@ from torch import Tensor
 from grpox.runtime.world import World
 
 _Part = tuple[int, Tensor, Tensor, Tensor]
-"""Of one micro-batch, K values of each of its N tokens: N, sums f64[K], least f64[K], largest f64[K]."""
+"""A micro-batch of N tokens with K values each: N, their sums f64[K], least f64[K] and largest f64[K]."""
 
 
 class TokenMetrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -381,7 +382,9 @@ def _kl_and_entropy(draft: Draft) -> None:
 
 
 def _correction(draft: Draft) -> None:
-    on, uses_vllm = draft.get(_ON), draft.get("use_vllm")
+    on, uses_vllm, changed = draft.get(_ON), draft.get("use_vllm"), list[str]()
+    with suppress(ValidationError):  # which `grpox validate` reports
+        changed = changed_distribution(SamplingConfig.model_validate(draft.values.get("sampling", {})))
     if draft.get("loss_type") == "vespo":
         # VESPO uses the correction's weights, and so needs one; TRL bounds the tokens' weights before.
         if uses_vllm and on and draft.get(_MODE) == "token_truncate":
@@ -394,7 +397,7 @@ def _correction(draft: Draft) -> None:
         draft.put("correction", "none")
         draft.unneeded(_CORRECTION[1:], "there is no correction")
         draft.explain(_ON, Verdict.SAME, "correction: none")
-    elif uses_vllm and (changed := _changed(draft)):
+    elif uses_vllm and changed:
         why = f"it would be biased with {', '.join(changed)}, as in TRL"
         draft.put("correction", "none", why)
         draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, f"correction none: {why}")
@@ -415,11 +418,3 @@ def _bounded_correction(draft: Draft) -> None:
         draft.explain(_LOW, Verdict.UNSUPPORTED, "a truncating correction has no lower bound")
     draft.put_component("correction", name, parameters, draft.default_of(*_CORRECTION))
     draft.explain(_ON, Verdict.SAME, f"correction: {name}")
-
-
-def _changed(draft: Draft) -> list[str]:
-    """List the settings of `sampling` that change only the sampled distribution, not the trained one."""
-    try:
-        return changed_distribution(SamplingConfig.model_validate(draft.values.get("sampling", {})))
-    except ValidationError:
-        return []  # `grpox validate` reports it

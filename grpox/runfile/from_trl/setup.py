@@ -179,14 +179,13 @@ def read_trl_yaml(text: str, source: str) -> Setup:
         near = next(filter(None, (nearest(name, FIELDS) for name in data)), "")
         what, allowed = "has no field of GRPOConfig or `trl grpo`", "the fields in docs/from-trl.md"
         raise ConfigError(what, "", source, ", ".join(data), allowed, near)
-    fields = {name: Given(_value(name, value), document.lines.get(name)) for name, value in data.items()}
+    fields = {}
+    for name, value in data.items():
+        if isinstance(value, str) and name in FIELDS and isinstance(FIELDS[name].default, bool):
+            value = _TRUTHS.get(value.lower(), value)
+        fields[name] = Given(value, document.lines.get(name))
     model = fields.get("model_name_or_path")
     return Setup(source, fields, model=model, rewards=_rewards(fields), data=_data(fields))
-
-
-def _value(name: str, value: Any) -> Any:
-    truth = isinstance(value, str) and name in FIELDS and isinstance(FIELDS[name].default, bool)
-    return _TRUTHS.get(value.lower(), value) if truth else value
 
 
 def _rewards(fields: dict[str, Given]) -> list[Reference] | None:
