@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for generators, and rewards with models
     from grpox.checkpoint.rng import preserve_random_state as preserve_random_state
-    from grpox.data.checked_messages import CheckedTemplate as CheckedTemplate
+    from grpox.data.message_probes import CheckedTemplate as CheckedTemplate
     from grpox.policy.adapter_folder import write_adapter as write_adapter
     from grpox.policy.float32_head import has_float32_head as has_float32_head
     from grpox.policy.lora.layers import ADAPTER as ADAPTER

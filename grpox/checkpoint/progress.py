@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from grpox.checkpoint.folders import write_text
 from grpox.config import TrainConfig
 from grpox.config.sampling import evaluation_in
-from grpox.data.prompt_cursor import PromptCursor
-from grpox.data.schedule import BatchPlan
+from grpox.data.schedule import BatchPlan, PromptCursor
 from grpox.errors import ConfigError, Problem, describe
 from grpox.errors.formatting import pluralize
 from grpox.observing.alarms import Alarms, AlarmsState

@@ -2,6 +2,5 @@
 
 `open_data` opens files, hub datasets and streams; `json_rows` and `json_dataset` read JSON without changing
 values. `prompts` turns rows into text and tokens, `row_stream` reads a stream by position. `schedule` is the
-batch arithmetic: the prompts and rows of each step. With dynamic sampling, `prompt_cursor` draws the prompts
-instead.
+batch arithmetic: the prompts and rows of each step.
 """

@@ -35,19 +35,15 @@ To call a tool, write its name and its arguments in JSON like this:
 </tool_call>"""
 _PROBE = "qzxprobe"
 """A word that no chat template writes itself, and that it does not change."""
+_ARGUMENTS = {
+    "type": "object",
+    "properties": {"x": {"type": "string", "description": "A text."}},
+    "required": ["x"],
+}
 _TOOL: Schema = {
     "type": "function",
-    "function": {
-        "name": _PROBE,
-        "description": "Nothing.",
-        "parameters": {
-            "type": "object",
-            "properties": {"x": {"type": "string", "description": "A text."}},
-            "required": ["x"],
-        },
-    },
+    "function": {"name": _PROBE, "description": "Nothing.", "parameters": _ARGUMENTS},
 }
-
 
 PLAIN = (
     "the prompts are plain text, to which the model's chat template is not applied: data.chat: true makes each "
@@ -149,25 +145,19 @@ class ChatTemplate:
         text = _SYSTEM % "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         first, *others = messages
         if first.get("role") == "system":
-            return [extended_message(first, f"\n\n{text}"), *others]
+            return [extended_message(first, behind=f"\n\n{text}"), *others]
         if self._has_system:
             return [{"role": "system", "content": text}, *messages]
-        return [_preceded(first, f"{text}\n\n"), *others]
+        return [extended_message(first, before=f"{text}\n\n"), *others]
 
 
-def extended_message(message: Message, text: str) -> Message:
-    """Return a message with `text` behind its own."""
+def extended_message(message: Message, before: str = "", behind: str = "") -> Message:
+    """Return a message with texts before and behind its own."""
     content = message.get("content") or ""
     if isinstance(content, str):
-        return {**message, "content": content + text}
-    return {**message, "content": [*content, {"type": "text", "text": text}]}
-
-
-def _preceded(message: Message, text: str) -> Message:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return {**message, "content": text + content}
-    return {**message, "content": [{"type": "text", "text": text}, *content]}
+        return {**message, "content": before + content + behind}
+    first, last = ([{"type": "text", "text": text}] if text else [] for text in (before, behind))
+    return {**message, "content": [*first, *content, *last]}
 
 
 def extended_prompt(prompt: Text, content: Content) -> Text:
@@ -183,7 +173,7 @@ def extended_prompt(prompt: Text, content: Content) -> Text:
             return prompt + content
         raise RunFailed(NO_MESSAGES)
     if isinstance(content, Appended):
-        return [*prompt[:-1], extended_message(prompt[-1], str(content))]
+        return [*prompt[:-1], extended_message(prompt[-1], behind=str(content))]
     if isinstance(content, str):
         return [*prompt, {"role": "user", "content": content}]
     return [*prompt, *texts_only(content)]

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Message, Rollout, Text
 from grpox.data.chat import Content, Schema, extended_prompt
-from grpox.data.checked_messages import ALIASES, CheckedTemplate, LostMessage, texts_of, without_nulls
 from grpox.data.encoding import CUT
+from grpox.data.message_probes import ALIASES, CheckedTemplate, LostMessage, texts_of, without_nulls
 from grpox.data.row_stream import RowStream
 from grpox.data.token_texts import TokenTexts
 from grpox.data.unusable_columns import CURE, OF_TEMPLATE, media_part, unusable_columns
@@ -97,7 +97,12 @@ class PromptSet:
         self._ids, self._ends = array("i"), array("q", [0])
         if not isinstance(rows, RowStream) and len(rows) == 0:
             raise ConfigError(f"{data} has no row", key="data")
-        _check_columns(prompt_column, list(rows.column_names), data, has_episodes)
+        columns = list(rows.column_names)
+        if problems := unusable_columns(columns, prompt_column, data, "data", has_episodes):
+            raise ConfigError(problems)
+        if prompt_column not in columns:
+            what, key, near = f"no such column in {data}", "data.prompt_column", nearest(prompt_column, columns)
+            raise ConfigError(what, key, given=prompt_column, allowed=", ".join(columns), nearest=near)
         self.conversational = chat or not isinstance(rows[0][prompt_column], str)
         names = {*rows.column_names} - {prompt_column} if self.conversational else set()
         self._of_template = [name for name in OF_TEMPLATE if name in names]
@@ -162,7 +167,7 @@ class PromptSet:
         except ConfigError as error:
             raise RunFailed(f"{reset} cannot be written: {error}") from error
         (ids,) = self._tokenised([text])
-        if problem := self._bad_length(index, len(ids)) or self._unknown_token(index, ids):
+        if problem := self._unusable(index, ids):
             raise RunFailed(f"{reset} is not valid: {problem}")
         return self._shortened(ids)
 
@@ -240,7 +245,7 @@ class PromptSet:
             problem = self._no_prompt(index, self._prompt_of(self._rows[index]))
             if problem is None:
                 (ids,) = self._tokenised([self._rendered(index, self.prompt(index), self._rows[index])])
-                problem = self._bad_length(index, len(ids)) or self._unknown_token(index, ids)
+                problem = self._unusable(index, ids)
             if problem is not None:
                 raise RunFailed(str(problem))
 
@@ -264,10 +269,10 @@ class PromptSet:
             others = [{name: columns[name][row] for name in self._of_template} for row in range(len(values))]
             texts = list(map(self._rendered, range(start, start + len(values)), values, others))
             for index, ids in enumerate(self._tokenised(texts), start):
-                if problem := self._unknown_token(index, ids) if ids else self._empty(index):
-                    raise ConfigError(problem)
-                if self._limit.exceeded(len(ids)) and not self._limit.cut:
+                if self._limit.refuses(len(ids)):
                     long.append((index, len(ids)))
+                elif problem := self._unusable(index, ids):
+                    raise ConfigError(problem)
                 ids = self._shortened(ids)
                 if index + 1 == len(self._ends) and len(self._ids) + len(ids) <= CACHED_TOKENS:
                     self._ids.extend(ids)
@@ -292,8 +297,8 @@ class PromptSet:
         return [encoding.opened(ids) for ids in encoded]
 
     def _shortened(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        is_long = self._limit.cut and self._limit.exceeded(len(ids))
-        return self.chat.encoding.shortened(ids, self._limit.tokens or 0) if is_long else ids
+        limit = self._limit.tokens if self._limit.cut else None
+        return ids if limit is None or len(ids) <= limit else self.chat.encoding.shortened(ids, limit)
 
     def _prompt_of(self, row: Mapping[str, Any]) -> Text:
         prompt: Text = row.get(self._prompt_column)  # type: ignore[assignment] # a missing one is refused
@@ -343,23 +348,18 @@ class PromptSet:
         allowed = f"a {kind.__name__}, null, or another name for the column"
         raise ConfigError(what, "data.path", given=repr(value)[:200], allowed=allowed)
 
-    def _bad_length(self, index: int, length: int) -> Problem | None:
-        if length == 0:
-            return self._empty(index)
-        if self._limit.exceeded(length) and not self._limit.cut:
-            return self._limit.problem(self.place(index), length)
-        return None
-
-    def _unknown_token(self, index: int, ids: Sequence[int]) -> Problem | None:
+    def _unusable(self, index: int, ids: Sequence[int]) -> Problem | None:
+        """Return a problem if a prompt has no token, too many, or one that the model lacks."""
+        if not ids:
+            what = f"the prompt of {self.place(index)} has no tokens, so there is nothing to complete"
+            return Problem(what, key="data.prompt_column", given=repr(self.prompt(index))[:200])
+        if self._limit.refuses(len(ids)):
+            return self._limit.problem(self.place(index), len(ids))
         if self._vocabulary is None or max(ids) < self._vocabulary:
             return None
         what = f"the tokenizer gives {self.place(index)} a token that the model does not know"
         allowed = f"tokens below {self._vocabulary}, the model's vocabulary"
         return Problem(what, key="model.path", given=f"token {max(ids)}", allowed=allowed)
-
-    def _empty(self, index: int) -> Problem:
-        what = f"the prompt of {self.place(index)} has no tokens, so there is nothing to complete"
-        return Problem(what, key="data.prompt_column", given=repr(self.prompt(index))[:200])
 
     def _no_prompt(self, index: int, value: Any) -> Problem | None:
         """Return a problem if a row's prompt is missing, empty, not only text, or not of the first row's
@@ -389,19 +389,6 @@ class PromptSet:
         if isinstance(self._rows, RowStream):
             return self._rows.place(index)
         return f"row {index} (from 0) of {self.data}"
-
-
-def _check_columns(column: str, columns: list[str], data: str, has_episodes: bool) -> None:
-    if problems := unusable_columns(columns, column, data, "data", has_episodes):
-        raise ConfigError(problems)
-    if column not in columns:
-        raise ConfigError(
-            f"no such column in {data}",
-            key="data.prompt_column",
-            given=column,
-            allowed=", ".join(columns),
-            nearest=nearest(column, columns),
-        )
 
 
 def _is_of_model(message: Message) -> bool:
@@ -455,9 +442,9 @@ class PromptLimit:
         origin = f"{positions} positions of the model minus sampling.max_completion_length {completion}"
         return cls(left, origin, cut)
 
-    def exceeded(self, length: int) -> bool:
-        """Return True if a prompt of `length` tokens exceeds the limit."""
-        return self.tokens is not None and length > self.tokens
+    def refuses(self, length: int) -> bool:
+        """Return True if a prompt of `length` tokens is too long and is not cut."""
+        return self.tokens is not None and length > self.tokens and not self.cut
 
     def problem(self, row: str, length: int, further: str = "") -> Problem:
         """Describe the prompt of `row` (as ``row 3 (from 0) of the data``) as too long."""

@@ -47,7 +47,9 @@ class RowStream:
     def hold(self, positions: range) -> None:
         """Load the rows at `positions` and drop earlier ones; a row dropped before is read again."""
         if positions.start < self._start:
-            self._restart()
+            self._rows.clear()
+            self._start = self._read = 0
+            self._stream = self._epochs()
         for position in range(self._start, positions.start):
             self._rows.pop(position, None)
         while self._read < positions.stop:
@@ -62,11 +64,6 @@ class RowStream:
         return self._rows[position]
 
     @property
-    def rows_in_memory(self) -> int:
-        """Number of rows in memory, without the shuffle buffer."""
-        return len(self._rows)
-
-    @property
     def column_names(self) -> list[str]:
         """Columns of the dataset, or of its first row if the dataset does not know them."""
         return list(self._dataset.column_names or self._columns)
@@ -77,11 +74,6 @@ class RowStream:
         if size is None or position < size:
             return f"row {position} (from 0) of the stream"
         return f"row {position % size} (from 0) of epoch {position // size} (from 0) of the stream"
-
-    def _restart(self) -> None:
-        self._rows.clear()
-        self._start = self._read = 0
-        self._stream = self._epochs()
 
     def _epochs(self) -> Iterator[Row]:
         epoch = 0

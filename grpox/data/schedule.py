@@ -121,7 +121,7 @@ class PromptSampler:
         """
         if num_prompts < prompts_per_generation:
             raise _too_few(num_prompts, prompts_per_generation)
-        self.num_prompts = num_prompts
+        self.prompts_per_epoch = num_prompts
         self.prompts_per_generation = prompts_per_generation
         self.generations_per_epoch = num_prompts // prompts_per_generation
         """Number of whole chunks; the remainder at the end of an epoch is dropped."""
@@ -132,41 +132,30 @@ class PromptSampler:
     def prompts_for(self, generation: int) -> list[int]:
         """Return dataset indices of the unique prompts of generation batch `generation` (from 0)."""
         epoch, chunk = divmod(generation, self.generations_per_epoch)
-        first = epoch * self.num_prompts + chunk * self.prompts_per_generation
+        first = epoch * self.prompts_per_epoch + chunk * self.prompts_per_generation
         return self.prompts_at(range(first, first + self.prompts_per_generation))
 
     def prompts_at(self, positions: range, keep_from: int | None = None) -> list[int]:
         """Return dataset indices of the prompts at these positions of the order, epoch after epoch.
 
         Args:
-            held_from: ignored here; a stream uses it to keep rows in memory.
+            keep_from: ignored here; a stream uses it to keep rows in memory.
         """
-        return [self._of_epoch(epoch)[place] for epoch, place in map(self._place, positions)]
+        places = (divmod(position, self.prompts_per_epoch) for position in positions)
+        return [self._order(epoch)[place] for epoch, place in places]
 
     def batch_at(self, position: int) -> int:
         """Return the position of the next generation batch; skip the rest of an epoch if it is too short."""
-        _, place = self._place(position)
-        left = self.num_prompts - place
+        left = self.prompts_per_epoch - position % self.prompts_per_epoch
         return position if left >= self.prompts_per_generation else position + left
 
-    @property
-    def prompts_per_epoch(self) -> float:
-        return self.num_prompts
-
-    def _place(self, position: int) -> tuple[int, int]:
-        """Return the epoch, and the position in the epoch's order."""
-        return divmod(position, self.num_prompts)
-
-    def _of_epoch(self, epoch: int) -> list[int]:
-        if self._cached[0] != epoch:
-            self._cached = (epoch, self._order(epoch))
-        return self._cached[1]
-
     def _order(self, epoch: int) -> list[int]:
-        order = list(range(self.num_prompts))
-        if self._shuffle:
-            random.Random(self._seed + epoch).shuffle(order)
-        return order
+        if self._cached[0] != epoch:
+            order = list(range(self.prompts_per_epoch))
+            if self._shuffle:
+                random.Random(self._seed + epoch).shuffle(order)
+            self._cached = epoch, order
+        return self._cached[1]
 
 
 class StreamSampler:
@@ -188,8 +177,7 @@ class StreamSampler:
 
     @property
     def generations_per_epoch(self) -> float:
-        """Number of generation batches in an epoch, including a last partial one; infinite in the first
-        epoch."""
+        """Number of generation batches in an epoch, with a last partial one; infinite in the first epoch."""
         return self.prompts_per_epoch / self.prompts_per_generation
 
     @property
@@ -215,7 +203,7 @@ class StreamSampler:
         """Read the prompts at these positions and return the positions; forget earlier rows.
 
         Args:
-            held_from: position of the first prompt to keep in memory; default: the first of `positions`.
+            keep_from: position of the first prompt to keep in memory; default: the first of `positions`.
 
         Raises:
             RunFailed: see `prompts_for`.
@@ -226,6 +214,46 @@ class StreamSampler:
             raise _too_few(rows, self.prompts_per_generation)
         self._prompts.check(positions)
         return list(positions)
+
+
+class PromptCursor:
+    """Draws any number of next prompts of the seeded order.
+
+    If no batch draws extra prompts, the prompts equal the schedule's: a batch lies within one epoch, and the
+    rest of an epoch is dropped. Extra prompts of a batch may continue in the next epoch. The only state is the
+    position in the order, which is the same on every rank.
+    """
+
+    def __init__(self, sampler: PromptSampler | StreamSampler) -> None:
+        self._sampler = sampler
+        self._position = 0
+        self._batch = 0
+
+    @property
+    def position(self) -> int:
+        """Number of prompts drawn so far over all epochs; checkpoints save it."""
+        return self._position
+
+    @property
+    def epoch(self) -> float:
+        """Number of passes over the prompts so far."""
+        return self._position / self._sampler.prompts_per_epoch
+
+    def restore(self, position: int) -> None:
+        """Continue from `position`; a stream is read up to there."""
+        self._position = position
+        if position:
+            self._sampler.prompts_at(range(position - 1, position))
+
+    def batch(self) -> list[int]:
+        """Return dataset indices of the first prompts of the next generation batch."""
+        self._position = self._batch = self._sampler.batch_at(self._position)
+        return self.more(self._sampler.prompts_per_generation)
+
+    def more(self, count: int) -> list[int]:
+        """Return dataset indices of `count` extra prompts for the same batch."""
+        first, self._position = self._position, self._position + count
+        return self._sampler.prompts_at(range(first, self._position), keep_from=self._batch)
 
 
 def _too_few(num_prompts: int, prompts_per_generation: int) -> ConfigError:
@@ -255,12 +283,11 @@ class Schedule:
         """
         self.plan = plan
         self.sampler = sampler
-        self.total_steps = max_steps if max_steps >= 0 else self._steps_of(epochs)
-
-    def _steps_of(self, epochs: float) -> int:
-        # Computed in decimal: 0.29 * 100 generations are 29, but not in floating point.
-        generations = int(Fraction(str(epochs)) * self.sampler.generations_per_epoch)
-        return max(1, int(generations * self.plan.optimizer_steps_per_generation))
+        self.total_steps = max_steps
+        if max_steps < 0:
+            # Computed in decimal: 0.29 * 100 generations are 29, but not in floating point.
+            generations = int(Fraction(str(epochs)) * sampler.generations_per_epoch)
+            self.total_steps = max(1, int(generations * plan.optimizer_steps_per_generation))
 
     def steps(self, start: int = 0) -> Iterator[StepPlan]:
         """Yield the steps that remain after `start` steps."""
@@ -340,25 +367,15 @@ def _uneven_steps(plan: BatchPlan) -> Problem | None:
 
 def _uneven_groups(plan: BatchPlan) -> Problem | None:
     group, size = plan.num_generations, plan.generation_batch_size
-    if group >= 2 and size % group == 0:
+    if size % group == 0:
         return None
-    if group < 2:
-        what = "a group needs at least 2 completions to compare"
-    else:
-        what = (
-            f"generation batch of {size} completions (per_device_train_batch_size * world size * "
-            f"steps_per_generation = {plan.per_device_train_batch_size} * {plan.world_size} * "
-            f"{plan.steps_per_generation}) is not divisible by num_generations"
-        )
+    sizes = f"{plan.per_device_train_batch_size} * {plan.world_size} * {plan.steps_per_generation}"
+    named = f"per_device_train_batch_size * world size * steps_per_generation = {sizes}"
+    what = f"generation batch of {size} completions ({named}) is not divisible by num_generations"
     divisors = [divisor for divisor in _divisors(size) if divisor >= 2]
     allowed = f"a divisor of {size}, at least 2" if divisors else "at least 2, and a larger generation batch"
-    return Problem(
-        what,
-        key="train.num_generations",
-        given=str(group),
-        allowed=allowed,
-        nearest=_around(group, divisors),
-    )
+    near = _around(group, divisors)
+    return Problem(what, "train.num_generations", given=str(group), allowed=allowed, nearest=near)
 
 
 def _divisors(number: int) -> list[int]:

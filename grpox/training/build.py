@@ -12,9 +12,8 @@ from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
 from grpox.contracts import Capability, RunContext
-from grpox.data.prompt_cursor import PromptCursor
 from grpox.data.prompts import PromptSet
-from grpox.data.schedule import Schedule
+from grpox.data.schedule import PromptCursor, Schedule
 from grpox.observing.alarms import Alarms
 from grpox.observing.display import RunReport, TerminalDisplay
 from grpox.observing.early_stop import EarlyStop
@@ -175,7 +174,7 @@ def build_trainer(
         rounds=train.dynamic_sampling_rounds or 0,
     )
     dumps = FaultDumps(engine, config, parts.assembly.tokenizer, world)
-    nonfinite = NonFinitePolicy(train, world, dumps, warn)
+    nonfinite = NonFinitePolicy(train, world, dumps.dump, warn)
     policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs, statistics)
     early_stop = config.evaluation.early_stop if config.evaluation is not None else None
     state = TrainingState(

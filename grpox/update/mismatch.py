@@ -18,12 +18,13 @@ from torch import Tensor
 
 from grpox.config import RunConfig
 from grpox.config.alarms import ALLOWED, FIRST
+from grpox.contracts import Correction
 from grpox.errors import RunFailed
 from grpox.policy.precision import float32_precision
 from grpox.runfile.checks import changed_distribution
 from grpox.runfile.model_options import OF_EXPERTS
 from grpox.runtime.foreign_code import call, unchanged
-from grpox.update.objective import Corrected, CorrectionTraits, MicroBatchLoss
+from grpox.update.objective import Corrected, MicroBatchLoss
 from grpox.update.token_metrics import places_of, select_values
 
 PREFIX = "mismatch/"
@@ -81,14 +82,17 @@ _ROUNDING = 1e-5
 """A weight less than R by no more than this share, some roundings of float32, was not truncated."""
 
 
-def mismatch_of(results: Sequence[MicroBatchLoss], traits: CorrectionTraits) -> dict[str, Tensor]:
+def mismatch_of(results: Sequence[MicroBatchLoss], correction: Correction) -> dict[str, Tensor]:
     """Measure all tokens of a step on this rank at once: name -> [N].
 
     On a CPU that takes a fraction of the time that one micro-batch after the other takes.
 
     Args:
-        results: every micro-batch, with its correction.
+        results: every micro-batch, corrected.
+        correction: its `raw`, (old, sampler, mask) -> R before any cap or mask, is exp(old - sampler) by
+            default; its weights are R, or R truncated, unless `weighs_by_raw` is False.
     """
+    raw = getattr(correction, "raw", None)
     names: tuple[str, ...] = ()
     parts = []
     for result in results:
@@ -97,24 +101,20 @@ def mismatch_of(results: Sequence[MicroBatchLoss], traits: CorrectionTraits) -> 
         assert inputs.sampler_logprobs is not None
         values = {name: getattr(corrected, name) for name in ("old", "sampler", "weights", "keep")}
         values["missing"] = inputs.sampler_logprobs.isnan()
-        if traits.raw is not None:
-            values["raw"] = _raw(traits.raw, corrected, inputs.token_mask)
+        if raw is not None:
+            values["raw"] = _raw(raw, corrected, inputs.token_mask)
         names = tuple(values)
         places = places_of(inputs.token_mask) if inputs.token_places is None else inputs.token_places
         parts.append(select_values(values, places))
-    return _measured(dict(zip(names, torch.cat(parts, dim=1).double(), strict=True)), traits)
-
-
-def _measured(tokens: Mapping[str, Tensor], traits: CorrectionTraits) -> dict[str, Tensor]:
-    """Measure N tokens: name -> [N]."""
+    tokens = dict(zip(names, torch.cat(parts, dim=1).double(), strict=True))
     d = (tokens["old"] - tokens["sampler"]).nan_to_num(nan=0.0).clamp(-_EXPONENT, _EXPONENT)
-    ratio, raw, keep = d.exp(), tokens.get("raw"), tokens["keep"] > 0
-    importance = ratio
+    importance = ratio = d.exp()
+    keep = tokens["keep"] > 0
     truncated = torch.zeros_like(keep)
-    if traits.weighs_by_raw:
-        importance = ratio if raw is None else raw
+    if getattr(correction, "weighs_by_raw", True):
+        importance = tokens.get("raw", ratio)
         truncated = keep & (tokens["weights"] < importance * (1 - _ROUNDING))
-    values = {
+    measured = {
         "ratio": ratio,
         "importance": importance,
         "importance_squared": importance.square(),
@@ -125,8 +125,8 @@ def _measured(tokens: Mapping[str, Tensor], traits: CorrectionTraits) -> dict[st
         "missing_logprobs": tokens["missing"],
     }
     if raw is not None:
-        values["raw_ratio"] = raw
-    return {PREFIX + name: value for name, value in values.items()}
+        measured["raw_ratio"] = tokens["raw"]
+    return {PREFIX + name: value for name, value in measured.items()}
 
 
 @torch.no_grad()

@@ -26,39 +26,10 @@ from grpox.runtime.foreign_code import call, unchanged
 from grpox.update.packing import LossTraits, StepTotals, token_weights
 from grpox.update.token_masks import off_policy_keep
 
-RESERVED = frozenset(
-    {
-        "loss",
-        "policy_loss",
-        "entropy_coef",
-        "adaptive_entropy/coef",
-        "router_aux_loss",
-        "grad_norm",
-        "learning_rate",
-        "entropy",
-        "kl",
-        "kl_old",
-        "ratio",
-        "off_policy_masked",
-    }
-)
+RESERVED = frozenset(("loss", "policy_loss", "entropy_coef", "adaptive_entropy/coef", "router_aux_loss"))
+RESERVED |= {"grad_norm", "learning_rate", "entropy", "kl", "kl_old", "ratio", "off_policy_masked"}
 """Metrics of the core's own, which a diagnostic may not overwrite; nor may it begin with ``mismatch/`` or
 ``sampling/``."""
-
-
-@dataclass(frozen=True)
-class CorrectionTraits:
-    """The declarations of a correction, read once where a run binds it."""
-
-    weighs_by_raw: bool = True
-    """Its weights are R, or R truncated, where it defines an R of its own."""
-    raw: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
-    """(old, sampler, mask) -> R before any cap or mask; None: exp(old - sampler)."""
-
-    @classmethod
-    def of(cls, correction: Correction) -> CorrectionTraits:
-        """Read them from `correction`."""
-        return cls(getattr(correction, "weighs_by_raw", True), getattr(correction, "raw", None))
 
 
 @dataclass(frozen=True)
@@ -251,7 +222,10 @@ def objective(
         RunFailed: the loss raised or returned what is no loss, or needs what `inputs` lack.
     """
     mask, nothing = inputs.token_mask, inputs.logprobs.new_zeros(())
-    neutral = partial(_where, mask, other=nothing)
+
+    def neutral(values: Tensor) -> Tensor:
+        return torch.where(mask, values, nothing)
+
     logprobs = neutral(inputs.logprobs)
     old = logprobs.detach() if inputs.old_logprobs is None else neutral(inputs.old_logprobs)
     correction = None if factor is None else neutral(factor)
@@ -289,10 +263,6 @@ def objective(
     if bonus_weights is not None and entropy is not None:
         loss = loss - (entropy * bonus_weights).sum()
     return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics, policy_share=share, of_sequences=rows)
-
-
-def _where(mask: Tensor, values: Tensor, other: Tensor) -> Tensor:
-    return torch.where(mask, values, other)
 
 
 def _needed_inputs(
@@ -369,11 +339,6 @@ class StepLoss:
         """The declarations of the loss."""
         return LossTraits.of(self.policy_loss)
 
-    @cached_property
-    def correction_traits(self) -> CorrectionTraits:
-        """The declarations of the correction."""
-        return CorrectionTraits.of(self.correction)
-
     @property
     def entropy_gradient(self) -> bool:
         """True where the entropy has to have a gradient."""
@@ -396,13 +361,22 @@ class StepLoss:
         mask = inputs.token_mask
         old = inputs.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
         corrected = apply_correction(self.correction, old, inputs.sampler_logprobs, mask)
-        near = self._near(inputs)
+        keep, near = inputs.policy_keep, None
+        if self.off_policy_mask_threshold is not None:
+            near = off_policy_keep(
+                inputs.logprobs,
+                inputs.sampler_logprobs,
+                inputs.advantages,
+                mask,
+                self.off_policy_mask_threshold,
+            )
+            keep = near if keep is None else near & keep
         weights = partial(token_weights, mask=mask, totals=totals, dtype=inputs.logprobs.dtype)
         output = objective(
             self.policy_loss,
             replace(
                 inputs,
-                policy_keep=_both(near, inputs.policy_keep),
+                policy_keep=keep,
                 reference_logprobs=inputs.reference_logprobs if self.needs_reference else None,
             ),
             weights(self.traits.reduction),
@@ -415,24 +389,6 @@ class StepLoss:
             needs=self.needs,
         )
         return replace(output, inputs=inputs, corrected=corrected, off_policy_keep=near)
-
-    def _near(self, inputs: MicroBatchInputs) -> Tensor | None:
-        if self.off_policy_mask_threshold is None:
-            return None
-        return off_policy_keep(
-            inputs.logprobs,
-            inputs.sampler_logprobs,
-            inputs.advantages,
-            inputs.token_mask,
-            self.off_policy_mask_threshold,
-        )
-
-
-def _both(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """bool[B, T]: what both keep; None keeps all."""
-    if one is None or other is None:
-        return other if one is None else one
-    return one & other
 
 
 def apply_correction(correction: Correction, old: Tensor, sampler: Tensor | None, mask: Tensor) -> Corrected:

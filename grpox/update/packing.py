@@ -118,8 +118,15 @@ class MicroBatchPacker:
         cuts = [self._cut(kind, len(samples)) for kind in kinds]
         real = sum(row.length for cut in cuts for rows in cut for row in rows)
         positions = [self._positions(rows) for cut in cuts for rows in cut]
-        if self.whole_groups:
-            self._check_groups(max(world.gather([max(positions)])))
+        if self.whole_groups and self.budget is not None:
+            # The largest micro-batch may be a single group, which cannot be cut.
+            largest = max(world.gather([max(positions)]))
+            if largest > self.budget:
+                raise RunFailed(
+                    f"train.max_tokens_per_micro_batch is {self.budget}, and a group of "
+                    f"{self.train.num_generations} completions takes {largest} tokens with its padding; the "
+                    f"loss has scope 'group' and is given whole groups: set it to {largest} or more, or to null"
+                )
         sizes = world.gather([(len(cuts[0]), len(cuts[1]), real, sum(positions))])
         counts = [max(size[kind] for size in sizes) for kind in (0, 1)]
         if backward and counts[1] == 0:  # the optimizer steps all the same
@@ -159,36 +166,25 @@ class MicroBatchPacker:
         groups = {sample.group_id for sample, live in zip(samples, own, strict=True) if live}
         return [sample.group_id in groups for sample in samples]
 
-    def _check_groups(self, largest: int) -> None:
-        """Check the positions of the largest micro-batch, where it may be a single group that cannot be cut."""
-        budget = self.budget
-        if self.whole_groups and budget is not None and largest > budget:
-            raise RunFailed(
-                f"train.max_tokens_per_micro_batch is {budget}, and a group of {self.train.num_generations} "
-                f"completions takes {largest} tokens with its padding; the loss has scope 'group' and is given "
-                f"whole groups: set it to {largest} or more, or to null"
-            )
-
     def _cut(self, samples: Sequence[Sample], step_size: int) -> list[list[Row]]:
         """Group `samples` into rows that go together, longest first; `step_size` samples make up the step."""
         most = self.train.per_device_train_batch_size if self.budget is None else step_size
+        width = self.mode.shared_width
+        if self.whole_groups:  # which cannot be parted
+            units = []
+            for numbers in _groups_of(samples):
+                rows = rows_of([samples[number] for number in numbers], width, most, self.budget)
+                units.append([replace(row, members=tuple(numbers[m] for m in row.members)) for row in rows])
+            units.sort(key=lambda rows: -rows[0].length)
+        else:
+            units = [[row] for row in rows_of(samples, width, most, self.budget)]
         cut: list[list[Row]] = []
-        for rows in self._units(samples, most, self.budget):
+        for rows in units:
             if cut and self._fits([*cut[-1], *rows], most):
                 cut[-1] += rows
             else:
                 cut.append(rows)
         return cut
-
-    def _units(self, samples: Sequence[Sample], most: int, budget: int | None) -> list[list[Row]]:
-        """List the rows that cannot be parted, longest first: single ones, or those of a group."""
-        if not self.whole_groups:
-            return [[row] for row in rows_of(samples, self.mode.shared_width, most, budget)]
-        units = []
-        for numbers in _groups_of(samples):
-            rows = rows_of([samples[number] for number in numbers], self.mode.shared_width, most, budget)
-            units.append([replace(row, members=tuple(numbers[m] for m in row.members)) for row in rows])
-        return sorted(units, key=lambda rows: -rows[0].length)
 
     def _fits(self, rows: Sequence[Row], most: int) -> bool:
         return sum(len(row.members) for row in rows) <= most and (

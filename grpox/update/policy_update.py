@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from grpox.runtime.world import World
 from grpox.update.entropy_control import EntropyControl
 from grpox.update.mismatch import mismatch_metrics, mismatch_of
 from grpox.update.nonfinite import NonFinitePolicy, Row
-from grpox.update.objective import CorrectionTraits, MicroBatchInputs, MicroBatchLoss, StepLoss
+from grpox.update.objective import MicroBatchInputs, MicroBatchLoss, StepLoss
 from grpox.update.packing import MicroBatchPacker, PackedMicroBatch, StepTotals, count_step
 from grpox.update.step_statistics import StepStatistics
 from grpox.update.token_facts import TokenFacts, facts_of, select_facts
@@ -125,7 +125,7 @@ class PolicyUpdate:
         summed = self.world.reduce(own, dist.ReduceOp.SUM)
         learning_rate = self.engine.learning_rate
         applied = self._apply(summed[0])  # the loss, the first of the shares
-        measured = measure(scored, self.step_loss.correction_traits)
+        measured = measure(scored, self.step_loss.correction)
         # The host waits for the device here, and nowhere else in a step whose tokens all count.
         summed, applied, of_tokens, facts, of_components = read_together(
             [summed, applied, measured.reduce(self.world), select_facts(scored), selected]
@@ -133,7 +133,10 @@ class PolicyUpdate:
         *losses, live = summed.tolist()
         metrics = dict(zip(shares, losses, strict=True)) | {LIVE: live, "learning_rate": learning_rate}
         loss = metrics["loss"]
-        metrics |= self._bonus_metrics(metrics) | self._applied(loss, applied.tolist())
+        if (weight := self.step_loss.entropy_coef) or self.entropy_control is not None:
+            # The policy term is the whole loss where it has no other.
+            metrics |= {"entropy_coef": weight, "policy_loss": metrics.get("policy_loss", loss)}
+        metrics |= self._applied(loss, applied.tolist())
         grad_norm = metrics["grad_norm"]
         metrics |= _name(measured.named(of_tokens)) | chosen | {"padding_fraction": packed.padding_fraction}
         self.token_facts = facts_of(scored, facts)
@@ -147,7 +150,11 @@ class PolicyUpdate:
                 self.entropy_control.see(metrics["entropy"])
         else:
             what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
-            rows = _rows_of(micro_batches, scored)
+            of_sample: dict[int, Row] = {}
+            for batch, result in scored:
+                of_batch = zip(batch.samples, batch.rows(result.terms()), strict=True)
+                of_sample |= {id(sample): row for sample, row in of_batch}
+            rows = [[of_sample[id(sample)] for sample in samples] for samples in micro_batches]
             coefficients = {"beta": self.step_loss.beta, "entropy_coef": self.step_loss.entropy_coef}
             self.nonfinite.on_step_skipped(self.engine.steps, what, micro_batches, rows, coefficients)
             metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -158,17 +165,6 @@ class PolicyUpdate:
         if self.entropy_control is not None:
             metrics["adaptive_entropy/coef"] = self.entropy_control.state.coefficient
         return metrics | self.nonfinite.metrics()
-
-    def _bonus_metrics(self, shares: Mapping[str, float]) -> dict[str, float]:
-        """Name the weight of the entropy bonus in this step, in a run that can have one.
-
-        Args:
-            shares: parts of the step's loss; its policy term is the whole where it has no other.
-        """
-        weight = self.step_loss.entropy_coef
-        if self.entropy_control is None and not weight:
-            return {}
-        return {"entropy_coef": weight, "policy_loss": shares.get("policy_loss", shares["loss"])}
 
     def _choose_tokens(self, micro_batches: MicroBatches) -> dict[str, float]:
         """Mark the tokens that make up the policy loss of a step, where not all do; a collective."""
@@ -313,18 +309,11 @@ def loss_shares(scored: Sequence[Scored]) -> dict[str, Tensor]:
         "policy_loss": [result.policy_share for result in results if result.policy_share is not None],
         "router_aux_loss": [result.router_share for result in results if result.router_share is not None],
     }
-    return {name: _sum(values) for name, values in shares.items() if values}
+    nothing = torch.zeros(1, dtype=torch.float64, device=results[0].loss.device)
+    return {name: sum(values, nothing) for name, values in shares.items() if values}
 
 
-def _sum(values: Sequence[Tensor]) -> Tensor:
-    """Sum scalars in float64, f64[1]."""
-    total = torch.zeros(1, dtype=torch.float64, device=values[0].device)
-    for value in values:
-        total += value
-    return total
-
-
-def measure(scored: Sequence[Scored], traits: CorrectionTraits) -> TokenMetrics:
+def measure(scored: Sequence[Scored], correction: Correction) -> TokenMetrics:
     """Measure a step's tokens on this rank, without reading a value."""
     metrics = TokenMetrics()
     for batch, result in scored:
@@ -336,17 +325,8 @@ def measure(scored: Sequence[Scored], traits: CorrectionTraits) -> TokenMetrics:
         if (near := result.off_policy_keep) is not None:
             left_out = (batch.token_mask & ~near).any(dim=1)
             metrics.add({"off_policy_masked": left_out}, batch.trained_rows)
-    metrics.add(mismatch_of([result for _, result in scored], traits))
+    metrics.add(mismatch_of([result for _, result in scored], correction))
     return metrics
-
-
-def _rows_of(micro_batches: MicroBatches, scored: Sequence[Scored]) -> list[list[Row]]:
-    """The terms of each sample's loss, in the order of the schedule."""
-    of_sample = {}
-    for batch, result in scored:
-        for sample, row in zip(batch.samples, batch.rows(result.terms()), strict=True):
-            of_sample[id(sample)] = row
-    return [[of_sample[id(sample)] for sample in samples] for samples in micro_batches]
 
 
 def _name(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:

@@ -113,17 +113,15 @@ class StepStatistics:
             for row in each.rank_rows(world.rank)
         ]
         samples = [sample for each in micro_batches for sample in each]
-        parts = [
-            (key, self._parts(self._tokens.get(id(sample), {}) | _values_of_completion(sample)))
-            for key, sample in zip(keys, samples, strict=True)
-        ]
+        parts = []
+        for key, sample in zip(keys, samples, strict=True):
+            own = {"reward": sample.reward, "advantage": sample.mean_advantage, "length": sample.model_length}
+            of_row = {name: np.array([value], dtype=np.float32) for name, value in own.items()}
+            values = self._tokens.get(id(sample), {}) | of_row
+            parts.append((key, [_part(name, how, values[name]) for name, how in self.wanted]))
         self._tokens.clear()
         rows = [part for _, part in sorted(world.gather(parts), key=itemgetter(0))]
         return {each: _whole(each[1], [row[place] for row in rows]) for place, each in enumerate(self.wanted)}
-
-    def _parts(self, values: RowValues) -> list[np.ndarray]:
-        """Reduce the values of one row, for each statistic that a component wants."""
-        return [_part(name, reduction, values[name]) for name, reduction in self.wanted]
 
 
 def _values_of_tokens(batch: RolloutBatch, result: MicroBatchLoss) -> dict[str, Tensor]:
@@ -134,11 +132,6 @@ def _values_of_tokens(batch: RolloutBatch, result: MicroBatchLoss) -> dict[str, 
     if inputs.entropy is not None:
         values["entropy"] = inputs.entropy.detach()
     return values
-
-
-def _values_of_completion(sample: Sample) -> RowValues:
-    values = {"reward": sample.reward, "advantage": sample.mean_advantage, "length": sample.model_length}
-    return {name: np.array([value], dtype=np.float32) for name, value in values.items()}
 
 
 def _part(name: str, reduction: StatisticReduction, values: np.ndarray) -> np.ndarray:

@@ -91,23 +91,23 @@ def facts_of(scored: Scored, values: Tensor) -> list[TokenFacts]:
         return []
     ends = np.cumsum([len(sample.completion) for sample in samples])
     parts = np.split(values.numpy().astype(np.float32), ends[:-1], axis=1)
-    return [_facts(sample, part) for sample, part in zip(samples, parts, strict=True)]
-
-
-def _facts(sample: Sample, values: np.ndarray) -> TokenFacts:
-    record, sample.token_record = sample.token_record, None
-    assert record is not None
-    logprob, ratio, entropy, correction, counted = values
-    length = len(sample.completion)
-    return TokenFacts(
-        record,
-        ids=np.asarray(sample.completion, np.int32),
-        is_scored=sample.token_mask,
-        is_counted=counted > 0,
-        sampler_logprob=sample.sampler_logprobs,
-        advantage=np.broadcast_to(np.asarray(sample.advantage, np.float32), length),
-        logprob=logprob,
-        ratio=ratio,
-        entropy=entropy,
-        correction=correction,
-    )
+    facts = []
+    for sample, (logprob, ratio, entropy, correction, counted) in zip(samples, parts, strict=True):
+        record, sample.token_record = sample.token_record, None
+        assert record is not None
+        advantage = np.broadcast_to(np.asarray(sample.advantage, np.float32), len(sample.completion))
+        facts.append(
+            TokenFacts(
+                record,
+                ids=np.asarray(sample.completion, np.int32),
+                is_scored=sample.token_mask,
+                is_counted=counted > 0,
+                sampler_logprob=sample.sampler_logprobs,
+                advantage=advantage,
+                logprob=logprob,
+                ratio=ratio,
+                entropy=entropy,
+                correction=correction,
+            )
+        )
+    return facts

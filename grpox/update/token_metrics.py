@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -12,24 +11,8 @@ from torch import Tensor
 
 from grpox.runtime.world import World
 
-
-@dataclass(frozen=True)
-class _Part:
-    """The reduced contribution of one micro-batch: K values of each of its N tokens."""
-
-    count: int  # N
-    sums: Tensor  # f64[K]
-    least: Tensor  # f64[K]
-    most: Tensor  # f64[K]
-
-    @classmethod
-    def of(cls, values: Tensor, spread: Tensor) -> _Part:
-        """Reduce f64[K, N], with the extremes of f64[K, M]."""
-        sums, count = values.sum(dim=1), values.shape[1]
-        if count == 0:
-            return cls(0, sums, torch.full_like(sums, torch.inf), torch.full_like(sums, -torch.inf))
-        # aminmax would wake every thread, however little there is, and wait for those that are kept busy.
-        return cls(count, sums, spread.amin(dim=1), spread.amax(dim=1))
+_Part = tuple[int, Tensor, Tensor, Tensor]
+"""A micro-batch of N tokens with K values each: N, their sums f64[K], least f64[K] and largest f64[K]."""
 
 
 class TokenMetrics:
@@ -41,6 +24,7 @@ class TokenMetrics:
 
     def __init__(self) -> None:
         self._parts: dict[tuple[str, ...], list[_Part]] = defaultdict(list)
+        """Names that are added together -> a part of each micro-batch."""
 
     def add(self, values: Mapping[str, Tensor], places: Tensor | None = None, of_means: bool = False) -> None:
         """Add values by name.
@@ -53,16 +37,24 @@ class TokenMetrics:
         """
         selected = select_values(values, places).double()
         spread = selected.mean(dim=1, keepdim=True) if of_means else selected
-        self._parts[tuple(values)].append(_Part.of(selected, spread))
+        sums, count = selected.sum(dim=1), selected.shape[1]
+        # aminmax would wake every thread, however little there is, and wait for those that are kept busy.
+        ends = (spread.amin(dim=1), spread.amax(dim=1)) if count else (sums + torch.inf, sums - torch.inf)
+        self._parts[tuple(values)].append((count, sums, *ends))
 
     def reduce(self, world: World) -> Tensor:
         """Reduce over all ranks, on the device: f64[2, n, 2] for `named`; a collective."""
-        wholes = [_whole(self._parts[each]) for each in sorted(self._parts)]
-        if not wholes:
+        if not self._parts:
             return torch.empty(2, 0, 2, dtype=torch.float64, device=world.device)
-        sums = world.reduce(torch.cat([sums for sums, _ in wholes]), dist.ReduceOp.SUM)
-        largest = world.reduce(torch.cat([ends for _, ends in wholes]), dist.ReduceOp.MAX)
-        return torch.stack((sums, largest))
+        sums, ends = [], []
+        for name in sorted(self._parts):
+            counts, of_sums, of_least, of_most = zip(*self._parts[name], strict=True)
+            total = torch.stack(of_sums).sum(dim=0)
+            least, most = torch.stack(of_least).amin(dim=0), torch.stack(of_most).amax(dim=0)
+            sums.append(torch.stack((total, torch.full_like(total, sum(counts))), dim=1))  # f64[K, 2]
+            ends.append(torch.stack((-least, most), dim=1))
+        added = world.reduce(torch.cat(sums), dist.ReduceOp.SUM)
+        return torch.stack((added, world.reduce(torch.cat(ends), dist.ReduceOp.MAX)))
 
     def named(self, numbers: Tensor) -> dict[str, tuple[float, float, float]]:
         """name -> (mean, min, max) over all ranks; names for which no token counted are left out.
@@ -70,7 +62,15 @@ class TokenMetrics:
         Args:
             numbers: result of `reduce`, on the host.
         """
-        return _merge([name for each in sorted(self._parts) for name in each], *numbers.tolist())
+        totals: dict[str, tuple[float, float, float, float]] = {}
+        names = [name for each in sorted(self._parts) for name in each]
+        for name, (total, count), (low, high) in zip(names, *numbers.tolist(), strict=True):
+            # A name can be among several that were added together, where a loss does not always tell the same.
+            before = totals.get(name, (0.0, 0.0, low, high))
+            totals[name] = before[0] + total, before[1] + count, max(before[2], low), max(before[3], high)
+        return {
+            name: (total / count, -low, high) for name, (total, count, low, high) in totals.items() if count
+        }
 
 
 def read_together(tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -80,34 +80,6 @@ def read_together(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     together = torch.cat([each.double().flatten() for each in known]).cpu()
     parts = torch.split(together, [each.numel() for each in known])
     return [part.view(each.shape) for part, each in zip(parts, known, strict=True)]
-
-
-Pair = Sequence[float]
-
-
-def _merge(
-    names: Sequence[str], sums: Sequence[Pair], extremes: Sequence[Pair]
-) -> dict[str, tuple[float, float, float]]:
-    """name -> (mean, min, max) from (sum, count) and (-min, max) of each of `names`."""
-    totals: dict[str, tuple[float, float]] = {}
-    ends: dict[str, tuple[float, float]] = {}
-    for name, (total, count), (low, high) in zip(names, sums, extremes, strict=True):
-        # A name can be among several that were added together, where a loss does not always tell the same.
-        total_before, count_before = totals.get(name, (0.0, 0.0))
-        totals[name] = total_before + total, count_before + count
-        ends[name] = max(ends.get(name, (low, high))[0], low), max(ends.get(name, (low, high))[1], high)
-    return {
-        name: (total / count, -ends[name][0], ends[name][1]) for name, (total, count) in totals.items() if count
-    }
-
-
-def _whole(parts: Sequence[_Part]) -> tuple[Tensor, Tensor]:
-    """All micro-batches of K names: f64[K, 2] of sum and count, and f64[K, 2] of -min and max."""
-    sums = torch.stack([part.sums for part in parts]).sum(dim=0)
-    least = torch.stack([part.least for part in parts]).amin(dim=0)
-    most = torch.stack([part.most for part in parts]).amax(dim=0)
-    counts = torch.full_like(sums, sum(part.count for part in parts))
-    return torch.stack((sums, counts), dim=1), torch.stack((-least, most), dim=1)
 
 
 def select_values(values: Mapping[str, Tensor], places: Tensor | None = None) -> Tensor:

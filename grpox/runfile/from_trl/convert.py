@@ -217,60 +217,14 @@ def _tracking(draft: Draft) -> None:
 
 
 def _arguments(draft: Draft) -> Iterator[Row]:
-    """Report the arguments of GRPOTrainer, model and rewards first."""
-    setup, reasons = draft.setup, {blank.key: blank.why for blank in reversed(draft.blanks)}
-    if setup.model is not None:
-        why = reasons.get("model.path", "")
-        verdict, message = Verdict.DIFFERS if why else Verdict.SAME, why or "model.path"
-        if not setup.model.literal:
-            verdict, message = Verdict.UNREAD, "fill in model.path"
-        yield Row("model", setup.model, verdict, message)
-    if isinstance(setup.rewards, Given):
-        yield Row("reward_funcs", setup.rewards, Verdict.UNREAD, "fill in rewards")
-    for reward in setup.rewards if isinstance(setup.rewards, list) else []:
-        verdict = Verdict.DIFFERS if reward.note else Verdict.SAME
-        named = ", ".join(f"{key}: {value}" for key, value in (reward.entry or {}).items())
-        if reward.entry is None:
-            verdict = Verdict.UNSUPPORTED
-        yield Row("reward_funcs", reward, verdict, reward.note or f"rewards: {named}")
-    yield from _episode_rows(setup)
-    if setup.data is not None:
-        verdict, message = Verdict.SAME, reasons.get("data.path", "data.path")
-        if setup.data.problem:
-            verdict, message = Verdict.UNREAD, f"fill in data.path: {setup.data.problem}"
-        yield Row("train_dataset", setup.data, verdict, message)
-    if setup.images is not None:
-        why = "grpox trains on text: rows with images are refused, and a column of images is not read"
-        yield Row("images", setup.images, Verdict.UNSUPPORTED, why)
-    if setup.evaluation is not None:
-        message = "fill in evaluation: a file of held-out prompts"
-        yield Row("eval_dataset", setup.evaluation, Verdict.DIFFERS, message)
-    for name, given in setup.arguments.items():
+    """Report the arguments of GRPOTrainer that have no section."""
+    for name, given in draft.setup.arguments.items():
         if name in _UNREAD_ARGUMENTS:
             yield Row(name, given, Verdict.UNREAD, _UNREAD_ARGUMENTS[name])
         elif field := TRAINER_ARGUMENTS.get(name):
-            yield Row(name, given, field.verdict, field.note)
+            yield Row(name, given, *field.judge(given.value))
         else:
             yield _unknown(name, given, TRAINER_ARGUMENTS)
-
-
-def _episode_rows(setup: Setup) -> Iterator[Row]:
-    """Report tools and environments."""
-    environments = setup.environments
-    listed = list(environments.values()) if isinstance(environments, dict) else environments
-    for name, key, references in (
-        ("tools", "tools", setup.tools),
-        ("environment_factory", "environment", listed),
-    ):
-        if isinstance(references, Given):
-            yield Row(name, references, Verdict.UNREAD, f"fill in {key}")
-            continue
-        for each in references or ():
-            if each.entry is None:
-                yield Row(name, each, Verdict.UNSUPPORTED, each.note)
-            else:
-                verdict = Verdict.DIFFERS if each.note else Verdict.SAME
-                yield Row(name, each, verdict, each.note or f"{key}: {each.entry['path']}")
 
 
 def _fields(draft: Draft) -> Iterator[Row]:

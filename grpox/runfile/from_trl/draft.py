@@ -152,9 +152,14 @@ class Draft:
         self.refuse(name, "is not a mapping", allowed)
         return {}
 
-    def ask(self, key: str, example: str, why: str) -> None:
-        """Add a blank for a key that the user has to fill in."""
+    def ask(self, key: str, example: str, why: str) -> str:
+        """Add a blank for a key that the user has to fill in, and return `why`."""
         self.blanks.append(Blank(key, example, why))
+        return why
+
+    def report(self, name: str, given: Given | Reference | DataGiven, verdict: Verdict, message: str) -> None:
+        """Add a row for a setting."""
+        self.rows.append(Row(name, given, verdict, message))
 
     def explain(self, names: str | tuple[str, ...], verdict: Verdict, message: str) -> None:
         """Replace the outcome of fields from fields.yaml."""
@@ -212,13 +217,17 @@ def inline(value: Any) -> str:
 
 def _block(draft: Draft, key: str) -> Iterator[str]:
     """Write a top-level key: one line for each value of a section or of rewards, else one line."""
+
+    def beside(name: str) -> str:
+        return f"  # {plain(draft.comments[name], WIDTH)}" if name in draft.comments else ""
+
     value = draft.values.get(key)
     blanks = [blank for blank in draft.blanks if re.split(r"[.[]", blank.key)[0] == key]
     kind = RunConfig.model_fields[key].annotation
     if isinstance(kind, type) and issubclass(kind, Section) and (value or key in ("model", "data")):
         yield f"{key}:"
         for name, part in (value or {}).items():
-            yield _line(f"  {name}: {inline(part)}", draft.comments.get(f"{key}.{name}", ""))
+            yield f"  {name}: {inline(part)}{beside(f'{key}.{name}')}"
         for blank in blanks:
             yield from _blank(blank, "  ", f"{blank.key.partition('.')[2]}:")
     elif key == "rewards":
@@ -230,7 +239,7 @@ def _block(draft: Draft, key: str) -> Iterator[str]:
         for blank in blanks:
             yield from _blank(blank, "", f"{blank.key}:")
         if value is not None:
-            yield _line(f"{key}: {inline(value)}", draft.comments.get(key, ""))
+            yield f"{key}: {inline(value)}{beside(key)}"
 
 
 def _blank(blank: Blank, indent: str, name: str) -> Iterator[str]:
@@ -243,7 +252,3 @@ def _comment(text: str, prefix: str) -> list[str]:
     return textwrap.wrap(
         plain(text, 400), WIDTH, initial_indent=prefix, subsequent_indent=f"{prefix}  ", break_long_words=False
     )
-
-
-def _line(text: str, comment: str) -> str:
-    return f"{text}  # {plain(comment, WIDTH)}" if comment else text

@@ -51,10 +51,10 @@ def _fields(entries: dict[str, Any], prefix: str = "") -> dict[str, TrlField]:
     fields = {}
     for name, entry in entries.items():
         (form, about), *others = entry.items()
-        verdict = Verdict.SAME if form == "copied" else Verdict(form)
-        what = "note" if verdict in (Verdict.NOT_NEEDED, Verdict.UNSUPPORTED) else "key"
-        values = {what: about, "copied": form == "copied", **dict(others)}
-        fields[f"{prefix}{name}"] = TrlField(verdict, **values)
+        what = "note" if form in ("not needed", "not supported") else "key"
+        values = {"verdict": "same" if form == "copied" else form, what: about, **dict(others)}
+        verdict = Verdict(values.pop("verdict"))
+        fields[f"{prefix}{name}"] = TrlField(verdict, copied=form == "copied", **values)
     return fields
 
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from itertools import chain
 from typing import Any
 
-from grpox.runfile.from_trl.setup import Given, unread
+from grpox.runfile.from_trl.setup import Given, code, unread
 
 _DTYPES = ("bfloat16", "float16", "float32")
 """Attributes of `torch` that stand for their own name."""
@@ -55,9 +55,23 @@ class Names:
             return unread(node)
 
     def arguments(self, call: ast.Call, positions: tuple[str, ...]) -> dict[str, ast.expr]:
-        """Return the arguments of a call by name, with the last ``**something`` under ``**``."""
-        named = {keyword.arg or "**": keyword.value for keyword in call.keywords}
-        return dict(zip(positions, call.args, strict=False)) | named
+        """Return the arguments of a call by name, with those of a dict that it shows behind ``**``."""
+        named: dict[str, ast.expr] = {}
+        for place, node in enumerate(call.args):
+            is_named = place < len(positions) and not isinstance(node, ast.Starred)
+            named[positions[place] if is_named else f"argument {place + 1}"] = node
+        for keyword in call.keywords:
+            match keyword.arg or self.is_changed(keyword.value) or self.behind(keyword.value):
+                case str(name):
+                    named[name] = keyword.value
+                case ast.Dict(keys=keys, values=values):
+                    for key, value in zip(keys, values, strict=True):
+                        named[str(key.value) if isinstance(key, ast.Constant) else f"**{code(value)}"] = value
+                case ast.Call(func=ast.Name(id="dict"), args=[]) as pairs:
+                    named |= self.arguments(pairs, ())
+                case _:
+                    named[f"**{code(keyword.value)}"] = keyword.value
+        return named
 
     def behind(self, node: ast.expr) -> ast.expr:
         """Return `node` itself, or the expression that was assigned to its name once."""

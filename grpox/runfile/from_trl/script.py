@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from inspect import signature
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,14 @@ from grpox.errors import ConfigError
 from grpox.runfile.from_trl.fields import LORA, POSITIONS, STATEMENTS, VARIANTS, Verdict
 from grpox.runfile.from_trl.literals import Function, Names, NotLiteral, is_main_guard
 from grpox.runfile.from_trl.setup import (
+    JUDGED_BY_MATH,
     REWARDS_OF_CALLS,
     DataGiven,
     Given,
     Reference,
     Setup,
     code,
+    entry_of_call,
     of_module,
     unread,
 )
@@ -67,7 +68,7 @@ class _Script(Names):
     def read(self, text: str) -> Setup:
         """Read the call of GRPOConfig and the call of GRPOTrainer, one of which may be missing."""
         trainer = self.one(self.calls_of(self.trainers), TRAINER)
-        given = {} if trainer is None else self.trainer_arguments(trainer)
+        given = {} if trainer is None else self.arguments(trainer, POSITIONS)
         configs = self.calls_of(self.configs)
         if len(configs) > 1 and "args" in given:
             used = self.behind(given["args"])
@@ -78,13 +79,15 @@ class _Script(Names):
             allowed = "a script with such a call, or a YAML file for `trl grpo`"
             raise ConfigError(what, where=self.source, allowed=allowed)
         setup = Setup(self.source)
-        setup.images = self.images()
+        if images := self.images():
+            setup.arguments["images"] = images
         calls: dict[ast.AST, str] = {} if trainer is None else {trainer: "trainer"}
         calls |= {} if config is None else {config: "args"}
         self.read_variant(setup, [call for call in (trainer, config) if call is not None])
         statements = self.statements(calls, given)
         if config is not None:
-            setup.fields |= self.config_fields(config)
+            arguments = self.arguments(config, ("output_dir",))
+            setup.fields |= {name: self.given(value) for name, value in arguments.items()}
             given.pop("args", None)
         # Only a run shows which value applies.
         before = "set in the script: " if config is None else "set again: "
@@ -177,25 +180,6 @@ class _Script(Names):
             raise ConfigError(what, where=self.source)
         return calls[0] if calls else None
 
-    def config_fields(self, call: ast.Call) -> dict[str, Given]:
-        """Read the arguments of GRPOConfig; its positional argument is output_dir."""
-        fields: dict[str, Given] = {}
-        for position, argument in enumerate(call.args):
-            if position == 0 and not isinstance(argument, ast.Starred):
-                fields["output_dir"] = self.given(argument)
-            else:
-                fields[f"argument {position + 1}"] = unread(argument)
-        for keyword in call.keywords:
-            given = self.given(keyword.value)
-            if keyword.arg is not None:
-                fields[keyword.arg] = given
-            elif given.literal and isinstance(given.value, dict):
-                line = self.behind(keyword.value).lineno
-                fields |= {name: Given(value, line) for name, value in given.value.items()}
-            else:
-                fields[f"**{code(keyword.value)}"] = unread(keyword.value)
-        return fields
-
     def settings(self) -> Iterator[tuple[ast.expr, str, ast.expr]]:
         """Find fields that a statement sets on an object: the object, the field, and what sets it.
 
@@ -225,19 +209,6 @@ class _Script(Names):
                         return unread(node)
         return None
 
-    def trainer_arguments(self, call: ast.Call) -> dict[str, ast.expr]:
-        arguments = dict(zip(POSITIONS, call.args, strict=False))
-        for keyword in call.keywords:
-            pairs = self.behind(keyword.value)
-            if keyword.arg is not None:
-                arguments[keyword.arg] = keyword.value
-            elif isinstance(pairs, ast.Dict) and not self.is_changed(keyword.value):
-                for key, value in zip(pairs.keys, pairs.values, strict=True):
-                    arguments[str(key.value) if isinstance(key, ast.Constant) else f"**{code(value)}"] = value
-            else:
-                arguments[f"**{code(keyword.value)}"] = keyword.value
-        return arguments
-
     def read_argument(self, setup: Setup, name: str, node: ast.expr) -> None:
         """Read the argument `name` of GRPOTrainer."""
         match name, self.behind(node):
@@ -246,21 +217,23 @@ class _Script(Names):
                 if isinstance(behind, ast.Call) and behind.args and self.called(behind) == "from_pretrained":
                     setup.model = self.given(behind.args[0])
                     setup.model_options = {k.arg: self.given(k.value) for k in behind.keywords if k.arg}
-            case "reward_funcs", _:
-                setup.rewards = self.rewards(node)
+            case "reward_funcs", behind:
+                if isinstance(behind, ast.List | ast.Tuple):
+                    setup.rewards = self.listed(node, self.reward)
+                else:
+                    reward = self.reward(node)
+                    is_known = reward.entry is not None or isinstance(behind, ast.Name | ast.Attribute)
+                    setup.rewards = [reward] if is_known else unread(node)
             case (("tools" | "environment_factory"), ast.Constant(value=None)):
                 pass
             case "tools", _:
-                setup.tools = self.tools(node)
+                setup.tools = self.listed(node, lambda part: self.reference(part, "tools.py"))
             case "environment_factory", _:
-                setup.environments = self.environments(node)
-                setup.has_get_reward = self.rewarding(node)
+                self.read_environments(setup, node)
             case "train_dataset", _:
                 setup.data = self.dataset(node)
             case _ if isinstance(node, ast.Constant) and node.value is None:
                 pass
-            case "eval_dataset", _:
-                setup.evaluation = unread(node)
             case "peft_config", ast.Call(args=[]) as call if self.called(call) == LORA_CONFIG:
                 setup.has_lora_config = True
                 for keyword in call.keywords:
@@ -268,46 +241,32 @@ class _Script(Names):
             case _:
                 setup.arguments[name] = unread(node)
 
-    def rewards(self, node: ast.expr) -> list[Reference] | Given:
-        """Read a list of reward functions, or a single one; `Given` if the script does not show them."""
-        behind = self.behind(node)
-        if isinstance(behind, ast.List | ast.Tuple):
-            if self.is_changed(node) or any(isinstance(part, ast.Starred) for part in behind.elts):
-                return unread(node)
-            return [self.reward(part) for part in behind.elts]
-        reward = self.reward(node)
-        known = reward.entry is not None or isinstance(behind, ast.Name | ast.Attribute)
-        return [reward] if known else unread(node)
-
-    def tools(self, node: ast.expr) -> list[Reference] | Given:
-        """Read a list of tools; `Given` if the script does not show them."""
+    def listed(self, node: ast.expr, read: Callable[[ast.expr], Reference]) -> list[Reference] | Given:
+        """Read a list of functions; `Given` if the script does not show them."""
         behind = self.behind(node)
         if not isinstance(behind, ast.List | ast.Tuple) or self.is_changed(node):
             return unread(node)
-        return [self.reference(part, "tools.py") for part in behind.elts]
-
-    def environments(self, node: ast.expr) -> dict[str, Reference] | Given:
-        """Read a class of environments, or a dict of them; `Given` if the script does not show them."""
-        behind = self.behind(node)
-        if not isinstance(behind, ast.Dict):
-            return {"": self.reference(node, "environment.py")}
-        names = [key.value if isinstance(key, ast.Constant) else None for key in behind.keys]
-        if self.is_changed(node) or not all(isinstance(name, str) for name in names):
+        if any(isinstance(part, ast.Starred) for part in behind.elts):
             return unread(node)
-        references = (self.reference(value, "environment.py") for value in behind.values)
-        return dict(zip(map(str, names), references, strict=True))
+        return [read(part) for part in behind.elts]
 
-    def rewarding(self, node: ast.expr) -> bool:
-        """Tell whether a class of environments has `get_reward`, or lies elsewhere, where it may have it."""
-        behind = self.behind(node)
-        return any(map(self._may_reward, behind.values if isinstance(behind, ast.Dict) else [node]))
-
-    def _may_reward(self, node: ast.expr) -> bool:
-        behind = self.behind(node)
-        own = self.classes.get(behind.id) if isinstance(behind, ast.Name) else None
-        if own is None or own.bases:
-            return True
-        return any(isinstance(part, Function) and part.name == "get_reward" for part in own.body)
+    def read_environments(self, setup: Setup, node: ast.expr) -> None:
+        """Read a class of environments, or a dict of them."""
+        behind, classes = self.behind(node), {"": node}
+        if isinstance(behind, ast.Dict):
+            names = [key.value if isinstance(key, ast.Constant) else None for key in behind.keys]
+            classes = {str(name): value for name, value in zip(names, behind.values, strict=True)}
+            if self.is_changed(node) or not all(isinstance(name, str) for name in names):
+                setup.environments = unread(node)
+        if setup.environments is None:
+            setup.environments = {
+                name: self.reference(value, "environment.py") for name, value in classes.items()
+            }
+        for value in map(self.behind, classes.values()):
+            own = self.classes.get(value.id) if isinstance(value, ast.Name) else None
+            body = [] if own is None or own.bases else own.body
+            # A class of another module, or with a base, may have it where the script does not show it.
+            setup.has_get_reward |= not body or any(getattr(part, "name", "") == "get_reward" for part in body)
 
     def reference(self, node: ast.expr, home: str) -> Reference:
         """Refer to a function or class of the script or of a module.
@@ -342,15 +301,13 @@ class _Script(Names):
             case ast.Attribute(value=ast.Name(id=package)) if package in self.imports:
                 return self.reference(node, "rewards.py")
             case ast.Call() as call if (name := self.called_of_trl(call)) in REWARDS_OF_CALLS:
-                entry_of, difference = REWARDS_OF_CALLS[name]
-                arguments = self.arguments(call, tuple(signature(entry_of).parameters))
+                arguments = self.arguments(call, tuple(REWARDS_OF_CALLS[name][1]))
                 try:
-                    entry = entry_of(**{name: self.value(value) for name, value in arguments.items()})
-                    note = difference
-                except (NotLiteral, TypeError):
-                    note = (
-                        f"its arguments are not literals; {name} is a reward of grpox too: see docs/rewards.md"
-                    )
+                    entry = entry_of_call(name, {key: self.value(value) for key, value in arguments.items()})
+                    note = JUDGED_BY_MATH if "correct_by" in entry else ""
+                except (NotLiteral, KeyError, TypeError):
+                    cure = f"{name} is a reward of grpox too: see docs/rewards.md"
+                    note = f"its arguments are not literals; {cure}"
         return Reference(entry, shown, line, note)
 
     def trains_on_import(self) -> int | None:
@@ -400,7 +357,7 @@ class _Script(Names):
         try:
             given = {name: self.value(value) for name, value in arguments.items() if name not in _HARMLESS}
             names = [given.get(name) for name in ("path", "name", "split")]
-            if "**" in given or not all(isinstance(name, str | None) for name in names):
+            if not all(isinstance(name, str | None) for name in names):
                 raise NotLiteral
         except NotLiteral:
             what = f"name the file or hub dataset: `{short}` has arguments that are not literals"

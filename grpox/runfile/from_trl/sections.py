@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from grpox.errors import nearest
 from grpox.runfile.checks import changed_distribution
 from grpox.runfile.from_trl.draft import TRL_DEFAULT, Draft
 from grpox.runfile.from_trl.fields import FIELDS, LORA, Verdict, parameters_of
-from grpox.runfile.from_trl.setup import DataGiven, Given
+from grpox.runfile.from_trl.setup import DataGiven, Given, Reference
 from grpox.runfile.model_options import REFUSED_INIT
 from grpox.runtime.files import read_mapping
 
@@ -35,9 +36,9 @@ def write_inputs(draft: Draft) -> None:
     """Write model, data, rewards, evaluation and adapters."""
     _model(draft)
     _dtype(draft)
-    _data(draft)
     _rewards(draft)
     _episodes(draft)
+    _data(draft)
     _evaluation(draft)
     if "peft_config" in draft.setup.arguments:
         given = draft.setup.arguments["peft_config"].shown
@@ -53,9 +54,10 @@ def _model(draft: Draft) -> None:
     if given is None:
         draft.ask("model.path", "org/name", "a folder or hub id")
     elif not isinstance(given.value, str) or not given.literal:
-        draft.ask("model.path", "org/name", f"a folder or hub id; {_at(given)}")
+        _leave(draft, "model", "model.path", given, "org/name", "a folder or hub id")
     else:
-        _input(draft, "model.path", given.value)
+        why = _input(draft, "model.path", given.value)
+        draft.report("model", given, Verdict.DIFFERS if why else Verdict.SAME, why or "model.path")
     _router_loss(draft)
     for name, value in _init(draft).items():
         draft.put(f"model.init.{name}", value)
@@ -95,14 +97,13 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     return dict(read.to_dict()) if hasattr(read, "output_router_logits") else {}
 
 
-def _input(draft: Draft, key: str, given: str, suffixes: tuple[str, ...] = ()) -> None:
-    """Write a path or hub id; a text with an ending of `suffixes` is a path."""
-    if draft.is_path(given) or given.endswith(suffixes):
-        draft.put(key, draft.path(given))
-    elif "/" in given:
-        draft.put(key, given)
-    else:
-        draft.ask(key, f"org/{given}", "a hub id with its owner")
+def _input(draft: Draft, key: str, given: str, suffixes: tuple[str, ...] = ()) -> str:
+    """Write a path or hub id, or return what it lacks; a text with an ending of `suffixes` is a path."""
+    is_path = draft.is_path(given) or given.endswith(suffixes)
+    if not is_path and "/" not in given:
+        return draft.ask(key, f"org/{given}", "a hub id with its owner")
+    draft.put(key, draft.path(given) if is_path else given)
+    return ""
 
 
 def _init(draft: Draft) -> dict[str, Any]:
@@ -148,19 +149,25 @@ def _dtype(draft: Draft) -> None:
 def _data(draft: Draft) -> None:
     given = draft.setup.data or DataGiven(problem="a .jsonl, .json, .csv or .parquet file, or a hub dataset")
     if given.problem or given.path is None:
-        draft.ask("data.path", given.path or "train.jsonl", given.problem or "the file or hub dataset")
+        why = draft.ask("data.path", given.path or "train.jsonl", given.problem or "the file or hub dataset")
     else:
-        _input(draft, "data.path", given.path, (".jsonl", ".json", ".csv", ".parquet"))
+        why = _input(draft, "data.path", given.path, (".jsonl", ".json", ".csv", ".parquet"))
+    if draft.setup.data is not None and given.problem:
+        draft.report("train_dataset", given, Verdict.UNREAD, f"fill in data.path: {given.problem}")
+    elif draft.setup.data is not None:
+        draft.report("train_dataset", given, Verdict.SAME, why or "data.path")
     for name, value in (("subset", given.subset), ("split", given.split), ("streaming", given.streaming)):
         if value and (name, value) != ("split", "train"):
             draft.put(f"data.{name}", value)
 
 
 def _rewards(draft: Draft) -> None:
-    given = draft.setup.rewards
-    if not given or isinstance(given, Given):
-        where = f"; {_at(given)}" if isinstance(given, Given) else ""
-        draft.ask("rewards", "{path: 'rewards.py:name'}", f"the reward functions{where}")
+    given, example = draft.setup.rewards, "{path: 'rewards.py:name'}"
+    if not given:
+        draft.ask("rewards", example, "the reward functions")
+        return
+    if isinstance(given, Given):
+        _leave(draft, "reward_funcs", "rewards", given, example, "the reward functions")
         return
     weights = draft.get("reward_weights")
     if weights is None:
@@ -173,16 +180,28 @@ def _rewards(draft: Draft) -> None:
         own = (reward.entry or {}).get("weight", 1)  # of TRL's argument max_penalty
         weight = own if factor is None else factor if own == 1 else own * factor
         weighed = {} if weight in (1, 1.0) else {"weight": weight}
-        if reward.entry is None:
-            named = "".join(f", {key}: {value}" for key, value in weighed.items())
-            draft.ask("rewards", f"{{path: 'rewards.py:name'{named}}}", f"{reward.shown}: {reward.note}")
-        else:
-            draft.values.setdefault("rewards", []).append(_entry(draft, reward.entry) | weighed)
+        named = "".join(f", {key}: {value}" for key, value in weighed.items())
+        if entry := _entry(draft, "reward_funcs", "rewards", reward, f"{{path: 'rewards.py:name'{named}}}"):
+            draft.values.setdefault("rewards", []).append(entry | weighed)
 
 
-def _entry(draft: Draft, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the entry of one reward with its paths relative to the run file."""
-    entry = dict(known)
+def _leave(draft: Draft, argument: str, key: str, given: Given, example: str, what: str) -> None:
+    """Leave to the user what the setup does not show."""
+    draft.ask(key, example, f"{what}; {_at(given)}")
+    draft.report(argument, given, Verdict.UNREAD, f"fill in {key}")
+
+
+def _entry(draft: Draft, argument: str, key: str, each: Reference, example: str) -> dict[str, Any] | None:
+    """Return the entry of a function or class with its paths relative to the run file, or ask for it."""
+    if each.entry is None:
+        draft.ask(key, example, f"{each.shown}: {each.note}")
+        draft.report(argument, each, Verdict.UNSUPPORTED, each.note)
+        return None
+    entry = dict(each.entry)
+    named = ", ".join(f"{name}: {value}" for name, value in entry.items())
+    shown = named if key == "rewards" else entry["path"]
+    verdict = Verdict.DIFFERS if each.note else Verdict.SAME
+    draft.report(argument, each, verdict, each.note or f"{key}: {shown}")
     if "path" in entry:
         file, _, name = entry["path"].rpartition(":")
         entry["path"] = f"{draft.path(file)}:{name}"
@@ -194,22 +213,19 @@ def _entry(draft: Draft, known: dict[str, Any]) -> dict[str, Any]:
 def _episodes(draft: Draft) -> None:
     """Write tools, environments, and the number of turns."""
     tools, environments = draft.setup.tools, draft.setup.environments
+    example = "['tools.py:name']"
     if isinstance(tools, Given):
-        draft.ask("tools", "['tools.py:name']", f"the tools; {_at(tools)}")
+        _leave(draft, "tools", "tools", tools, example, "the tools")
     for tool in tools if isinstance(tools, list) else []:
-        if tool.entry is None:
-            draft.ask("tools", "['tools.py:name']", f"{tool.shown}: {tool.note}")
-        else:
-            draft.values.setdefault("tools", []).append(_entry(draft, tool.entry)["path"])
+        if entry := _entry(draft, "tools", "tools", tool, example):
+            draft.values.setdefault("tools", []).append(entry["path"])
+    argument, example, written = "environment_factory", "{path: 'environment.py:Name'}", []
     if isinstance(environments, Given):
-        draft.ask("environment", "{path: 'environment.py:Name'}", f"the environment; {_at(environments)}")
-    written = []
-    for value, each in (environments if isinstance(environments, dict) else {}).items():
-        when = {"when": {"column": "environment", "is": value}} if value else {}
-        if each.entry is None:
-            draft.ask("environment", "{path: 'environment.py:Name'}", f"{each.shown}: {each.note}")
-        else:
-            written.append(_entry(draft, each.entry) | when)
+        _leave(draft, argument, "environment", environments, example, "the environment")
+    for value, each in environments.items() if isinstance(environments, dict) else ():
+        if entry := _entry(draft, argument, "environment", each, example):
+            when = {"when": {"column": "environment", "is": value}} if value else {}
+            written.append(entry | when)
     if written:
         draft.put("environment", written[0] if len(written) == 1 and "when" not in written[0] else written)
     if environments and draft.setup.has_get_reward:
@@ -221,7 +237,7 @@ def _episodes(draft: Draft) -> None:
 
 def _evaluation(draft: Draft) -> None:
     """Leave the evaluation to the user: its prompts must be a file, not a hub dataset."""
-    old, given = "evaluation_strategy", draft.setup.evaluation
+    old, given = "evaluation_strategy", draft.setup.arguments.get("eval_dataset")
     strategy = draft.get(old if draft.has(old) else "eval_strategy")
     if strategy in ("no", False) and given is None:
         fields = ("eval_steps", "per_device_eval_batch_size", "dataset_test_split", "num_generations_eval")
@@ -352,7 +368,7 @@ def _advantage(draft: Draft) -> None:
 
 
 def _kl_and_entropy(draft: Draft) -> None:
-    """Write KL and entropy keys; TRL takes high-entropy tokens and the bonus per micro-batch, not per step."""
+    """Write KL and entropy keys."""
     name = "use_bias_correction_kl"
     kl = "unbiased" if draft.get(name) else "k3"
     if not draft.get("beta") and not draft.unread("beta"):
@@ -361,23 +377,14 @@ def _kl_and_entropy(draft: Draft) -> None:
         draft.put("train.kl", kl, draft.default_of(name))
         if kl == "unbiased" and draft.get("importance_sampling_level") == "token":
             draft.explain(name, Verdict.SAME, "train.kl: unbiased")
-    if draft.has("top_entropy_quantile") and draft.get("top_entropy_quantile") != 1:
-        message = "train.top_entropy_quantile: of the tokens of the optimizer step; in TRL, of each micro-batch"
-        draft.explain("top_entropy_quantile", Verdict.DIFFERS, message)
-    if draft.has("entropy_coef") and draft.get("entropy_coef") != 0:
-        message = "train.entropy_coef: mean over all tokens of the optimizer step"
-        draft.explain(
-            "entropy_coef", Verdict.DIFFERS, f"{message}; in TRL, over the unmasked ones of a micro-batch"
-        )
     if draft.get("use_adaptive_entropy"):
         draft.put("train.adaptive_entropy", draft.given_of("adaptive_entropy"))
-        if draft.has("top_entropy_quantile") and draft.get("top_entropy_quantile") != 1:
-            message = "train.adaptive_entropy: the entropy of all tokens; in TRL, of those of high entropy"
-            draft.explain("use_adaptive_entropy", Verdict.DIFFERS, message)
 
 
 def _correction(draft: Draft) -> None:
-    on, uses_vllm = draft.get(_ON), draft.get("use_vllm")
+    on, uses_vllm, changed = draft.get(_ON), draft.get("use_vllm"), list[str]()
+    with suppress(ValidationError):  # which `grpox validate` reports
+        changed = changed_distribution(SamplingConfig.model_validate(draft.values.get("sampling", {})))
     if draft.get("loss_type") == "vespo":
         # VESPO uses the correction's weights, and so needs one; TRL bounds the tokens' weights before.
         if uses_vllm and on and draft.get(_MODE) == "token_truncate":
@@ -390,7 +397,7 @@ def _correction(draft: Draft) -> None:
         draft.put("correction", "none")
         draft.unneeded(_CORRECTION[1:], "there is no correction")
         draft.explain(_ON, Verdict.SAME, "correction: none")
-    elif uses_vllm and (changed := _changed(draft)):
+    elif uses_vllm and changed:
         why = f"it would be biased with {', '.join(changed)}, as in TRL"
         draft.put("correction", "none", why)
         draft.explain((*_CORRECTION, "use_vllm"), Verdict.DIFFERS, f"correction none: {why}")
@@ -411,11 +418,3 @@ def _bounded_correction(draft: Draft) -> None:
         draft.explain(_LOW, Verdict.UNSUPPORTED, "a truncating correction has no lower bound")
     draft.put_component("correction", name, parameters, draft.default_of(*_CORRECTION))
     draft.explain(_ON, Verdict.SAME, f"correction: {name}")
-
-
-def _changed(draft: Draft) -> list[str]:
-    """List the settings of `sampling` that change only the sampled distribution, not the trained one."""
-    try:
-        return changed_distribution(SamplingConfig.model_validate(draft.values.get("sampling", {})))
-    except ValidationError:
-        return []  # `grpox validate` reports it

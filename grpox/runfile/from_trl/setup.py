@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os.path
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from grpox.runfile.yaml_lines import read_yaml
 
 OVERLONG = "get_soft_overlong_punishment"
 JUDGED_BY_MATH = str(TRL_REWARDS["accuracy_reward"]["note"])
+_OVERLONG_OF_TRL = {"max_completion_len": 1280, "soft_punish_cache": 256}
 _TRUTHS = {"yes": True, "on": True, "no": False, "off": False}
 """Truth values of YAML 1.1, which `trl` reads; in YAML 1.2 they are text."""
 
@@ -55,41 +55,42 @@ class Reference:
     """Difference from TRL; if there is no entry, the remedy."""
 
 
-def of_overlong(max_completion_len: Any, soft_punish_cache: Any) -> dict[str, Any]:
-    """Return the entry that corresponds to TRL's get_soft_overlong_punishment."""
-    return {"name": "soft_overlong", "max_length": max_completion_len, "buffer": soft_punish_cache}
+REWARDS_OF_CALLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    OVERLONG: (
+        {"name": "soft_overlong", "max_length": None, "buffer": None},
+        {"max_completion_len": None, "soft_punish_cache": None},
+    ),
+    "get_cosine_scaled_reward": (
+        {"name": "cosine", "max_length": None, "correct_by": "math", "column": "solution"},
+        {
+            "max_len": None,
+            "min_value_wrong": -1.0,
+            "max_value_wrong": -0.5,
+            "min_value_correct": 0.5,
+            "max_value_correct": 1.0,
+        },
+    ),
+    "get_repetition_penalty_reward": (
+        {"name": "repetition", "size": 3, "unit": "tokens"},
+        {"ngram_size": 3, "max_penalty": -1.0},
+    ),
+}
+"""Function of TRL that returns a reward function -> entry of a run file, and TRL's parameters with defaults."""
+_OURS = {"max_completion_len": "max_length", "soft_punish_cache": "buffer", "max_len": "max_length"}
+_OURS |= {"ngram_size": "size", "max_penalty": "weight"}
 
 
-def of_cosine(
-    max_len: Any,
-    min_value_wrong: Any = -1.0,
-    max_value_wrong: Any = -0.5,
-    min_value_correct: Any = 0.5,
-    max_value_correct: Any = 1.0,
-) -> dict[str, Any]:
-    """Return the entry that corresponds to TRL's get_cosine_scaled_reward."""
-    entry = {"name": "cosine", "max_length": max_len, "correct_by": "math", "column": "solution"}
-    values = {"min_value_wrong": (min_value_wrong, -1.0), "max_value_wrong": (max_value_wrong, -0.5)}
-    values |= {"min_value_correct": (min_value_correct, 0.5), "max_value_correct": (max_value_correct, 1.0)}
-    return entry | {name: value for name, (value, default) in values.items() if value != default}
-
-
-def of_repetition(ngram_size: Any = 3, max_penalty: Any = -1.0) -> dict[str, Any]:
-    """Return the entry that corresponds to TRL's get_repetition_penalty_reward.
+def entry_of_call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry for a call of a function of `REWARDS_OF_CALLS`.
 
     Raises:
-        TypeError: `max_penalty` is no number.
+        KeyError, TypeError: the arguments do not fit the function.
     """
-    entry = {"name": "repetition", "size": ngram_size, "unit": "tokens"}
-    return entry if max_penalty == -1 else entry | {"weight": -max_penalty}
-
-
-REWARDS_OF_CALLS: dict[str, tuple[Callable[..., dict[str, Any]], str]] = {
-    OVERLONG: (of_overlong, ""),
-    "get_cosine_scaled_reward": (of_cosine, JUDGED_BY_MATH),
-    "get_repetition_penalty_reward": (of_repetition, ""),
-}
-"""Function of TRL that returns a reward function -> the entry for its arguments, and what differs from TRL."""
+    entry, defaults = REWARDS_OF_CALLS[name]
+    entry = entry | {_OURS.get(key, key): value for key, value in arguments.items() if value != defaults[key]}
+    if None in entry.values():
+        raise TypeError("an argument is missing")
+    return entry | ({"weight": -entry["weight"]} if "weight" in entry else {})
 
 
 def of_module(
@@ -138,7 +139,7 @@ class Setup:
     fields: dict[str, Given] = field(default_factory=dict)
     """Fields of GRPOConfig and `trl grpo`, in the order of the file."""
     arguments: dict[str, Given] = field(default_factory=dict)
-    """Arguments of GRPOTrainer, except the fields below."""
+    """Arguments of GRPOTrainer, except the fields below; `images` is the place where a script uses a column."""
     model: Given | None = None
     """Model folder or hub id."""
     model_options: dict[str, Given] = field(default_factory=dict)
@@ -152,10 +153,6 @@ class Setup:
     has_get_reward: bool = False
     """True if a class of environments has `get_reward`, or may have it where the script does not show it."""
     data: DataGiven | None = None
-    evaluation: Given | None = None
-    """Value of `eval_dataset`."""
-    images: Given | None = None
-    """Place where a script uses a column of images."""
     has_lora_config: bool = False
     """True if `peft_config` is a LoraConfig whose arguments are among `fields`, as `peft_config.r`."""
     statements: list[tuple[Given, Verdict, str]] = field(default_factory=list)
@@ -182,14 +179,13 @@ def read_trl_yaml(text: str, source: str) -> Setup:
         near = next(filter(None, (nearest(name, FIELDS) for name in data)), "")
         what, allowed = "has no field of GRPOConfig or `trl grpo`", "the fields in docs/from-trl.md"
         raise ConfigError(what, "", source, ", ".join(data), allowed, near)
-    fields = {name: Given(_value(name, value), document.lines.get(name)) for name, value in data.items()}
+    fields = {}
+    for name, value in data.items():
+        if isinstance(value, str) and name in FIELDS and isinstance(FIELDS[name].default, bool):
+            value = _TRUTHS.get(value.lower(), value)
+        fields[name] = Given(value, document.lines.get(name))
     model = fields.get("model_name_or_path")
     return Setup(source, fields, model=model, rewards=_rewards(fields), data=_data(fields))
-
-
-def _value(name: str, value: Any) -> Any:
-    truth = isinstance(value, str) and name in FIELDS and isinstance(FIELDS[name].default, bool)
-    return _TRUTHS.get(value.lower(), value) if truth else value
 
 
 def _rewards(fields: dict[str, Given]) -> list[Reference] | None:
@@ -205,7 +201,7 @@ def _rewards(fields: dict[str, Given]) -> list[Reference] | None:
             reward = of_module(module if dot else "trl.rewards", function, name, given.line, Path())
             if name == OVERLONG:
                 note = "with the lengths that `trl grpo` uses"
-                reward = Reference(of_overlong(1280, 256), name, given.line, note)
+                reward = Reference(entry_of_call(name, _OVERLONG_OF_TRL), name, given.line, note)
             rewards.append(reward)
     return rewards or None
 

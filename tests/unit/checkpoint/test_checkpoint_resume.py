@@ -33,8 +33,7 @@ from grpox.checkpoint.saver import ENGINE, CheckpointSaver
 from grpox.checkpoint.shards import REFERENCE, ShardFiles
 from grpox.cli.train import run_to_resume
 from grpox.config import AdaptiveEntropyConfig, AlarmsConfig, CheckpointConfig, EarlyStopConfig, RunConfig
-from grpox.data.prompt_cursor import PromptCursor
-from grpox.data.schedule import PromptSampler
+from grpox.data.schedule import PromptCursor, PromptSampler
 from grpox.errors import ConfigError, Problem
 from grpox.observing.alarms import Alarms
 from grpox.observing.early_stop import EarlyStop, EarlyStopState

@@ -33,7 +33,7 @@ def test_the_key_counts_where_it_is_the_smaller_one():
 
 def test_a_model_without_positions_takes_prompts_of_any_length():
     assert limit(MambaConfig()).tokens is None
-    assert not limit(MambaConfig()).exceeded(10**6)
+    assert not limit(MambaConfig()).refuses(10**6)
     assert limit(MambaConfig(), max_prompt_length=5).tokens == 5
 
 
@@ -45,5 +45,5 @@ def test_a_completion_that_fills_the_positions_is_refused():
 
 
 def test_the_limit_itself_is_not_too_long():
-    made = PromptLimit(3, cut=True)
-    assert [made.exceeded(n) for n in (3, 4)] == [False, True]
+    made = PromptLimit(3)
+    assert [made.refuses(n) for n in (3, 4)] == [False, True]

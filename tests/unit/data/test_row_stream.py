@@ -51,7 +51,7 @@ def test_what_lies_behind_the_window_is_forgotten(monkeypatch):
     held = []
     for generation in range(200):
         stream.hold(range(generation * 16, generation * 16 + 16))
-        held.append(stream.rows_in_memory)
+        held.append(len(stream._rows))
     assert set(held) == {16}
     with pytest.raises(KeyError):
         stream[0]

@@ -11,7 +11,7 @@ import pytest
 from grpox.config import TrainConfig
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
-from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StreamSampler
+from grpox.data.schedule import BatchPlan, PromptCursor, PromptSampler, Schedule, StreamSampler
 from grpox.errors import ConfigError, Problem, RunFailed
 
 SHORT = {
@@ -56,19 +56,26 @@ def test_two_steps_per_generation() -> None:
     assert plan.optimizer_steps_per_generation == 2
 
 
-def test_one_step_per_generation_when_steps_per_generation_is_not_given() -> None:
-    plan = plan_of(B=3, GA=4, G=3)
-    assert drawn(plan, 2) == [["0 0 0", "1 1 1", "2 2 2", "3 3 3"], ["4 4 4", "5 5 5", "6 6 6", "7 7 7"]]
-
-
-def test_a_group_straddles_micro_batches() -> None:
-    plan = plan_of(B=3, GA=4, G=4)
-    assert drawn(plan, 2) == [["0 0 0", "0 1 1", "1 1 2", "2 2 2"], ["3 3 3", "3 4 4", "4 4 5", "5 5 5"]]
-
-
-def test_two_groups_in_a_micro_batch() -> None:
-    plan = plan_of(B=6, GA=2, G=3)
-    assert drawn(plan, 1) == [["0 0 0 1 1 1", "2 2 2 3 3 3"]]
+@pytest.mark.parametrize(
+    ("sizes", "steps"),
+    [
+        # One step for each generation batch where steps_per_generation is not given.
+        (
+            {"B": 3, "GA": 4, "G": 3},
+            [["0 0 0", "1 1 1", "2 2 2", "3 3 3"], ["4 4 4", "5 5 5", "6 6 6", "7 7 7"]],
+        ),
+        # A group straddles micro-batches, and two groups are in one.
+        (
+            {"B": 3, "GA": 4, "G": 4},
+            [["0 0 0", "0 1 1", "1 1 2", "2 2 2"], ["3 3 3", "3 4 4", "4 4 5", "5 5 5"]],
+        ),
+        ({"B": 6, "GA": 2, "G": 3}, [["0 0 0 1 1 1", "2 2 2 3 3 3"]]),
+        # A step spans generation batches where accumulation is the larger.
+        ({"B": 2, "GA": 4, "SPG": 2, "G": 2}, [["0 0", "1 1", "2 2", "3 3"], ["4 4", "5 5", "6 6", "7 7"]]),
+    ],
+)
+def test_rows_of_each_micro_batch(sizes: dict[str, int], steps: list[list[str]]) -> None:
+    assert drawn(plan_of(**sizes), len(steps)) == steps
 
 
 def test_two_ranks_share_each_micro_batch_and_groups_straddle_them() -> None:
@@ -88,12 +95,7 @@ def test_each_iteration_repeats_every_slice_before_the_next_generation() -> None
         (0, 0, 0), (0, 0, 2), (0, 1, 0), (0, 1, 2), (1, 0, 0),
     ]  # fmt: skip
     assert plan.optimizer_steps_per_generation == 4
-
-
-def test_a_step_spans_generations_when_accumulation_is_the_larger() -> None:
-    plan = plan_of(B=2, GA=4, SPG=2, G=2)
-    assert plan.optimizer_steps_per_generation == Fraction(1, 2)
-    assert drawn(plan, 2) == [["0 0", "1 1", "2 2", "3 3"], ["4 4", "5 5", "6 6", "7 7"]]
+    assert plan_of(B=2, GA=4, SPG=2, G=2).optimizer_steps_per_generation == Fraction(1, 2)
 
 
 @pytest.mark.parametrize(("accumulation", "per_generation", "iterations"), [(2, 4, 1), (4, 2, 3), (3, 3, 2)])
@@ -271,9 +273,72 @@ def test_a_batch_of_one_completion_cannot_hold_a_group() -> None:
     assert problem.nearest == ""
 
 
-def test_a_group_of_one_is_refused_even_past_the_schema() -> None:
-    config = TrainConfig(per_device_train_batch_size=4).model_copy(update={"num_generations": 1})
-    with pytest.raises(ConfigError) as caught:
-        BatchPlan.from_config(config, 1)
-    assert caught.value.problems[0].key == "train.num_generations"
-    assert caught.value.problems[0].nearest == "2"
+# -- Prompts drawn as they are needed ---------------------------------------------------------------------
+
+
+def sampler(prompts: int = 10, shuffle: bool = True) -> PromptSampler:
+    """Batches of four prompts."""
+    return PromptSampler(prompts, 4, shuffle, seed=3)
+
+
+@pytest.mark.parametrize("prompts", [4, 8, 10, 11])
+def test_without_further_prompts_batches_are_the_schedules(prompts: int) -> None:
+    """Both drop the rest of an epoch."""
+    draws, schedule = PromptCursor(sampler(prompts)), sampler(prompts)
+    assert [draws.batch() for _ in range(9)] == [schedule.prompts_for(generation) for generation in range(9)]
+
+
+def test_further_prompts_are_the_next_and_later_batches_begin_after_them() -> None:
+    draws = PromptCursor(sampler(20, shuffle=False))
+    assert draws.batch() == [0, 1, 2, 3]
+    assert draws.more(2) == [4, 5]
+    assert draws.more(1) == [6]
+    assert draws.batch() == [7, 8, 9, 10]
+
+
+def test_a_batch_begins_in_the_epoch_that_it_ends_in_and_further_prompts_go_on() -> None:
+    draws = PromptCursor(sampler(10, shuffle=False))
+    draws.batch(), draws.more(3)
+    assert (draws.position, draws.epoch) == (7, 0.7)
+    assert draws.batch() == [0, 1, 2, 3]  # of the next epoch: three are dropped
+    draws.batch()
+    assert draws.position == 18
+    assert draws.more(4) == [8, 9, 0, 1]
+    assert draws.epoch == 2.2
+
+
+def test_each_epoch_has_its_own_order_whatever_was_drawn_from_the_one_before() -> None:
+    plain, order = PromptCursor(sampler(8)), sampler(8)
+    plain.batch(), plain.more(1)
+    second = order.prompts_for(2) + order.prompts_for(3)
+    assert plain.batch() + plain.batch() == second
+
+
+def test_a_run_goes_on_where_it_was() -> None:
+    whole, resumed = PromptCursor(sampler()), PromptCursor(sampler())
+    whole.batch(), whole.more(3), whole.batch()
+    resumed.restore(whole.position)
+    assert resumed.epoch == whole.epoch
+    assert [resumed.batch(), resumed.more(2), resumed.batch()] == [whole.batch(), whole.more(2), whole.batch()]
+
+
+def test_a_stream_keeps_the_whole_batch_and_forgets_the_one_before() -> None:
+    rows = stream_sampler([{"prompt": text} for text in "abcdef"], size=2)
+    draws = PromptCursor(rows)
+    assert draws.epoch == 0
+    assert draws.batch() + draws.more(2) + draws.more(1) == [0, 1, 2, 3, 4]
+    assert [rows._prompts.text(position) for position in range(5)] == list("abcde")
+    assert draws.batch() == [5, 6]
+    assert len(rows._stream._rows) == 2
+    assert draws.epoch == pytest.approx(7 / 6)
+
+
+def test_a_stream_goes_on_where_it_was_and_knows_its_epochs() -> None:
+    def made() -> PromptCursor:
+        return PromptCursor(stream_sampler([{"prompt": text} for text in "abcde"], size=2, shuffle=True))
+
+    whole, resumed = made(), made()
+    whole.batch(), whole.more(5)
+    resumed.restore(whole.position)
+    assert resumed.epoch == whole.epoch == 7 / 5
+    assert resumed.batch() == whole.batch() == [7, 8]

@@ -13,8 +13,7 @@ from test_sampler import STATE, ThreadedWorld, collected
 
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageInputs, Rollout, Turn
-from grpox.data.prompt_cursor import PromptCursor
-from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
+from grpox.data.schedule import BatchPlan, PromptCursor, PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.rollout import dynamic_sampling
 from grpox.rollout.advantages import BatchScaler

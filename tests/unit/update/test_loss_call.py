@@ -15,15 +15,6 @@ from grpox.update.objective import per_token_loss
 SHAPE = (2, 3)
 
 
-class Mute(Exception):
-    def __str__(self):
-        raise KeyboardInterrupt
-
-
-def raises(error):
-    raise error
-
-
 def quits(code):
     sys.exit(code)
 
@@ -56,12 +47,8 @@ def test_a_right_loss_passes_through():
         (lambda i: LossOutput(-i.logprobs, {"x": i.logprobs[:1]}), r"diagnostic 'x' has shape \(1, 3\)"),
         (lambda i: LossOutput(-i.logprobs, {"loss": i.logprobs}), "'loss' is a metric of grpox's own"),
         (lambda i: LossOutput(-i.logprobs, {"sampling/kl": i.logprobs}), "'sampling/kl' is a metric"),
-        (lambda i: 1 / 0, r"raised ZeroDivisionError: division by zero \(test_loss_call.py:36\)"),
+        (lambda i: 1 / 0, r"raised ZeroDivisionError: division by zero \(test_loss_call.py:27\)"),
         (lambda i: quits(0), r"raised SystemExit: 0 \(test_loss_call.py:\d+\)"),
-        (lambda i: quits(1), "raised SystemExit: 1"),
-        (lambda i: raises(GeneratorExit()), "raised GeneratorExit"),
-        (lambda i: raises(StopIteration(7)), "raised StopIteration: 7"),
-        (lambda i: raises(Mute()), "raised Mute: its message cannot be read: KeyboardInterrupt"),
         (lambda i: LossOutput(-i.logprobs * i.advantages.mul_(2)), "not change advantages in place"),
         (
             lambda i: LossOutput(-i.logprobs * i.token_mask.logical_not_()),

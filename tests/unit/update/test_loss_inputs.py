@@ -162,8 +162,3 @@ def test_columns_are_the_loss_s_own_copies() -> None:
     assert batch.columns is not None
     batch.columns["tags"][0].append("b")
     assert batch.columns["tags"] == [["a"], ["a"]]
-
-
-def test_samples_that_carry_nothing_make_no_tensors() -> None:
-    batch = collate(samples_of([Rollout(0, 0, (1,), (2,), "stop", 0)], [1.0]), CPU)
-    assert (batch.rewards, batch.ids("group_id"), batch.ids("sequence_id"), batch.columns) == (None,) * 4

@@ -26,7 +26,6 @@ from grpox.training.step_report import StepReport
 from grpox.update.mismatch import first_step_measures, mismatch_metrics, mismatch_of, mismatch_warnings
 from grpox.update.objective import (
     Corrected,
-    CorrectionTraits,
     MicroBatchInputs,
     MicroBatchLoss,
     apply_correction,
@@ -87,7 +86,7 @@ def measured(correction: Correction, *micro_batches: Rows) -> dict[str, float]:
 
 
 def metrics_of(results: Sequence[MicroBatchLoss], correction: Correction) -> dict[str, float]:
-    values = mismatch_of(results, CorrectionTraits.of(correction))
+    values = mismatch_of(results, correction)
     tokens = sum(int(result.inputs.token_mask.sum()) for result in results)
     assert {each.shape for each in values.values()} == {(tokens,)}
     metrics = TokenMetrics()
@@ -303,20 +302,6 @@ def step_report(main: bool) -> StepReport:
         main,
         logprobs_promised=True,
     )
-
-
-# -- traits ----------------------------------------------------------------------------------------------
-
-
-def test_a_correction_that_declares_nothing_weighs_by_the_ratio_of_each_token() -> None:
-    assert CorrectionTraits.of(Halved()) == CorrectionTraits(weighs_by_raw=True, raw=None) == CorrectionTraits()
-
-
-def test_what_a_correction_declares_is_read() -> None:
-    unsure, geometric = Unsure(), ALL["geometric-mask"]
-    assert CorrectionTraits.of(unsure) == CorrectionTraits(raw=unsure.raw)
-    assert not CorrectionTraits.of(geometric).weighs_by_raw
-    assert CorrectionTraits.of(geometric).raw is not None
 
 
 # -- The first step --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from grpox.policy.attention import VARLEN
 from grpox.policy.batch import Sample, TokenRecord, collate
 from grpox.policy.logprobs import ForwardMode
 from grpox.policy.scoring_forward import install_scoring_forward
-from grpox.update.objective import CorrectionTraits, StepLoss
+from grpox.update.objective import StepLoss
 from grpox.update.packing import StepTotals
 from grpox.update.policy_update import forward_pass, keep_logprobs, loss_shares, measure
 from grpox.update.token_facts import select_facts
@@ -60,7 +60,7 @@ def take_pass(model: Any, step_loss: StepLoss, mode: ForwardMode = SHARED) -> No
     result.loss.backward()
     scored = [(batch, result.detached())]
     loss_shares(scored)
-    measure(scored, CorrectionTraits.of(step_loss.correction))
+    measure(scored, step_loss.correction)
     recorded = select_facts(scored)
     assert recorded is not None
     assert recorded.device == NOWHERE

@@ -17,7 +17,6 @@ from grpox.policy.batch import Sample, samples_of
 from grpox.runtime.world import World
 from grpox.training.replay import open_dump
 from grpox.update.nonfinite import NonFinite, NonFinitePolicy, Row, find, in_order
-from grpox.update.objective import k2, k3
 
 WORLD = World(0, 1, torch.device("cpu"))
 MASK = torch.tensor([[True, True, False], [True, True, True]])
@@ -100,13 +99,6 @@ def test_a_skip_is_told_each_time(logged: LoggedText) -> None:
 
 def test_runs_that_cannot_skip_have_no_metric_of_it() -> None:
     assert policy().metrics() == {}
-
-
-def test_k3_overflows_beyond_88_nats_and_k2_does_not() -> None:
-    logprobs = torch.zeros(1, requires_grad=True)
-    assert bool(k3(torch.tensor([88.0]), logprobs, logprobs).isfinite())
-    assert bool(k3(torch.tensor([89.0]), logprobs, logprobs).isinf())
-    assert k2(torch.tensor([89.0]), logprobs, logprobs).item() == 89**2 / 2
 
 
 def test_a_folder_that_is_no_dump_names_one_that_is(tmp_path: Path) -> None:

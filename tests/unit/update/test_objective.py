@@ -145,21 +145,6 @@ def test_correction_weights_scale_the_policy_term_and_leave_the_kl_term():
     assert total(torch.zeros_like(logprobs), 1.0) == pytest.approx(kl)
 
 
-def test_a_loss_that_folds_the_correction_is_given_it_and_not_multiplied_again():
-    class Folding:
-        reduction = Reduction.TOKEN_MEAN
-        folds_correction = True
-
-        def per_token(self, inputs: LossInputs) -> LossOutput:
-            return LossOutput(inputs.correction_weights * inputs.logprobs)
-
-    logprobs, _, _, advantages, mask = tensors()
-    weights = torch.where(mask, 1.0, 0.0).double()
-    inputs, factor = MicroBatchInputs(logprobs, mask, advantages), torch.full_like(logprobs, 3.0)
-    made = objective(Folding(), inputs, weights, factor=factor, folds_correction=True)
-    assert made.loss.item() == pytest.approx(3 * logprobs[mask].sum().item())
-
-
 class Noting:
     """A loss of log pi * A that keeps what it was given."""
 
@@ -215,16 +200,6 @@ def test_a_loss_is_given_neutral_values_where_masked_and_log_pi_alone_has_a_grad
     )
 
 
-def test_without_old_log_probabilities_or_entropy_a_loss_is_given_its_own_and_none():
-    loss = Noting()
-    logprobs = HALVES.clone().requires_grad_()
-    inputs = MicroBatchInputs(logprobs, TWO_OF_THREE, torch.tensor([2.0]).double())
-    objective(loss, inputs, WEIGHTS)
-    close(loss.given.old_logprobs, -LN2, -2 * LN2, 0)
-    assert not loss.given.old_logprobs.requires_grad
-    assert loss.given.entropy is None
-
-
 def test_an_entropy_that_a_loss_uses_has_no_gradient_but_that_of_the_bonus():
     class OfEntropy:
         reduction = Reduction.TOKEN_MEAN
@@ -241,12 +216,6 @@ def test_an_entropy_that_a_loss_uses_has_no_gradient_but_that_of_the_bonus():
     assert (rewarded.loss - output.loss).item() == pytest.approx(-(0.125 * 0.3 + 0.0625 * 0.7))
     close(gradient, 0.5 * 0.3, 0.25 * 0.7, 0)
     close(of_entropy, -0.125, -0.0625, 0)
-
-
-def test_a_bonus_without_an_entropy_is_none():
-    inputs = MicroBatchInputs(HALVES, TWO_OF_THREE, torch.tensor([2.0]))
-    made = objective(Noting(), inputs, WEIGHTS, bonus_weights=WEIGHTS)
-    assert made.loss.item() == pytest.approx(2 * (0.5 * -LN2 + 0.25 * -2 * LN2))
 
 
 def test_a_token_that_is_left_out_keeps_its_kl_and_what_the_loss_said_of_it():
@@ -269,17 +238,6 @@ def test_diagnostics_by_hand_without_gradient_and_0_where_masked():
     close(output.diagnostics["kl_old"], 2 - 1 - LN2, 0, 0)  # k3 with rho = log pi - log old = ln 2
     close(output.diagnostics["kl"], LN2**2 / 2, 0, 0)
     assert not any(values.requires_grad for values in output.diagnostics.values())
-
-
-def test_the_kl_to_the_old_policy_is_that_of_its_own_tokens():
-    """Over all 17 tokens, each weighed by pi_old, it is KL(pi_old || pi), however far pi has moved."""
-    generator = torch.Generator().manual_seed(0)
-    old, now = (torch.randn(2, 17, generator=generator, dtype=torch.float64) * 2.5).log_softmax(dim=1)
-    inputs = MicroBatchInputs(now[None], torch.ones(1, 17).bool(), torch.ones(1), old_logprobs=old[None])
-    measured = objective(Noting(), inputs, torch.ones(1, 17)).diagnostics["kl_old"][0]
-    exact = (old.exp() * (old - now)).sum()
-    assert exact > 2
-    torch.testing.assert_close((old.exp() * measured).sum(), exact)
 
 
 def test_a_reference_without_beta_is_measured_by_k3_and_adds_nothing():
@@ -313,27 +271,13 @@ def test_a_correction_that_is_nan_where_masked_leaks_nothing(folds):
         close(loss.given.correction_weights, 3, 0.5, 0)
 
 
-def test_a_loss_that_folds_the_correction_is_given_none_where_there_is_none():
-    class Folding(Noting):
-        folds_correction = True
-
-    loss = Folding()
-    assert worked(loss)[0].loss.item() == pytest.approx(2 * (0.5 * -LN2 + 0.25 * -2 * LN2))
-    assert loss.given.correction_weights is None
-
-
 def test_an_advantage_of_each_token_is_its_own():
     advantages = torch.tensor([[2.0, -1.0, NAN]], dtype=torch.float64)
     output = objective(Noting(), MicroBatchInputs(HALVES, TWO_OF_THREE, advantages), WEIGHTS)
     assert output.loss.item() == pytest.approx(0.5 * -LN2 * 2 + 0.25 * -2 * LN2 * -1)
 
 
-def test_what_a_loss_does_not_declare_is_false():
-    assert LossTraits.of(Noting()) == LossTraits(Reduction.TOKEN_MEAN, False, False)
-    assert LossTraits(Reduction.TOKEN_MEAN) == LossTraits.of(Noting())
-
-
-def test_what_a_loss_declares_is_read_from_its_class_or_from_itself():
+def test_declarations_are_read_from_a_loss_or_its_class_and_default_to_false():
     class Folding(Noting):
         reduction = Reduction.SEQUENCE_SUM
         folds_correction = True
@@ -341,5 +285,5 @@ def test_what_a_loss_declares_is_read_from_its_class_or_from_itself():
         def __init__(self):
             self.zero_at_zero_advantage = True
 
+    assert LossTraits.of(Noting()) == LossTraits(Reduction.TOKEN_MEAN, False, False)
     assert LossTraits.of(Folding()) == LossTraits(Reduction.SEQUENCE_SUM, True, True)
-    assert LossTraits.of(Dapo(ClippedConfig())).zero_at_zero_advantage

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from grpox.contracts import Rollout
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.attention import VARLEN
-from grpox.policy.batch import Arrangement, Sample, collate, lay_out, samples_of
+from grpox.policy.batch import Sample, collate, samples_of
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.runtime.world import World
@@ -110,16 +109,6 @@ OF_LOSS = {
 }
 
 
-def test_the_combinations_have_every_value_and_every_pair_of_values() -> None:
-    values = {**dict.fromkeys(ALL_OFF, (False, True)), "max_tokens_per_micro_batch": BUDGETS}
-    for settings in PAIRS:
-        assert settings in COMBINATIONS
-    for made, size in ((COMBINATIONS, len(values)), (PAIRS, 2)):
-        for names in itertools.combinations(values, size):
-            found = {tuple(settings[name] for name in names) for settings in made}
-            assert found == set(itertools.product(*(values[name] for name in names))), names
-
-
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
 """A model that computes all in float64; llama's norms are float32."""
 
@@ -155,93 +144,3 @@ def test_packing_gives_the_same_gradient_without_padding(loss: str, budget: int 
     assert packer.mode.packed
     assert packer.pack(micro_batches, WORLD).padding_fraction == 0
     assert far(gradients(micro_batches, loss, model, packer, 0.0), expected) < 1e-12
-
-
-def test_every_sample_is_in_one_micro_batch() -> None:
-    micro_batches = micro_batches_of(2)
-    packed = packer_of(max_tokens_per_micro_batch=30).pack(micro_batches, WORLD)
-    assert sorted(itertools.chain.from_iterable(numbers(packed, micro_batches))) == list(range(24))
-    assert sum(len(each.samples) for each in packed.micro_batches) == 24
-
-
-def test_a_sample_that_is_twice_in_a_step_is_trained_on_twice() -> None:
-    micro_batches = micro_batches_of(2)
-    micro_batches[2][3] = micro_batches[0][1]
-    packed = packer_of(max_tokens_per_micro_batch=30).pack(micro_batches, WORLD)
-    every = [id(sample) for each in packed.micro_batches for sample in each.samples]
-    assert sorted(every) == sorted(id(sample) for samples in micro_batches for sample in samples)
-
-
-def test_only_samples_with_an_advantage_need_a_backward_pass_and_they_come_last() -> None:
-    packed = packer_of().pack(micro_batches_of(3), WORLD)
-    kinds = [each.needs_backward for each in packed.micro_batches]
-    assert kinds == sorted(kinds)
-    assert set(kinds) == {False, True}
-    for each in packed.micro_batches:
-        live = [sample.advantage != 0 and bool(sample.token_mask.any()) for sample in each.samples]
-        assert all(live) if each.needs_backward else not any(live)
-
-
-@pytest.mark.parametrize("settings", [{"beta": 0.1}, {"skip_zero_advantage": False}])
-def test_all_need_a_backward_pass_where_a_kl_needs_them_or_the_run_says_so(settings: dict[str, Any]) -> None:
-    packed = packer_of(**settings).pack(micro_batches_of(3), WORLD)
-    assert all(each.needs_backward for each in packed.micro_batches)
-
-
-def test_a_step_without_advantages_has_a_backward_pass_all_the_same() -> None:
-    micro_batches = micro_batches_of(4)
-    for sample in itertools.chain.from_iterable(micro_batches):
-        sample.advantage = 0.0
-    packed = packer_of().pack(micro_batches, WORLD)
-    assert [each.needs_backward for each in packed.micro_batches].count(True) == 1
-    [filler] = packed.micro_batches[-1].samples
-    assert not filler.token_mask.any()
-    assert sorted(itertools.chain.from_iterable(numbers(packed, micro_batches))) == list(range(24))
-
-
-def test_a_micro_batch_holds_no_more_positions_than_its_budget() -> None:
-    micro_batches = micro_batches_of(5)
-    for width in (0, 32):
-        mode = ForwardMode(chunked=True, shared_width=width)
-        packed = packer_of(mode=mode, max_tokens_per_micro_batch=30).pack(micro_batches, WORLD)
-        for each in packed.micro_batches:
-            assert lay_out(collate(each.samples, CPU), Arrangement(width)).input_ids.numel() <= 30
-
-
-def test_without_a_budget_a_micro_batch_holds_no_more_completions_than_one_of_the_schedule() -> None:
-    packed = packer_of(per_device_train_batch_size=5).pack(micro_batches_of(6), WORLD)
-    assert max(len(each.samples) for each in packed.micro_batches) <= 5
-
-
-def test_a_loss_of_single_micro_batches_keeps_those_of_the_schedule() -> None:
-    micro_batches = micro_batches_of(7)
-    packed = packer_of("bnpo", max_tokens_per_micro_batch=30).pack(micro_batches, WORLD)
-    assert numbers(packed, micro_batches) == [list(range(n, n + 8)) for n in (0, 8, 16)]
-
-
-@dataclass(frozen=True)
-class BesideOthers(World):
-    """A rank whose others tell what they were given."""
-
-    told: list[Any] = field(default_factory=list)
-
-    def gather(self, items: Any) -> Any:
-        return [*items, *self.told]
-
-
-def test_every_rank_has_as_many_micro_batches_of_each_kind_as_the_one_with_most() -> None:
-    world, micro_batches = BesideOthers(0, 2, CPU, [(9, 11, 100, 150)]), micro_batches_of(8)
-    packed = packer_of().pack(micro_batches, world)
-    kinds = [each.needs_backward for each in packed.micro_batches]
-    assert (kinds.count(False), kinds.count(True)) == (9, 11)
-    for each, places in zip(packed.micro_batches, numbers(packed, micro_batches), strict=True):
-        if not places:
-            assert not any(sample.token_mask.any() for sample in each.samples)
-
-
-def test_padding_is_told_as_the_part_of_positions_without_a_token() -> None:
-    rollouts = [Rollout(0, 0, (5, 6), (7,) * n, "stop", 0) for n in (4, 2)]
-    micro_batches = [samples_of(rollouts, [1.0, -1.0])]
-    apart = packer_of(mode=ForwardMode(chunked=True)).pack(micro_batches, WORLD)
-    assert apart.padding_fraction == pytest.approx(2 / 12)
-    assert packer_of().pack(micro_batches, WORLD).padding_fraction == 0

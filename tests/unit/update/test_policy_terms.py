@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from support.patience import patient
 from support.reference import step as reference
 from support.small_models import far, gradient_of, model_of
 from test_packing import ALL_OFF, COMBINATIONS, LONGEST, REGISTRY, WORLD, loss_of, micro_batches_of
@@ -24,7 +21,6 @@ from grpox.config import ComponentRef, RunConfig
 from grpox.policy.batch import Sample, collate
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.scoring_forward import install_scoring_forward
-from grpox.runtime.world import World
 from grpox.update.policy_update import MicroBatches, PolicyUpdate
 
 TEMPERATURE = 0.8
@@ -191,54 +187,6 @@ def test_no_split_into_micro_batches_changes_it(count: int, whole_step: WholeSte
     found, metrics = step_of(cut, "grpo", **ALL_OFF, **ALL)
     assert far(found, wanted) < 1e-6
     assert metrics["loss"] == pytest.approx(value, rel=1e-6)
-
-
-class ThreadedWorld(World):
-    """Two ranks as two threads that meet in each collective."""
-
-    held: list[Any]
-    meeting: threading.Barrier
-
-    @classmethod
-    def two(cls) -> list[ThreadedWorld]:
-        held: list[Any] = [None, None]
-        meeting = threading.Barrier(2, timeout=patient(120))
-        worlds = [cls(rank, 2, torch.device("cpu")) for rank in range(2)]
-        for world in worlds:
-            vars(world).update(held=held, meeting=meeting)
-        return worlds
-
-    def gather(self, items: Any) -> Any:
-        self.held[self.rank] = list(items)
-        self.meeting.wait()
-        every = [item for part in self.held for item in part]
-        self.meeting.wait()
-        return every
-
-    def reduce(self, values: Tensor, op: Any) -> Tensor:
-        every = torch.stack(self.gather([values.clone()]))
-        return values.copy_(every.amax(dim=0) if op == torch.distributed.ReduceOp.MAX else every.sum(dim=0))
-
-
-@pytest.mark.parametrize("settings", [{}, ALL_OFF, {"max_tokens_per_micro_batch": 40}], ids=str)
-def test_no_number_of_ranks_changes_it(settings: dict[str, Any]) -> None:
-    micro_batches = later(micro_batches_of(3, count=4))
-    wanted, _ = expected(micro_batches, "grpo", **ALL)
-    _, alone = step_of(micro_batches, "grpo", **settings, **ALL)
-
-    models = [small_model() for _ in range(2)]  # not in the threads: their random numbers are global
-
-    def rank(world: ThreadedWorld) -> tuple[Tensor, dict[str, float]]:
-        taken = update(models[world.rank], "grpo", world, **settings, **ALL)
-        metrics = taken.step(copy.deepcopy(micro_batches[world.rank :: 2]))
-        return gradient_of(models[world.rank]), metrics
-
-    with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(rank, ThreadedWorld.two()))
-    assert far(done[0][0] + done[1][0], wanted) < 1e-6
-    for _, metrics in done:
-        for name in ("loss", "entropy", "off_policy_masked", "top_entropy/threshold", "top_entropy/kept"):
-            assert metrics[name] == pytest.approx(alone[name], rel=1e-9), name
 
 
 def test_what_is_left_out_is_measured() -> None:

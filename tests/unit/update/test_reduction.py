@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from grpox.contracts import Reduction
 from grpox.runtime.world import World
-from grpox.update.packing import StepTotals, count_masks, count_step, token_weights
+from grpox.update.packing import StepTotals, count_step, token_weights
 
 ALONE = World(rank=0, size=1, device=torch.device("cpu"))
 
@@ -34,13 +34,6 @@ def test_weight_of_a_token_in_a_long_and_a_short_sequence(reduction, long, short
 def test_count_includes_sequences_without_tokens():
     totals = count_step([MASK, MASK[:2]], ALONE, max_completion_length=5)
     assert totals == StepTotals(tokens=8, sequences=5, micro_batches=2, max_completion_length=5)
-
-
-@pytest.mark.parametrize("reduction", list(Reduction))
-def test_a_step_without_any_token_has_finite_weights(reduction):
-    mask = torch.zeros(2, 3, dtype=torch.bool)
-    weights = token_weights(reduction, mask, count_step([mask], ALONE, 5))
-    assert torch.equal(weights, torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("reduction", list(Reduction))
@@ -74,7 +67,3 @@ class BesideMany:
 def test_the_sum_over_ranks_is_exact_for_many_tokens():
     totals = count_step((mask for mask in [MASK]), BesideMany(), 5)
     assert totals == StepTotals(2**24 + 4, 2**24 + 3, 2**24 + 1, 5)
-
-
-def test_counts_of_masks_are_tokens_sequences_and_micro_batches():
-    assert count_masks(mask for mask in (MASK, MASK[:2], MASK[:1, :2])) == (10, 6, 3)

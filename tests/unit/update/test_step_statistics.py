@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -105,40 +105,6 @@ def test_nothing_has_the_sum_0_and_no_mean() -> None:
     assert math.isnan(values["ratio", "mean"])  # type: ignore[arg-type]
     assert math.isnan(values["ratio", "min"])  # type: ignore[arg-type]
     assert len(values["ratio", "gather"]) == 0  # type: ignore[arg-type]
-
-
-class FirstOfTwo(World):
-    """Rank 0 of two, which receives what rank 1 has sent."""
-
-    sent: ClassVar[list[Any]] = []
-
-    def gather(self, items: Any) -> Any:
-        return [*items, *self.sent]
-
-
-class SecondOfTwo(World):
-    """Rank 1 of two, which notes what it sends."""
-
-    def gather(self, items: Any) -> Any:
-        FirstOfTwo.sent[:] = items
-        return items
-
-
-def test_two_ranks_give_what_one_gives_bit_by_bit() -> None:
-    rows, ratios = samples(), [0.1, 0.2, 0.3, 0.4]
-    wanted: Any = {("ratio", each): "a" for each in ("gather", "sum", "mean", "min", "max")}
-    whole = StepStatistics(wanted)
-    record(whole, [scored(rows, ratios)])
-    expected = dict(whole.reduce(plan(), [rows[:2], rows[2:]], ALONE))
-    # Each micro-batch of the schedule has one row for each of two ranks: rank 0 has rows 0 and 2.
-    shared = StepPlan(1, tuple(MicroBatchPlan(0, 0, range(2 * n, 2 * n + 2), 1) for n in range(2)))
-    results: dict[Any, Any] = {}
-    for world in (SecondOfTwo(1, 2, CPU), FirstOfTwo(0, 2, CPU)):
-        statistics, mine = StepStatistics(wanted), rows[world.rank :: 2]
-        record(statistics, [scored(mine, ratios[world.rank :: 2])])
-        results = dict(statistics.reduce(shared, [mine[:1], mine[1:]], world))
-    assert torch.equal(results.pop(("ratio", "gather")), expected.pop(("ratio", "gather")))
-    assert results == expected
 
 
 def test_a_row_of_two_iterations_comes_twice_in_their_order() -> None:

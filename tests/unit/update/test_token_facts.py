@@ -12,7 +12,8 @@ import pytest
 import torch
 from support.small_models import gradient_of
 from test_masked_positions import FILLS, MODES, episodes
-from test_packing import CPU, LONGEST, REGISTRY, WORLD, BesideOthers, loss_of, micro_batches_of, packer_of
+from test_packing import CPU, LONGEST, REGISTRY, WORLD, loss_of, micro_batches_of, packer_of
+from test_packing_budget import Beside
 from test_policy_terms import TEMPERATURE, PlainEngine, later, small_model
 
 from grpox.config import ComponentRef, RunConfig
@@ -210,7 +211,7 @@ def test_a_completion_in_which_nothing_is_trained_on_has_no_computed_fact() -> N
 
 
 def test_fillers_for_other_ranks_are_not_recorded() -> None:
-    world, micro_batches = BesideOthers(0, 2, CPU, [(9, 11, 100, 150)]), record_all(micro_batches_of(8))
+    world, micro_batches = Beside(0, 2, CPU, told=[(9, 11, 100, 150)]), record_all(micro_batches_of(8))
     packed = packer_of().pack(micro_batches, world)
     recorded = [s for each in packed.micro_batches for s in each.samples if s.token_record is not None]
     assert len(recorded) == 24

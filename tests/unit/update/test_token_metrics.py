@@ -2,9 +2,8 @@
 
 import torch
 
-from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
-from grpox.update.token_metrics import TokenMetrics, places_of, read_together
+from grpox.update.token_metrics import TokenMetrics, read_together
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
@@ -41,20 +40,6 @@ def test_names_that_are_added_together_are_reduced_apart():
     metrics.add({"x": torch.tensor([[1.0, 2.0]]), "y": torch.tensor([[5.0, 3.0]])})
     assert reduced(metrics) == {"x": (1.5, 1, 2), "y": (4, 3, 5)}
     assert reduced(TokenMetrics()) == {}
-
-
-def test_places_are_where_the_mask_is_true():
-    assert places_of(torch.tensor([[True, False], [False, True]])).tolist() == [0, 3]
-
-
-def test_phase_times_start_over_when_taken():
-    times = PhaseTimes()
-    with times.phase("update"):
-        pass
-    with times.phase("update"):
-        pass
-    assert list(times.take()) == ["time/update"]
-    assert times.take() == {}
 
 
 def test_tensors_that_are_read_together_keep_their_shapes_and_values():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -68,18 +67,6 @@ def test_the_choice_is_that_of_the_step_and_not_of_its_micro_batches() -> None:
     low, high, mask = values(1, 2).view(1, 2), values(3, 4).view(1, 2), torch.ones(1, 2).bool()
     kept = choose([low, high], [places_of(mask), places_of(mask)], 0.5, ALONE).keep
     assert [keep.tolist() for keep in kept] == [[[False, False]], [[True, True]]]
-
-
-class BesideOthers(World):
-    def gather(self, items: Any) -> Any:
-        return [*items, values(8, 9)]
-
-
-def test_the_choice_is_that_of_all_ranks() -> None:
-    mask = torch.ones(1, 2).bool()
-    chosen = choose([values(1, 8).view(1, 2)], [places_of(mask)], 0.5, BesideOthers(0, 2, torch.device("cpu")))
-    assert chosen.keep[0].tolist() == [[False, True]]
-    assert chosen.metrics["top_entropy/kept"] == 0.75  # of [1, 8, 8, 9]
 
 
 def test_a_step_without_tokens_chooses_none_and_tells_nothing() -> None:

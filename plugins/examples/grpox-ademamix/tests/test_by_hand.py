@@ -1,13 +1,22 @@
-"""Steps of the optimizer and factors of the schedule, worked by hand."""
+"""The contracts of both kinds; steps of the optimizer and factors of the schedule, worked by hand."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from grpox.testing import OptimizerConformance, SchedulerConformance
 
 from grpox_ademamix.config import AdEMAMixConfig, CooldownConfig
 from grpox_ademamix.optimizer import AdEMAMix
 from grpox_ademamix.scheduler import Cooldown
+
+
+class TestAdEMAMix(OptimizerConformance):
+    component = "ademamix"
+
+
+class TestCooldown(SchedulerConformance):
+    component = "cooldown"
 
 
 def steps(gradients, **parameters):

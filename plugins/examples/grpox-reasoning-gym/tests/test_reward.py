@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from grpox.errors import ConfigError
 
 from grpox_reasoning_gym.catalogue import task_files
 from grpox_reasoning_gym.config import RewardConfig, SourceConfig
@@ -32,10 +31,8 @@ def scores(
         ("<answer>5</answer> no, <answer> +12.0 </answer>.", "tags", 1.0),  # the last one, as a number
         ("<answer>12 of</answer>", "tags", 0.4),  # two letters of five
         ("12", "tags", 0.0),
-        ("<answer>12", "tags", 0.0),
         ("5 and 7 are\n 12 \n\n", "last-line", 1.0),
         ("12\nI think", "last-line", 0.0),
-        ("", "last-line", 0.0),
         (" 12\n", "whole", 1.0),
         ("is 12", "whole", 0.4),
         (" ", "whole", 0.0),
@@ -45,21 +42,12 @@ def test_the_config_says_where_the_answer_stands(completion: str, answer: str, s
     assert scores([completion], answer=answer) == [pytest.approx(score)]
 
 
-def test_conversations_are_read() -> None:
-    assert scores([[{"role": "assistant", "content": "<answer>12</answer>"}]]) == [1.0]
-
-
 @pytest.mark.parametrize(
     "entry", [None, "42", "no JSON", '{"answer": "12"}', json.dumps([ENTRY])], ids=lambda entry: str(entry)[:9]
 )
 def test_rows_of_other_data_get_no_score(entry: str | None) -> None:
     assert scores(["<answer>12</answer>"], SUM | {"entry": entry}) == [None]
     assert scores(["<answer>12</answer>"], {"task": None, "settings": None, "entry": None}) == [None]
-
-
-def test_a_task_unknown_to_the_installed_reasoning_gym_is_refused() -> None:
-    with pytest.raises(ConfigError, match="chain_summ"):
-        scores(["12"], SUM | {"task": "chain_summ"})
 
 
 def test_an_answer_on_which_the_scorer_fails_scores_nothing() -> None:
@@ -75,9 +63,10 @@ def test_a_scorer_has_the_settings_of_its_row() -> None:
     assert scores(["<answer>0.3334</answer>"], fine) == [0.0]
 
 
-def test_the_mean_of_each_task_is_logged() -> None:
+def test_the_mean_of_each_task_is_logged_of_conversations_too() -> None:
     logged: dict[str, float] = {}
-    scores(["<answer>12</answer>", "none"], log_metric=logged.__setitem__)
+    message = {"role": "assistant", "content": "<answer>12</answer>"}
+    scores([[message], "none"], log_metric=logged.__setitem__)
     assert logged == {"reasoning-gym/chain_sum": 0.5}
 
 

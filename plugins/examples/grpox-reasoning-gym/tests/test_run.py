@@ -57,10 +57,8 @@ def test_heldout_rows_share_no_prompt_with_training(folder: Path) -> None:
     ("text", "arguments", "message"),
     [
         ("data: {path: train.jsonl}", [], "data.source: cannot be found"),
-        ("data: [", [], "data.source: cannot be found"),
         ("data: {source: {name: sums}}", [], "is another source"),
         ("data: {source: {name: reasoning-gym, tasks: lmc}}", [], "did you mean 'lcm'"),
-        ("data: {source: {name: reasoning-gym, tasks: lcm, sise: 3}}", [], "data.source.sise: unknown key"),
         ("data: {source: {name: reasoning-gym, tasks: lcm}}", ["--seed", "0"], "is the seed of training"),
         ("data: {source: {name: reasoning-gym, tasks: lcm}}", ["--size", "0"], "--size"),
         (f"data: {{source: {FEW}}}", [], "prompts were found that training does not have"),

@@ -1,4 +1,4 @@
-"""Contents of the event files: after single hook calls, and of a real run beside its own record."""
+"""The contract of its kind; contents of the event files, after hook calls and of a real run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import grpox
 import pytest
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
+from grpox.testing import ObserverConformance
 from pyarrow import parquet
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpox_tensorboard.config import TensorBoardConfig
-from grpox_tensorboard.observer import TensorBoard, flattened
+from grpox_tensorboard.observer import TensorBoard
 
 DEFAULTS = TensorBoardConfig()
+
+
+class TestTensorboardObserver(ObserverConformance):
+    component = "tensorboard"
 
 
 def run_in(folder: Path) -> RunContext:
@@ -76,56 +81,24 @@ def test_a_real_run_has_in_tensorboard_what_its_metrics_say(tmp_path: Path) -> N
 
 
 def test_a_failed_run_keeps_its_steps_and_its_error(started: TensorBoard, tmp_path: Path) -> None:
-    started.grpox_step_finished(1, {"reward": 0.5})
+    started.grpox_step_finished(1, {"reward": 0.5, "loss": math.inf})
     started.grpox_run_failed(RuntimeError("out of memory"))
     read = events(tmp_path / "tensorboard")
-    assert scalars(read, "reward") == {1: 0.5}
+    assert (scalars(read, "reward"), scalars(read, "loss")) == ({1: 0.5}, {1: math.inf})
     assert texts(read, "error") == {1: "    RuntimeError: out of memory"}
     TensorBoard(DEFAULTS).grpox_run_failed(RuntimeError("no such model"))  # before any file was opened
-
-
-def test_numbers_that_are_not_finite_are_written(started: TensorBoard, tmp_path: Path) -> None:
-    started.grpox_step_finished(1, {"reward": math.nan, "loss": math.inf})
-    started.grpox_run_finished()
-    read = events(tmp_path / "tensorboard")
-    assert math.isnan(scalars(read, "reward")[1])
-    assert scalars(read, "loss") == {1: math.inf}
 
 
 def test_completions_come_at_their_interval_and_up_to_their_number(tmp_path: Path) -> None:
     observer = TensorBoard(TensorBoardConfig(completions=2, completions_every=2))
     observer.grpox_run_started(run_in(tmp_path))
     for step in (1, 2, 3):
-        observer.grpox_rollouts_scored(step, [rollout(f"{step}{place}") for place in range(3)])
+        observer.grpox_rollouts_scored(step, [rollout(f"```\n{step}{place}") for place in range(3)])
     observer.grpox_run_finished()
     shown = texts(events(tmp_path / "tensorboard"), "completions")
     assert list(shown) == [1, 3]
-    assert [number in shown[1] for number in ("    10", "    11", "    12")] == [True, True, False]
+    assert [number in shown[1] for number in ("    ```\n    10", "    11", "    12")] == [True, True, False]
     assert "**reward 1, advantage 0.7** (exact 1, brief none)" in shown[3]
-
-
-def test_what_a_policy_writes_is_shown_and_not_obeyed(started: TensorBoard, tmp_path: Path) -> None:
-    started.grpox_rollouts_scored(1, [rollout("# big\n```\n<b>5</b>")])
-    started.grpox_run_finished()
-    shown = texts(events(tmp_path / "tensorboard"), "completions")[1]
-    assert "    # big\n    ```\n    <b>5</b>" in shown
-
-
-def test_a_second_run_in_a_folder_is_not_joined_to_the_first(tmp_path: Path) -> None:
-    for value in (0.25, 0.75):
-        observer = TensorBoard(DEFAULTS)
-        observer.grpox_run_started(run_in(tmp_path))
-        observer.grpox_step_finished(1, {"reward": value})
-        observer.grpox_run_finished()
-    assert scalars(events(tmp_path / "tensorboard"), "reward") == {1: 0.75}
-    [earlier] = (tmp_path / "tensorboard" / "earlier").iterdir()
-    assert scalars(events(earlier), "reward") == {1: 0.25}
-
-
-def test_the_hyperparameters_are_the_leaves_of_the_config() -> None:
-    config = {"train": {"seed": 3, "kl": None}, "rewards": [{"name": "exact"}], "stop": [], "on": True}
-    expected = {"train.seed": 3, "train.kl": "null", "rewards.0.name": "exact", "on": True}
-    assert dict(flattened(config)) == expected
 
 
 def test_the_tab_of_hyperparameters_has_the_run(started: TensorBoard, tmp_path: Path) -> None:
@@ -136,9 +109,12 @@ def test_the_tab_of_hyperparameters_has_the_run(started: TensorBoard, tmp_path: 
     start = HParamsPluginData.FromString(contents["_hparams_/session_start_info"]).session_start_info
     assert start.hparams["train.learning_rate"].number_value == 2e-4
     assert start.hparams["loss.name"].string_value == "dapo"
+    assert start.hparams["rewards.0.name"].string_value == "exact"
+    assert start.hparams["train.generation_batch_size"].string_value == "null"
 
 
 @pytest.mark.parametrize("folder", ["../elsewhere", "", "/tmp/here"])
 def test_the_folder_stays_within_the_run(folder: str) -> None:
     with pytest.raises(ValidationError):
         TensorBoardConfig(folder=folder)
+    assert TensorBoard(TensorBoardConfig(folder="tb")).files == ("tb",)  # a new run moves it to earlier/

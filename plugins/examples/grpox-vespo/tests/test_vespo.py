@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from grpox.contracts import LossInputs, Reduction
-from grpox.errors import ConfigError
 from grpox.testing import CorrectionConformance, LossConformance
 
 from grpox_vespo.config import VespoCorrectionConfig, VespoLossConfig
@@ -101,9 +100,7 @@ def test_a_step_uses_the_correction_once_and_every_token_weighs_the_same(grpox_s
     ("log_ratios", "weights", "advantage"),
     [
         ([0.0] * 3, [1.0, 0.0, 1.0], 1.0),  # a token that a correction drops
-        ([0.0] * 3, [1.0, 0.0, 1.0], -1.0),
         ([-1.0] * 5000, [1.0] * 5000, 1.0),  # a long one that is far off, which does not overflow
-        ([1.0] * 5000, [1.0] * 5000, 1.0),
     ],
 )
 def test_a_sequence_fades_to_next_to_nothing(log_ratios, weights, advantage):
@@ -115,8 +112,6 @@ def test_a_sequence_fades_to_next_to_nothing(log_ratios, weights, advantage):
 @pytest.mark.parametrize(
     ("old", "sampler", "weight"),
     [
-        (-1.0, -1.0, 1.0),
-        (-1.5, -1.0, math.exp(-0.5)),  # the generator found it likelier
         (-1.0, -4.0, math.exp(3.0)),  # nothing is capped,
         (-1.0, -90.0, math.exp(20.0)),  # up to what can be computed with
         (-1.0, NAN, 1.0),  # not known
@@ -127,12 +122,6 @@ def test_the_correction_is_the_whole_weight_of_each_token(old, sampler, weight):
     weights, keep = correction.correct(torch.tensor([[old]]), torch.tensor([[sampler]]), torch.tensor([[True]]))
     assert weights.item() == pytest.approx(weight, rel=1e-6)
     assert keep.tolist() == [[True]]
-
-
-@pytest.mark.parametrize("params", [{"k_pos": -1.0}, {"lambda_neg": 0.0}, {"k_neg": 50.0}])
-def test_a_parameter_out_of_bounds_is_refused_by_name(grpox_component, params):
-    with pytest.raises(ConfigError, match=rf"loss\.{next(iter(params))}"):
-        grpox_component("loss", "vespo", **params)
 
 
 @pytest.mark.parametrize("k", [0.0, 10.0])
@@ -147,31 +136,17 @@ def test_at_every_bound_of_the_parameters_the_factor_is_finite_in_float32(k, dec
 
 # -- Runs without a correction for the loss are refused before anything loads ----------------------------
 
-SILENT = '''
-class Silent:
-    """A generator that reports no log-probabilities."""
-
-    def start(self, context): ...
-    def generate(self, prompts, sampling, seed): ...
-    def sync(self, weights, version): ...
-    def sleep(self): ...
-    def wake(self): ...
-    def close(self): ...
-'''
-
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (["correction=none"], "needs 'token-weights', which nothing in this run provides; correction"),
         (["correction=sequence-truncate"], "needs 'token-weights'"),  # its R is that of the whole sequence
-        (["correction=vespo", "generator={path: silent.py:Silent}"], "needs 'logprobs'"),
         (["correction=vespo"], ""),
         (["correction=token-truncate"], ""),
     ],
 )
 def test_a_run_without_weights_of_tokens_is_refused(changes: list[str], message: str, tmp_path: Path) -> None:
-    (tmp_path / "silent.py").write_text(SILENT)
     done = subprocess.run(
         [sys.executable, "-m", "grpox", "validate", "quickstart", "loss=vespo", *changes],
         cwd=tmp_path,

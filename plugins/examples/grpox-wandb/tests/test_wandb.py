@@ -1,4 +1,4 @@
-"""Records that wandb itself has written offline: after single hook calls, and of real runs beside their own."""
+"""The contract of its kind; records that wandb has written offline, after hook calls and of a real run."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 import wandb
 from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
+from grpox.testing import ObserverConformance
 
 from grpox_wandb.config import WandbConfig
 from grpox_wandb.observer import Wandb
@@ -31,6 +32,10 @@ def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
+
+
+class TestWandbObserver(ObserverConformance):
+    component = "wandb"
 
 
 def context(folder: Path, resumed_at: int | None = None) -> RunContext:
@@ -119,6 +124,8 @@ def test_a_real_run_has_in_wandb_what_its_metrics_say(tmp_path: Path) -> None:
     read = records(written)
     assert {step for step, _ in expected} == {0, 1, 2, 3}
     assert numbers(history(read)) == pytest.approx(expected, nan_ok=True)
+    [metric] = [record["metric"] for record in read if record["type"] == "metric"]
+    assert (metric["glob_name"], metric["step_metric"]) == ("*", "step")
     run = described(read)
     assert (run["display_name"], run["project"]) == ("adder", "grpox")
     assert run["run_id"] == json.loads((folder / "wandb.json").read_text())["id"]
@@ -150,21 +157,13 @@ def test_a_resumed_run_goes_on_in_the_same_wandb_run(tmp_path: Path) -> None:
 def test_a_failed_run_keeps_its_steps_and_its_error(tmp_path: Path, error: BaseException, code: int) -> None:
     observer = Wandb(WandbConfig())
     observer.grpox_run_started(context(tmp_path / "mine"))
-    observer.grpox_step_finished(1, {"reward": 0.5})
+    observer.grpox_step_finished(1, {"reward": -math.inf})
     observer.grpox_run_failed(error)
     read = records(folders(tmp_path / "mine")[0])
-    assert numbers(history(read)) == {(1, "reward"): 0.5}
+    assert numbers(history(read)) == {(1, "reward"): -math.inf}
     assert summary(read)["error"] == f"{type(error).__name__}: {error}".removesuffix(": ")
     assert exit_code(read) == code
     assert not services()
-
-
-def test_metrics_are_shown_over_the_step_and_need_not_be_finite(tmp_path: Path) -> None:
-    read = follow(tmp_path / "mine", {"reward": math.nan, "loss": -math.inf})
-    [metric] = [record["metric"] for record in read if record["type"] == "metric"]
-    assert (metric["glob_name"], metric["step_metric"]) == ("*", "step")
-    assert [row["reward"] for row in history(read)] == ["NaN"]
-    assert [row["loss"] for row in history(read)] == ["-Infinity"]
 
 
 def test_the_config_has_no_secret(tmp_path: Path) -> None:

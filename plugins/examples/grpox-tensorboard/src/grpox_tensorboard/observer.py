@@ -11,9 +11,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 
     from grpox_tensorboard.config import TensorBoardConfig
 
-EVENTS = "events.out.tfevents.*"
-EARLIER = "earlier"
 COMPARED = ("reward", "loss")
 """Metrics that stand beside the hyperparameters, with their last value."""
 
@@ -37,6 +33,7 @@ class TensorBoard:
 
     def __init__(self, config: TensorBoardConfig) -> None:
         self.config = config
+        self.files = (config.folder,)  # which a new run in the same folder moves to `earlier/`
         self._writer: SummaryWriter | None = None
 
     @hookimpl
@@ -45,11 +42,11 @@ class TensorBoard:
         # Imported here as it takes a second, which `grpox validate` need not wait for.
         from torch.utils.tensorboard import SummaryWriter, summary
 
-        folder = run.output_dir / self.config.folder
-        _set_aside(folder)
         self._batches = 0
         self._step = 0
-        self._writer = SummaryWriter(str(folder), flush_secs=self.config.flush_seconds)
+        self._writer = SummaryWriter(
+            str(run.output_dir / self.config.folder), flush_secs=self.config.flush_seconds
+        )
         config = redacted(run.config.model_dump(mode="json"))
         self._writer.add_text("config", as_code(yaml.safe_dump(config, sort_keys=False)), 0)
         versions = "\n".join(f"{name} {version}" for name, version in run.versions.items())
@@ -136,18 +133,3 @@ def completion_text(scored: ScoredRollout) -> str:
 
 def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
-
-
-def _set_aside(folder: Path) -> None:
-    """Move an earlier run's events into a folder of their own: TensorBoard would join both runs' curves."""
-    events = list(folder.glob(EVENTS))
-    if not events:
-        return
-    stamp = time.strftime("%Y-%m-%dT%H-%M-%S", time.localtime(events[0].stat().st_mtime))
-    aside, number = folder / EARLIER / stamp, 1
-    while aside.exists():
-        number += 1
-        aside = folder / EARLIER / f"{stamp}-{number}"
-    aside.mkdir(parents=True)
-    for path in events:
-        path.replace(aside / path.name)
