@@ -101,9 +101,8 @@ class MetricsColumns:
         self._ends: array[int] = array("q")
         self._tail = b""
 
-    def read(self) -> bool:
-        """Read what is new; return True if there was anything."""
-        before = (self.generation, self.position)
+    def read(self) -> None:
+        """Read what is new."""
         try:
             with open_regular(self._path) as file:
                 file.seek(self.position - len(self._tail))
@@ -121,7 +120,6 @@ class MetricsColumns:
                 self._restart()
         except OSError as error:
             self.problem = f"{self._path.name} cannot be read: {error.strerror}"
-        return before != (self.generation, self.position)
 
     def line_at(self, position: int) -> int:
         """Return the number of the first line that ends after a position."""

@@ -14,11 +14,11 @@ from grpox.errors.formatting import spread
 from grpox.observing.page.data import (
     COMPLETION_CHARACTERS,
     MESSAGE_CHARACTERS,
+    METRICS,
     MOST_MESSAGES,
     PROMPT_CHARACTERS,
     SampledBatch,
     check_folder,
-    check_record,
     compare,
     read_samples,
 )
@@ -78,31 +78,26 @@ def write_comparison(folders: Sequence[Path], output: Path) -> Path:
 
 
 def render(folders: Sequence[Path], warn: Callable[[str], None] = logger.warning) -> str:
-    """Return the page of the runs in `folders` as HTML."""
-    frozen = freeze(folders, warn)
-    sources = [run["source"] for run in frozen["answers"]["run"].values()]
-    return document(frozen, f"{', '.join(sources)} \N{EN DASH} grpox")
-
-
-def freeze(folders: Sequence[Path], warn: Callable[[str], None] = logger.warning) -> dict[str, Any]:
-    """Return the runs and the answers that the page shows without a server, 1.4 megabytes at most."""
+    """Return the page of the runs in `folders` as HTML, of 1.4 megabytes at most."""
     for folder in folders:
         check_folder(folder)
     names = _names(folders)
     sources = [RunSource(folder, name) for name, folder in names.items()]
-    for folder, source in zip(names.values(), sources, strict=True):
-        check_record(folder, source.read_metrics())
     runs = {source.name: source.run() for source in sources}
     for run in runs.values():
         for problem in run["problems"]:
             warn(f"{run['folder']}: {problem}")
+    metrics = _first_fitting(
+        POINTS,
+        METRICS_BYTES,
+        lambda points: {each.name: _rounded(each.metrics(points=points)) for each in sources},
+    )
+    for name, folder in names.items():
+        if not metrics[name]["names"]:
+            raise ConfigError("has no finished step and no evaluation", where=str(folder / METRICS))
     answers: dict[str, Any] = {
         "run": runs,
-        "metrics": _first_fitting(
-            POINTS,
-            METRICS_BYTES,
-            lambda points: {each.name: _rounded(each.metrics(points=points)) for each in sources},
-        ),
+        "metrics": metrics,
         "phases": {source.name: source.phases() for source in sources},
         **_completions(names),
     }
@@ -114,7 +109,9 @@ def freeze(folders: Sequence[Path], warn: Callable[[str], None] = logger.warning
         {"name": name, "folder": run["folder"], "status": run["status"], "shown": True}
         for name, run in runs.items()
     ]
-    return {"made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "runs": shown, "answers": answers}
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    title = f"{', '.join(run['source'] for run in runs.values())} \N{EN DASH} grpox"
+    return document({"made": made, "runs": shown, "answers": answers}, title)
 
 
 def _names(folders: Sequence[Path]) -> dict[str, Path]:
@@ -196,24 +193,20 @@ def _part(recorded: Mapping[str, Any], share: float) -> dict[str, Any]:
 
 def _answer(batches: Sequence[SampledBatch], saved: int, share: float) -> dict[str, Any]:
     """Return all shown completions of a run in the form of `RunSource.completions`, and what is left out."""
-    # The first and the last row of a batch are always among a part.
-    picked = [
-        [batch.rows[place] for place in spread(len(batch.rows), max(2, int(len(batch.rows) * share)))]
-        for batch in batches
-    ]
-    rows = [
-        {**row, "extreme": _extremes(batch).get(row["reward"], "")}
-        for batch, rows in zip(batches, picked, strict=True)
-        for row in rows
-    ]
-    table = [
-        [batch.label, len(rows), batch.total, finite(batch.worst), finite(batch.mean), finite(batch.best)]
-        for batch, rows in zip(batches, picked, strict=True)
-    ]
+    rows: list[Mapping[str, Any]] = []
+    table: list[list[Any]] = []
+    for batch in batches:
+        extremes = {batch.best: "best", batch.worst: "worst"} if batch.best != batch.worst else {}
+        # The first and the last row of a batch are always among a part.
+        places = spread(len(batch.rows), max(2, int(len(batch.rows) * share)))
+        for row in (batch.rows[place] for place in places):
+            rows.append({**row, "extreme": extremes.get(row["reward"], "")})
+        numbers = map(finite, (batch.worst, batch.mean, batch.best))
+        table.append([batch.label, len(places), batch.total, *numbers])
     remark = (
         f"{len(batches)} of {saved} saved generation batches, evenly spaced over the run.",
-        f"Of each batch at most {max(map(len, picked), default=0)} completions: its best, its worst, between"
-        " them evenly spaced ranks of reward, and those whose tokens are recorded. Prompts over"
+        f"Of each batch at most {max((shown for _, shown, *_ in table), default=0)} completions: its best, its"
+        " worst, between them evenly spaced ranks of reward, and those whose tokens are recorded. Prompts over"
         f" {PROMPT_CHARACTERS} and completions over {COMPLETION_CHARACTERS} characters are cut in the middle,"
         f" conversations over {MOST_MESSAGES} messages and messages over {MESSAGE_CHARACTERS} characters too."
         " The rest is in completions/*.parquet; grpox watch shows and searches all of it.",
@@ -225,8 +218,3 @@ def _answer(batches: Sequence[SampledBatch], saved: int, share: float) -> dict[s
         "batches": table,
         "remark": remark if rows else None,
     }
-
-
-def _extremes(batch: SampledBatch) -> dict[float, str]:
-    """Name the highest and the lowest reward of a batch, if they differ."""
-    return {batch.best: "best", batch.worst: "worst"} if batch.best != batch.worst else {}

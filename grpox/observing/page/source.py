@@ -57,17 +57,10 @@ class RunSource:
         self._metrics = MetricsColumns(self.folder / METRICS)
         self._machines: dict[str, MetricsColumns] = {}
         self._lock = threading.RLock()
-        self._config: tuple[Any, str, Mapping[str, Any], str] = (None, "", {}, "")
-        self._version: tuple[int, Any] = (0, None)
         self._search = CompletionSearch(self.folder)
+        self.completions = self._search.search
         self._unreadable: list[str] = []
         """Faults of the files that the last answer of `run` read."""
-
-    def read_metrics(self) -> MetricsColumns:
-        """Read what is new of the metrics, and return all of them."""
-        with self._lock:
-            self._metrics.read()
-            return self._metrics
 
     def prepare(self) -> None:
         """Read the metrics in a thread, so that the first answer finds them read."""
@@ -97,7 +90,7 @@ class RunSource:
             self._read()
             self._unreadable.clear()
             versions, summary = self._mapping(VERSIONS), self._mapping(SUMMARY)
-            text, config, problem = self._read_config()
+            text, config = self._read_config()
             alarms = alarms_in(summary or self._mapping(ALARMS))
             stopped = summary.get("stopped_early")
             steps = _steps(summary, versions, config)
@@ -122,8 +115,8 @@ class RunSource:
                 "git_commit": versions.get("git_commit"),
                 "config": text,
                 "ranks": self._ranks(versions),
-                "problems": [*self._problems(), *([problem] if problem else [])],
-                "version": self._number(),
+                "problems": list(self._problems()),
+                "version": self._version(status),
             }
 
     def metrics(
@@ -184,10 +177,6 @@ class RunSource:
             history = {name: [plain(each) for each in curve] for name, curve in _thinned(curves).items()}
             return {"step": at, "phases": phases, "history": history}
 
-    def completions(self, **query: Any) -> dict[str, Any]:
-        """Search the saved completions: see `grpox.observing.page.search.CompletionSearch.search`."""
-        return self._search.search(**query)
-
     def tokens(self, id: str) -> dict[str, Any]:
         """Return the tokens of a completion with their numbers; none where the run did not save them.
 
@@ -227,23 +216,17 @@ class RunSource:
         is_last = np.append(places[1:] != places[:-1], True)
         return places[is_last], values[is_last]
 
-    def _read_config(self) -> tuple[str, Mapping[str, Any], str]:
-        """Return the config as text without secrets, as data, and what is wrong with the file."""
-        with suppress(OSError):
-            stat = (self.folder / CONFIG).stat()
-            stamp = (stat.st_mtime_ns, stat.st_size)
-            if self._config[0] != stamp:
-                text, problem = "", ""
-                content: Mapping[str, Any] = {}
-                try:
-                    text, content = read_config(self.folder)
-                except ConfigError as error:
-                    problem = f"{CONFIG} {error.problems[0].what}"
-                config = redacted(content)
-                if config != content:  # another program has written secrets into it
-                    text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
-                self._config = (stamp, text, config, problem)
-        return self._config[1:]
+    def _read_config(self) -> tuple[str, Mapping[str, Any]]:
+        """Return the config as text without secrets, and as data."""
+        try:
+            text, content = read_config(self.folder)
+        except ConfigError as error:
+            self._unreadable.append(f"{CONFIG} {error.problems[0].what}")
+            return "", {}
+        config = redacted(content)
+        if config != content:  # another program has written secrets into it
+            text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+        return text, config
 
     def _mapping(self, name: str) -> Mapping[str, Any]:
         """Read a JSON file of the record; empty if it cannot be read, which `_problems` tells."""
@@ -261,7 +244,9 @@ class RunSource:
             for metric, column in columns.columns.items():
                 label = metric.removeprefix(f"{SYSTEM}/").removeprefix(f"{name}/")
                 last[label] = plain([column.last])[0]
-            machines.append({"host": name, "device": _device(last), "values": last})
+            gpus = {label.split("_")[1] for label in last if label.startswith("gpu_")}
+            device = pluralize(len(gpus), "GPU") if gpus else "CPU"
+            machines.append({"host": name, "device": device, "values": last})
         size = versions.get("world_size")
         if not isinstance(size, int):
             return machines
@@ -326,15 +311,12 @@ class RunSource:
         pace = (moments[last][-1] - moments[last][0]) / span
         return max(0.0, float(pace * (steps - done[-1])))
 
-    def _number(self) -> int:
-        """Return a number that is higher than the last one if anything has changed."""
+    def _version(self, status: str) -> list[Any]:
+        """Return a value that differs from the last one if anything has changed."""
         files = [self.folder / name for name in (SUMMARY, FAILURE, ALARMS, CONFIG, VERSIONS, "completions")]
-        state: list[Any] = [self._metrics.generation, self._metrics.position, self.status]
-        state += [machine.position for machine in self._machines.values()]
-        state += [path.stat().st_mtime_ns if path.exists() else 0 for path in files]
-        if state != self._version[1]:
-            self._version = (self._version[0] + 1, state)
-        return self._version[0]
+        positions = [source.position for source in (self._metrics, *self._machines.values())]
+        times = [path.stat().st_mtime_ns if path.exists() else 0 for path in files]
+        return [status, self._metrics.generation, *positions, *times]
 
     def _tiles(self, summary: Mapping[str, Any], status: str) -> Iterator[tuple[str, str, str]]:
         """Yield (name, value, remark) for the numbers at the top of the page."""
@@ -413,11 +395,6 @@ def _thinned(curves: Mapping[str, Curve]) -> dict[str, Curve]:
         is_chosen = np.isin(steps, chosen)
         thinned[name] = steps[is_chosen], seconds[is_chosen]
     return thinned
-
-
-def _device(measured: Mapping[str, Any]) -> str:
-    gpus = {name.split("_")[1] for name in measured if name.startswith("gpu_")}
-    return pluralize(len(gpus), "GPU") if gpus else "CPU"
 
 
 def _describe(name: str, curve: Curve, is_evaluation: bool) -> dict[str, Any]:

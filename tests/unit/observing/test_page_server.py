@@ -168,9 +168,9 @@ def test_completions_arrive_as_they_are(port: int) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        "completions?limit=many", "completions?limit=99999999999", "completions?reward_min=nan",
-        "completions?order=x", "completions?group_by_prompt=yes", "completions?nothing=1", "metrics?points=-",
-        "phases?step=1.5", "tokens?id=1",
+        "completions?limit=many", "completions?reward_min=nan", "completions?order=x",
+        "completions?group_by_prompt=perhaps", "completions?nothing=1", "metrics?points=-", "phases?step=1.5",
+        "tokens?id=1",
     ],
 )  # fmt: skip
 def test_parameters_that_are_wrong_are_named(port: int, query: str) -> None:

@@ -109,7 +109,7 @@ def test_outcome_and_components(folder: Path) -> None:
     (folder / "failure.json").write_text(json.dumps({"error": "RunFailed: no memory"}))
     run = source.run()
     assert (run["status"], run["error"]) == ("failed", "RunFailed: no memory")
-    assert run["version"] > before
+    assert run["version"] != before
     assert source.run()["version"] == run["version"]
     assert run["stopped_early"] == ""
     (folder / "summary.json").write_text('{"steps": 2, "stopped_early": {"step": 2, "reason": "enough"}}')

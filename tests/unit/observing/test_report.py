@@ -33,13 +33,12 @@ from grpox.observing.page.data import (
     MOST_SAMPLES,
     Curve,
     binned,
-    check_record,
     read_samples,
 )
 from grpox.observing.page.document import document, embed
 from grpox.observing.page.report import METRICS_BYTES, TOKENS_BYTES, render, write_comparison, write_report
 from grpox.observing.page.server import WatchedRuns
-from grpox.observing.page.source import RunSource, number
+from grpox.observing.page.source import number
 from grpox.observing.record import LocalRecord
 from grpox.observing.record_files import write_completions
 from grpox.plugins import hookspecs
@@ -118,12 +117,6 @@ def test_a_folder_whose_name_is_not_utf_8_has_a_report(tmp_path: Path) -> None:
     runs = WatchedRuns([folder])
     assert runs.source(runs.runs()[0]["name"]).folder == folder
     assert document({"text": "half \ud83d"}, "half \ud83d").encode()
-
-
-def test_without_any_line_that_can_be_read_the_first_is_named(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, "\n", '{"step": 2}\n')
-    with pytest.raises(ConfigError, match=r"metrics.jsonl:2: not a line of metrics: KeyError: 'evaluation'"):
-        check_record(folder, RunSource(folder).read_metrics())
 
 
 def test_a_run_is_finished_with_a_summary_and_failed_with_a_failure(tmp_path: Path) -> None:
