@@ -80,7 +80,7 @@ def test_episodes_of_two_turns_are_trained_on_by_turn(grpox: GrpoxCommand, folde
         own = [token["advantage"] for token in tokens if token["turn"] is not None]
         assert sum(own) / len(own) == pytest.approx(row["advantage"], abs=1e-6)
     batches, _ = read_samples(run)
-    assert "sevens" in batches[0].samples[0].extra["rollout"]
+    assert "sevens" in batches[0].rows[0]["extra"]["rollout"]
 
 
 def test_a_reward_process_returns_a_list_for_the_parts_of_each_text(grpox: GrpoxCommand, folder: Path) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, brief, nearest, visible
 from grpox.errors.formatting import spread
 from grpox.errors.redaction import redacted
-from grpox.observing.conversation import Speech, ends
+from grpox.observing.conversation import ends
 from grpox.observing.page.rows import FILE, FOLDER, batch_of, is_recorded, read_batch, row_of
 from grpox.observing.record_files import LAST_TIME, MOST_STEPS
 from grpox.runfile.yaml_lines import leaves, read_yaml
@@ -126,29 +126,6 @@ def read_json(path: Path) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One completion as the page shows it; long texts are cut in the middle."""
-
-    prompt: str
-    completion: str
-    reward: float
-    """Weighted reward; NaN if every reward function abstained."""
-    advantage: float
-    rewards: Mapping[str, float | None]
-    data: Mapping[str, str]
-    """The other columns of the data, such as the right answer."""
-    extra: Mapping[str, str]
-    group: int
-    tokens: int
-    """Number of tokens that the model wrote."""
-    finish_reason: str
-    turns: int = 0
-    """Number of the model's turns; 0 where the whole completion is one."""
-    conversation: Sequence[Speech] = ()
-    """Messages of an episode, without those in the middle of a long one; empty for a completion of one turn."""
-
-
-@dataclass(frozen=True)
 class SampledBatch:
     """Numbers of one generation batch, and the rows of its file that are shown."""
 
@@ -160,18 +137,7 @@ class SampledBatch:
     """Highest and lowest reward of the whole batch; NaN if no completion was scored."""
     mean: float
     rows: Sequence[Mapping[str, Any]]
-    """Shown rows in the form of the page, the best reward first."""
-
-    @property
-    def samples(self) -> list[Sample]:
-        return [_sample(row) for row in self.rows]
-
-
-def _sample(row: Mapping[str, Any]) -> Sample:
-    values: dict[str, Any] = {field.name: row[field.name] for field in fields(Sample) if field.name in row}
-    for name in ("reward", "advantage"):
-        values[name] = math.nan if row[name] is None else row[name]
-    return Sample(**values, conversation=[Speech(*speech) for speech in row["messages"]])
+    """Shown completions in the form of `row_of`, the best reward first; long texts are cut in the middle."""
 
 
 def read_samples(folder: Path, recorded: int = 0) -> tuple[list[SampledBatch], int]:

@@ -124,19 +124,17 @@ def completions_table(folder: Path) -> str | None:
     rows = [
         {
             "batch": batch.label,
-            "prompt": sample.prompt,
-            "completion": "\n".join(f"{each.speaker}: {each.text}" for each in sample.conversation)
-            or sample.completion,
-            **{f"data/{name}": value for name, value in sample.data.items()},
-            "reward": sample.reward,
-            "advantage": sample.advantage,
-            **{f"rewards/{name}": value for name, value in sample.rewards.items()},
-            **{f"extra/{name}": value for name, value in sample.extra.items()},
-            "group": sample.group,
-            "tokens": sample.tokens,
-            "finish_reason": sample.finish_reason,
+            "prompt": row["prompt"],
+            "completion": "\n".join(f"{speaker}: {text}" for speaker, text in row["messages"])
+            or row["completion"],
+            **{f"data/{name}": value for name, value in row["data"].items()},
+            "reward": row["reward"],
+            "advantage": row["advantage"],
+            **{f"rewards/{name}": value for name, value in row["rewards"].items()},
+            **{f"extra/{name}": value for name, value in row["extra"].items()},
+            **{name: row[name] for name in ("group", "tokens", "finish_reason")},
         }
         for batch in batches
-        for sample in batch.samples
+        for row in batch.rows
     ]
     return table_text(rows) if rows else None

@@ -51,8 +51,7 @@ class RecordedLines(Generic[Item]):
 
     def __init__(self, path: Path, read: Callable[[bytes], list[Item]], most: int, position: int = 0) -> None:
         self._path, self._read, self._most = path, read, most
-        # After a run resumes from a checkpoint, its file may be shorter.
-        self.position = min(position, self.size)
+        self.position = min(position, self.size)  # the file may have been removed
 
     @property
     def size(self) -> int:

@@ -204,12 +204,6 @@ def test_a_line_that_was_cut_off_is_left_and_one_of_rubbish_passed_over(tmp_path
     assert [each["step"] for each in found] == [1, 2]
     assert recorded.position == end
     assert list(recorded.pieces()) == []
-    traced = TracedRollouts(tmp_path, 1, seed=0)
-    traced.go_back(1)
-    assert (tmp_path / "traces.jsonl").read_text() == '{"step": 1}\n'
-    # What was written of a run before it went back is at most all that there is now.
-    past = recorded_traces(tmp_path, position=10_000)
-    assert (past.position, list(past.pieces())) == (12, [])
 
 
 def test_data_without_a_file_are_told_by_what_the_run_file_says(run: RunContext) -> None:

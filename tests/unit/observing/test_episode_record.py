@@ -140,10 +140,10 @@ def test_the_report_holds_who_says_what(tmp_path: Path) -> None:
 def test_the_report_cuts_a_long_conversation_in_its_middle(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": f"message {number}"} for number in range(MOST_MESSAGES + 5)]
     batches, _ = read_samples(folder(tmp_path, episode(messages)))
-    conversation = batches[0].samples[0].conversation
+    conversation = batches[0].rows[0]["messages"]
     assert len(conversation) == MOST_MESSAGES + 1
-    assert conversation[MOST_MESSAGES // 2] == ("", "[... 5 messages ...]")
-    assert conversation[-1].text == f"message {MOST_MESSAGES + 4}"
+    assert conversation[MOST_MESSAGES // 2] == ["", "[... 5 messages ...]"]
+    assert conversation[-1][1] == f"message {MOST_MESSAGES + 4}"
 
 
 def test_the_report_reads_what_another_program_wrote_into_the_columns(tmp_path: Path) -> None:

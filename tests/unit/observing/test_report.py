@@ -146,12 +146,11 @@ def test_of_a_batch_the_best_and_the_worst_are_shown_and_what_has_no_reward_last
     rewards = [0.01 * place for place in range(99)] + [math.nan, 7.0]
     run_folder(tmp_path, rollouts=[scored(reward) for reward in reversed(rewards)])
     ((batch,), saved) = read_samples(tmp_path)
-    assert (saved, batch.total, len(batch.samples)) == (1, 101, MOST_SAMPLES)
+    assert (saved, batch.total, len(batch.rows)) == (1, 101, MOST_SAMPLES)
     assert (batch.best, batch.worst) == (7.0, 0.0)
     assert batch.mean == pytest.approx((0.01 * 98 * 99 / 2 + 7) / 100)
-    shown = [sample.reward for sample in batch.samples]
-    assert shown[0] == 7.0
-    assert math.isnan(shown[-1])
+    shown = [row["reward"] for row in batch.rows]
+    assert (shown[0], shown[-1]) == (7.0, None)
     assert shown[:-1] == sorted(shown[:-1], reverse=True)
 
 
@@ -167,8 +166,8 @@ def test_long_texts_are_cut_in_the_middle_and_invisible_characters_shown(tmp_pat
     text = "a" * 900 + "b" * 1000 + "c" * 800
     run_folder(tmp_path, rollouts=[scored(1.0, text, "\x1b[2J\u202e\n\tü")])
     ((batch,), _) = read_samples(tmp_path)
-    assert batch.samples[0].completion == "a" * 800 + "\n[... 1100 characters ...]\n" + "c" * 800
-    assert batch.samples[0].prompt == "\\x1b[2J\\u202e\n\tü"
+    assert batch.rows[0]["completion"] == "a" * 800 + "\n[... 1100 characters ...]\n" + "c" * 800
+    assert batch.rows[0]["prompt"] == "\\x1b[2J\\u202e\n\tü"
 
 
 # -- Curves ----------------------------------------------------------------------------------------------
