@@ -10,6 +10,7 @@ import math
 import platform
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date
@@ -24,7 +25,7 @@ from grpox.config.inputs import AUTO, Dtype
 from grpox.errors import ConfigError, RunFailed, text_of
 from grpox.errors.formatting import format_bytes, pluralize
 from grpox.errors.redaction import redact, redacted
-from grpox.observing.record_files import CompletionFiles, MetricsFile, MetricsLine, write_completions
+from grpox.observing.record_files import MetricsFile, MetricsLine, write_completions
 from grpox.observing.token_files import step_of
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runfile.lock.differences import AUTOMATIC, CHAT_DATE, DTYPE, changes
@@ -123,7 +124,9 @@ class LocalRecord:
     @hookimpl(tryfirst=True)
     def grpox_run_started(self, run: RunContext) -> None:
         folder = run.output_dir
-        self._files = CompletionFiles(run)
+        self._run = run
+        self._batches = run.generations_before
+        self._batches_of: Counter[int] = Counter()  # step -> its saved batches
         self._metrics = MetricsFile(folder / "metrics.jsonl")
         versions: dict[str, object] = {"versions": dict(run.versions), "git_commit": run.git_commit}
         versions |= {"total_steps": run.total_steps, "world_size": run.world_size}
@@ -145,9 +148,16 @@ class LocalRecord:
 
     @hookimpl(tryfirst=True)
     def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
-        if path := self._files.next(step):
-            with _written(path, "completions are not saved: "):
-                write_completions(path, step, rollouts)
+        every = self._run.config.logging.save_completions_every
+        self._batches += 1
+        if every == 0 or (self._batches - 1) % every:
+            return
+        self._batches_of[step] += 1
+        # If one step uses several generation batches, each batch has its own file.
+        part = f"_{self._batches_of[step]}" if self._batches_of[step] > 1 else ""
+        path = self._run.output_dir / "completions" / f"step_{step:06d}{part}.parquet"
+        with _written(path, "completions are not saved: "):
+            write_completions(path, step, rollouts)
 
     @hookimpl(tryfirst=True)
     def grpox_step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
