@@ -138,8 +138,11 @@ def read_tokens(folder: Path, step: int, group: int, sample: int, part: int = 1)
 
 
 def has_tokens(folder: Path, step: int, group: int, sample: int, part: int = 1) -> bool:
-    """Return True if `read_tokens` finds the tokens of a completion."""
-    return _find(folder, (step, part, group, sample)) is not None
+    """Return True if `read_tokens` finds tokens; False too where a file is damaged or gone."""
+    try:
+        return _find(folder, (step, part, group, sample)) is not None
+    except (OSError, ValueError):
+        return False
 
 
 def _find(folder: Path, wanted: CompletionKey) -> tuple[Path, int] | None:

@@ -37,7 +37,6 @@ from grpox.runtime.logs import get_logger
 from grpox.runtime.workers import Child, connect_to_parent
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -218,32 +217,6 @@ def answer(content: Any, status: int = 200) -> Response:
     return Response(text, status, media_type="application/json")
 
 
-def build_app(runs: WatchedRuns, token: str) -> Starlette:
-    """Build the server's application."""
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.middleware.gzip import GZipMiddleware
-    from starlette.responses import HTMLResponse
-    from starlette.routing import Route
-
-    from grpox.observing.page.document import document
-
-    async def page(request: Request) -> Response:
-        return HTMLResponse(document())
-
-    async def api(request: Request) -> Response:
-        return await asyncio.get_running_loop().run_in_executor(runs.pool, _answer, runs, request)
-
-    async def nothing(request: Request, error: Exception) -> Response:
-        return answer({"error": f"there is no page {request.url.path}"}, 404)
-
-    return Starlette(
-        routes=[Route("/", page), Route("/api/{name}", api)],
-        middleware=[Middleware(_Guard, token=token), Middleware(GZipMiddleware, compresslevel=1)],
-        exception_handlers={404: nothing},
-    )
-
-
 def _answer(runs: WatchedRuns, request: Request) -> Response:
     """Answer a question of the page."""
     name, query = request.path_params["name"], request.query_params
@@ -307,9 +280,30 @@ def serve(listener: socket.socket, token: str, folders: Sequence[Path]) -> None:
 def build_server(runs: WatchedRuns, token: str) -> Server:
     """Build the server, which serves once it has a socket."""
     import uvicorn
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.gzip import GZipMiddleware
+    from starlette.responses import HTMLResponse
+    from starlette.routing import Route
 
+    from grpox.observing.page.document import document
+
+    async def page(request: Request) -> Response:
+        return HTMLResponse(document())
+
+    async def api(request: Request) -> Response:
+        return await asyncio.get_running_loop().run_in_executor(runs.pool, _answer, runs, request)
+
+    async def nothing(request: Request, error: Exception) -> Response:
+        return answer({"error": f"there is no page {request.url.path}"}, 404)
+
+    app = Starlette(
+        routes=[Route("/", page), Route("/api/{name}", api)],
+        middleware=[Middleware(_Guard, token=token), Middleware(GZipMiddleware, compresslevel=1)],
+        exception_handlers={404: nothing},
+    )
     config = uvicorn.Config(
-        build_app(runs, token),
+        app,
         loop="asyncio",
         http="h11",
         ws="none",
