@@ -119,17 +119,6 @@ def test_a_folder_whose_name_is_not_utf_8_has_a_report(tmp_path: Path) -> None:
     assert document({"text": "half \ud83d"}, "half \ud83d").encode()
 
 
-def test_a_run_is_finished_with_a_summary_and_failed_with_a_failure(tmp_path: Path) -> None:
-    failure = '{"error": "RunFailed: no http://me:secret@host"}'
-    folder = run_folder(tmp_path / "a", failure=failure)
-    failed = answers_of(folder)["run"]
-    assert (failed["status"], failed["error"]) == ("failed", "RunFailed: no http://me:***@host")
-    # A run that was resumed after a failure and then finished.
-    folder = run_folder(tmp_path / "b", failure=failure, summary='{"train_seconds": 61.4, "steps": 1}')
-    shown = answers_of(folder)["run"]
-    assert (shown["status"], shown["seconds"]) == ("finished", 61.4)
-
-
 # -- Completions -----------------------------------------------------------------------------------------
 
 
@@ -182,10 +171,15 @@ def test_neighbouring_steps_become_one_point_where_there_are_too_many() -> None:
     assert binned(curve, most=5) is curve
 
 
-def test_an_evaluation_without_steps_has_its_curve(tmp_path: Path) -> None:
-    none = answers_of(run_folder(tmp_path / "b", metrics_line(0, "evaluation", accuracy=0.5)))
+def test_an_evaluation_without_steps_has_its_curve_and_a_folder_with_metrics_alone_its_page(
+    tmp_path: Path,
+) -> None:
+    none = answers_of(run_folder(tmp_path / "bare", metrics_line(0, "evaluation", accuracy=0.5)))
     assert none["metrics"]["series"] == {"evaluation/accuracy": [[0], [0.5]]}
-    assert ["steps", "0", "of the optimizer"] in none["run"]["tiles"]
+    run = none["run"]
+    assert ["steps", "0", "of the optimizer"] in run["tiles"]
+    assert (run["source"], run["status"], run["config"], run["components"]) == ("bare", "unfinished", "", [])
+    assert none["completions"]["rows"] == []
 
 
 def test_curves_of_a_long_run_keep_their_ends_and_extremes_in_few_bytes(tmp_path: Path) -> None:
@@ -228,20 +222,17 @@ def test_markup_in_what_the_run_holds_is_text_of_the_page(tmp_path: Path) -> Non
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
 
 
-@pytest.mark.parametrize("text", ["</script>", "<!--<script>", "]]>&lt;", "\u2028\u2029", "\x1b[2J\u202e"])
-def test_embedded_texts_neither_end_their_element_nor_hide_from_a_reader(text: str) -> None:
-    written = embed({text: [text]})
-    assert json.loads(written) == {text: [text]}
-    assert not re.search("[<>&\u2028\u2029\u202e\x1b]", written)
+def test_texts_neither_end_their_element_nor_hide_from_a_reader_nor_are_replaced() -> None:
+    for text in ("</script>", "<!--<script>", "]]>&lt;", "\u2028\u2029", "\x1b[2J\u202e"):
+        written = embed({text: [text]})
+        assert json.loads(written) == {text: [text]}
+        assert not re.search("[<>&\u2028\u2029\u202e\x1b]", written)
+    assert "{{ scripts }}" in document({"made": "{{ scripts }}"}, title="{{ scripts }}")
 
 
 def test_no_script_of_the_page_writes_markup() -> None:
     (own,) = [script for script in Page(document()).text("script") if "FROZEN" in script]
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", own)
-
-
-def test_what_looks_like_a_placeholder_stays_as_it_is() -> None:
-    assert "{{ scripts }}" in document({"made": "{{ scripts }}"}, title="{{ scripts }}")
 
 
 def test_the_page_needs_no_network_and_allows_its_own_scripts_and_styles_alone(tmp_path: Path) -> None:
@@ -267,19 +258,9 @@ def test_the_page_needs_no_network_and_allows_its_own_scripts_and_styles_alone(t
         f"default-src 'none'; style-src {hashes[-1]}; script-src {' '.join(hashes[:-1])}; "
         "connect-src 'none'; base-uri 'none'; form-action 'none'"
     )
-    assert "connect-src 'self'" in document()
-
-
-def test_secrets_and_the_frozen_data_are_no_part_of_the_served_page() -> None:
-    assert 'id="frozen"' not in document()
-
-
-def test_a_folder_with_metrics_alone_has_a_page(tmp_path: Path) -> None:
-    answers = answers_of(run_folder(tmp_path / "bare"))
-    run = answers["run"]
-    assert (run["source"], run["status"], run["config"], run["components"]) == ("bare", "unfinished", "", [])
-    assert answers["completions"]["rows"] == []
-    assert [entry["name"] for entry in answers["metrics"]["names"] if entry["is_evaluation"]] == []
+    served = document()
+    assert "connect-src 'self'" in served
+    assert 'id="frozen"' not in served
 
 
 def test_the_page_tells_the_numbers_of_the_run(tmp_path: Path) -> None:
