@@ -192,15 +192,8 @@ def test_a_resume_writes_through_no_link(run: Path, tmp_path: Path, name: str) -
 def test_a_checkpoint_out_of_bounds_is_refused_with_the_key(tmp_path: Path, change: dict[str, Any]) -> None:
     train = {"max_steps": 3, "per_device_train_batch_size": 8, "num_generations": 8}
     lock = {"api": 1, "config": "", "versions": {}, "distributions": {}, "components": {}}
-    whole = {
-        "step": 1,
-        "world_size": 1,
-        "num_tokens": 1,
-        "seconds": 1.0,
-        "evaluation_before": {},
-        "metrics": {},
-    }
-    whole |= {"metrics_bytes": 0, "config": {"train": train}, "data": {}, "lock": lock}
+    whole = {"step": 1, "world_size": 1, "num_tokens": 1, "seconds": 1.0, "evaluation_before": {}}
+    whole |= {"metrics": {}, "metrics_bytes": 0, "config": {"train": train}, "data": {}, "lock": lock}
     (tmp_path / "run.json").write_text(json.dumps(whole))
     assert Progress.read(tmp_path).step == 1
     (tmp_path / "run.json").write_text(json.dumps(whole | change))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from support.patience import patient
 
-from grpox.observing import machine_metrics as module
 from grpox.observing.machine_metrics import Readings, machine_metrics
 
 EXPECTED = {
@@ -140,10 +139,6 @@ def test_without_that_library_nvidia_smi_is_asked(tmp_path: Path, monkeypatch: p
     assert taken["gpu_1_power_usage_percentage"] == 25.0
     command.write_text("#!/bin/sh\nexit 9\n")
     assert "gpu_0_utilization_percentage" not in Readings(tmp_path).take()
-
-
-def test_processes_of_one_machine_tell_the_same_name() -> None:
-    assert module._machine() == module._machine() != ""
 
 
 def test_the_cpu_is_read_by_the_thread_that_was_asked_before(tmp_path: Path) -> None:
