@@ -85,8 +85,6 @@ class MetricsColumns:
         """Bytes read: the end of the last whole line."""
         self.columns: dict[str, Column] = {}
         """Name -> values; those of evaluations are below ``evaluation/``."""
-        self.evaluated: set[str] = set()
-        """Names in `columns` that evaluations logged."""
         self._steps: array[float] = array("d")  # of each line; NaN for one that is no metrics
         self.times = Column(self._steps)
         """Unix seconds of each optimizer step."""
@@ -161,11 +159,8 @@ class MetricsColumns:
         self._steps[-1] = parsed.step
         # Most of the time of a long run's page is spent here.
         for name, value in parsed.named_values.items():
-            column = self.columns.get(name)
-            if column is None:
+            if (column := self.columns.get(name)) is None:
                 column = self.columns[name] = Column(self._steps)
-                if parsed.is_evaluation:
-                    self.evaluated.add(name)
             column.append(number - 1, value)
 
 

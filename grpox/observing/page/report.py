@@ -105,10 +105,7 @@ def render(folders: Sequence[Path], warn: Callable[[str], None] = logger.warning
         source.close()
     if len(names) > 1:
         answers["compare"] = compare(names)
-    shown = [
-        {"name": name, "folder": run["folder"], "status": run["status"], "shown": True}
-        for name, run in runs.items()
-    ]
+    shown = [{"name": name, "shown": True} for name in names]
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     title = f"{', '.join(run['source'] for run in runs.values())} \N{EN DASH} grpox"
     return document({"made": made, "runs": shown, "answers": answers}, title)

@@ -92,17 +92,8 @@ class WatchedRuns:
             for parent in dict.fromkeys(folder.parent for folder in self._given):
                 for folder in islice(runs_below(parent), MOST_NEIGHBOURS):
                     self._name(folder)
-            named = list(self._names.items())
-        return [
-            {
-                "name": name,
-                "folder": readable(folder),
-                "status": self.source(name).status,
-                "shown": folder in self._given,
-            }
-            for name, folder in named
-            if folder in self._given or folder.is_dir()
-        ]
+            there = [each for each in self._names.items() if each[1] in self._given or each[1].is_dir()]
+        return [{"name": name, "shown": folder in self._given} for name, folder in there]
 
     def source(self, name: str = "") -> RunSource:
         """Return a run of the list; by default the first.
@@ -229,8 +220,6 @@ def _answer(runs: WatchedRuns, request: Request) -> Response:
             return answer({"error": f"there is no answer {name!r}"}, 404)
         source = runs.source(query.get("run", ""))
         parameters: dict[str, Any] = {key: value for key, value in query.items() if key != "run"}
-        if "names" in parameters:
-            parameters["names"] = query.getlist("names")
         reply = validate_call(getattr(source, name), config=ConfigDict(allow_inf_nan=False))
         return answer(reply(**parameters))
     except ValidationError as error:

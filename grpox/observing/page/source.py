@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,6 @@ class RunSource:
                 "model": _section(config, "model").get("path"),
                 "step": self._metrics.step,
                 "steps": steps,
-                "started": self._started(),
                 "seconds": self._seconds(summary, status),
                 "seconds_left": self._seconds_left(steps) if status == "running" else None,
                 "error": redact(str(self._mapping(FAILURE).get("error") or "")),
@@ -121,7 +120,6 @@ class RunSource:
 
     def metrics(
         self,
-        names: Sequence[str] | None = None,
         since: int = 0,
         first: float | None = None,
         last: float | None = None,
@@ -131,7 +129,6 @@ class RunSource:
         """Return the curves of metrics, each as steps and values.
 
         Args:
-            names: metrics to return; None: all. Names that the run does not have are ignored.
             since: `position` of an earlier answer; only values after it are returned.
             first: first step of the curves; None: the run's.
             last: last step of the curves.
@@ -146,10 +143,8 @@ class RunSource:
             line = metrics.line_at(since) if is_same and 0 < since <= metrics.position else 0
             series, described = {}, []
             for name, whole, curve in self._curves(line):
-                described.append(_describe(name, whole, name in metrics.evaluated))
-                if names is None or name in names:
-                    steps, values = decimate(*window(*curve, first, last), points)
-                    series[name] = [plain(steps), plain(values)]
+                described.append(_describe(name, whole))
+                series[name] = [plain(each) for each in decimate(*window(*curve, first, last), points)]
             described.sort(key=_place)
             return {
                 "position": metrics.position,
@@ -397,33 +392,27 @@ def _thinned(curves: Mapping[str, Curve]) -> dict[str, Curve]:
     return thinned
 
 
-def _describe(name: str, curve: Curve, is_evaluation: bool) -> dict[str, Any]:
+def _describe(name: str, curve: Curve) -> dict[str, Any]:
     """Return the entry of a metric in the list of names."""
     values = curve[1]
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (math.nan, math.nan)
     first, last, least, most = plain([values[0], values[-1], low, high]) if len(values) else [None] * 4
-    group, slash, _ = name.partition("/")
     return {
         "name": name,
-        "group": group if slash else "training",
         "first": first,
         "last": last,
         "min": least,
         "max": most,
         "not_finite": len(values) - len(finite),
         "is_flat": not low < high,
-        "is_evaluation": is_evaluation,
     }
 
 
 def _place(entry: Mapping[str, Any]) -> tuple[bool, int, str]:
-    """Order names: flat ones last; before them reward, evaluations, the others."""
+    """Order names: flat ones last; before them reward, evaluations, rewards, the others."""
     name = str(entry["name"])
     if name in _FIRST:
-        rank = _FIRST.index(name)
-    elif entry["is_evaluation"]:
-        rank = len(_FIRST)
-    else:
-        rank = len(_FIRST) + 1 + (not name.startswith("rewards/"))
-    return bool(entry["is_flat"]) and name not in _FIRST, rank, name
+        return False, _FIRST.index(name), name
+    rank = next(place for place, start in enumerate(("evaluation/", "rewards/", "")) if name.startswith(start))
+    return bool(entry["is_flat"]), len(_FIRST) + rank, name

@@ -148,8 +148,8 @@ def test_answers(port: int) -> None:
     ]
     assert get(port, "/api/run").json["name"] == "one"
     assert get(port, "/api/run?run=two").json["name"] == "two"
-    metrics = get(port, "/api/metrics?names=reward&names=loss&since=0&points=100").json
-    assert metrics["series"] == {"reward": [[1], [0.5]]}
+    metrics = get(port, "/api/metrics?since=0&points=100").json
+    assert metrics["series"] == {"reward": [[1], [0.5]], "time/update": [[1], [2]]}
     assert get(port, "/api/phases?step=1").json["phases"] == [["update", 2]]
     assert get(port, "/api/compare?run=one&run=two").json["runs"] == ["one", "two"]
     assert get(port, "/api/tokens?id=step_000001:0").json == {"tokens": []}

@@ -156,13 +156,12 @@ def test_flat_metrics_are_last_and_reward_and_evaluations_first(folder: Path) ->
     for step in (1, 2):
         append_metrics(
             folder,
-            metrics_line(step, {"aa": 1.0, "loss": step, "reward": step}),
+            metrics_line(step, {"aa": 1.0, "loss": step, "rewards/a/mean": step, "reward": step}),
             metrics_line(step, {"accuracy": step}, "evaluation"),
         )
     names = RunSource(folder).metrics()["names"]
-    assert [each["name"] for each in names] == ["reward", "evaluation/accuracy", "loss", "aa"]
-    assert [each["is_flat"] for each in names] == [False, False, False, True]
-    assert [each["is_evaluation"] for each in names] == [False, True, False, False]
+    assert [each["name"] for each in names] == ["reward", "evaluation/accuracy", "rewards/a/mean", "loss", "aa"]
+    assert [each["is_flat"] for each in names] == [False, False, False, False, True]
 
 
 def test_decimation_keeps_the_lowest_and_the_highest_value_and_gaps() -> None:
