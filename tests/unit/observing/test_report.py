@@ -36,7 +36,7 @@ from grpox.observing.page.data import (
     read_samples,
 )
 from grpox.observing.page.document import document, embed
-from grpox.observing.page.report import METRICS_BYTES, TOKENS_BYTES, render, write_comparison, write_report
+from grpox.observing.page.report import METRICS_BYTES, TOKENS_BYTES, render, write_comparison
 from grpox.observing.page.server import WatchedRuns
 from grpox.observing.page.source import number
 from grpox.observing.record import LocalRecord
@@ -420,30 +420,24 @@ class Tracker:
     def grpox_run_finished(self, run: RunContext) -> None:
         self.found = (run.output_dir / "report.html").exists()
 
-    @hookimpl
-    def grpox_run_failed(self, run: RunContext) -> None:
-        self.found = (run.output_dir / "report.html").exists()
+    grpox_run_failed = grpox_run_finished
 
 
 class Ending:
     """A run of `steps` steps, up to its end."""
 
     def __init__(self, folder: Path, steps: int) -> None:
-        config = RunConfig.model_validate(
-            {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]}
-        )
-        self.run = RunContext(config, folder, 5, 1, {"grpox": "0.1.0"}, None, "run.yaml")
-        self.tracker, self.output = Tracker(), LOGGED
+        settings = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]}
+        self.run = RunContext(RunConfig.model_validate(settings), folder, 5, 1, {}, None, "run.yaml")
+        self.tracker, self.report = Tracker(), folder / "report.html"
         manager = pluggy.PluginManager("grpox")
         manager.add_hookspecs(hookspecs)
-        report = RunReport()
-        selected = [("record", LocalRecord()), ("tracker", self.tracker), ("run report", report)]
+        selected = [("record", LocalRecord()), ("tracker", self.tracker), ("run report", RunReport())]
         self.observers = Observers(manager, selected)
         self.observers.run_started(self.run)
         for step in range(1, steps + 1):
             self.observers.rollouts_scored(self.run, step, [scored(1.0)])
             self.observers.step_finished(self.run, step, {"reward": 1.0})
-        self.report = folder / "report.html"
 
 
 def test_the_end_of_a_run_leaves_a_report_before_trackers_end_and_tells_where(tmp_path: Path) -> None:
@@ -453,7 +447,7 @@ def test_the_end_of_a_run_leaves_a_report_before_trackers_end_and_tells_where(tm
     (run,) = frozen_in(ending.report.read_text())["answers"]["run"].values()
     assert run["status"] == "finished"
     assert ending.tracker.found
-    assert ending.output.getvalue() == f"report: {ending.report}\n"
+    assert LOGGED.getvalue() == f"report: {ending.report}\n"
     assert not list(ending.report.parent.glob("*.unfinished"))
 
 
@@ -462,7 +456,7 @@ def test_a_failed_run_has_a_report_once_a_step_is_recorded(tmp_path: Path, steps
     ending = Ending(tmp_path / "run", steps)
     ending.observers.run_failed(ending.run, ValueError("loss is <nan>"))
     assert ending.tracker.found is written
-    assert "warning" not in ending.output.getvalue()
+    assert "warning" not in LOGGED.getvalue()
     if written:
         (run,) = frozen_in(ending.report.read_text())["answers"]["run"].values()
         assert (run["status"], run["error"]) == ("failed", "ValueError: loss is <nan>")
@@ -474,16 +468,20 @@ def test_a_report_that_cannot_be_written_does_not_hurt_the_run(tmp_path: Path) -
     ending.observers.run_finished(ending.run, {})
     assert ending.tracker.found is False
     assert ending.observers.failures == {("run report", "grpox_run_finished"): 1}
-    assert "warning: observer 'run report' failed" in ending.output.getvalue()
+    assert "warning: observer 'run report' failed" in LOGGED.getvalue()
 
 
 # -- grpox report ----------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_the_page_and_says_where(tmp_path: Path) -> None:
+def test_the_command_writes_the_page_again_and_says_where(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
-    done = CliRunner().invoke(cli.app, ["report", str(folder)])
-    assert (done.exit_code, done.output) == (0, f"{folder / 'report.html'}\n")
+    for status in ("unfinished", "finished"):
+        done = CliRunner().invoke(cli.app, ["report", str(folder)])
+        assert (done.exit_code, done.output) == (0, f"{folder / 'report.html'}\n")
+        (run,) = frozen_in((folder / "report.html").read_text())["answers"]["run"].values()
+        assert run["status"] == status
+        (folder / "summary.json").write_text('{"train_seconds": 1.0}')
     other = tmp_path / "new" / "page.html"
     assert CliRunner().invoke(cli.app, ["report", str(folder), "--output", str(other)]).output == f"{other}\n"
     assert other.read_text().startswith("<!doctype html>")
@@ -511,19 +509,12 @@ def test_a_folder_that_is_no_runs_is_refused_with_the_nearest(tmp_path: Path) ->
 
 
 def test_a_run_without_a_step_and_an_output_that_is_a_folder_are_refused(tmp_path: Path) -> None:
-    empty = run_folder(tmp_path / "empty", "\n")
-    assert problem_of(str(empty)).what == "has no finished step and no evaluation"
-    run = run_folder(tmp_path / "run")
-    problem = problem_of(str(run), "--output", str(tmp_path))
+    assert (
+        problem_of(str(run_folder(tmp_path / "empty", "\n"))).what == "has no finished step and no evaluation"
+    )
+    run = str(run_folder(tmp_path / "run"))
+    problem = problem_of(run, "--output", str(tmp_path))
     assert (problem.key, problem.what) == ("--output", "is a folder: name a file")
     (tmp_path / "file").write_text("")
-    problem = problem_of(str(run), "--output", str(tmp_path / "file" / "report.html"))
+    problem = problem_of(run, "--output", str(tmp_path / "file" / "report.html"))
     assert (problem.what, problem.given) == ("cannot be read or written: File exists", str(tmp_path / "file"))
-
-
-def test_a_report_is_made_again_in_place_of_the_one_before(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path)
-    for status in ("unfinished", "finished"):
-        (run,) = frozen_in(write_report(folder).read_text())["answers"]["run"].values()
-        assert run["status"] == status
-        (folder / "summary.json").write_text('{"train_seconds": 1.0}')
