@@ -88,10 +88,6 @@ class RunFolder:
                 courses.setdefault(name, {})[line.step] = value
         return courses
 
-    def last(self, metric: str) -> float | None:
-        """Return the value of a metric's newest step; None if the run has none."""
-        return next(reversed(self.courses[metric].values())) if metric in self.courses else None
-
     @cached_property
     def steps(self) -> int:
         """Number of optimizer steps whose metrics are recorded."""
