@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -87,14 +88,10 @@ def versions(plugin_distributions: Iterable[str]) -> dict[str, str]:
 
 def git_commit() -> str | None:
     """Return the commit of the working directory, ``-dirty`` when files differ; None outside git."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10)
-        return done.stdout.strip()
-
+    ask = partial(subprocess.check_output, stderr=subprocess.DEVNULL, text=True, timeout=10)
     try:
-        commit = git("rev-parse", "HEAD")
-        return f"{commit}-dirty" if git("status", "--porcelain", "--untracked-files=no") else commit
+        commit = ask(["git", "rev-parse", "HEAD"]).strip()
+        return f"{commit}-dirty" if ask(["git", "status", "--porcelain", "--untracked-files=no"]) else commit
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -308,8 +305,7 @@ def _files_of_observers(folder: Path) -> list[str]:
 def _set_aside(folder: Path, files: Sequence[str]) -> None:
     """Move the files of an earlier run to ``earlier/<time of its end>``, so that none is overwritten.
 
-    Args:
-        files: files of this run's observers; an earlier run may also have written them.
+    `files`, those of this run's observers, may also be the earlier run's.
     """
     names = dict.fromkeys((*RECORD, *files, *_files_of_observers(folder)))
     there = [name for name in names if (folder / name).exists()]
@@ -363,11 +359,7 @@ def _go_back(run: RunContext, step: int) -> None:
 
 
 def _end_of_metrics(path: Path, saved: int) -> int:
-    """Return the end of the lines that a checkpoint covers; warn if lines are lost.
-
-    Args:
-        saved: size of the file at the checkpoint, in bytes.
-    """
+    """Return the end of the lines, `saved` bytes, that a checkpoint covers; warn if lines are lost."""
     size = path.stat().st_size if path.exists() else 0
     if size >= saved:
         return saved

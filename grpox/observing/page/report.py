@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,18 +32,16 @@ from grpox.runtime.logs import get_logger
 logger = get_logger(__name__)
 REPORT = "report.html"
 """Name of the report in a run's folder."""
-POINTS = (400, 200, 100, 50)
-"""Largest numbers of points of a curve, of which the first that fits is taken."""
+POINTS = 400
+"""Largest number of points of a curve."""
+SHARES = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 0)
+"""Parts of the points, of the completions and of their tokens, of which the first that fits is taken."""
 METRICS_BYTES = 240_000
 """Size of all curves of a page."""
-SHARES = (1.0, 0.5, 0.25, 0.125)
-"""Parts of the completions that `read_samples` returns, of which the first that fits is taken."""
 COMPLETIONS_BYTES = 860_000
 """Size of all completions of a page."""
 MOST_RECORDED = 8
 """Largest number of completions of a batch with recorded tokens that are shown beside the others."""
-TOKEN_SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.0)
-"""Parts of the shown completions with recorded tokens whose tokens are on the page."""
 TOKENS_BYTES = 250_000
 """Size of all tokens of a page."""
 
@@ -88,9 +86,8 @@ def render(folders: Sequence[Path], warn: Callable[[str], None] = logger.warning
         for problem in run["problems"]:
             warn(f"{run['folder']}: {problem}")
     metrics = _first_fitting(
-        POINTS,
         METRICS_BYTES,
-        lambda points: {each.name: _rounded(each.metrics(points=points)) for each in sources},
+        lambda share: {each.name: _rounded(each.metrics(points=int(POINTS * share))) for each in sources},
     )
     for name, folder in names.items():
         if not metrics[name]["names"]:
@@ -118,11 +115,11 @@ def _names(folders: Sequence[Path]) -> dict[str, Path]:
     return {readable(folder if last.count(folder.name) > 1 else folder.name): folder for folder in absolute}
 
 
-def _first_fitting(sizes: Iterable[Any], most: int, build: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """Return the first answer that has at most `most` bytes as JSON, else the last one."""
+def _first_fitting(most: int, build: Callable[[float], dict[str, Any]]) -> dict[str, Any]:
+    """Return the answer with the largest share that has at most `most` bytes as JSON, else the last one."""
     answer: dict[str, Any] = {}
-    for size in sizes:
-        answer = build(size)
+    for share in SHARES:
+        answer = build(share)
         if len(json.dumps(answer, ensure_ascii=False).encode(errors="surrogatepass")) <= most:
             break
     return answer
@@ -141,7 +138,6 @@ def _completions(names: Mapping[str, Path]) -> dict[str, Any]:
     """Return the completions and the tokens of all runs, each within its size."""
     batches = {name: read_samples(folder, MOST_RECORDED) for name, folder in names.items()}
     completions = _first_fitting(
-        SHARES,
         COMPLETIONS_BYTES,
         lambda share: {name: _answer(*of_run, share) for name, of_run in batches.items()},
     )
@@ -154,7 +150,6 @@ def _completions(names: Mapping[str, Path]) -> dict[str, Any]:
         for name, folder in names.items()
     }
     tokens = _first_fitting(
-        TOKEN_SHARES,
         TOKENS_BYTES,
         lambda share: {name: _part(of_run, share) for name, of_run in recorded.items()},
     )

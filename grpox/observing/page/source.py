@@ -347,9 +347,11 @@ def number(value: float | None) -> str:
 def components_of(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield (kind, name, parameters) of each component of a run."""
     names = ("evaluation", "train", "data", "tracking")
-    evaluation, train, data, tracking = (_section(config, section) for section in names)
-    refs = [("reward", ref) for ref in _list(config, "rewards")]
-    refs += [("reward of evaluations", ref) for ref in _list(evaluation, "rewards")]
+    evaluation, train, data, tracking = (_section(config, name) for name in names)
+    refs: list[tuple[str, Any]] = []
+    for kind, section in (("reward", config), ("reward of evaluations", evaluation)):
+        rewards = section.get("rewards")
+        refs += [(kind, ref) for ref in rewards] if isinstance(rewards, list) else []
     refs += [(kind, config.get(kind)) for kind in ("generator", "advantage", "loss", "correction")]
     refs += [(kind, train.get(kind)) for kind in ("optimizer", "scheduler")]
     refs += [("dataset", data.get("source"))]
@@ -359,11 +361,6 @@ def components_of(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             values = {key: value for key, value in ref.items() if key not in ("name", "path")}
             parameters = ", ".join(f"{key}: {value}" for key, value in values.items() if value is not None)
             yield kind, str(ref.get("name") or ref.get("path")), parameters
-
-
-def _list(config: Mapping[str, Any], name: str) -> list[Any]:
-    items = config.get(name)
-    return items if isinstance(items, list) else []
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
