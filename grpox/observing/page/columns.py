@@ -196,10 +196,7 @@ def window(steps: Numbers, values: Numbers, first: float | None, last: float | N
 
 def plain(values: Sequence[float] | Numbers) -> list[float | None]:
     """Return a list for JSON: None for what is not finite, and whole numbers as integers."""
-    return [_plain(value) for value in map(float, values)]
-
-
-def _plain(value: float) -> float | None:
-    if not math.isfinite(value):
-        return None
-    return int(value) if value.is_integer() and abs(value) < 1e15 else value
+    return [
+        None if not math.isfinite(value) else int(value) if value.is_integer() and abs(value) < 1e15 else value
+        for value in map(float, values)
+    ]

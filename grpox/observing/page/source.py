@@ -258,28 +258,21 @@ class RunSource:
         if lines := list(self._metrics.damaged):
             yield f"{METRICS}: {pluralize(len(lines), 'line')} cannot be read, the first is line {lines[0]}"
 
-    def _started(self) -> float | None:
-        """Return the Unix time at which the first step began, as far as the record tells it."""
-        began = self._metrics.began
-        if math.isnan(began):
-            with suppress(OSError):
-                return (self.folder / VERSIONS).stat().st_mtime
-            return None
-        column = self._metrics.columns.get("step_time")
-        first = column.first if column else 0.0
-        return began - (first if math.isfinite(first) else 0.0)
-
     def _seconds(self, summary: Mapping[str, Any], status: str) -> float:
         """Return the seconds of training so far."""
+        metrics = self._metrics
         if isinstance(summary.get("train_seconds"), int | float):
             return float(summary["train_seconds"])
-        started, resumed = self._started(), self._resumed()
-        if started is None:
-            return 0.0
-        now = time.time() if status == "running" else self._metrics.ended
-        if resumed is not None:
-            return self._metrics.seconds + max(0.0, now - max(resumed, self._metrics.ended))
-        return max(0.0, now - started) if math.isfinite(now) else 0.0
+        now = time.time() if status == "running" else metrics.ended
+        if (resumed := self._resumed()) is not None:
+            return metrics.seconds + max(0.0, now - max(resumed, metrics.ended))
+        started = metrics.began
+        if math.isnan(started):
+            with suppress(OSError):
+                started = (self.folder / VERSIONS).stat().st_mtime
+        elif (column := metrics.columns.get("step_time")) is not None and math.isfinite(column.first):
+            started -= column.first
+        return max(0.0, now - started) if math.isfinite(now - started) else 0.0
 
     def _resumed(self) -> float | None:
         """Return the Unix time of the last resume; None for a run that was not resumed.
