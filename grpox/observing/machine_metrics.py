@@ -67,9 +67,8 @@ class Readings:
             values["system_memory_usage_megabytes"] = memory.used / _MEGABYTE
             values["system_memory_usage_percentage"] = memory.used / memory.total * 100
         with suppress(Exception):
-            disk = psutil.disk_usage(
-                next(path for path in (self._folder, *self._folder.parents) if path.exists())
-            )
+            folder = next(path for path in (self._folder, *self._folder.parents) if path.exists())
+            disk = psutil.disk_usage(str(folder))
             values["disk_usage_percentage"] = disk.percent
             values["disk_usage_megabytes"] = disk.used / _MEGABYTE
             values["disk_available_megabytes"] = disk.free / _MEGABYTE

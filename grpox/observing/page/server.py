@@ -220,8 +220,8 @@ def _answer(runs: WatchedRuns, request: Request) -> Response:
             return answer({"error": f"there is no answer {name!r}"}, 404)
         source = runs.source(query.get("run", ""))
         parameters: dict[str, Any] = {key: value for key, value in query.items() if key != "run"}
-        reply = validate_call(getattr(source, name), config=ConfigDict(allow_inf_nan=False))
-        return answer(reply(**parameters))
+        checked = validate_call(config=ConfigDict(allow_inf_nan=False))
+        return answer(checked(getattr(source, name))(**parameters))
     except ValidationError as error:
         wrong = error.errors()[0]
         return answer({"error": f"{wrong['loc'][0]} = {wrong['input']}: {wrong['msg']}"}, 400)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -214,14 +215,13 @@ class RunSource:
     def _read_config(self) -> tuple[str, Mapping[str, Any]]:
         """Return the config as text without secrets, and as data."""
         try:
-            text, content = read_config(self.folder)
+            stat = (self.folder / CONFIG).stat()
+            return _config_of(self.folder, stat.st_mtime_ns, stat.st_size)
         except ConfigError as error:
             self._unreadable.append(f"{CONFIG} {error.problems[0].what}")
-            return "", {}
-        config = redacted(content)
-        if config != content:  # another program has written secrets into it
-            text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
-        return text, config
+        except OSError:  # there is none yet
+            pass
+        return "", {}
 
     def _mapping(self, name: str) -> Mapping[str, Any]:
         """Read a JSON file of the record; empty if it cannot be read, which `_problems` tells."""
@@ -327,6 +327,16 @@ class RunSource:
         trained, total = (summary.get(name) for name in ("trained_parameters", "parameters"))
         if trained and total and trained != total:
             yield "trained", f"{trained / total:.2%}", f"{trained:,} of {total:,} parameters, in adapters"
+
+
+@lru_cache
+def _config_of(folder: Path, mtime_ns: int, size: int) -> tuple[str, Mapping[str, Any]]:
+    """Read a config, once as long as the file stays as it is: it takes a part of a second."""
+    text, content = read_config(folder)
+    config = redacted(content)
+    if config != content:  # another program has written secrets into it
+        text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return text, config
 
 
 def number(value: float | None) -> str:
