@@ -109,9 +109,10 @@ class TerminalDisplay:
             self._first_start = time.time() - seconds
         self._in_steps += seconds
         parts = {name: form.format(metrics[name]) for name, form in SHOWN if name in metrics}
-        left = self._seconds_left(step, run.total_steps)
-        if left is not None:
-            parts["left"] = f"{duration(left)} left"
+        now = time.monotonic()
+        self._first_step = first, since = self._first_step or (step, now)
+        if step > first:  # from the pace after the first step
+            parts["left"] = f"{duration((now - since) / (step - first) * (run.total_steps - step))} left"
         text = "  ".join(parts.values())
         every = math.ceil(run.total_steps / PLAIN_LINES)
         if self._progress is not None:
@@ -158,19 +159,16 @@ class TerminalDisplay:
         for alarm in alarms_in(summary):
             table.add_row("alarm", _plain(describe_alarm(alarm, advice=False)))
         if run.started is not None:
-            table.add_row("time", self._times(run.started))
+            total = time.time() - run.started
+            times = [duration(total)]
+            if self._first_start is not None:
+                before = self._first_start - run.started
+                rest = max(0.0, total - before - self._in_steps)
+                times += [f"{duration(before)} before the first step", f"{duration(self._in_steps)} in steps"]
+                times += [f"{duration(rest)} evaluating and saving"]
+            table.add_row("time", "\n".join(times))
         table.add_row("folder", _plain(str(run.output_dir)))
         self._console.print(table)
-
-    def _times(self, started: float) -> str:
-        """Tell how long the command took, and its parts, which add up."""
-        total = time.time() - started
-        if self._first_start is None:
-            return duration(total)
-        before = self._first_start - started
-        rest = max(0.0, total - before - self._in_steps)
-        parts = (before, "before the first step"), (self._in_steps, "in steps"), (rest, "evaluating and saving")
-        return "\n".join([duration(total), *(f"{duration(seconds)} {what}" for seconds, what in parts)])
 
     def _fitting(self, parts: Mapping[str, str], total_steps: int) -> str:
         """Leave out the dispensable parts that have no room in the live line."""
@@ -181,14 +179,6 @@ class TerminalDisplay:
             if len("  ".join(shown.values())) > room:
                 shown.pop(name, None)
         return "  ".join(shown.values())
-
-    def _seconds_left(self, step: int, total: int) -> float | None:
-        """Estimate the remaining seconds from the pace after the first step; None at the first step."""
-        now = time.monotonic()
-        if self._first_step is None:
-            self._first_step = (step, now)
-        first, when = self._first_step
-        return (now - when) / (step - first) * (total - step) if step > first else None
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

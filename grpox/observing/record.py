@@ -340,7 +340,16 @@ def _go_back(run: RunContext, step: int) -> None:
     Later steps will be repeated; their lines of metrics move to ``metrics.undone.jsonl``.
     """
     folder, metrics = run.output_dir, run.output_dir / "metrics.jsonl"
-    end = _end_of_metrics(metrics, run.metrics_bytes)
+    size, end = metrics.stat().st_size if metrics.exists() else 0, run.metrics_bytes
+    if size < end:
+        logger.warning(
+            "%s has %s bytes, and had %s when the checkpoint was saved\n"
+            "    the run continues after the existing lines; the lost metrics are not computed again",
+            metrics,
+            size,
+            end,
+        )
+        end = metrics.read_bytes().rfind(b"\n") + 1 if size else 0
     if metrics.exists():
         with open_regular(metrics, "r+b") as file:
             file.seek(end)
@@ -356,21 +365,6 @@ def _go_back(run: RunContext, step: int) -> None:
             path.unlink()
     for name in ("failure.json", "summary.json"):
         (folder / name).unlink(missing_ok=True)
-
-
-def _end_of_metrics(path: Path, saved: int) -> int:
-    """Return the end of the lines, `saved` bytes, that a checkpoint covers; warn if lines are lost."""
-    size = path.stat().st_size if path.exists() else 0
-    if size >= saved:
-        return saved
-    logger.warning(
-        "%s has %s bytes, and had %s when the checkpoint was saved\n"
-        "    the run continues after the existing lines; the lost metrics are not computed again",
-        path,
-        size,
-        saved,
-    )
-    return path.read_bytes().rfind(b"\n") + 1 if size else 0
 
 
 def _is_of_before(line: bytes, step: int) -> bool:

@@ -63,14 +63,12 @@ def write_tokens(path: Path, completions: Sequence[TokenFacts], texts: TokenText
     turns = np.concatenate([each.record.turns for each in rows])
     written, scored = turns >= 0, _flat(rows, "is_scored")
     sampler = _flat(rows, "sampler_logprob")
+    ids = [each.ids.tolist() for each in rows]
+    specials = [texts.special(token) for each in ids for token in each]
     values: dict[str, pyarrow.Array] = {
         "id": pyarrow.array(_flat(rows, "ids")),
-        "text": pyarrow.array(
-            [text for each in rows for text in texts.of(each.ids.tolist())], pyarrow.string()
-        ),
-        "special": pyarrow.array(
-            [texts.special(token) for each in rows for token in each.ids.tolist()], pyarrow.string()
-        ),
+        "text": pyarrow.array([text for each in ids for text in texts.of(each)], pyarrow.string()),
+        "special": pyarrow.array(specials, pyarrow.string()),
         "logprob": _known(sampler, written & ~np.isnan(sampler)),
         "policy_logprob": _known(_flat(rows, "logprob"), scored),
         "ratio": _known(_flat(rows, "ratio"), scored),
@@ -80,7 +78,7 @@ def write_tokens(path: Path, completions: Sequence[TokenFacts], texts: TokenText
         "mask": pyarrow.array(_flat(rows, "is_counted").astype(np.int8)),
         "turn": _known(turns, written),
     }
-    ends = np.cumsum([0, *(len(each.ids) for each in rows)], dtype=np.int32)
+    ends = np.cumsum([0, *map(len, ids)], dtype=np.int32)
     columns |= {name: pyarrow.ListArray.from_arrays(ends, flat) for name, flat in values.items()}
     table = pyarrow.table(columns)
     # Into memory, and without what nobody reads: half the time for a file as small as this.
