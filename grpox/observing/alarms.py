@@ -222,10 +222,10 @@ class Alarms:
     def _is_solved(self, metrics: Mapping[str, float]) -> bool:
         """Return True if the mean reward is near the highest of a run whose rewards have differed."""
         state = self.state
-        for name, best in (("highest", max), ("lowest", min)):
-            value, known = metrics.get(f"alarms/{name}"), getattr(state, name)
-            if value is not None:
-                setattr(state, name, value if known is None else best(value, known))
+        if (high := metrics.get("alarms/highest")) is not None:
+            state.highest = high if state.highest is None else max(high, state.highest)
+        if (low := metrics.get("alarms/lowest")) is not None:
+            state.lowest = low if state.lowest is None else min(low, state.lowest)
         if state.highest is None or state.lowest is None or "reward" not in metrics:
             return False
         span = state.highest - state.lowest

@@ -19,7 +19,7 @@ class Speech(NamedTuple):
 
 def speeches(messages: Sequence[Mapping[str, Any]]) -> list[Speech]:
     """Return what each message says."""
-    return [Speech(_speaker(message), _text(message)) for message in messages]
+    return [_speech(message) for message in messages]
 
 
 def ends(items: Sequence[Item], most: int) -> tuple[Sequence[Item], int, Sequence[Item]]:
@@ -30,26 +30,14 @@ def ends(items: Sequence[Item], most: int) -> tuple[Sequence[Item], int, Sequenc
     return items[: most // 2], left_out, items[len(items) - most + most // 2 :]
 
 
-def _speaker(message: Mapping[str, Any]) -> str:
-    name = message.get("name")
-    role = str(message.get("role"))
-    return f"{role} {name}" if role == "tool" and name else role
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
+def _speech(message: Mapping[str, Any]) -> Speech:
+    role, name, content, calls = (message.get(key) for key in ("role", "name", "content", "tool_calls"))
     if not isinstance(content, str | None):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    calls = message.get("tool_calls")
     lines = [content] if content else []
-    lines += (
-        [_call(call) for call in calls if isinstance(call, Mapping)] if isinstance(calls, list | tuple) else []
-    )
-    return "\n".join(lines)
-
-
-def _call(call: Mapping[str, Any]) -> str:
-    """Write a call in OpenAI's form, or in that of its inner part."""
-    function = call.get("function")
-    function = function if isinstance(function, Mapping) else call
-    return f"{function.get('name')}({function.get('arguments')})"
+    for call in calls if isinstance(calls, list | tuple) else ():
+        if isinstance(call, Mapping):  # in OpenAI's form, or in that of its inner part
+            function = call.get("function")
+            function = function if isinstance(function, Mapping) else call
+            lines.append(f"{function.get('name')}({function.get('arguments')})")
+    return Speech(f"{role} {name}" if role == "tool" and name else str(role), "\n".join(lines))

@@ -17,7 +17,7 @@ from grpox.errors.console import Console
 from grpox.errors.formatting import duration, pluralize, spread
 from grpox.observing.alarms import FILE as ALARMS
 from grpox.observing.alarms import alarms_in, describe_alarm
-from grpox.observing.conversation import Speech, ends, speeches
+from grpox.observing.conversation import ends, speeches
 from grpox.observing.early_stop import describe_early_stop
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runtime.files import read_mapping
@@ -63,7 +63,8 @@ class TerminalDisplay:
         self._last_sample: int | None = None
         self._first_step: tuple[int, float] | None = None
         self._last_step = 0
-        self._skipped = 0.0
+        self._skipped = self._in_steps = 0.0
+        self._first_start: float | None = None
         self._results: dict[str, dict[int, float]] = {name: {} for name in RESULTS}
         self._sets: Collection[str] = ()
 
@@ -75,8 +76,6 @@ class TerminalDisplay:
             names = ["", *(f"{name}/" for name in evaluation.sets)]
             self._results = {f"{name}{result}": {} for name in names for result in results}
             self._sets = evaluation.sets
-        self._first_start: float | None = None
-        self._in_steps = 0.0
         self._last_step = run.resumed_at or 0
         size = f"{pluralize(run.total_steps, 'step')} on {pluralize(run.world_size, 'rank')}"
         self._line(f"{escaped(run.source)}: {size}, into {escaped(str(run.output_dir))}")
@@ -110,9 +109,10 @@ class TerminalDisplay:
             self._first_start = time.time() - seconds
         self._in_steps += seconds
         parts = {name: form.format(metrics[name]) for name, form in SHOWN if name in metrics}
-        left = self._seconds_left(step, run.total_steps)
-        if left is not None:
-            parts["left"] = f"{duration(left)} left"
+        now = time.monotonic()
+        self._first_step = first, since = self._first_step or (step, now)
+        if step > first:  # from the pace after the first step
+            parts["left"] = f"{duration((now - since) / (step - first) * (run.total_steps - step))} left"
         text = "  ".join(parts.values())
         every = math.ceil(run.total_steps / PLAIN_LINES)
         if self._progress is not None:
@@ -159,19 +159,16 @@ class TerminalDisplay:
         for alarm in alarms_in(summary):
             table.add_row("alarm", _plain(describe_alarm(alarm, advice=False)))
         if run.started is not None:
-            table.add_row("time", self._times(run.started))
+            total = time.time() - run.started
+            times = [duration(total)]
+            if self._first_start is not None:
+                before = self._first_start - run.started
+                rest = max(0.0, total - before - self._in_steps)
+                times += [f"{duration(before)} before the first step", f"{duration(self._in_steps)} in steps"]
+                times += [f"{duration(rest)} evaluating and saving"]
+            table.add_row("time", "\n".join(times))
         table.add_row("folder", _plain(str(run.output_dir)))
         self._console.print(table)
-
-    def _times(self, started: float) -> str:
-        """Tell how long the command took, and its parts, which add up."""
-        total = time.time() - started
-        if self._first_start is None:
-            return duration(total)
-        before = self._first_start - started
-        rest = max(0.0, total - before - self._in_steps)
-        parts = (before, "before the first step"), (self._in_steps, "in steps"), (rest, "evaluating and saving")
-        return "\n".join([duration(total), *(f"{duration(seconds)} {what}" for seconds, what in parts)])
 
     def _fitting(self, parts: Mapping[str, str], total_steps: int) -> str:
         """Leave out the dispensable parts that have no room in the live line."""
@@ -182,14 +179,6 @@ class TerminalDisplay:
             if len("  ".join(shown.values())) > room:
                 shown.pop(name, None)
         return "  ".join(shown.values())
-
-    def _seconds_left(self, step: int, total: int) -> float | None:
-        """Estimate the remaining seconds from the pace after the first step; None at the first step."""
-        now = time.monotonic()
-        if self._first_step is None:
-            self._first_step = (step, now)
-        first, when = self._first_step
-        return (now - when) / (step - first) * (total - step) if step > first else None
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -235,11 +224,7 @@ def answer_column(run: RunContext, columns: Mapping[str, object]) -> str | None:
 
 
 def _sample_table(step: int, rollouts: Sequence[ScoredRollout], answer: str | None = None) -> Table:
-    """Show completions beside what was asked and what is right; the numbers of each stand below each other.
-
-    Args:
-        answer: the data's column with the right answer.
-    """
+    """Show completions beside what was asked, the column with the right answer, and the scores."""
     table = Table(title=f"completions for step {step}", title_justify="left", show_lines=True)
     table.add_column("prompt", overflow="fold", ratio=2)
     table.add_column("completion", overflow="fold", ratio=3)
@@ -250,7 +235,7 @@ def _sample_table(step: int, rollouts: Sequence[ScoredRollout], answer: str | No
         right = [] if answer is None else [str(scored.columns.get(answer, ""))]
         table.add_row(
             _plain(shortened(scored.question or scored.prompt, PROMPT_WIDTH)),
-            _with_extra(scored),
+            _completion(scored),
             *(_plain(shortened(text, ANSWER_WIDTH)) for text in right),
             _scores(scored),
         )
@@ -269,27 +254,17 @@ def _scores(scored: ScoredRollout) -> Text:
     return Text("\n".join(f"{label:<{left}} {value:>{right}}" for label, value in values))
 
 
-def _with_extra(scored: ScoredRollout) -> Text:
-    """Write a completion, and below it a line for each value that a reward function logged."""
-    extra = [
-        f"{name}: {shortened(str(value), EXTRA_WIDTH)}" for name, value in scored.extra.items() if value != ""
-    ]
-    return Text("\n", overflow="fold").join([_completion(scored), *map(_plain, extra)])
-
-
 def _completion(scored: ScoredRollout) -> Text:
-    """Write a completion; of a conversation a line for each message, without those in the middle."""
-    episode = scored.rollout.episode
-    if episode is None or len(episode.messages) < 2:
-        return _plain(shortened(scored.completion, COMPLETION_WIDTH))
-    first, left_out, last = ends(speeches(episode.messages), MOST_MESSAGES)
-    between = [f"... {pluralize(left_out, 'message')} ..."] if left_out else []
-    lines = [*map(_line_of, first), *between, *map(_line_of, last)]
-    return Text("\n", overflow="fold").join(_plain(line) for line in lines)
-
-
-def _line_of(speech: Speech) -> str:
-    return shortened(f"{speech.speaker}: {speech.text}", MESSAGE_WIDTH)
+    """Write a completion, or the first and the last messages of a conversation, and what rewards logged."""
+    lines, episode = [shortened(scored.completion, COMPLETION_WIDTH)], scored.rollout.episode
+    if episode is not None and len(episode.messages) > 1:
+        messages = [f"{speaker}: {text}" for speaker, text in speeches(episode.messages)]
+        first, left_out, last = ends([shortened(each, MESSAGE_WIDTH) for each in messages], MOST_MESSAGES)
+        between = [f"... {pluralize(left_out, 'message')} ..."] if left_out else []
+        lines = [*first, *between, *last]
+    extra = scored.extra.items()
+    lines += [f"{name}: {shortened(str(value), EXTRA_WIDTH)}" for name, value in extra if value != ""]
+    return Text("\n", overflow="fold").join(map(_plain, lines))
 
 
 def _plain(text: str) -> Text:

@@ -61,33 +61,24 @@ class Readings:
     def take(self) -> dict[str, float]:
         """Return name -> value; CPU use is since the last call, and values that cannot be read are left out."""
         values = {"cpu_utilization_percentage": psutil.cpu_percent()}
-        for part in (self._memory, self._disk, self._network, self._all_gpus):
-            with suppress(Exception):  # a driver or container may refuse a value
-                values |= part()
+        # A driver or container may refuse any of them.
+        with suppress(Exception):
+            memory = psutil.virtual_memory()
+            values["system_memory_usage_megabytes"] = memory.used / _MEGABYTE
+            values["system_memory_usage_percentage"] = memory.used / memory.total * 100
+        with suppress(Exception):
+            folder = next(path for path in (self._folder, *self._folder.parents) if path.exists())
+            disk = psutil.disk_usage(str(folder))
+            values["disk_usage_percentage"] = disk.percent
+            values["disk_usage_megabytes"] = disk.used / _MEGABYTE
+            values["disk_available_megabytes"] = disk.free / _MEGABYTE
+        with suppress(Exception):
+            sent, received = _network()
+            values["network_receive_megabytes"] = (received - self._network_before[1]) / _MEGABYTE
+            values["network_transmit_megabytes"] = (sent - self._network_before[0]) / _MEGABYTE
+        with suppress(Exception):
+            values |= self._all_gpus()
         return values
-
-    def _memory(self) -> dict[str, float]:
-        memory = psutil.virtual_memory()
-        return {
-            "system_memory_usage_megabytes": memory.used / _MEGABYTE,
-            "system_memory_usage_percentage": memory.used / memory.total * 100,
-        }
-
-    def _disk(self) -> dict[str, float]:
-        there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
-        disk = psutil.disk_usage(str(there))
-        return {
-            "disk_usage_percentage": disk.percent,
-            "disk_usage_megabytes": disk.used / _MEGABYTE,
-            "disk_available_megabytes": disk.free / _MEGABYTE,
-        }
-
-    def _network(self) -> dict[str, float]:
-        sent, received = (now - before for now, before in zip(_network(), self._network_before, strict=True))
-        return {
-            "network_receive_megabytes": received / _MEGABYTE,
-            "network_transmit_megabytes": sent / _MEGABYTE,
-        }
 
     def _all_gpus(self) -> dict[str, float]:
         """Read NVIDIA GPUs through nvidia-ml-py if it is installed, else nvidia-smi."""

@@ -153,7 +153,7 @@ class Observers:
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
         for impl in reversed(caller.get_hookimpls()):
             try:
-                answers.append(_call(impl, arguments))
+                answers.append(impl.function(*(_own(arguments[name]) for name in impl.argnames)))
             except BaseException as error:  # any error of a plugin: it becomes RunFailed or a warning
                 if isinstance(error, KeyboardInterrupt) and may_be_signal():
                     raise
@@ -180,10 +180,6 @@ class Observers:
 
     def _name(self, impl: HookImpl) -> str:
         return self._selected.get(id(impl.plugin), impl.plugin_name)
-
-
-def _call(impl: HookImpl, arguments: Mapping[str, object]) -> Any:
-    return impl.function(*(_own(arguments[name]) for name in impl.argnames))
 
 
 class ReadOnlyMetrics(dict[str, float]):

@@ -10,9 +10,11 @@ import math
 import platform
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -24,7 +26,7 @@ from grpox.config.inputs import AUTO, Dtype
 from grpox.errors import ConfigError, RunFailed, text_of
 from grpox.errors.formatting import format_bytes, pluralize
 from grpox.errors.redaction import redact, redacted
-from grpox.observing.record_files import CompletionFiles, MetricsFile, MetricsLine, write_completions
+from grpox.observing.record_files import MetricsFile, MetricsLine, write_completions
 from grpox.observing.token_files import step_of
 from grpox.plugins.hookspecs import hookimpl
 from grpox.runfile.lock.differences import AUTOMATIC, CHAT_DATE, DTYPE, changes
@@ -86,14 +88,10 @@ def versions(plugin_distributions: Iterable[str]) -> dict[str, str]:
 
 def git_commit() -> str | None:
     """Return the commit of the working directory, ``-dirty`` when files differ; None outside git."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=10)
-        return done.stdout.strip()
-
+    ask = partial(subprocess.check_output, stderr=subprocess.DEVNULL, text=True, timeout=10)
     try:
-        commit = git("rev-parse", "HEAD")
-        return f"{commit}-dirty" if git("status", "--porcelain", "--untracked-files=no") else commit
+        commit = ask(["git", "rev-parse", "HEAD"]).strip()
+        return f"{commit}-dirty" if ask(["git", "status", "--porcelain", "--untracked-files=no"]) else commit
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -123,7 +121,9 @@ class LocalRecord:
     @hookimpl(tryfirst=True)
     def grpox_run_started(self, run: RunContext) -> None:
         folder = run.output_dir
-        self._files = CompletionFiles(run)
+        self._run = run
+        self._batches = run.generations_before
+        self._batches_of: Counter[int] = Counter()  # step -> its saved batches
         self._metrics = MetricsFile(folder / "metrics.jsonl")
         versions: dict[str, object] = {"versions": dict(run.versions), "git_commit": run.git_commit}
         versions |= {"total_steps": run.total_steps, "world_size": run.world_size}
@@ -145,9 +145,16 @@ class LocalRecord:
 
     @hookimpl(tryfirst=True)
     def grpox_rollouts_scored(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
-        if path := self._files.next(step):
-            with _written(path, "completions are not saved: "):
-                write_completions(path, step, rollouts)
+        every = self._run.config.logging.save_completions_every
+        self._batches += 1
+        if every == 0 or (self._batches - 1) % every:
+            return
+        self._batches_of[step] += 1
+        # If one step uses several generation batches, each batch has its own file.
+        part = f"_{self._batches_of[step]}" if self._batches_of[step] > 1 else ""
+        path = self._run.output_dir / "completions" / f"step_{step:06d}{part}.parquet"
+        with _written(path, "completions are not saved: "):
+            write_completions(path, step, rollouts)
 
     @hookimpl(tryfirst=True)
     def grpox_step_finished(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -298,8 +305,7 @@ def _files_of_observers(folder: Path) -> list[str]:
 def _set_aside(folder: Path, files: Sequence[str]) -> None:
     """Move the files of an earlier run to ``earlier/<time of its end>``, so that none is overwritten.
 
-    Args:
-        files: files of this run's observers; an earlier run may also have written them.
+    `files`, those of this run's observers, may also be the earlier run's.
     """
     names = dict.fromkeys((*RECORD, *files, *_files_of_observers(folder)))
     there = [name for name in names if (folder / name).exists()]
@@ -334,7 +340,16 @@ def _go_back(run: RunContext, step: int) -> None:
     Later steps will be repeated; their lines of metrics move to ``metrics.undone.jsonl``.
     """
     folder, metrics = run.output_dir, run.output_dir / "metrics.jsonl"
-    end = _end_of_metrics(metrics, run.metrics_bytes)
+    size, end = metrics.stat().st_size if metrics.exists() else 0, run.metrics_bytes
+    if size < end:
+        logger.warning(
+            "%s has %s bytes, and had %s when the checkpoint was saved\n"
+            "    the run continues after the existing lines; the lost metrics are not computed again",
+            metrics,
+            size,
+            end,
+        )
+        end = metrics.read_bytes().rfind(b"\n") + 1 if size else 0
     if metrics.exists():
         with open_regular(metrics, "r+b") as file:
             file.seek(end)
@@ -350,25 +365,6 @@ def _go_back(run: RunContext, step: int) -> None:
             path.unlink()
     for name in ("failure.json", "summary.json"):
         (folder / name).unlink(missing_ok=True)
-
-
-def _end_of_metrics(path: Path, saved: int) -> int:
-    """Return the end of the lines that a checkpoint covers; warn if lines are lost.
-
-    Args:
-        saved: size of the file at the checkpoint, in bytes.
-    """
-    size = path.stat().st_size if path.exists() else 0
-    if size >= saved:
-        return saved
-    logger.warning(
-        "%s has %s bytes, and had %s when the checkpoint was saved\n"
-        "    the run continues after the existing lines; the lost metrics are not computed again",
-        path,
-        size,
-        saved,
-    )
-    return path.read_bytes().rfind(b"\n") + 1 if size else 0
 
 
 def _is_of_before(line: bytes, step: int) -> bool:

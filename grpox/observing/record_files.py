@@ -6,8 +6,8 @@ import contextlib
 import json
 import math
 import os
-from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from grpox.runtime.files import atomic_path, open_regular, without_nan
 if TYPE_CHECKING:
     import pyarrow
 
-    from grpox.contracts import Rollout, RunContext, ScoredRollout, ToolResult
+    from grpox.contracts import Episode, Rollout, ScoredRollout, ToolResult
 
 MOST_OF_ANSWER = 10_000
 """Characters of a tool's answer in the record; a web page in each call would fill the disk."""
@@ -116,29 +116,6 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class CompletionFiles:
-    """Selects the generation batches to save, and names their files.
-
-    All observers of a run compute the same paths: the record writes the files, and trackers upload them.
-    """
-
-    def __init__(self, run: RunContext) -> None:
-        self._folder = run.output_dir / "completions"
-        self._every = run.config.logging.save_completions_every
-        self._batches = run.generations_before
-        self._files: Counter[int] = Counter()
-
-    def next(self, step: int) -> Path | None:
-        """Return the file of the next generation batch, first used in `step`; None if it is not saved."""
-        self._batches += 1
-        if self._every == 0 or (self._batches - 1) % self._every:
-            return None
-        self._files[step] += 1
-        # If one step uses several generation batches, each batch has its own file.
-        part = f"_{self._files[step]}" if self._files[step] > 1 else ""
-        return self._folder / f"step_{step:06d}{part}.parquet"
-
-
 def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) -> None:
     """Write `rollouts` as parquet, whole or not at all.
 
@@ -153,6 +130,10 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
 
     text, number, integer = pyarrow.string(), pyarrow.float64(), pyarrow.int64()
     sampled = [scored.rollout for scored in rollouts]
+
+    def names(of: Callable[[ScoredRollout], Iterable[str]]) -> Iterable[str]:
+        return dict.fromkeys(name for scored in rollouts for name in of(scored))
+
     columns = {
         "step": pyarrow.array([step] * len(rollouts), integer),
         "group": pyarrow.array([rollout.group_id for rollout in sampled], integer),
@@ -162,18 +143,16 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
         "reward": pyarrow.array([scored.reward for scored in rollouts], number),
         "advantage": pyarrow.array([scored.advantage for scored in rollouts], number),
     }
-    for label in dict.fromkeys(label for scored in rollouts for label in scored.rewards):
+    for label in names(lambda scored: scored.rewards):
         columns[f"rewards/{label}"] = pyarrow.array([scored.rewards.get(label) for scored in rollouts], number)
     columns["finish_reason"] = pyarrow.array([rollout.finish_reason for rollout in sampled], text)
     columns["policy_version"] = pyarrow.array([rollout.policy_version for rollout in sampled], integer)
-    lengths = [len(rollout.completion_ids) for rollout in sampled]
-    columns["completion_length"] = pyarrow.array(lengths, integer)
-    for name in dict.fromkeys(name for scored in rollouts for name in scored.extra):
+    columns["completion_length"] = pyarrow.array([len(each.completion_ids) for each in sampled], integer)
+    for name in names(lambda scored: scored.extra):
         columns[f"extra/{name}"] = _extra_column([scored.extra.get(name) for scored in rollouts])
-    repeated = ["prompt", "finish_reason"]
-    for name in dict.fromkeys(name for scored in rollouts for name in scored.columns):
+    for name in names(lambda scored: scored.columns):
         columns[f"data/{name}"] = _data_column([scored.columns.get(name) for scored in rollouts])
-        repeated.append(f"data/{name}")
+    repeated = ["prompt", "finish_reason", *(name for name in columns if name.startswith("data/"))]
     if any(rollout.extra for rollout in sampled):
         facts = [as_json(rollout.extra) if rollout.extra else None for rollout in sampled]
         columns["rollout_extra"] = pyarrow.array(facts, text)
@@ -192,31 +171,24 @@ def _episode_columns(rollouts: Sequence[Rollout]) -> dict[str, pyarrow.Array]:
     """
     import pyarrow
 
-    text = pyarrow.string()
-    episodes = [rollout.episode for rollout in rollouts]
-    masks = [rollout.model_mask for rollout in rollouts]
     lengths = [
-        len(rollout.completion_ids) if mask is None else sum(map(bool, mask))
-        for rollout, mask in zip(rollouts, masks, strict=True)
+        len(each.completion_ids) if each.model_mask is None else sum(map(bool, each.model_mask))
+        for each in rollouts
     ]
-    values: dict[str, list[Any]] = {
-        "turns": [[vars(turn) for turn in rollout.turns] for rollout in rollouts],
-        "messages": [list(each.messages) if each else None for each in episodes],
-        "tool_calls": [[_call(result) for result in each.results] if each else None for each in episodes],
-        "environment_rewards": [each.rewards if each else None for each in episodes],
-        "info": [each.info if each else None for each in episodes],
+    texts: dict[str, Callable[[Episode], str | None]] = {
+        "environment": lambda each: each.environment,
+        "environment_error": lambda each: _encodable(each.lost or each.failure) or None,
+        "messages": lambda each: as_json(list(each.messages)),
+        "tool_calls": lambda each: as_json([_call(result) for result in each.results]),
+        "environment_rewards": lambda each: None if each.rewards is None else as_json(each.rewards),
+        "info": lambda each: as_json(each.info),
     }
-    return {
-        "model_length": pyarrow.array(lengths, pyarrow.int64()),
-        "environment": pyarrow.array([each.environment if each else None for each in episodes], text),
-        "environment_error": pyarrow.array(
-            [_encodable(each.lost or each.failure) or None if each else None for each in episodes], text
-        ),
-        **{
-            name: pyarrow.array([None if value is None else as_json(value) for value in column], text)
-            for name, column in values.items()
-        },
-    }
+    turns = [as_json([vars(turn) for turn in each.turns]) for each in rollouts]
+    columns = {"model_length": pyarrow.array(lengths, pyarrow.int64()), "turns": pyarrow.array(turns)}
+    for name, read in texts.items():
+        values = [None if each.episode is None else read(each.episode) for each in rollouts]
+        columns[name] = pyarrow.array(values, pyarrow.string())
+    return columns
 
 
 def _call(result: ToolResult) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,14 +63,12 @@ def write_tokens(path: Path, completions: Sequence[TokenFacts], texts: TokenText
     turns = np.concatenate([each.record.turns for each in rows])
     written, scored = turns >= 0, _flat(rows, "is_scored")
     sampler = _flat(rows, "sampler_logprob")
+    ids = [each.ids.tolist() for each in rows]
+    specials = [texts.special(token) for each in ids for token in each]
     values: dict[str, pyarrow.Array] = {
         "id": pyarrow.array(_flat(rows, "ids")),
-        "text": pyarrow.array(
-            [text for each in rows for text in texts.of(each.ids.tolist())], pyarrow.string()
-        ),
-        "special": pyarrow.array(
-            [texts.special(token) for each in rows for token in each.ids.tolist()], pyarrow.string()
-        ),
+        "text": pyarrow.array([text for each in ids for text in texts.of(each)], pyarrow.string()),
+        "special": pyarrow.array(specials, pyarrow.string()),
         "logprob": _known(sampler, written & ~np.isnan(sampler)),
         "policy_logprob": _known(_flat(rows, "logprob"), scored),
         "ratio": _known(_flat(rows, "ratio"), scored),
@@ -80,7 +78,7 @@ def write_tokens(path: Path, completions: Sequence[TokenFacts], texts: TokenText
         "mask": pyarrow.array(_flat(rows, "is_counted").astype(np.int8)),
         "turn": _known(turns, written),
     }
-    ends = np.cumsum([0, *(len(each.ids) for each in rows)], dtype=np.int32)
+    ends = np.cumsum([0, *map(len, ids)], dtype=np.int32)
     columns |= {name: pyarrow.ListArray.from_arrays(ends, flat) for name, flat in values.items()}
     table = pyarrow.table(columns)
     # Into memory, and without what nobody reads: half the time for a file as small as this.
@@ -128,33 +126,36 @@ def read_tokens(folder: Path, step: int, group: int, sample: int, part: int = 1)
         return []
     path, row = place
     try:
-        return _tokens(_read(path).slice(row, 1).to_pylist()[0])
+        values = _read(path).slice(row, 1).to_pylist()[0]
+        names = [name for name in values if name not in KEY]
+        columns = zip(*(map(finite, values[name] or ()) for name in names), strict=True)
+        tokens: list[dict[str, Any]] = [dict(zip(names, each, strict=True)) for each in columns]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    return [{**each, "kind": "observation" if each["turn"] is None else "model"} for each in tokens]
 
 
 def has_tokens(folder: Path, step: int, group: int, sample: int, part: int = 1) -> bool:
-    """Return True if `read_tokens` finds the tokens of a completion."""
-    return _find(folder, (step, part, group, sample)) is not None
+    """Return True if `read_tokens` finds tokens; False too where a file is damaged or gone."""
+    try:
+        return _find(folder, (step, part, group, sample)) is not None
+    except (OSError, ValueError):
+        return False
 
 
 def _find(folder: Path, wanted: CompletionKey) -> tuple[Path, int] | None:
     """Return the file with the tokens of a completion, and the row."""
-    for path in _files_from(folder, wanted[0]):
+    if not (folder / FOLDER).is_dir():
+        return None
+    steps = _steps(folder / FOLDER, (folder / FOLDER).stat().st_mtime_ns)
+    for step in steps[bisect_left(steps, wanted[0]) :]:
+        path = token_file(folder, step)
         rows = _rows(path, path.stat().st_mtime_ns)
         if wanted in rows:
             return path, rows[wanted]
         if rows and min(rows)[0] > wanted[0]:  # later steps train on later generation batches
             return None
     return None
-
-
-def _files_from(folder: Path, step: int) -> Iterator[Path]:
-    if not (folder / FOLDER).is_dir():
-        return
-    steps = _steps(folder / FOLDER, (folder / FOLDER).stat().st_mtime_ns)
-    for each in steps[bisect_left(steps, step) :]:
-        yield token_file(folder, each)
 
 
 @lru_cache
@@ -180,14 +181,3 @@ def _read(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
     lists = {"string": ("text", "special"), "float64": NUMBERS, "int64": ("id", "mask", "turn")}
     types = {name: list_(type_for_alias(kind)) for kind, names in lists.items() for name in names}
     return read_parquet(path, {**keys, "text": types["text"], "turn": types["turn"]}, types)
-
-
-def _tokens(row: dict[str, Any]) -> list[dict[str, Any]]:
-    names = [name for name in row if name not in KEY]
-    columns = zip(*(row[name] or () for name in names), strict=True)
-    tokens = [dict(zip(names, values, strict=True)) for values in columns]
-    return [
-        {name: finite(value) for name, value in token.items()}
-        | {"kind": "observation" if token["turn"] is None else "model"}
-        for token in tokens
-    ]

@@ -78,7 +78,7 @@ def test_episodes_of_two_turns_are_trained_on_by_turn(grpox: GrpoxCommand, folde
         own = [token["advantage"] for token in tokens if token["turn"] is not None]
         assert sum(own) / len(own) == pytest.approx(row["advantage"], abs=1e-6)
     batches, _ = read_samples(run)
-    assert "sevens" in batches[0].samples[0].extra["rollout"]
+    assert "sevens" in batches[0].rows[0]["extra"]["rollout"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

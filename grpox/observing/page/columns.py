@@ -85,8 +85,6 @@ class MetricsColumns:
         """Bytes read: the end of the last whole line."""
         self.columns: dict[str, Column] = {}
         """Name -> values; those of evaluations are below ``evaluation/``."""
-        self.evaluated: set[str] = set()
-        """Names in `columns` that evaluations logged."""
         self._steps: array[float] = array("d")  # of each line; NaN for one that is no metrics
         self.times = Column(self._steps)
         """Unix seconds of each optimizer step."""
@@ -101,9 +99,8 @@ class MetricsColumns:
         self._ends: array[int] = array("q")
         self._tail = b""
 
-    def read(self) -> bool:
-        """Read what is new; return True if there was anything."""
-        before = (self.generation, self.position)
+    def read(self) -> None:
+        """Read what is new."""
         try:
             with open_regular(self._path) as file:
                 file.seek(self.position - len(self._tail))
@@ -121,7 +118,6 @@ class MetricsColumns:
                 self._restart()
         except OSError as error:
             self.problem = f"{self._path.name} cannot be read: {error.strerror}"
-        return before != (self.generation, self.position)
 
     def line_at(self, position: int) -> int:
         """Return the number of the first line that ends after a position."""
@@ -163,11 +159,8 @@ class MetricsColumns:
         self._steps[-1] = parsed.step
         # Most of the time of a long run's page is spent here.
         for name, value in parsed.named_values.items():
-            column = self.columns.get(name)
-            if column is None:
+            if (column := self.columns.get(name)) is None:
                 column = self.columns[name] = Column(self._steps)
-                if parsed.is_evaluation:
-                    self.evaluated.add(name)
             column.append(number - 1, value)
 
 
@@ -203,10 +196,7 @@ def window(steps: Numbers, values: Numbers, first: float | None, last: float | N
 
 def plain(values: Sequence[float] | Numbers) -> list[float | None]:
     """Return a list for JSON: None for what is not finite, and whole numbers as integers."""
-    return [_plain(value) for value in map(float, values)]
-
-
-def _plain(value: float) -> float | None:
-    if not math.isfinite(value):
-        return None
-    return int(value) if value.is_integer() and abs(value) < 1e15 else value
+    return [
+        None if not math.isfinite(value) else int(value) if value.is_integer() and abs(value) < 1e15 else value
+        for value in map(float, values)
+    ]

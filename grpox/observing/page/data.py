@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpox.errors import ConfigError, brief, nearest, visible
 from grpox.errors.formatting import spread
 from grpox.errors.redaction import redacted
-from grpox.observing.alarms import FILE as ALARMS
-from grpox.observing.conversation import Speech, ends
-from grpox.observing.page.columns import MetricsColumns
+from grpox.observing.conversation import ends
 from grpox.observing.page.rows import FILE, FOLDER, batch_of, is_recorded, read_batch, row_of
 from grpox.observing.record_files import LAST_TIME, MOST_STEPS
 from grpox.runfile.yaml_lines import leaves, read_yaml
@@ -26,6 +24,13 @@ OWN_KEYS = ("output_dir",)
 """Keys in which runs differ by nature."""
 MOST_NAMED = 8
 """Largest number of runs that a message names if RUN_DIR is their parent folder."""
+BOUNDS = {
+    **dict.fromkeys(("total_steps", "steps"), MOST_STEPS),
+    **dict.fromkeys(("parameters", "trained_parameters"), 10**18),
+    **dict.fromkeys(("train_seconds", "started"), LAST_TIME),
+    "world_size": 1 << 16,
+}
+"""Largest values of the numbers in a run's JSON files; none is negative."""
 
 MOST_BATCHES = 8
 """Number of generation batches shown: the first, the last, and evenly spaced ones between."""
@@ -37,29 +42,6 @@ EXTRA_CHARACTERS = 200
 MESSAGE_CHARACTERS = 800
 MOST_MESSAGES = 16
 """Number of messages shown of a conversation: the first and the last ones."""
-
-
-def check_record(folder: Path, metrics: MetricsColumns) -> None:
-    """Refuse a run's record that cannot be read; the page names single lines that cannot.
-
-    `RunSource` reads what it can instead, as a run that is watched may be writing.
-
-    Args:
-        folder: the run's folder.
-        metrics: its metrics, read.
-
-    Raises:
-        ConfigError: names the file and what is wrong with it.
-    """
-    if metrics.problem:
-        raise ConfigError(metrics.problem, where=str(folder / METRICS))
-    if not metrics.columns:
-        for line, reason in metrics.damaged.items():
-            raise ConfigError(f"not a line of metrics: {reason}", where=f"{folder / METRICS}:{line}")
-        raise ConfigError("has no finished step and no evaluation", where=str(folder / METRICS))
-    read_config(folder)
-    for name in (VERSIONS, SUMMARY, FAILURE, ALARMS):
-        read_json(folder / name)
 
 
 def read_config(folder: Path) -> tuple[str, Mapping[str, Any]]:
@@ -133,53 +115,14 @@ def read_json(path: Path) -> Mapping[str, Any]:
         content = _mapping(parse_json(text, str) if text else {}, path)
     except ValueError as error:
         raise ConfigError(f"is not JSON: {error}", where=str(path)) from error
-    if problems := out_of_bounds(content):
-        raise ConfigError(problems[0], where=str(path))
-    return content
-
-
-BOUNDS = {
-    **dict.fromkeys(("total_steps", "steps"), MOST_STEPS),
-    **dict.fromkeys(("parameters", "trained_parameters"), 10**18),
-    **dict.fromkeys(("train_seconds", "started"), LAST_TIME),
-    "world_size": 1 << 16,
-}
-"""Largest values of the numbers in a run's JSON files; none is negative."""
-
-
-def out_of_bounds(content: Mapping[str, Any]) -> list[str]:
-    """Return a line for each value that no run writes."""
-    problems = []
     for name, value in content.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name in BOUNDS and value is not None and not (is_number and 0 <= value <= BOUNDS[name]):
-            problems.append(f"{name} is {brief(value)}, no number from 0 to {BOUNDS[name]:g}")
+            what = f"{name} is {brief(value)}, no number from 0 to {BOUNDS[name]:g}"
+            raise ConfigError(what, where=str(path))
         if name in ("versions", "stopped_early") and not isinstance(value, dict | None):
-            problems.append(f"{name} is {brief(value)}, no mapping")
-    return problems
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One completion as the page shows it; long texts are cut in the middle."""
-
-    prompt: str
-    completion: str
-    reward: float
-    """Weighted reward; NaN if every reward function abstained."""
-    advantage: float
-    rewards: Mapping[str, float | None]
-    data: Mapping[str, str]
-    """The other columns of the data, such as the right answer."""
-    extra: Mapping[str, str]
-    group: int
-    tokens: int
-    """Number of tokens that the model wrote."""
-    finish_reason: str
-    turns: int = 0
-    """Number of the model's turns; 0 where the whole completion is one."""
-    conversation: Sequence[Speech] = ()
-    """Messages of an episode, without those in the middle of a long one; empty for a completion of one turn."""
+            raise ConfigError(f"{name} is {brief(value)}, no mapping", where=str(path))
+    return content
 
 
 @dataclass(frozen=True)
@@ -194,18 +137,7 @@ class SampledBatch:
     """Highest and lowest reward of the whole batch; NaN if no completion was scored."""
     mean: float
     rows: Sequence[Mapping[str, Any]]
-    """Shown rows in the form of the page, the best reward first."""
-
-    @property
-    def samples(self) -> list[Sample]:
-        return [_sample(row) for row in self.rows]
-
-
-def _sample(row: Mapping[str, Any]) -> Sample:
-    values: dict[str, Any] = {field.name: row[field.name] for field in fields(Sample) if field.name in row}
-    for name in ("reward", "advantage"):
-        values[name] = math.nan if row[name] is None else row[name]
-    return Sample(**values, conversation=[Speech(*speech) for speech in row["messages"]])
+    """Shown completions in the form of `row_of`, the best reward first; long texts are cut in the middle."""
 
 
 def read_samples(folder: Path, recorded: int = 0) -> tuple[list[SampledBatch], int]:

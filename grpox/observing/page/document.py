@@ -34,8 +34,12 @@ def document(frozen: Mapping[str, Any] | None = None, title: str = "grpox") -> s
     """
     styles = "\n".join(_read(name) for name in _STYLES)
     scripts = [_read("vendor/uPlot.iife.min.js"), '"use strict";\n' + "\n".join(map(_read, _SCRIPTS))]
+    digests = [hashlib.sha256(text.encode()).digest() for text in (styles, *scripts)]
+    style, *script = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+    connect = "'self'" if frozen is None else "'none'"
     parts = {
-        "policy": _policy(styles, scripts, is_live=frozen is None),
+        "policy": f"default-src 'none'; style-src {style}; script-src {' '.join(script)}; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'",
         "title": html.escape(title.encode(errors="replace").decode()),
         "styles": f"<style>{styles}</style>",
         "frozen": ""
@@ -60,15 +64,3 @@ def embed(value: Any) -> str:
 
 def _read(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8").strip()
-
-
-def _policy(styles: str, scripts: list[str], is_live: bool) -> str:
-    connect = "'self'" if is_live else "'none'"
-    return (
-        f"default-src 'none'; style-src {_hash(styles)}; script-src {' '.join(map(_hash, scripts))}; "
-        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
-    )
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

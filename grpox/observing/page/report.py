@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ from grpox.errors.formatting import spread
 from grpox.observing.page.data import (
     COMPLETION_CHARACTERS,
     MESSAGE_CHARACTERS,
+    METRICS,
     MOST_MESSAGES,
     PROMPT_CHARACTERS,
     SampledBatch,
     check_folder,
-    check_record,
     compare,
     read_samples,
 )
@@ -32,18 +32,16 @@ from grpox.runtime.logs import get_logger
 logger = get_logger(__name__)
 REPORT = "report.html"
 """Name of the report in a run's folder."""
-POINTS = (400, 200, 100, 50)
-"""Largest numbers of points of a curve, of which the first that fits is taken."""
+POINTS = 400
+"""Largest number of points of a curve."""
+SHARES = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 0)
+"""Parts of the points, of the completions and of their tokens, of which the first that fits is taken."""
 METRICS_BYTES = 240_000
 """Size of all curves of a page."""
-SHARES = (1.0, 0.5, 0.25, 0.125)
-"""Parts of the completions that `read_samples` returns, of which the first that fits is taken."""
 COMPLETIONS_BYTES = 860_000
 """Size of all completions of a page."""
 MOST_RECORDED = 8
 """Largest number of completions of a batch with recorded tokens that are shown beside the others."""
-TOKEN_SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.0)
-"""Parts of the shown completions with recorded tokens whose tokens are on the page."""
 TOKENS_BYTES = 250_000
 """Size of all tokens of a page."""
 
@@ -78,31 +76,25 @@ def write_comparison(folders: Sequence[Path], output: Path) -> Path:
 
 
 def render(folders: Sequence[Path], warn: Callable[[str], None] = logger.warning) -> str:
-    """Return the page of the runs in `folders` as HTML."""
-    frozen = freeze(folders, warn)
-    sources = [run["source"] for run in frozen["answers"]["run"].values()]
-    return document(frozen, f"{', '.join(sources)} \N{EN DASH} grpox")
-
-
-def freeze(folders: Sequence[Path], warn: Callable[[str], None] = logger.warning) -> dict[str, Any]:
-    """Return the runs and the answers that the page shows without a server, 1.4 megabytes at most."""
+    """Return the page of the runs in `folders` as HTML, of 1.4 megabytes at most."""
     for folder in folders:
         check_folder(folder)
     names = _names(folders)
     sources = [RunSource(folder, name) for name, folder in names.items()]
-    for folder, source in zip(names.values(), sources, strict=True):
-        check_record(folder, source.read_metrics())
     runs = {source.name: source.run() for source in sources}
     for run in runs.values():
         for problem in run["problems"]:
             warn(f"{run['folder']}: {problem}")
+    metrics = _first_fitting(
+        METRICS_BYTES,
+        lambda share: {each.name: _rounded(each.metrics(points=int(POINTS * share))) for each in sources},
+    )
+    for name, folder in names.items():
+        if not metrics[name]["names"]:
+            raise ConfigError("has no finished step and no evaluation", where=str(folder / METRICS))
     answers: dict[str, Any] = {
         "run": runs,
-        "metrics": _first_fitting(
-            POINTS,
-            METRICS_BYTES,
-            lambda points: {each.name: _rounded(each.metrics(points=points)) for each in sources},
-        ),
+        "metrics": metrics,
         "phases": {source.name: source.phases() for source in sources},
         **_completions(names),
     }
@@ -110,11 +102,10 @@ def freeze(folders: Sequence[Path], warn: Callable[[str], None] = logger.warning
         source.close()
     if len(names) > 1:
         answers["compare"] = compare(names)
-    shown = [
-        {"name": name, "folder": run["folder"], "status": run["status"], "shown": True}
-        for name, run in runs.items()
-    ]
-    return {"made": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "runs": shown, "answers": answers}
+    shown = [{"name": name, "shown": True} for name in names]
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    title = f"{', '.join(run['source'] for run in runs.values())} \N{EN DASH} grpox"
+    return document({"made": made, "runs": shown, "answers": answers}, title)
 
 
 def _names(folders: Sequence[Path]) -> dict[str, Path]:
@@ -124,11 +115,11 @@ def _names(folders: Sequence[Path]) -> dict[str, Path]:
     return {readable(folder if last.count(folder.name) > 1 else folder.name): folder for folder in absolute}
 
 
-def _first_fitting(sizes: Iterable[Any], most: int, build: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    """Return the first answer that has at most `most` bytes as JSON, else the last one."""
+def _first_fitting(most: int, build: Callable[[float], dict[str, Any]]) -> dict[str, Any]:
+    """Return the answer with the largest share that has at most `most` bytes as JSON, else the last one."""
     answer: dict[str, Any] = {}
-    for size in sizes:
-        answer = build(size)
+    for share in SHARES:
+        answer = build(share)
         if len(json.dumps(answer, ensure_ascii=False).encode(errors="surrogatepass")) <= most:
             break
     return answer
@@ -147,7 +138,6 @@ def _completions(names: Mapping[str, Path]) -> dict[str, Any]:
     """Return the completions and the tokens of all runs, each within its size."""
     batches = {name: read_samples(folder, MOST_RECORDED) for name, folder in names.items()}
     completions = _first_fitting(
-        SHARES,
         COMPLETIONS_BYTES,
         lambda share: {name: _answer(*of_run, share) for name, of_run in batches.items()},
     )
@@ -160,7 +150,6 @@ def _completions(names: Mapping[str, Path]) -> dict[str, Any]:
         for name, folder in names.items()
     }
     tokens = _first_fitting(
-        TOKEN_SHARES,
         TOKENS_BYTES,
         lambda share: {name: _part(of_run, share) for name, of_run in recorded.items()},
     )
@@ -196,24 +185,20 @@ def _part(recorded: Mapping[str, Any], share: float) -> dict[str, Any]:
 
 def _answer(batches: Sequence[SampledBatch], saved: int, share: float) -> dict[str, Any]:
     """Return all shown completions of a run in the form of `RunSource.completions`, and what is left out."""
-    # The first and the last row of a batch are always among a part.
-    picked = [
-        [batch.rows[place] for place in spread(len(batch.rows), max(2, int(len(batch.rows) * share)))]
-        for batch in batches
-    ]
-    rows = [
-        {**row, "extreme": _extremes(batch).get(row["reward"], "")}
-        for batch, rows in zip(batches, picked, strict=True)
-        for row in rows
-    ]
-    table = [
-        [batch.label, len(rows), batch.total, finite(batch.worst), finite(batch.mean), finite(batch.best)]
-        for batch, rows in zip(batches, picked, strict=True)
-    ]
+    rows: list[Mapping[str, Any]] = []
+    table: list[list[Any]] = []
+    for batch in batches:
+        extremes = {batch.best: "best", batch.worst: "worst"} if batch.best != batch.worst else {}
+        # The first and the last row of a batch are always among a part.
+        places = spread(len(batch.rows), max(2, int(len(batch.rows) * share)))
+        for row in (batch.rows[place] for place in places):
+            rows.append({**row, "extreme": extremes.get(row["reward"], "")})
+        numbers = map(finite, (batch.worst, batch.mean, batch.best))
+        table.append([batch.label, len(places), batch.total, *numbers])
     remark = (
         f"{len(batches)} of {saved} saved generation batches, evenly spaced over the run.",
-        f"Of each batch at most {max(map(len, picked), default=0)} completions: its best, its worst, between"
-        " them evenly spaced ranks of reward, and those whose tokens are recorded. Prompts over"
+        f"Of each batch at most {max((shown for _, shown, *_ in table), default=0)} completions: its best, its"
+        " worst, between them evenly spaced ranks of reward, and those whose tokens are recorded. Prompts over"
         f" {PROMPT_CHARACTERS} and completions over {COMPLETION_CHARACTERS} characters are cut in the middle,"
         f" conversations over {MOST_MESSAGES} messages and messages over {MESSAGE_CHARACTERS} characters too."
         " The rest is in completions/*.parquet; grpox watch shows and searches all of it.",
@@ -225,8 +210,3 @@ def _answer(batches: Sequence[SampledBatch], saved: int, share: float) -> dict[s
         "batches": table,
         "remark": remark if rows else None,
     }
-
-
-def _extremes(batch: SampledBatch) -> dict[float, str]:
-    """Name the highest and the lowest reward of a batch, if they differ."""
-    return {batch.best: "best", batch.worst: "worst"} if batch.best != batch.worst else {}

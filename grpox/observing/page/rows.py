@@ -59,11 +59,8 @@ def read_rows(folder: Path, ids: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def is_recorded(folder: Path, stem: str, values: Mapping[str, Any]) -> bool:
-    """Return True if the tokens of a row are recorded; False too where a file of tokens is damaged or gone."""
-    try:
-        return has_tokens(folder, *_key(stem, values))
-    except (OSError, ValueError):
-        return False
+    """Return True if the tokens of a row are recorded."""
+    return has_tokens(folder, *_key(stem, values))
 
 
 def tokens_of(folder: Path, id: str) -> list[dict[str, Any]]:
@@ -134,9 +131,9 @@ def row_of(folder: Path, stem: str, row: int, values: Mapping[str, Any]) -> dict
         "completion": values["completion"],
         "reward": finite(values["reward"]),
         "advantage": finite(values["advantage"]),
-        "rewards": {label: finite(value) for label, value in below(values, "rewards/").items()},
-        "data": _texts(below(values, "data/")),
-        "extra": _texts(below(values, "extra/") | facts),
+        "rewards": {label: finite(value) for label, value in _below(values, "rewards/").items()},
+        "data": _texts(_below(values, "data/")),
+        "extra": _texts(_below(values, "extra/") | facts),
         "finish_reason": values["finish_reason"],
         "tokens": values.get("model_length", values["completion_length"]),
         "turns": len(_items_of(values.get("turns"))),
@@ -151,7 +148,7 @@ def _key(stem: str, values: Mapping[str, Any]) -> tuple[int, int, int, int]:
     return step, values["group"], values["sample"], part
 
 
-def below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _below(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the columns whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 

@@ -281,13 +281,7 @@ def _keys(values: Numbers, order: str) -> Numbers:
 def _by_prompt(
     steps: Numbers, rewards: Numbers, hashes: Numbers, order: str
 ) -> tuple[Places, list[dict[str, Any]]]:
-    """Return the place of each prompt's first hit, and the numbers of each prompt, both in `order`.
-
-    Args:
-        steps: step of each hit, in the order of the run.
-        rewards: its reward.
-        hashes: hash of its prompt.
-    """
+    """Return the place of each prompt's first hit, and the numbers of each prompt, both in `order`."""
     _, starts, prompt, counts = np.unique(hashes, return_index=True, return_inverse=True, return_counts=True)
     first = last = steps[starts]
     last = last.copy()

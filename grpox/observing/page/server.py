@@ -13,33 +13,30 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
+import re
 import secrets
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
-from http.cookies import CookieError, SimpleCookie
-from inspect import signature
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ConfigDict, ValidationError, validate_call
+
 from grpox.errors import ConfigError, GrpoxError, describe, nearest
 from grpox.errors.redaction import redact
 from grpox.observing.page.data import CONFIG, METRICS, VERSIONS, compare
-from grpox.observing.page.search import CompletionSearch
 from grpox.observing.page.source import RunSource
 from grpox.runtime.files import readable
 from grpox.runtime.logs import get_logger
 from grpox.runtime.workers import Child, connect_to_parent
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -58,9 +55,6 @@ NICE = 10
 """Lower priority of the process beside a run."""
 STALL = 10.0
 """Seconds that this process may take to read its message."""
-_LIST_SECONDS = 5.0
-"""Seconds for which the list of neighbours stays as it is."""
-_LARGEST = 2**31 - 1
 _HEADERS = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"frame-ancestors 'none'"),
@@ -71,37 +65,8 @@ _HEADERS = (
 )
 
 
-def _integer(value: str) -> int:
-    number = int(value)
-    if abs(number) > _LARGEST:
-        raise ValueError
-    return number
-
-
-def _number(value: str) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
-
-
-_ANSWERS: Mapping[str, Callable[..., Any]] = {
-    "run": RunSource.run,
-    "metrics": RunSource.metrics,
-    "phases": RunSource.phases,
-    "completions": CompletionSearch.search,
-    "tokens": RunSource.tokens,
-}
-"""Answer, a method of `RunSource` -> the function that has its parameters."""
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("names", "text", "prompt", "order", "id"), str),
-    **dict.fromkeys(("step", "step_min", "step_max", "offset", "limit", "generation"), _integer),
-    **dict.fromkeys(("first", "last", "reward_min", "reward_max"), _number),
-    "since": lambda value: max(0, int(value)),
-    "points": lambda value: min(max(_integer(value), 10), 100_000),
-    "group_by_prompt": {"true": True, "false": False}.__getitem__,
-}
-"""Parameter -> a function that reads it; raises ValueError or KeyError for a value that is not possible."""
+_ANSWERS = ("run", "metrics", "phases", "completions", "tokens")
+"""Methods of `RunSource` that answer the page."""
 
 
 class WatchedRuns:
@@ -117,7 +82,6 @@ class WatchedRuns:
         self._given = list(dict.fromkeys(folder.absolute() for folder in folders))
         self._names: dict[str, Path] = {}
         self._sources: dict[str, RunSource] = {}
-        self._listed = -math.inf
         self._lock = threading.Lock()
         for folder in self._given:
             self._name(folder)
@@ -125,22 +89,11 @@ class WatchedRuns:
     def runs(self) -> list[dict[str, Any]]:
         """List the runs, those shown first."""
         with self._lock:
-            if time.monotonic() - self._listed > _LIST_SECONDS:
-                for parent in dict.fromkeys(folder.parent for folder in self._given):
-                    for folder in islice(runs_below(parent), MOST_NEIGHBOURS):
-                        self._name(folder)
-                self._listed = time.monotonic()
-            named = list(self._names.items())
-        return [
-            {
-                "name": name,
-                "folder": readable(folder),
-                "status": self.source(name).status,
-                "shown": folder in self._given,
-            }
-            for name, folder in named
-            if folder in self._given or folder.is_dir()
-        ]
+            for parent in dict.fromkeys(folder.parent for folder in self._given):
+                for folder in islice(runs_below(parent), MOST_NEIGHBOURS):
+                    self._name(folder)
+            there = [each for each in self._names.items() if each[1] in self._given or each[1].is_dir()]
+        return [{"name": name, "shown": folder in self._given} for name, folder in there]
 
     def source(self, name: str = "") -> RunSource:
         """Return a run of the list; by default the first.
@@ -213,8 +166,6 @@ class _Guard:
         self._page = sha256(f"page {token}".encode()).hexdigest()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if "headers" not in scope:  # the beginning and the end of the server itself
-            return
         cookie = b""
 
         async def send_guarded(message: Message) -> None:
@@ -226,7 +177,7 @@ class _Guard:
         from starlette.requests import Request
 
         request = Request(scope)
-        if _host_name(request.headers.get("host", "")) not in HOSTS:
+        if re.sub(r":\d+$", "", request.headers.get("host", "")) not in HOSTS:
             response = answer({"error": "this server answers under the name of its own machine only"}, 403)
         elif request.method not in ("GET", "HEAD"):
             response = answer({"error": "this server changes nothing: GET only"}, 405)
@@ -245,21 +196,8 @@ class _Guard:
         sent = [(credentials, self._token)] if scheme.lower() == "bearer" else []
         if request.url.path == "/":
             sent += [(request.query_params.get("token", ""), self._token)]
-            sent += [(self._from_cookie(request), self._page)]
+            sent += [(request.cookies.get(self._cookie, ""), self._page)]
         return any(secrets.compare_digest(each.encode(), secret.encode()) for each, secret in sent)
-
-    def _from_cookie(self, request: Request) -> str:
-        try:
-            morsel = SimpleCookie(request.headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return ""
-        return "" if morsel is None else morsel.value
-
-
-def _host_name(host: str) -> str:
-    """Return a Host header without its port."""
-    name, colon, port = host.rpartition(":")
-    return name if colon and port.isdecimal() else host
 
 
 def answer(content: Any, status: int = 200) -> Response:
@@ -268,32 +206,6 @@ def answer(content: Any, status: int = 200) -> Response:
 
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return Response(text, status, media_type="application/json")
-
-
-def build_app(runs: WatchedRuns, token: str) -> Starlette:
-    """Build the server's application."""
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-    from starlette.middleware.gzip import GZipMiddleware
-    from starlette.responses import HTMLResponse
-    from starlette.routing import Route
-
-    from grpox.observing.page.document import document
-
-    async def page(request: Request) -> Response:
-        return HTMLResponse(document())
-
-    async def api(request: Request) -> Response:
-        return await asyncio.get_running_loop().run_in_executor(runs.pool, _answer, runs, request)
-
-    async def nothing(request: Request, error: Exception) -> Response:
-        return answer({"error": f"there is no page {request.url.path}"}, 404)
-
-    return Starlette(
-        routes=[Route("/", page), Route("/api/{name}", api)],
-        middleware=[Middleware(_Guard, token=token), Middleware(GZipMiddleware, compresslevel=1)],
-        exception_handlers={404: nothing},
-    )
 
 
 def _answer(runs: WatchedRuns, request: Request) -> Response:
@@ -307,32 +219,17 @@ def _answer(runs: WatchedRuns, request: Request) -> Response:
         if name not in _ANSWERS:
             return answer({"error": f"there is no answer {name!r}"}, 404)
         source = runs.source(query.get("run", ""))
-        parameters = _read_parameters(name, [pair for pair in query.multi_items() if pair[0] != "run"])
-        return answer(getattr(source, name)(**parameters))
+        parameters: dict[str, Any] = {key: value for key, value in query.items() if key != "run"}
+        checked = validate_call(config=ConfigDict(allow_inf_nan=False))
+        return answer(checked(getattr(source, name))(**parameters))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        return answer({"error": f"{wrong['loc'][0]} = {wrong['input']}: {wrong['msg']}"}, 400)
     except GrpoxError as error:
         return answer({"error": redact(str(error))}, 400)
     except Exception as error:  # noqa: BLE001 - the page shows it
         logger.warning("%s cannot be answered: %s", name, describe(error))
         return answer({"error": redact(describe(error))}, 500)
-
-
-def _read_parameters(name: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Read the parameters of an answer.
-
-    Raises:
-        ConfigError: there is no such parameter, or it has no such value.
-    """
-    known, read = list(signature(_ANSWERS[name]).parameters)[1:], {}
-    for key, value in pairs:
-        if key not in known:
-            raise ConfigError("no such parameter", key, allowed=", ".join(known), nearest=nearest(key, known))
-        try:
-            read[key] = _READERS[key](value)
-        except (ValueError, KeyError) as error:
-            raise ConfigError("not a possible value", key, given=value) from error
-    if "names" in read:
-        read["names"] = [value for key, value in pairs if key == "names"]
-    return read
 
 
 def open_listener(port: int = 0) -> socket.socket:
@@ -344,15 +241,7 @@ def open_listener(port: int = 0) -> socket.socket:
     Raises:
         OSError: the port is in use, or reserved.
     """
-    listener = socket.socket()
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((ADDRESS, port))
-        listener.listen(128)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    return socket.create_server((ADDRESS, port))
 
 
 def new_token() -> str:
@@ -380,9 +269,30 @@ def serve(listener: socket.socket, token: str, folders: Sequence[Path]) -> None:
 def build_server(runs: WatchedRuns, token: str) -> Server:
     """Build the server, which serves once it has a socket."""
     import uvicorn
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.gzip import GZipMiddleware
+    from starlette.responses import HTMLResponse
+    from starlette.routing import Route
 
+    from grpox.observing.page.document import document
+
+    async def page(request: Request) -> Response:
+        return HTMLResponse(document())
+
+    async def api(request: Request) -> Response:
+        return await asyncio.get_running_loop().run_in_executor(runs.pool, _answer, runs, request)
+
+    async def nothing(request: Request, error: Exception) -> Response:
+        return answer({"error": f"there is no page {request.url.path}"}, 404)
+
+    app = Starlette(
+        routes=[Route("/", page), Route("/api/{name}", api)],
+        middleware=[Middleware(_Guard, token=token), Middleware(GZipMiddleware, compresslevel=1)],
+        exception_handlers={404: nothing},
+    )
     config = uvicorn.Config(
-        build_app(runs, token),
+        app,
         loop="asyncio",
         http="h11",
         ws="none",

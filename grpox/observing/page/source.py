@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +58,10 @@ class RunSource:
         self._metrics = MetricsColumns(self.folder / METRICS)
         self._machines: dict[str, MetricsColumns] = {}
         self._lock = threading.RLock()
-        self._config: tuple[Any, str, Mapping[str, Any], str] = (None, "", {}, "")
-        self._version: tuple[int, Any] = (0, None)
         self._search = CompletionSearch(self.folder)
+        self.completions = self._search.search
         self._unreadable: list[str] = []
         """Faults of the files that the last answer of `run` read."""
-
-    def read_metrics(self) -> MetricsColumns:
-        """Read what is new of the metrics, and return all of them."""
-        with self._lock:
-            self._metrics.read()
-            return self._metrics
 
     def prepare(self) -> None:
         """Read the metrics in a thread, so that the first answer finds them read."""
@@ -97,7 +91,7 @@ class RunSource:
             self._read()
             self._unreadable.clear()
             versions, summary = self._mapping(VERSIONS), self._mapping(SUMMARY)
-            text, config, problem = self._read_config()
+            text, config = self._read_config()
             alarms = alarms_in(summary or self._mapping(ALARMS))
             stopped = summary.get("stopped_early")
             steps = _steps(summary, versions, config)
@@ -110,7 +104,6 @@ class RunSource:
                 "model": _section(config, "model").get("path"),
                 "step": self._metrics.step,
                 "steps": steps,
-                "started": self._started(),
                 "seconds": self._seconds(summary, status),
                 "seconds_left": self._seconds_left(steps) if status == "running" else None,
                 "error": redact(str(self._mapping(FAILURE).get("error") or "")),
@@ -122,13 +115,12 @@ class RunSource:
                 "git_commit": versions.get("git_commit"),
                 "config": text,
                 "ranks": self._ranks(versions),
-                "problems": [*self._problems(), *([problem] if problem else [])],
-                "version": self._number(),
+                "problems": list(self._problems()),
+                "version": self._version(status),
             }
 
     def metrics(
         self,
-        names: Sequence[str] | None = None,
         since: int = 0,
         first: float | None = None,
         last: float | None = None,
@@ -138,7 +130,6 @@ class RunSource:
         """Return the curves of metrics, each as steps and values.
 
         Args:
-            names: metrics to return; None: all. Names that the run does not have are ignored.
             since: `position` of an earlier answer; only values after it are returned.
             first: first step of the curves; None: the run's.
             last: last step of the curves.
@@ -153,10 +144,8 @@ class RunSource:
             line = metrics.line_at(since) if is_same and 0 < since <= metrics.position else 0
             series, described = {}, []
             for name, whole, curve in self._curves(line):
-                described.append(_describe(name, whole, name in metrics.evaluated))
-                if names is None or name in names:
-                    steps, values = decimate(*window(*curve, first, last), points)
-                    series[name] = [plain(steps), plain(values)]
+                described.append(_describe(name, whole))
+                series[name] = [plain(each) for each in decimate(*window(*curve, first, last), points)]
             described.sort(key=_place)
             return {
                 "position": metrics.position,
@@ -183,10 +172,6 @@ class RunSource:
                     phases.append([name, float(here[0])])
             history = {name: [plain(each) for each in curve] for name, curve in _thinned(curves).items()}
             return {"step": at, "phases": phases, "history": history}
-
-    def completions(self, **query: Any) -> dict[str, Any]:
-        """Search the saved completions: see `grpox.observing.page.search.CompletionSearch.search`."""
-        return self._search.search(**query)
 
     def tokens(self, id: str) -> dict[str, Any]:
         """Return the tokens of a completion with their numbers; none where the run did not save them.
@@ -227,23 +212,16 @@ class RunSource:
         is_last = np.append(places[1:] != places[:-1], True)
         return places[is_last], values[is_last]
 
-    def _read_config(self) -> tuple[str, Mapping[str, Any], str]:
-        """Return the config as text without secrets, as data, and what is wrong with the file."""
-        with suppress(OSError):
+    def _read_config(self) -> tuple[str, Mapping[str, Any]]:
+        """Return the config as text without secrets, and as data."""
+        try:
             stat = (self.folder / CONFIG).stat()
-            stamp = (stat.st_mtime_ns, stat.st_size)
-            if self._config[0] != stamp:
-                text, problem = "", ""
-                content: Mapping[str, Any] = {}
-                try:
-                    text, content = read_config(self.folder)
-                except ConfigError as error:
-                    problem = f"{CONFIG} {error.problems[0].what}"
-                config = redacted(content)
-                if config != content:  # another program has written secrets into it
-                    text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
-                self._config = (stamp, text, config, problem)
-        return self._config[1:]
+            return _config_of(self.folder, stat.st_mtime_ns, stat.st_size)
+        except ConfigError as error:
+            self._unreadable.append(f"{CONFIG} {error.problems[0].what}")
+        except OSError:  # there is none yet
+            pass
+        return "", {}
 
     def _mapping(self, name: str) -> Mapping[str, Any]:
         """Read a JSON file of the record; empty if it cannot be read, which `_problems` tells."""
@@ -261,7 +239,9 @@ class RunSource:
             for metric, column in columns.columns.items():
                 label = metric.removeprefix(f"{SYSTEM}/").removeprefix(f"{name}/")
                 last[label] = plain([column.last])[0]
-            machines.append({"host": name, "device": _device(last), "values": last})
+            gpus = {label.split("_")[1] for label in last if label.startswith("gpu_")}
+            device = pluralize(len(gpus), "GPU") if gpus else "CPU"
+            machines.append({"host": name, "device": device, "values": last})
         size = versions.get("world_size")
         if not isinstance(size, int):
             return machines
@@ -278,28 +258,21 @@ class RunSource:
         if lines := list(self._metrics.damaged):
             yield f"{METRICS}: {pluralize(len(lines), 'line')} cannot be read, the first is line {lines[0]}"
 
-    def _started(self) -> float | None:
-        """Return the Unix time at which the first step began, as far as the record tells it."""
-        began = self._metrics.began
-        if math.isnan(began):
-            with suppress(OSError):
-                return (self.folder / VERSIONS).stat().st_mtime
-            return None
-        column = self._metrics.columns.get("step_time")
-        first = column.first if column else 0.0
-        return began - (first if math.isfinite(first) else 0.0)
-
     def _seconds(self, summary: Mapping[str, Any], status: str) -> float:
         """Return the seconds of training so far."""
+        metrics = self._metrics
         if isinstance(summary.get("train_seconds"), int | float):
             return float(summary["train_seconds"])
-        started, resumed = self._started(), self._resumed()
-        if started is None:
-            return 0.0
-        now = time.time() if status == "running" else self._metrics.ended
-        if resumed is not None:
-            return self._metrics.seconds + max(0.0, now - max(resumed, self._metrics.ended))
-        return max(0.0, now - started) if math.isfinite(now) else 0.0
+        now = time.time() if status == "running" else metrics.ended
+        if (resumed := self._resumed()) is not None:
+            return metrics.seconds + max(0.0, now - max(resumed, metrics.ended))
+        started = metrics.began
+        if math.isnan(started):
+            with suppress(OSError):
+                started = (self.folder / VERSIONS).stat().st_mtime
+        elif (column := metrics.columns.get("step_time")) is not None and math.isfinite(column.first):
+            started -= column.first
+        return max(0.0, now - started) if math.isfinite(now - started) else 0.0
 
     def _resumed(self) -> float | None:
         """Return the Unix time of the last resume; None for a run that was not resumed.
@@ -326,15 +299,12 @@ class RunSource:
         pace = (moments[last][-1] - moments[last][0]) / span
         return max(0.0, float(pace * (steps - done[-1])))
 
-    def _number(self) -> int:
-        """Return a number that is higher than the last one if anything has changed."""
+    def _version(self, status: str) -> list[Any]:
+        """Return a value that differs from the last one if anything has changed."""
         files = [self.folder / name for name in (SUMMARY, FAILURE, ALARMS, CONFIG, VERSIONS, "completions")]
-        state: list[Any] = [self._metrics.generation, self._metrics.position, self.status]
-        state += [machine.position for machine in self._machines.values()]
-        state += [path.stat().st_mtime_ns if path.exists() else 0 for path in files]
-        if state != self._version[1]:
-            self._version = (self._version[0] + 1, state)
-        return self._version[0]
+        positions = [source.position for source in (self._metrics, *self._machines.values())]
+        times = [path.stat().st_mtime_ns if path.exists() else 0 for path in files]
+        return [status, self._metrics.generation, *positions, *times]
 
     def _tiles(self, summary: Mapping[str, Any], status: str) -> Iterator[tuple[str, str, str]]:
         """Yield (name, value, remark) for the numbers at the top of the page."""
@@ -359,6 +329,16 @@ class RunSource:
             yield "trained", f"{trained / total:.2%}", f"{trained:,} of {total:,} parameters, in adapters"
 
 
+@lru_cache
+def _config_of(folder: Path, mtime_ns: int, size: int) -> tuple[str, Mapping[str, Any]]:
+    """Read a config, once as long as the file stays as it is: it takes a part of a second."""
+    text, content = read_config(folder)
+    config = redacted(content)
+    if config != content:  # another program has written secrets into it
+        text = yaml.dump(config, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return text, config
+
+
 def number(value: float | None) -> str:
     """Format a number with four digits, and whole numbers in full; None becomes a dash."""
     if value is None:
@@ -370,9 +350,11 @@ def number(value: float | None) -> str:
 def components_of(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield (kind, name, parameters) of each component of a run."""
     names = ("evaluation", "train", "data", "tracking")
-    evaluation, train, data, tracking = (_section(config, section) for section in names)
-    refs = [("reward", ref) for ref in _list(config, "rewards")]
-    refs += [("reward of evaluations", ref) for ref in _list(evaluation, "rewards")]
+    evaluation, train, data, tracking = (_section(config, name) for name in names)
+    refs: list[tuple[str, Any]] = []
+    for kind, section in (("reward", config), ("reward of evaluations", evaluation)):
+        rewards = section.get("rewards")
+        refs += [(kind, ref) for ref in rewards] if isinstance(rewards, list) else []
     refs += [(kind, config.get(kind)) for kind in ("generator", "advantage", "loss", "correction")]
     refs += [(kind, train.get(kind)) for kind in ("optimizer", "scheduler")]
     refs += [("dataset", data.get("source"))]
@@ -382,11 +364,6 @@ def components_of(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             values = {key: value for key, value in ref.items() if key not in ("name", "path")}
             parameters = ", ".join(f"{key}: {value}" for key, value in values.items() if value is not None)
             yield kind, str(ref.get("name") or ref.get("path")), parameters
-
-
-def _list(config: Mapping[str, Any], name: str) -> list[Any]:
-    items = config.get(name)
-    return items if isinstance(items, list) else []
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -415,38 +392,27 @@ def _thinned(curves: Mapping[str, Curve]) -> dict[str, Curve]:
     return thinned
 
 
-def _device(measured: Mapping[str, Any]) -> str:
-    gpus = {name.split("_")[1] for name in measured if name.startswith("gpu_")}
-    return pluralize(len(gpus), "GPU") if gpus else "CPU"
-
-
-def _describe(name: str, curve: Curve, is_evaluation: bool) -> dict[str, Any]:
+def _describe(name: str, curve: Curve) -> dict[str, Any]:
     """Return the entry of a metric in the list of names."""
     values = curve[1]
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (math.nan, math.nan)
     first, last, least, most = plain([values[0], values[-1], low, high]) if len(values) else [None] * 4
-    group, slash, _ = name.partition("/")
     return {
         "name": name,
-        "group": group if slash else "training",
         "first": first,
         "last": last,
         "min": least,
         "max": most,
         "not_finite": len(values) - len(finite),
         "is_flat": not low < high,
-        "is_evaluation": is_evaluation,
     }
 
 
 def _place(entry: Mapping[str, Any]) -> tuple[bool, int, str]:
-    """Order names: flat ones last; before them reward, evaluations, the others."""
+    """Order names: flat ones last; before them reward, evaluations, rewards, the others."""
     name = str(entry["name"])
     if name in _FIRST:
-        rank = _FIRST.index(name)
-    elif entry["is_evaluation"]:
-        rank = len(_FIRST)
-    else:
-        rank = len(_FIRST) + 1 + (not name.startswith("rewards/"))
-    return bool(entry["is_flat"]) and name not in _FIRST, rank, name
+        return False, _FIRST.index(name), name
+    rank = next(place for place, start in enumerate(("evaluation/", "rewards/", "")) if name.startswith(start))
+    return bool(entry["is_flat"]), len(_FIRST) + rank, name

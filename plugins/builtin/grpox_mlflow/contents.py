@@ -73,7 +73,17 @@ def _dataset(path: str, fingerprint: str | None, context: str, hub: Mapping[str,
         return _described("hugging_face", path, {"path": path, **hub}, None, context)
     file = Path(path)
     dataset = _described("local", file.name, {"uri": file.absolute().as_uri()}, fingerprint, context)
-    return dataset | (_columns(file) if path else {})
+    try:  # schema and number of records, as far as they are cheap
+        look = look_at(file) if file.is_file() else None
+    except (UnreadableData, OSError):
+        look = None
+    if look is not None:
+        # MLflow's type for columns of unknown content.
+        columns = [{"type": "any", "name": name} for name in look.columns]
+        dataset["schema"] = json.dumps({"mlflow_colspec": columns})
+        if look.records is not None:
+            dataset["profile"] = json.dumps({"num_rows": look.records})
+    return dataset
 
 
 def _described(
@@ -90,20 +100,6 @@ def _described(
         "source": source,
         "context": context,
     }
-
-
-def _columns(path: Path) -> dict[str, str]:
-    """Read schema and number of records of a file, as far as this is cheap."""
-    try:
-        look = look_at(path) if path.is_file() else None
-    except (UnreadableData, OSError):
-        look = None
-    if look is None:
-        return {}
-    # MLflow's type for columns of unknown content.
-    schema = json.dumps({"mlflow_colspec": [{"type": "any", "name": name} for name in look.columns]})
-    profile = {} if look.records is None else {"profile": json.dumps({"num_rows": look.records})}
-    return {"schema": schema, **profile}
 
 
 def table_text(rows: Sequence[Mapping[str, object]]) -> str:
@@ -124,19 +120,17 @@ def completions_table(folder: Path) -> str | None:
     rows = [
         {
             "batch": batch.label,
-            "prompt": sample.prompt,
-            "completion": "\n".join(f"{each.speaker}: {each.text}" for each in sample.conversation)
-            or sample.completion,
-            **{f"data/{name}": value for name, value in sample.data.items()},
-            "reward": sample.reward,
-            "advantage": sample.advantage,
-            **{f"rewards/{name}": value for name, value in sample.rewards.items()},
-            **{f"extra/{name}": value for name, value in sample.extra.items()},
-            "group": sample.group,
-            "tokens": sample.tokens,
-            "finish_reason": sample.finish_reason,
+            "prompt": row["prompt"],
+            "completion": "\n".join(f"{speaker}: {text}" for speaker, text in row["messages"])
+            or row["completion"],
+            **{f"data/{name}": value for name, value in row["data"].items()},
+            "reward": row["reward"],
+            "advantage": row["advantage"],
+            **{f"rewards/{name}": value for name, value in row["rewards"].items()},
+            **{f"extra/{name}": value for name, value in row["extra"].items()},
+            **{name: row[name] for name in ("group", "tokens", "finish_reason")},
         }
         for batch in batches
-        for sample in batch.samples
+        for row in batch.rows
     ]
     return table_text(rows) if rows else None

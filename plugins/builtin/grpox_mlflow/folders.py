@@ -51,7 +51,17 @@ class RunFolder:
         if link is not None:
             self.started, tags = link.start_time, {**link.tags, KEY_TAG: link.key}
         else:
-            self.started, tags = _origin(folder)
+            record = read_mapping(folder / VERSIONS)
+            started, versions = record.get("started"), record.get("versions")
+            if not (isinstance(started, int | float) and 0 <= started < 1e11):
+                started = (folder / VERSIONS).stat().st_mtime
+            known = {
+                "mlflow.source.name": record.get("source"),
+                "grpox.git.commit": record.get("git_commit"),
+                "grpox.version": versions.get("grpox") if isinstance(versions, Mapping) else None,
+            }
+            self.started = int(started * 1000)
+            tags = {tag: str(value) for tag, value in known.items() if value is not None}
         self.name = (link and link.run_name) or self.folder.name
         self.run_id = (link and link.run_id) or ""
         """MLflow's id; empty if MLflow does not have the run."""
@@ -87,10 +97,6 @@ class RunFolder:
             for name, value in line.named_values.items():
                 courses.setdefault(name, {})[line.step] = value
         return courses
-
-    def last(self, metric: str) -> float | None:
-        """Return the value of a metric's newest step; None if the run has none."""
-        return next(reversed(self.courses[metric].values())) if metric in self.courses else None
 
     @cached_property
     def steps(self) -> int:
@@ -174,20 +180,6 @@ def _is_run(folder: Path) -> bool:
 def _has_record(folder: Path) -> bool:
     """Tell a run from a sweep, and from any folder with a file ``config.yaml``."""
     return all((folder / name).is_file() for name in (CONFIG, VERSIONS))
-
-
-def _origin(folder: Path) -> tuple[int, dict[str, str]]:
-    """Return the start of a run that MLflow does not track, and its run file, commit and version as tags."""
-    record = read_mapping(folder / VERSIONS)
-    started, versions = record.get("started"), record.get("versions")
-    if not (isinstance(started, int | float) and 0 <= started < 1e11):
-        started = (folder / VERSIONS).stat().st_mtime
-    known = {
-        "mlflow.source.name": record.get("source"),
-        "grpox.git.commit": record.get("git_commit"),
-        "grpox.version": versions.get("grpox") if isinstance(versions, Mapping) else None,
-    }
-    return int(started * 1000), {tag: str(value) for tag, value in known.items() if value is not None}
 
 
 def _read_lines(path: Path, is_whole: bool) -> Iterator[MetricsLine]:

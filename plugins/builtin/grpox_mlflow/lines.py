@@ -22,8 +22,6 @@ METRICS_PER_BATCH, PARAMS_PER_BATCH = 1000, 100
 """MLflow's limits for one request."""
 BYTES_PER_REQUEST = 900_000
 """Largest request in bytes; MLflow refuses requests above a million."""
-_OVERHEAD = 150
-"""Bytes of a metric or parameter besides its name and text: numbers, field names, punctuation."""
 
 
 def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
@@ -51,8 +49,7 @@ class RecordedLines(Generic[Item]):
 
     def __init__(self, path: Path, read: Callable[[bytes], list[Item]], most: int, position: int = 0) -> None:
         self._path, self._read, self._most = path, read, most
-        # After a run resumes from a checkpoint, its file may be shorter.
-        self.position = min(position, self.size)
+        self.position = min(position, self.size)  # the file may have been removed
 
     @property
     def size(self) -> int:
@@ -103,8 +100,8 @@ def in_requests(entities: Sequence[Entity], most: int) -> Iterator[list[Entity]]
     batch: list[Entity] = []
     size = 0
     for entity in entities:
-        # Measured as JSON, in which a letter outside ASCII takes up to twelve bytes.
-        own = len(json.dumps([entity.key, entity.value])) + _OVERHEAD
+        # As JSON, where a letter outside ASCII takes up to twelve bytes, with 150 for numbers and field names.
+        own = len(json.dumps([entity.key, entity.value])) + 150
         if batch and (len(batch) == most or size + own > BYTES_PER_REQUEST):
             yield batch
             batch, size = [], 0

@@ -99,13 +99,11 @@ class RunLink:
         before = None if resumed is None else cls.read(folder)
         if before is not None and before.tracking_uri == link.tracking_uri:
             # MLflow's own parameters cannot change.
-            values = {
-                key: (before.params.get(key), link.params.get(key)) for key in before.params | link.params
-            }
+            old, new = before.params, link.params
             changes = {
-                names[CHANGED + key]: f"{old} -> {new}{resumed}"[:TAG_LENGTH]
-                for key, (old, new) in values.items()
-                if old != new
+                names[CHANGED + key]: f"{old.get(key)} -> {new.get(key)}{resumed}"[:TAG_LENGTH]
+                for key in old | new
+                if old.get(key) != new.get(key)
             }
             lasting = {tag: text for tag, text in before.tags.items() if tag.startswith((CHANGED, PARENT_TAG))}
             link = replace(

@@ -85,7 +85,13 @@ class ParentRun:
         """
         value = self._record(results)
         runs, best = results.runs, results.best
-        write_atomically(self._folder / SWEEP_TABLE, table_text(_rows(results)))
+        names = ("steps", "seconds", "folder", "run_id", "error")
+        rows = [
+            {**run.setting, "status": run.status, results.metric: run.value, "best": run is best}
+            | {name: getattr(run, name) for name in names}
+            for run in runs
+        ]
+        write_atomically(self._folder / SWEEP_TABLE, table_text(rows))
         if status == "FINISHED":
             write_atomically(self._folder / "summary.json", json.dumps({"runs": len(runs), **value}) + "\n")
         elif status == "FAILED":
@@ -135,17 +141,3 @@ class ParentRun:
             if not self._is_away:
                 logger.warning("%s\n    nothing is lost: grpox sync %s", reason, self._folder)
             self._is_away = True
-
-
-def _rows(results: SweepResults) -> list[dict[str, object]]:
-    """Return the table of results: one flat row per run, with a column for each axis."""
-    return [
-        {
-            **run.setting,
-            "status": run.status,
-            results.metric: run.value,
-            "best": run is results.best,
-            **{name: getattr(run, name) for name in ("steps", "seconds", "folder", "run_id", "error")},
-        }
-        for run in results.runs
-    ]

@@ -154,12 +154,18 @@ class Registry:
         compared = metrics.get(self._metric)
         if compared is not None and math.isfinite(compared.value):
             tags |= {METRIC: compared.key, VALUE: repr(compared.value)}
+        what = "model" if saved.loadable else "checkpoint"
+        description = f"The {what} after step {saved.step}, in {saved.folder}."
+        if not saved.loadable:
+            description += f" As a Hugging Face folder: `grpox export {saved.folder} OUT_DIR`"
+        elif not self._uploads(saved):
+            description += f" Its weights ({format_bytes(saved.size)}) were not uploaded."
         version = client.create_model_version(
             self._name,
             model.artifact_location,
             self._run_id,
             tags=tags,
-            description=self._description(saved),
+            description=description,
             await_creation_for=0,  # ready on return; MLflow would print that it waits
             model_id=model.model_id,
         )
@@ -248,15 +254,6 @@ class Registry:
         for values, _ in recorded_metrics(self._folder / METRICS).pieces():
             last |= {value.key: value for value in values if value.step == step}
         return last
-
-    def _description(self, saved: Saved) -> str:
-        if not saved.loadable:
-            return (
-                f"Checkpoint after step {saved.step}, in {saved.folder}. As a Hugging Face folder: "
-                f"`grpox export {saved.folder} OUT_DIR`"
-            )
-        where = "" if self._uploads(saved) else f" Its weights ({format_bytes(saved.size)}) were not uploaded."
-        return f"The model after step {saved.step}, in {saved.folder}.{where}"
 
     def _name_best(self, client: MlflowClient) -> None:
         """Give the alias to the best of this run's versions, unless the version that has it is better.

@@ -77,8 +77,7 @@ class Shipment:
         self._of_machines: dict[Path, RecordedLines[Metric]] = {}
         """Files with the system metrics of each machine."""
         self._traces = recorded_traces(folder, link.traces_done)
-        registration = link.registration
-        self._registry = Registry(folder, link.key, **registration) if registration else None
+        self._registry = Registry(folder, link.key, **link.registration) if link.registration else None
 
     def open(self) -> MlflowClient:
         """Find the run in the store, or create it with its original start time and parameters."""

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from grpox.errors import ConfigError, Problem, RunFailed, nearest, redact
+from grpox.errors import ConfigError, RunFailed, nearest, redact
 from grpox.toolkit import duration, hold
 from grpox_mlflow.link import FILE, RunLink, ending
 from grpox_mlflow.shipment import Progress, Shipment
@@ -34,7 +34,13 @@ def sync(folder: Path, uri: str | None = None, progress: Progress | None = None)
     """
     link = RunLink.read(folder)
     if link is None:
-        raise ConfigError(_no_link(folder))
+        what = "holds no run" if folder.is_dir() else "no such folder"
+        if (folder / "config.yaml").exists():
+            what = "is the folder of a run without MLflow: its tracking names no mlflow"
+        around = folder.parent if folder.parent.is_dir() else Path()
+        runs = sorted(str(path.parent) for path in around.glob(f"*/{FILE}"))
+        allowed = "a run's folder" + (f", such as {', '.join(runs[:5])}" if runs else "")
+        raise ConfigError(what, given=str(folder), allowed=allowed, nearest=nearest(str(folder), runs))
     address = resolved_uri(uri) if uri is not None else link.address()
     with hold(folder), quick_requests(_REQUEST):
         shipment = Shipment(folder, replace(link, tracking_uri=redact(address)), address, live=False)
@@ -55,16 +61,3 @@ def sync(folder: Path, uri: str | None = None, progress: Progress | None = None)
                         "    or name another one: --tracking-uri http://host:5000"
                     ) from error
                 time.sleep(_PAUSE)
-
-
-def _no_link(folder: Path) -> Problem:
-    if not folder.is_dir():
-        what = "no such folder"
-    elif (folder / "config.yaml").exists():
-        what = "is the folder of a run without MLflow: its tracking names no mlflow"
-    else:
-        what = "holds no run"
-    around = folder.parent if folder.parent.is_dir() else Path()
-    runs = sorted(str(path.parent) for path in around.glob(f"*/{FILE}"))
-    allowed = "a run's folder" + (f", such as {', '.join(runs[:5])}" if runs else "")
-    return Problem(what, given=str(folder), allowed=allowed, nearest=nearest(str(folder), runs))

@@ -57,14 +57,6 @@ class TracedRollouts:
         self._drawn: list[dict[str, Any]] = []
         self._batches = 0
 
-    def go_back(self, step: int) -> None:
-        """Remove the traces of steps after `step`, which the run repeats."""
-        with suppress(OSError):
-            lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
-            before = [line for line in lines if line.endswith("\n") and _step(line) <= step]
-            if len(before) < len(lines):
-                self._path.write_text("".join(before), encoding="utf-8")
-
     def draw(self, step: int, rollouts: Sequence[ScoredRollout]) -> None:
         """Draw rollouts of a batch that is first used in `step`; they wait here until its times are known."""
         if not self._most or not rollouts:
@@ -175,14 +167,6 @@ def _cut(value: Any, most: int = TEXT_LENGTH) -> Any:
 def _number(value: float | None) -> float | None:
     """Return a number, or None for NaN, which JSON lacks; here it means that nobody scored."""
     return value if value is not None and math.isfinite(value) else None
-
-
-def _step(line: str) -> float:
-    """Return the step of a line; infinity if the line is not a trace."""
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, TypeError, KeyError):
-        return math.inf
 
 
 def _info(trace: Trace, experiment_id: str, run_id: str, key: str) -> TraceInfo:

@@ -87,8 +87,6 @@ class MlflowTracker:
             registration=self._registration(run),
         )
         self._traced = TracedRollouts(self._folder, self._config.traces, run.config.train.seed)
-        if run.resumed_at is not None:
-            self._traced.go_back(run.resumed_at)
         self._shipment = Shipment(self._folder, link, self._uri, live=True)
         try:
             with quick_requests():

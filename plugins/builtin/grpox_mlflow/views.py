@@ -75,14 +75,11 @@ def list_runs(root: Path, status: str | None, most: int, console: Console) -> Vi
     rows: list[dict[str, str]] = []
     for run in shown:
         # The accuracy if there is one, else the first reward.
-        metric = next((name for name in run.main_metrics() if name.startswith(EVALUATION)), None)
-        evaluation, evaluated = None, ""
-        if metric is not None:
-            course = run.courses[metric]
-            evaluation = {"metric": metric, **_as_json(course)}
-            ends = [*course.values()][:: max(len(course) - 1, 1)]
-            evaluated = f"{metric.removeprefix(EVALUATION)} {' -> '.join(map(_figures, ends))}"
-        reward = run.last("reward")
+        metric = next((name for name in run.main_metrics() if name.startswith(EVALUATION)), "")
+        course = run.courses.get(metric, {})
+        ends = [*course.values()][:: max(len(course) - 1, 1)]
+        evaluation = {"metric": metric, **_as_json(course)} if course else None
+        reward = next(reversed(run.courses.get("reward", {}).values()), None)
         objects.append({**run.as_json(), "reward": _strict(reward), "evaluation": evaluation})
         rows.append(
             {
@@ -93,21 +90,18 @@ def list_runs(root: Path, status: str | None, most: int, console: Console) -> Vi
                 "duration": "" if run.ended is None else duration(run.seconds),
                 "steps": f"{run.steps}/{run.total_steps}" if run.total_steps else str(run.steps),
                 "reward": "" if reward is None else _figures(reward),
-                "evaluation": evaluated,
+                "evaluation": f"{metric.removeprefix(EVALUATION)} {' -> '.join(map(_figures, ends))}".strip(),
                 "folder": shown_path(run.folder),
             }
         )
     if console.width >= EIGHT_COLUMNS:
         return objects, _table(rows[0], [[*row.values()] for row in rows], ("status", "started", "duration"))
-    stacked: list[list[Cell]] = [[row["name"], row["status"], _stacked(row)] for row in rows]
+    stacked: list[list[Cell]] = []
+    for row in rows:
+        reward_text = f"reward {row['reward']}" if row["reward"] else ""
+        second = (row["started"], row["duration"], f"{row['steps']} steps", reward_text, row["evaluation"])
+        stacked.append([row["name"], row["status"], _lines(row["folder"], "  ".join(filter(None, second)))])
     return objects, _table(["name", "status", ""], stacked, ["status"])
-
-
-def _stacked(row: Mapping[str, str]) -> Text:
-    """Return all but name and status in two lines."""
-    reward = f"reward {row['reward']}" if row["reward"] else ""
-    second = (row["started"], row["duration"], f"{row['steps']} steps", reward, row["evaluation"])
-    return _lines(row["folder"], "  ".join(filter(None, second)))
 
 
 def show_run(run: RunFolder, has_all_params: bool, console: Console) -> View:

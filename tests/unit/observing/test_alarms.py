@@ -200,13 +200,8 @@ def test_two_rewards_may_be_dead_and_the_report_tells_likely_causes(tmp_path: Pa
 def test_a_step_without_the_value_counts_neither_way() -> None:
     alarms = Alarms(AlarmsConfig(steps=3))
     cut = {"completions/clipped_ratio": 1.0}
-    assert [len(alarms.see(step, seen)) for step, seen in enumerate((cut, {}, cut, {}, cut), 1)] == [
-        0,
-        0,
-        0,
-        0,
-        1,
-    ]
+    counts = [len(alarms.see(step, seen)) for step, seen in enumerate((cut, {}, cut, {}, cut), 1)]
+    assert counts == [0, 0, 0, 0, 1]
 
 
 def test_equal_rewards_near_the_best_of_a_run_are_a_solved_task() -> None:
@@ -241,11 +236,8 @@ def test_a_reward_that_was_learnt_leaves_the_decision_to_another() -> None:
 
 def test_a_kl_that_is_no_number_is_a_fault_and_plain_json() -> None:
     (alarm,) = alarms_after([{"kl": math.nan, "kl_old": 0.0}] * 5)
-    assert json.loads(json.dumps(alarm.entry(), allow_nan=False)) == {
-        "name": "kl_runaway",
-        "step": 5,
-        "value": "nan",
-    }
+    entry = json.loads(json.dumps(alarm.entry(), allow_nan=False))
+    assert entry == {"name": "kl_runaway", "step": 5, "value": "nan"}
 
 
 def test_a_restored_state_continues_the_count_and_the_norm_of_the_start() -> None:
@@ -294,29 +286,18 @@ class Steps:
     """Real step reports, with steps of given metrics."""
 
     def __init__(self, folder: Path) -> None:
-        self.alarms = Alarms(AlarmsConfig(steps=2))
+        self.alarms, self.times = Alarms(AlarmsConfig(steps=2)), PhaseTimes()
         self.seen: list[Any] = []
         self.raised: list[Any] = []
-        times, observers = (
-            PhaseTimes(),
-            SimpleNamespace(
-                failures={},
-                step_finished=lambda *a: self.seen.append(a[2]),
-                alarm_raised=lambda *a: self.raised.append(a[1:]),
-            ),
+        observers: Any = SimpleNamespace(
+            failures={},
+            step_finished=lambda *a: self.seen.append(a[2]),
+            alarm_raised=lambda *a: self.raised.append(a[1:]),
         )
-        collector: Any = SimpleNamespace(sampler=SimpleNamespace(times=times))
+        collector: Any = SimpleNamespace(sampler=SimpleNamespace(times=self.times))
         context: Any = SimpleNamespace(output_dir=folder)
-        told: Any = observers
-        self.report = StepReport(
-            context,
-            TrainingState(alarms=self.alarms),
-            collector,
-            told,
-            WarnOnce(get_logger("grpox.test")),
-            True,
-        )
-        self.times = times
+        state, warn_once = TrainingState(alarms=self.alarms), WarnOnce(get_logger("grpox.test"))
+        self.report = StepReport(context, state, collector, observers, warn_once, True)
 
     def take(self, step: int, **update: float) -> None:
         with self.times.phase("update"):
@@ -368,44 +349,26 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, logged: An
 ALARM = {"name": "kl_runaway", "step": 7, "value": 9.25}
 
 
-def test_terminal_and_mlflow_show_alarms(tmp_path: Path) -> None:
+def test_terminal_report_and_mlflow_show_alarms_as_the_summary_has_them(tmp_path: Path) -> None:
     console = Console(record=True, width=200, file=io.StringIO())
-    display, run = (
-        TerminalDisplay(console),
-        SimpleNamespace(
-            config=SimpleNamespace(evaluation=None),
-            total_steps=9,
-            world_size=1,
-            resumed_at=None,
-            output_dir=tmp_path,
-            source="mine",
-            started=None,
-        ),
-    )
-    given: Any = run
-    display.grpox_run_started(given)
-    display.grpox_run_finished(given, {"alarms": [ALARM]})
+    display = TerminalDisplay(console)
+    run: Any = SimpleNamespace(output_dir=tmp_path, started=None)
+    display.grpox_run_finished(run, {"alarms": [ALARM]})
     assert "kl_runaway at step 7, value 9.25" in console.export_text()
-    write_alarms(tmp_path, [ALARM])
-    display.grpox_run_failed(given)
-    assert "alarm kl_runaway at step 7, value 9.25" in console.export_text()
-    assert tags_of(tmp_path)["grpox.alarm.kl_runaway"] == describe_alarm(ALARM)
-    # The summary decides: a run that was resumed with changes may not have the alarm any more.
-    (tmp_path / "summary.json").write_text('{"steps": 9, "alarms": []}')
-    assert not [tag for tag in tags_of(tmp_path) if "alarm" in tag]
-
-
-def test_the_report_shows_alarms_of_finished_and_unfinished_runs(tmp_path: Path) -> None:
     line = {"step": 7, "time": 1.0, "metrics": {"reward": 0.5}}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
 
-    def alarms() -> list[str]:
-        return [alarm["text"] for alarm in answers_of(tmp_path)["run"]["alarms"]]
+    def alarms() -> tuple[list[str], list[str]]:
+        tags = [text for tag, text in tags_of(tmp_path).items() if tag == "grpox.alarm.kl_runaway"]
+        return [alarm["text"] for alarm in answers_of(tmp_path)["run"]["alarms"]], tags
 
-    assert alarms() == []
+    assert alarms() == ([], [])
     write_alarms(tmp_path, [ALARM])
-    assert "kl_runaway at step 7, value 9.25" in alarms()[0]
-    (tmp_path / "summary.json").write_text('{"steps": 7, "alarms": []}')
-    assert alarms() == []
-    (tmp_path / "summary.json").write_text(json.dumps({"steps": 7, "alarms": [ALARM]}))
-    assert "raise train.beta" in alarms()[0]
+    display.grpox_run_failed(run)
+    assert "alarm kl_runaway at step 7, value 9.25" in console.export_text()
+    assert alarms() == ([describe_alarm(ALARM)], [describe_alarm(ALARM)])
+    assert "raise train.beta" in describe_alarm(ALARM)
+    # A run that was resumed with changes may not have the alarm any more.
+    for told in ([], [ALARM]):
+        (tmp_path / "summary.json").write_text(json.dumps({"steps": 7, "alarms": told}))
+        assert alarms() == ([describe_alarm(each) for each in told],) * 2

@@ -53,11 +53,8 @@ def step_lines(total_steps: int) -> list[int]:
     return [int(line.split()[1].split("/")[0]) for line in console.export_text().splitlines()]
 
 
-def test_a_short_run_shows_every_step() -> None:
+def test_a_run_shows_every_step_or_about_twenty_with_the_first_and_the_last() -> None:
     assert step_lines(7) == [1, 2, 3, 4, 5, 6, 7]
-
-
-def test_a_long_run_shows_about_twenty_lines_with_the_first_and_the_last() -> None:
     assert step_lines(1001) == [1, *range(51, 1001, 51), 1001]
 
 
@@ -91,25 +88,14 @@ def test_brackets_and_control_characters_of_a_completion_are_shown_not_obeyed() 
     assert r"[/red] \x1b[2Jfour\n<4>\u202e" in shown
 
 
-def test_samples_come_every_so_many_steps_counted_from_the_last_sample() -> None:
+@pytest.mark.parametrize(("every", "shown"), [(4, [1, 7, 13]), (0, [])])
+def test_samples_come_every_so_many_steps_counted_from_the_last_sample(every: int, shown: list[int]) -> None:
     display, console = plain()
-    run = context(completions_every=4)
-    for step in (1, 4, 7, 10, 13):
-        display.grpox_rollouts_scored(run, step, [scored(1.0)])
-    shown = console.export_text()
-    assert [step for step in (1, 4, 7, 10, 13) if f"completions for step {step}\n" in _stripped(shown)] == [
-        1, 7, 13,
-    ]  # fmt: skip
-
-
-def _stripped(text: str) -> str:
-    return "".join(line.strip() + "\n" for line in text.splitlines())
-
-
-def test_no_samples_are_shown_when_turned_off() -> None:
-    display, console = plain()
-    display.grpox_rollouts_scored(context(completions_every=0), 1, [scored(1.0)])
-    assert console.export_text() == ""
+    steps = (1, 4, 7, 10, 13)
+    for step in steps:
+        display.grpox_rollouts_scored(context(completions_every=every), step, [scored(1.0)])
+    lines = [line.strip() for line in console.export_text().splitlines()]
+    assert [step for step in steps if f"completions for step {step}" in lines] == shown
 
 
 def test_sample_rows_span_best_to_worst_and_end_with_unscored() -> None:
@@ -128,22 +114,24 @@ def test_shortening_keeps_start_and_end_within_the_width() -> None:
     assert shortened("x" * 21, 21) == "x" * 21
 
 
-def test_the_summary_tells_accuracy_before_and_after() -> None:
+def test_the_summary_tells_accuracy_and_success_before_and_after() -> None:
     display, console = plain()
     run = context()
     display.grpox_run_started(run)
-    display.grpox_evaluated(0, {"accuracy": 0.125})
+    display.grpox_evaluated(0, {"accuracy": 0.125, "success": 0.25, "turns/mean": 3.0, "info/guesses": 5.0})
     display.grpox_evaluated(5, {"accuracy": 0.9})
     display.grpox_step_finished(run, 10, {})
-    display.grpox_evaluated(10, {"accuracy": 0.5, "mean_length": 12.0})
+    display.grpox_evaluated(10, {"accuracy": 0.5, "success": 0.875, "mean_length": 12.0})
     display.grpox_run_finished(run, {})
     shown = console.export_text()
-    assert "evaluation after step 10: accuracy 0.5  mean_length 12\n" in shown
+    assert "evaluation after step 0: accuracy 0.125  success 0.25  info/guesses 5\n" in shown
+    assert "evaluation after step 10: accuracy 0.5  success 0.875  mean_length 12\n" in shown
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.splitlines() if "│" in line]
-    assert rows[0] == ["accuracy before training", "0.1250"]
-    assert rows[1] == ["accuracy after step 10", "0.5000"]
-    assert ["steps", "10"] in rows
-    assert ["folder", "runs/demo"] in rows
+    assert [row for row in rows if row[0] != "time"] == [
+        ["accuracy before training", "0.1250"], ["accuracy after step 10", "0.5000"],
+        ["success before training", "0.2500"], ["success after step 10", "0.8750"], ["steps", "10"],
+        ["folder", "runs/demo"],
+    ]  # fmt: skip
 
 
 def test_the_line_of_an_evaluation_holds_its_main_values(golden: Golden) -> None:
@@ -201,23 +189,21 @@ def test_a_terminal_gets_a_live_line_that_ends_with_the_run() -> None:
     assert console.export_text() == "after\n"
 
 
-def test_the_live_line_of_a_narrow_terminal_leaves_parts_out_and_cuts_none() -> None:
-    metrics = {
-        "reward": 0.25,
-        "loss": -0.00001234,
-        "tokens_per_second/generated": 1_234_567.0,
-        "step_time": 12.3,
-    }
-    for width, shown in ((70, "reward 0.250  loss -1.234e-05  12.3 s/step"), (50, "reward 0.250  12.3 s/step")):
-        console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
-        display = TerminalDisplay(console)
-        run = context(total_steps=10_000)
-        display.grpox_run_started(run)
-        display.grpox_step_finished(run, 9_999, metrics)
-        display.grpox_run_failed(run)
-        lines = console.export_text().splitlines()
-        assert f" 9999/10000 {shown}" in lines[-1], lines
-        assert "…" not in lines[-1]
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [(70, "reward 0.250  loss -1.234e-05  12.3 s/step"), (50, "reward 0.250  12.3 s/step")],
+)
+def test_the_live_line_of_a_narrow_terminal_leaves_parts_out_and_cuts_none(width: int, shown: str) -> None:
+    metrics = {"reward": 0.25, "loss": -0.00001234, "tokens_per_second/generated": 1e6, "step_time": 12.3}
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
+    display = TerminalDisplay(console)
+    run = context(total_steps=10_000)
+    display.grpox_run_started(run)
+    display.grpox_step_finished(run, 9_999, metrics)
+    display.grpox_run_failed(run)
+    line = console.export_text().splitlines()[-1]
+    assert f" 9999/10000 {shown}" in line
+    assert "…" not in line
 
 
 def sample(**fields: object) -> ScoredRollout:
@@ -252,17 +238,14 @@ def test_a_sample_shows_the_question_the_right_answer_and_each_reward_at_80_colu
     ]
 
 
-def test_one_reward_that_is_the_sum_is_told_once() -> None:
+def test_each_reward_is_told_once_also_one_that_is_the_sum_or_is_shortened_to_an_equal_name() -> None:
     display, console = plain()
     display.grpox_rollouts_scored(context(), 1, [scored(1.0)])
     shown = console.export_text()
     assert "reward     1.000" in shown
     assert "math" not in shown
-
-
-def test_rewards_whose_shortened_names_are_equal_are_all_told() -> None:
-    display, console = plain()
     rewards = {"judge_of_style_of_answers": 0.25, "judge_of_facts_of_answers": 0.75}
+    display, console = plain()
     display.grpox_rollouts_scored(context(), 1, [sample(rewards=rewards, reward=1.0)])
     shown = console.export_text()
     assert "judge_ ... swers  0.250" in shown

@@ -14,7 +14,7 @@ from support.frozen import answers_of
 
 from grpox.contracts import Episode, Rollout, ScoredRollout, ToolCall, ToolResult, Turn
 from grpox.observing.conversation import ends, speeches
-from grpox.observing.display import TerminalDisplay, _sample_table
+from grpox.observing.display import _sample_table
 from grpox.observing.page.data import MOST_MESSAGES, read_samples
 from grpox.observing.record_files import MOST_OF_ANSWER, write_completions
 
@@ -83,12 +83,6 @@ def test_an_answer_of_any_length_is_recorded_up_to_a_limit(tmp_path: Path) -> No
     assert call["content"] == "7" * MOST_OF_ANSWER + "... (1,234 further characters)"
 
 
-def test_completions_of_one_turn_have_the_columns_that_they_had(tmp_path: Path) -> None:
-    write_completions(tmp_path / "step.parquet", 1, [single()])
-    names = parquet.read_schema(tmp_path / "step.parquet").names
-    assert names[-2:] == ["policy_version", "completion_length"]
-
-
 def test_half_of_a_surrogate_pair_is_escaped(tmp_path: Path) -> None:
     odd = episode([{"role": "assistant", "content": "\ud83d"}], failure="\ud83d")
     write_completions(tmp_path / "step.parquet", 1, [odd])
@@ -140,10 +134,10 @@ def test_the_report_holds_who_says_what(tmp_path: Path) -> None:
 def test_the_report_cuts_a_long_conversation_in_its_middle(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": f"message {number}"} for number in range(MOST_MESSAGES + 5)]
     batches, _ = read_samples(folder(tmp_path, episode(messages)))
-    conversation = batches[0].samples[0].conversation
+    conversation = batches[0].rows[0]["messages"]
     assert len(conversation) == MOST_MESSAGES + 1
-    assert conversation[MOST_MESSAGES // 2] == ("", "[... 5 messages ...]")
-    assert conversation[-1].text == f"message {MOST_MESSAGES + 4}"
+    assert conversation[MOST_MESSAGES // 2] == ["", "[... 5 messages ...]"]
+    assert conversation[-1][1] == f"message {MOST_MESSAGES + 4}"
 
 
 def test_the_report_reads_what_another_program_wrote_into_the_columns(tmp_path: Path) -> None:
@@ -169,17 +163,3 @@ def test_the_terminal_shows_a_line_for_each_message() -> None:
     assert "... 4 messages ..." in shown
     assert "user: no 5" in shown
     assert "user: no 2" not in shown
-
-
-def test_the_terminal_shows_success_before_and_after(tmp_path: Path) -> None:
-    console = Console(record=True, width=100, file=io.StringIO())
-    display = TerminalDisplay(console)
-    display.grpox_evaluated(0, {"accuracy": 0.0, "success": 0.25, "turns/mean": 3.0, "info/guesses": 5.0})
-    display.grpox_evaluated(9, {"accuracy": 0.0, "success": 0.875})
-    run: Any = type("Run", (), {"output_dir": tmp_path, "started": None})
-    display.grpox_run_finished(run, {})
-    shown = console.export_text()
-    assert "evaluation after step 0: accuracy 0  success 0.25  info/guesses 5\n" in shown
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.splitlines() if "│" in line]
-    assert ["success before training", "0.2500"] in rows
-    assert ["success after step 9", "0.8750"] in rows

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from support.patience import patient
 
-from grpox.observing import machine_metrics as module
 from grpox.observing.machine_metrics import Readings, machine_metrics
 
 EXPECTED = {
@@ -67,20 +66,13 @@ def test_the_first_rank_of_each_machine_reads_it(
         assert name in lines(tmp_path / "system" / file)[0]["metrics"]
 
 
-def test_turned_off_it_writes_nothing_and_asks_no_other_rank(tmp_path: Path) -> None:
-    ranks = Ranks(0, ["a"])
-    with machine_metrics(tmp_path, 0, ranks):  # type: ignore[arg-type]
-        pass
-    assert not (tmp_path / "system").exists()
-    assert ranks.asked == 0
-
-
-def test_a_process_that_goes_on_counts_on(tmp_path: Path) -> None:
-    path = tmp_path / "system" / "node_0.jsonl"
-    for _ in range(2):
-        with machine_metrics(tmp_path, 60, Ranks(0, ["a"])):  # type: ignore[arg-type]
+def test_a_process_that_goes_on_counts_on_and_none_is_asked_if_it_is_off(tmp_path: Path) -> None:
+    path, ranks = tmp_path / "system" / "node_0.jsonl", Ranks(0, ["a"])
+    for every, steps in ((0, []), (60, [0]), (60, [0, 1])):
+        with machine_metrics(tmp_path, every, ranks):  # type: ignore[arg-type]
             pass
-    assert [line["step"] for line in lines(path)] == [0, 1]
+        assert [line["step"] for line in (lines(path) if path.exists() else [])] == steps
+    assert ranks.asked == 2
     times = [line["time"] for line in lines(path)]
     assert times[0] <= times[1]
 
@@ -140,10 +132,6 @@ def test_without_that_library_nvidia_smi_is_asked(tmp_path: Path, monkeypatch: p
     assert taken["gpu_1_power_usage_percentage"] == 25.0
     command.write_text("#!/bin/sh\nexit 9\n")
     assert "gpu_0_utilization_percentage" not in Readings(tmp_path).take()
-
-
-def test_processes_of_one_machine_tell_the_same_name() -> None:
-    assert module._machine() == module._machine() != ""
 
 
 def test_the_cpu_is_read_by_the_thread_that_was_asked_before(tmp_path: Path) -> None:

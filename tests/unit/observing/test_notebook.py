@@ -26,10 +26,7 @@ def test_the_table_has_the_last_steps_and_only_metrics_of_the_run() -> None:
     assert "<td>3</td><td>0.3</td>" in page
     assert "<td>2</td><td>0.2</td>" not in page
     assert "evaluation after step 0: accuracy 0.25" in page
-
-
-def test_a_run_that_goes_on_begins_at_the_steps_before() -> None:
-    assert "step 20 of 20" in StepTable("runs/mine", 20, 20)._repr_html_()
+    assert "step 20 of 20" in StepTable("runs/mine", 20, 20)._repr_html_()  # of a run that goes on
 
 
 def test_it_is_shown_once_in_a_cell_and_then_renewed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import time
 from dataclasses import replace
 from datetime import date
@@ -147,23 +148,21 @@ def test_runs_that_end_in_the_same_second_are_set_aside_apart(run: RunContext, r
     assert len(list((second / "completions").iterdir())) == 1
 
 
-def test_a_run_that_failed_before_its_first_step_is_set_aside_whole(
-    run: RunContext, record: LocalRecord
-) -> None:
+def test_a_record_without_a_step_is_set_aside_whole_and_a_model_of_another_stays(tmp_path: Path) -> None:
+    run = context(tmp_path)
+    (run.output_dir / "model").mkdir(parents=True)
+    (run.output_dir / "config.yaml").write_text("mine")
+    record = LocalRecord()
+    record.grpox_run_started(run)
+    (aside,) = (run.output_dir / "earlier").iterdir()
+    assert (aside / "config.yaml").read_text() == "mine"
+    assert (run.output_dir / "model").is_dir()
+    shutil.rmtree(run.output_dir / "earlier")
+    (run.output_dir / "model").rmdir()
     record.grpox_run_failed(run, ValueError("no such model"))
     LocalRecord().grpox_run_started(run)
     (aside,) = (run.output_dir / "earlier").iterdir()
     assert {path.name for path in aside.iterdir()} == {"config.yaml", "versions.json", "failure.json"}
-
-
-def test_what_is_no_runs_is_kept_and_a_model_of_another_stays(tmp_path: Path) -> None:
-    run = context(tmp_path)
-    (run.output_dir / "model").mkdir(parents=True)
-    (run.output_dir / "config.yaml").write_text("mine")
-    LocalRecord().grpox_run_started(run)
-    (aside,) = (run.output_dir / "earlier").iterdir()
-    assert (aside / "config.yaml").read_text() == "mine"
-    assert (run.output_dir / "model").is_dir()
 
 
 def test_what_reward_functions_log_of_a_completion_becomes_a_column(
@@ -232,14 +231,10 @@ def test_completions_are_saved_every_so_many_generation_batches(
 def test_two_generation_batches_of_one_step_do_not_overwrite_each_other(
     run: RunContext, record: LocalRecord
 ) -> None:
-    record.grpox_rollouts_scored(1, [scored(0, 0, math=1.0)])
-    record.grpox_rollouts_scored(1, [scored(0, 0, math=0.0)])
-    folder = run.output_dir / "completions"
-    rewards = [
-        parquet.read_table(folder / name)["rewards/math"].to_pylist()
-        for name in ("step_000001.parquet", "step_000001_2.parquet")
-    ]
-    assert rewards == [[1.0], [0.0]]
+    for reward, name in ((1.0, "step_000001.parquet"), (0.0, "step_000001_2.parquet")):
+        record.grpox_rollouts_scored(1, [scored(0, 0, math=reward)])
+        table = parquet.read_table(run.output_dir / "completions" / name)
+        assert table["rewards/math"].to_pylist() == [reward]
 
 
 def lines_of(run: RunContext, name: str = "metrics.jsonl") -> list[int]:

@@ -30,18 +30,16 @@ def test_a_token_is_read_back_with_all_its_token_facts(tmp_path: Path) -> None:
     assert (third["mask"], third["ratio"], third["turn"]) == (0, 3.0, 1)
     assert (last["special"], last["text"], last["logprob"]) == ("<end>", "", None)
     assert [each["id"] for each in read_tokens(tmp_path, 1, 0, 0)] == [3]
-
-
-def test_numbers_that_json_lacks_are_none(tmp_path: Path) -> None:
-    odd = token_facts()
+    odd = token_facts(4)
     odd.logprob[:] = [-np.inf, 0, np.nan, np.inf]
-    record_tokens(tmp_path, 1, odd)
-    tokens = read_tokens(tmp_path, 1, 0, 0)
+    record_tokens(tmp_path, 4, odd)
+    tokens = read_tokens(tmp_path, 4, 0, 0)
     assert [each["policy_logprob"] for each in tokens] == [None] * 4
     json.dumps(tokens, allow_nan=False)
 
 
 def test_a_completion_is_found_by_the_name_of_its_file_whichever_step_trained_on_it(tmp_path: Path) -> None:
+    assert read_tokens(tmp_path, 1, 5, 0) == []
     record_tokens(tmp_path, 1, token_facts(1, 1, 5), token_facts(1, 2, 5, ids=(4,)))
     record_tokens(tmp_path, 2, token_facts(1, 1, 6))  # the second step of the same generation batch
     record_tokens(tmp_path, 3, token_facts(3, 1, 5, ids=(1, 2)))
@@ -69,7 +67,3 @@ def test_an_error_of_tokens_names_their_file(tmp_path: Path, column: str) -> Non
     parquet.write_table(table.drop_columns([column]).append_column(column, pyarrow.nulls(len(table))), path)
     with pytest.raises(ValueError, match=path.name):
         read_tokens(tmp_path, 1, 5, 0)
-
-
-def test_a_run_without_tokens_has_none(tmp_path: Path) -> None:
-    assert read_tokens(tmp_path, 1, 0, 0) == []
