@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grpox.policy.batch import Arrangement, Layout, RolloutBatch, Sample, collate
+from grpox.policy.batch import RolloutBatch
 from grpox.policy.head_chunks import rows_per_chunk
 
 POSITIONS_PER_CHUNK = 4096
@@ -41,9 +41,11 @@ class ForwardMode:
     shared_width: int = 0
     """Hidden size if sequences can share their prompt in a row; 0: they cannot."""
     packed: bool = False
-    """True: the sequences of a micro-batch are in one row without padding."""
+    """True: the sequences of a micro-batch are in one row without padding. Where positions begin anew a
+    sequence begins; attention must know that, since there is no mask."""
     by_lengths: bool = False
-    """True: attention accepts lengths of sequences, so transformers needs to make no mask."""
+    """True: attention accepts lengths of sequences, so transformers needs to make no mask, but for rows that
+    sequences share."""
     failures: tuple[str, ...] = field(default=(), compare=False)
     """Errors raised by the trials of other modes, for the user."""
 
@@ -56,11 +58,6 @@ class ForwardMode:
     def dependence(self) -> str:
         """The failure of the model's own forward pass beside other sequences; empty without one."""
         return next((each for each in self.failures if DEPENDS in each and str(FULL_LOGITS) in each), "")
-
-    @property
-    def arrangement(self) -> Arrangement:
-        """Layout of micro-batches in rows."""
-        return Arrangement(self.shared_width, self.packed, self.by_lengths)
 
 
 FULL_LOGITS = ForwardMode()
@@ -86,36 +83,18 @@ def completion_logprobs(
     """
     if mode == FULL_LOGITS:
         return _of_all_logits(model, batch, temperature, entropy_gradient)
-    layout = batch.layout(mode.arrangement)
-    logprobs, entropies = _rows_logprobs(model, layout, temperature, entropy_gradient)
-    whole = logprobs.new_zeros(batch.token_mask.numel())
-    return (
-        whole.index_copy(0, layout.places, logprobs).view_as(batch.token_mask),
-        whole.index_copy(0, layout.places, entropies).view_as(batch.token_mask),
-    )
-
-
-def prepare_pass(samples: Sequence[Sample], device: torch.device, mode: ForwardMode) -> RolloutBatch:
-    """Collate a micro-batch and send all that a pass over it reads of the host, in one copy before the pass."""
-    return collate(samples, device, "padded" if mode == FULL_LOGITS else mode.arrangement)
-
-
-def _rows_logprobs(
-    model: Any, layout: Layout, temperature: float, entropy_gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Compute log-probabilities [N] of the layout's targets, with gradient, and entropies [N].
-
-    Args:
-        entropy_gradient: True if the entropies also need a gradient.
-    """
-    attends = {"attention_mask": layout.sees} if layout.lengths is None else layout.lengths.arguments()
-    result: tuple[Tensor, Tensor] = model(
+    layout = batch.layout(mode)
+    scored: tuple[Tensor, Tensor] = model(
         input_ids=layout.input_ids,
         position_ids=layout.position_ids,
-        **attends,
+        **layout.attention_arguments(),
         scored=(layout.sources, layout.targets, temperature, entropy_gradient),
     )
-    return result
+    whole = scored[0].new_zeros(batch.token_mask.numel())
+    logprobs, entropies = (
+        whole.index_copy(0, layout.places, each).view_as(batch.token_mask) for each in scored
+    )
+    return logprobs, entropies
 
 
 def _of_all_logits(

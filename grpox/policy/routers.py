@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from grpox.errors import ConfigError
-from grpox.policy.batch import RolloutBatch, padded_positions, row_positions
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
+from grpox.policy.batch import RolloutBatch, attended_positions
+from grpox.policy.logprobs import ForwardMode
 
 KEY = "train.router_aux_loss_coef"
 _FUNCTION = "load_balancing_loss_func"
@@ -88,10 +88,7 @@ class RouterBalance:
 
         It is that of the padded sequences, each with its prompt, in every forward mode.
         """
-        if mode == FULL_LOGITS:
-            positions = padded_positions(batch)
-        else:
-            positions = row_positions(batch, mode.shared_width, mode.packed)
+        positions = attended_positions(batch, mode)
         logits, self._logits = self._logits, ()
         rows = tuple(each.flatten(0, -2).index_select(0, positions) for each in logits)
         return self._function(rows, self._experts, self._chosen)

@@ -17,9 +17,9 @@ from grpox.config import RunConfig
 from grpox.config.alarms import CHANGED, GROWTH, LIVE, NORM_BEFORE
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
-from grpox.policy.batch import RolloutBatch, Sample
+from grpox.policy.batch import RolloutBatch, Sample, collate
 from grpox.policy.engine import Engine, FrozenEngine
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs, prepare_pass
+from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
 from grpox.policy.reference import BaseAsReference, ReferenceSync
 from grpox.policy.routers import RouterBalance
 from grpox.runtime.world import World
@@ -246,7 +246,7 @@ class PolicyUpdate:
         return measured
 
     def _prepared(self, packed: PackedMicroBatch) -> RolloutBatch:
-        return prepare_pass(packed.samples, self.world.device, self.engine.mode)
+        return collate(packed.samples, self.world.device, self.engine.mode)
 
     @torch.no_grad()
     def _score(

@@ -48,7 +48,7 @@ def scored(model: Any, chunked: bool) -> tuple[Tensor, Tensor]:
     log_p = torch.log_softmax(hidden.float() @ head.weight.float().T / TEMPERATURE, dim=-1)
     if wanted is not None:
         chosen = log_p.gather(-1, wanted.targets.unsqueeze(-1)).squeeze(-1)
-        layout = samples.layout(mode.arrangement)
+        layout = samples.layout(mode)
         expected = chosen.new_zeros(samples.token_mask.numel()).index_copy(0, layout.places, chosen)
         expected = expected.view_as(samples.token_mask)
     else:

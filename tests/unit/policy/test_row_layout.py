@@ -6,11 +6,13 @@ import numpy as np
 import torch
 
 from grpox.contracts import Rollout
-from grpox.policy.batch import Arrangement, RolloutBatch, Sample, collate, lay_out, rows_of, samples_of
+from grpox.policy.batch import RolloutBatch, Sample, collate, rows_of, samples_of
+from grpox.policy.logprobs import ForwardMode
 
 CPU = torch.device("cpu")
 WIDTH = 1000
 """Width of a model in which sharing pays for all sequences of this file."""
+SHARED = ForwardMode(chunked=True, shared_width=WIDTH)
 
 
 def batch_of(*sequences: tuple[tuple[int, ...], tuple[int, ...]]) -> RolloutBatch:
@@ -28,14 +30,8 @@ def sample(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Sample:
 TWO_OF_ONE_PROMPT = batch_of(((7, 8), (1, 2)), ((7, 8), (3,)), ((9,), (4, 5)))
 
 
-def test_sequences_are_without_their_padding() -> None:
-    assert [(each.prompt, each.completion, len(each)) for each in TWO_OF_ONE_PROMPT.samples] == [
-        ((7, 8), (1, 2), 4), ((7, 8), (3,), 3), ((9,), (4, 5), 3)
-    ]  # fmt: skip
-
-
 def test_completions_of_one_prompt_lie_behind_one_copy_of_it() -> None:
-    layout = lay_out(TWO_OF_ONE_PROMPT, Arrangement(WIDTH))
+    layout = TWO_OF_ONE_PROMPT.layout(SHARED)
     assert layout.input_ids.tolist() == [[7, 8, 1, 2, 3], [9, 4, 5, 0, 0]]
     assert layout.position_ids[0].tolist() == [0, 1, 2, 3, 2]
     assert layout.position_ids[1, :3].tolist() == [0, 1, 2]
@@ -45,7 +41,7 @@ def test_completions_of_one_prompt_lie_behind_one_copy_of_it() -> None:
 
 
 def test_a_completion_sees_its_prompt_and_itself() -> None:
-    sees = lay_out(TWO_OF_ONE_PROMPT, Arrangement(WIDTH)).sees
+    sees = TWO_OF_ONE_PROMPT.layout(SHARED).sees
     assert sees is not None
     assert sees[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0],
@@ -59,7 +55,7 @@ def test_a_completion_sees_its_prompt_and_itself() -> None:
 
 
 def test_without_sharing_each_sequence_has_a_row_and_no_mask_is_needed() -> None:
-    layout = lay_out(TWO_OF_ONE_PROMPT, Arrangement())
+    layout = TWO_OF_ONE_PROMPT.layout(ForwardMode(chunked=True))
     assert layout.sees is None
     assert layout.input_ids.tolist() == [[7, 8, 1, 2], [7, 8, 3, 0], [9, 4, 5, 0]]
     assert layout.position_ids.tolist() == [[0, 1, 2, 3]] * 3
@@ -67,7 +63,7 @@ def test_without_sharing_each_sequence_has_a_row_and_no_mask_is_needed() -> None
 
 
 def test_packed_sequences_lie_one_behind_the_other_without_padding() -> None:
-    layout = lay_out(TWO_OF_ONE_PROMPT, Arrangement(packed=True))
+    layout = TWO_OF_ONE_PROMPT.layout(ForwardMode(chunked=True, packed=True))
     assert layout.sees is None
     assert layout.input_ids.tolist() == [[7, 8, 1, 2, 7, 8, 3, 9, 4, 5]]
     assert layout.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
@@ -78,7 +74,7 @@ def test_packed_sequences_lie_one_behind_the_other_without_padding() -> None:
 def test_only_tokens_in_the_mask_are_wanted() -> None:
     of_tool = Rollout(0, 0, (7, 8), (1, 2, 3), "stop", 0, model_mask=(True, False, True))
     samples = samples_of([of_tool, Rollout(1, 0, (9,), (), "stop", 0)], [0.0, 0.0])
-    layout = lay_out(collate(samples, CPU), Arrangement(WIDTH))
+    layout = collate(samples, CPU).layout(SHARED)
     assert layout.targets.tolist() == [1, 3]
     assert layout.sources.tolist() == [1, 3]
 

@@ -200,4 +200,6 @@ def test_what_a_run_asks_for_in_vain_is_told() -> None:
     assert describe_unused_modes(model, TrainConfig(prefix_sharing=False), CHUNKED) is None
     assert describe_unused_modes(model, TrainConfig(chunked_logprobs=False), FULL_LOGITS) is None
     assert "cannot use train.prefix_sharing" in str(describe_unused_modes(model, TRAIN, CHUNKED))
-    assert "neither train.chunked_logprobs" in str(describe_unused_modes(model, TRAIN, FULL_LOGITS))
+    assert "cannot use train.chunked_logprobs and train.prefix_sharing" in str(
+        describe_unused_modes(model, TRAIN, FULL_LOGITS)
+    )

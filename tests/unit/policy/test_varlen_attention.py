@@ -17,7 +17,6 @@ from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBA
 from grpox.config import LoraConfig, TrainConfig
 from grpox.policy import attention
 from grpox.policy.attention import VARLEN, attend_within, prefers_varlen, probe_kernel, set_attention
-from grpox.policy.batch import Arrangement, lay_out
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward
@@ -166,12 +165,11 @@ def test_a_pass_reads_no_value_of_a_tensor(mode: ForwardMode) -> None:
     """On the meta device values cannot be read; torch's kernel has a form for it, which the pass runs."""
     model = by_lengths(model_of("llama", torch.bfloat16, head_dim=8))
     assert install_scoring_forward(model, TrainConfig(prefix_sharing=False, packing=mode.packed)) == mode
-    layout = lay_out(batch(), Arrangement(packed=mode.packed, by_lengths=True))
-    assert layout.lengths is not None
+    layout = batch().layout(mode)
     model = model.to(META)
     arguments = {
         name: value.to(META) if isinstance(value, torch.Tensor) else value
-        for name, value in layout.lengths.arguments().items()
+        for name, value in layout.attention_arguments().items()
     }
     logprobs, _ = model(
         input_ids=layout.input_ids.to(META),

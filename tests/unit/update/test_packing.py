@@ -17,7 +17,7 @@ from grpox.contracts import Rollout
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.attention import VARLEN
-from grpox.policy.batch import Arrangement, Sample, collate, lay_out, samples_of
+from grpox.policy.batch import Sample, collate, samples_of
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.runtime.world import World
@@ -205,7 +205,7 @@ def test_a_micro_batch_holds_no_more_positions_than_its_budget() -> None:
         mode = ForwardMode(chunked=True, shared_width=width)
         packed = packer_of(mode=mode, max_tokens_per_micro_batch=30).pack(micro_batches, WORLD)
         for each in packed.micro_batches:
-            assert lay_out(collate(each.samples, CPU), Arrangement(width)).input_ids.numel() <= 30
+            assert collate(each.samples, CPU).layout(mode).input_ids.numel() <= 30
 
 
 def test_without_a_budget_a_micro_batch_holds_no_more_completions_than_one_of_the_schedule() -> None:
