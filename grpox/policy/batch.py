@@ -412,7 +412,7 @@ def _plan(
     """Lay sequences out in rows on the host, with the token mask bool[B, T].
 
     Returns:
-        arrays; and a function that makes the layout of them on a device, and of the places of the mask's tokens.
+        arrays; and a function that makes the layout of them on a device, and of the mask's places.
     """
     rows = rows_of(sequences, mode.shared_width)
     longest = rows[0].length

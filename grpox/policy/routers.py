@@ -20,8 +20,6 @@ from grpox.policy.batch import RolloutBatch, attended_positions
 from grpox.policy.logprobs import ForwardMode
 
 KEY = "train.router_aux_loss_coef"
-_FUNCTION = "load_balancing_loss_func"
-"""Name of the loss in the modules of transformers."""
 
 
 def check_routers(config: PreTrainedConfig, coefficient: float) -> None:
@@ -54,7 +52,7 @@ class RouterBalance:
             ConfigError: the model has no such loss.
         """
         check_routers(model.config, coefficient)
-        function = getattr(sys.modules[type(model).__module__], _FUNCTION, None)
+        function = getattr(sys.modules[type(model).__module__], "load_balancing_loss_func", None)
         experts, chosen = (getattr(model, name, None) for name in ("num_experts", "num_experts_per_tok"))
         if function is None or experts is None or chosen is None:
             raise _no_routers(type(model).__name__, coefficient)

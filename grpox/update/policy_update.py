@@ -20,7 +20,7 @@ from grpox.errors import RunFailed
 from grpox.policy.batch import RolloutBatch, Sample, collate
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
-from grpox.policy.reference import BaseAsReference, ReferenceSync
+from grpox.policy.reference import BaseAsReference, sync_reference
 from grpox.policy.routers import RouterBalance
 from grpox.runtime.world import World
 from grpox.update.entropy_control import EntropyControl
@@ -67,7 +67,8 @@ class PolicyUpdate:
         self.entropy_control = None if adaptive is None else EntropyControl(adaptive, start)
         """Sets the weight of the entropy bonus before each step; None: it is constant."""
         self.top_entropy = config.train.top_entropy_quantile
-        self.reference_sync = ReferenceSync(config.train) if config.train.sync_ref_model else None
+        self.reference_sync = config.train if config.train.sync_ref_model else None
+        """How the reference follows the policy; None: it does not."""
         self.temperature = config.sampling.temperature
         self.max_completion_length = config.sampling.max_completion_length
         self.world = world
@@ -154,7 +155,7 @@ class PolicyUpdate:
         for sample in (sample for samples in micro_batches for sample in samples):
             sample.policy_keep = None
         if self.reference_sync is not None and isinstance(self.reference, FrozenEngine):
-            self.reference_sync.after_step(self.engine, self.reference)
+            sync_reference(self.engine, self.reference, self.reference_sync)
         if self.entropy_control is not None:
             metrics["adaptive_entropy/coef"] = self.entropy_control.state.coefficient
         return metrics | self.nonfinite.metrics()

@@ -22,12 +22,12 @@ from grpox.checkpoint.save_model import save_model
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import ShardFiles, read_reference, write_reference
 from grpox.cli.errors import leave
-from grpox.config import LoraConfig, RunConfig
+from grpox.config import LoraConfig, RunConfig, TrainConfig
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.policy.reference import mix
+from grpox.policy.reference import sync_reference
 from grpox.policy.weight_stream import persistent_buffers
 from grpox.runtime.world import World, start_world
 from grpox.training.run import make_whole
@@ -99,7 +99,7 @@ def universal(config: RunConfig, way: str, out: Path, world: World) -> dict[str,
 def referred(engine: Engine, config: RunConfig, out: Path, world: World) -> dict[str, Any]:
     """The reference's buffers when it has moved half the way, and as they are read from its checkpoint."""
     reference = FrozenEngine(load_model(config.model), config, world)
-    mix(engine, reference, 0.5)
+    sync_reference(engine, reference, TrainConfig(ref_sync_steps=1, ref_sync_alpha=0.5))
     policy: Any = SimpleNamespace(reference=reference, reference_sync=True)
     moved = values(reference.module)
     write_reference(policy, out, ShardFiles(False), world)

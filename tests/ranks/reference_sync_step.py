@@ -17,7 +17,7 @@ from grpox.cli.errors import leave
 from grpox.policy.engine import Engine
 from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.policy.reference import ReferenceSync
+from grpox.policy.reference import sync_reference
 from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.world import World, start_world
 
@@ -33,10 +33,9 @@ def mixed(threshold: int, world: World) -> dict[str, Any]:
     engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
     snapshots = [snapshot(reference.module)]
     ids = torch.tensor([[3, 4, 5, 6]])
-    sync = ReferenceSync(train)
     for _ in range(2):
         engine.steps += 1  # the weights of the policy may as well stay as they are
-        sync.after_step(engine, reference)
+        sync_reference(engine, reference, train)
         snapshots.append(snapshot(reference.module))
     logits = reference(input_ids=ids).logits
     return {
