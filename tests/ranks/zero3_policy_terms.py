@@ -14,8 +14,6 @@ import zero3_step
 
 from grpox.cli.errors import leave
 from grpox.config import RunConfig
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
 from grpox.policy.batch import Sample
 from grpox.runtime.world import World, start_world
 
@@ -38,9 +36,7 @@ def micro_batches_for(config: RunConfig, world: World) -> list[list[Sample]]:
 def step(settings: dict[str, Any], split: str, world: World) -> dict[str, Any]:
     config = zero3_step.config_for("dapo", 0.0, *zero3_step.numbers(split))
     train = config.train.model_copy(update=settings)
-    return zero3_step.step(
-        config.model_copy(update={"train": train}), Registry(discover()), world, micro_batches_for
-    )
+    return zero3_step.step(config.model_copy(update={"train": train}), world, micro_batches_for)
 
 
 def main(out: str, split: str) -> None:
