@@ -97,10 +97,6 @@ def test_a_model_that_sees_beyond_its_sequence_is_not_packed() -> None:
     assert mode.failures[0].startswith("the trial of train.packing with grpox_varlen gave other numbers: ")
 
 
-def test_only_attention_with_a_kernel_for_it_packs() -> None:
-    assert install_scoring_forward(model_of("llama"), TrainConfig(prefix_sharing=False)) == CHUNKED
-
-
 @pytest.mark.parametrize(
     ("settings", "ways"), [({"prefix_sharing": False}, CHUNKED), ({"chunked_logprobs": False}, FULL_LOGITS)]
 )

@@ -144,19 +144,6 @@ def test_a_padded_model_still_generates_the_same() -> None:
     assert torch.equal(*both)
 
 
-@pytest.mark.parametrize(("dtype", "most"), PRECISIONS)
-@pytest.mark.parametrize("mode", [ForwardMode(chunked=True, shared_width=32), ForwardMode(chunked=True)])
-def test_with_sdpa_the_gradients_are_those_of_padded_sequences_as_well(
-    mode: ForwardMode, dtype: torch.dtype, most: float
-) -> None:
-    plain = model_of("gpt2", dtype, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **GPT2)
-    model = copy.deepcopy(plain)
-    assert install_scoring_forward(model, TrainConfig(prefix_sharing=bool(mode.shared_width))) == mode
-    expected, actual = scored(plain, FULL_LOGITS), scored(model, mode)
-    torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=most * 10)
-    assert far(actual[1], expected[1]) < most
-
-
 # -- What transformers asks of the device ----------------------------------------------------------------
 
 
@@ -244,10 +231,6 @@ def test_torchs_kernel_gets_groups_or_repeated_heads(
     heads = 2 if accepts_groups else 4
     grouped = {"enable_gqa": True} if accepts_groups else {}
     assert calls == [((6, heads, 8), (6, heads, 8), (4, 4), options | grouped)]
-
-
-def test_the_installed_torch_accepts_groups() -> None:
-    assert attention._torch_kernel() == (varlen.varlen_attn, True)
 
 
 def test_a_window_counts_the_position_itself() -> None:
