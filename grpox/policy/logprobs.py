@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -234,9 +234,9 @@ class _ChosenLogprobs(torch.autograd.Function):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
         normaliser, entropy = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        factors = _Factors.of(hidden, weight, bias, low, up)
+        factors = _factors(hidden, weight, bias, low, up)
         for part in _parts(len(hidden), weight):
-            logits = _logits(factors.rows(part), wanted)
+            logits = _logits(_rows(factors, part), wanted)
             lse = torch.logsumexp(logits, dim=-1)
             logprobs[part] = logits.gather(1, wanted.targets[part].unsqueeze(1)).squeeze(1) - lse
             log_p = logits.sub_(lse.unsqueeze(1))
@@ -265,18 +265,12 @@ class _ChosenLogprobs(torch.autograd.Function):
         taught = upstream != 0
         if wanted.entropy_gradient:
             taught |= of_entropy != 0
-        factors = _Factors.of(hidden, weight, bias, low, up)
+        factors = _factors(hidden, weight, bias, low, up)
         for rows in _taught_parts(taught, weight):
-            chunk = factors.rows(rows)
+            chunk = _rows(factors, rows)
             by_entropy = (of_entropy[rows], entropy[rows]) if wanted.entropy_gradient else None
-            gradient = _by_logits(
-                _logits(chunk, wanted),
-                normaliser[rows],
-                upstream[rows],
-                wanted.targets[rows],
-                wanted,
-                by_entropy,
-            )
+            of_chunk = normaliser[rows], upstream[rows], wanted.targets[rows]
+            gradient = _by_logits(_logits(chunk, wanted), *of_chunk, wanted, by_entropy)
             # Rounded to the weight's precision, because a product needs factors of one type.
             by_output = as_factor(gradient.to(weight.dtype))
             if for_hidden is not None:
@@ -298,8 +292,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         )
 
 
-@dataclass(frozen=True)
-class _Factors:
+class _Factors(NamedTuple):
     """Factors of the products of a head, each in the type in which it is multiplied."""
 
     hidden: Tensor  # [N, H]
@@ -308,18 +301,15 @@ class _Factors:
     low: Tensor | None  # [N, r]
     up: Tensor | None  # [V, r]
 
-    @classmethod
-    def of(cls, hidden: Tensor, weight: Tensor, *others: Tensor | None) -> _Factors:
-        """Convert the tensors that are multiplied, once for all chunks."""
-        return cls(
-            as_factor(hidden),
-            as_factor(weight),
-            *(None if each is None else as_factor(each) for each in others),
-        )
 
-    def rows(self, rows: slice | Tensor) -> _Factors:
-        """Select rows of the hidden states, and of `low`."""
-        return replace(self, hidden=self.hidden[rows], low=None if self.low is None else self.low[rows])
+def _factors(hidden: Tensor, weight: Tensor, *others: Tensor | None) -> _Factors:
+    rest = (None if each is None else as_factor(each) for each in others)
+    return _Factors(as_factor(hidden), as_factor(weight), *rest)
+
+
+def _rows(factors: _Factors, rows: slice | Tensor) -> _Factors:
+    low = None if factors.low is None else factors.low[rows]
+    return factors._replace(hidden=factors.hidden[rows], low=low)
 
 
 def as_factor(tensor: Tensor) -> Tensor:
@@ -375,14 +365,14 @@ def _taught_parts(taught: Tensor, weight: Tensor) -> list[slice] | list[Tensor]:
 
 def _logits(factors: _Factors, wanted: Wanted) -> Tensor:
     """Compute logits / temperature: [n, H] -> f32[n, V]."""
-    hidden, weight, bias = factors.hidden, factors.weight, factors.bias
+    hidden, weight, bias, low, up = factors
     if hidden.dtype in (torch.float32, torch.float64):
         logits = torch.nn.functional.linear(hidden, weight, bias)
     else:
         logits = multiply(hidden, weight.T)
         logits = logits if bias is None else logits.add_(bias)
-    if factors.low is not None and factors.up is not None:
-        add_product(logits, factors.low, factors.up.T)
+    if low is not None and up is not None:
+        add_product(logits, low, up.T)
     transform = wanted.transform
     if transform.cap is None:
         factor = transform.scale / wanted.temperature

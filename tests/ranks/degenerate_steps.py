@@ -5,20 +5,18 @@ Usage: degenerate_steps.py OUT.pt
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from step_cases import CASES, ROWS, STEPS, MicroBatch
 from transformers import PreTrainedModel
-from zero3_step import config_for, engine_of, update_of
+from zero3_step import config_for, engine_of, save_results, update_of
 
-from grpox.cli.errors import leave
 from grpox.contracts import Rollout
 from grpox.policy.batch import Sample, samples_of
 from grpox.policy.engine import FrozenEngine
 from grpox.policy.models import load_model
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World
 
 
 def samples_for(micro_batch: MicroBatch) -> list[Sample]:
@@ -59,14 +57,9 @@ def steps(loss_name: str, beta: float, world: World) -> dict[str, Any]:
     return results
 
 
-def main(out: str) -> None:
-    world = start_world()
-    losses = [*STEPS, ("grpo", 0.1)]
-    results = {(loss, beta): steps(loss, beta, world) for loss, beta in losses}
-    if world.is_main:
-        torch.save(results, out)
+def results(world: World) -> dict[Any, Any]:
+    return {(loss, beta): steps(loss, beta, world) for loss, beta in [*STEPS, ("grpo", 0.1)]}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
-    leave(0)
+    save_results(results)

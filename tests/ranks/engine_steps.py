@@ -7,18 +7,23 @@ A variant that this machine lacks a library for has None in the place of its ste
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
-import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import safe_get_full_fp32_param
-from zero3_step import captured, config_for, engine_of, micro_batches_for, numbers, update_of
+from zero3_step import (
+    captured,
+    config_for,
+    engine_of,
+    micro_batches_for,
+    numbers,
+    save_results,
+    update_of,
+)
 
-from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.policy.engine import Engine
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World
 
 # With so large an epsilon the update grows with the gradient: clipping shows.
 TRAIN = {
@@ -91,18 +96,14 @@ def can_take(name: str) -> bool:
     return bool(get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible(verbose=False))
 
 
-def main(out: str, splits: dict[str, list[str]]) -> None:
-    world = start_world()
-    results = {
+def results(world: World, splits: str) -> dict[str, Any]:
+    return {
         split: {
             name: steps(variant(name, *numbers(split)), world) if can_take(name) else None for name in names
         }
-        for split, names in splits.items()
+        for split, names in json.loads(splits).items()
     }
-    if world.is_main:
-        torch.save(results, out)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
-    leave(0)
+    save_results(results)

@@ -5,16 +5,22 @@ Usage: lora_step.py OUT.pt BATCH_SIZExACCUMULATION
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from support.architectures import tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from zero3_step import captured, config_for, engine_of, micro_batches_for, numbers, update_of
+from zero3_step import (
+    captured,
+    config_for,
+    engine_of,
+    micro_batches_for,
+    numbers,
+    save_results,
+    update_of,
+)
 
-from grpox.cli.errors import leave
 from grpox.config import LoraConfig, RunConfig
 from grpox.policy.batch import collate
 from grpox.policy.engine import FrozenEngine
@@ -23,7 +29,7 @@ from grpox.policy.lora.add import add_adapters
 from grpox.policy.lora.layers import adapter_parameters, merge_adapters, parameter_counts
 from grpox.policy.reference import BaseAsReference
 from grpox.policy.weight_stream import stream_base
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World
 
 STEPS = 2
 TARGETS: dict[str, Any] = {"body": "all-linear", "with head": ["q_proj", "v_proj", "down_proj", "lm_head"]}
@@ -123,24 +129,21 @@ def expert_steps(config: RunConfig, targets: Any, world: World) -> dict[str, Any
     return results | {"factors": factors, "gradient of the sums": gradients[0]}
 
 
-def main(out: str, split: str) -> None:
-    world = start_world()
-    results = {}
+def results(world: World, split: str) -> dict[str, Any]:
+    found = {}
     for name, targets in TARGETS.items():
         config = config_for("dapo", 0.1, *numbers(split))
         config.train.learning_rate = 0.01
         lora = LoraConfig(r=4, alpha=8, target_modules=targets)
-        results[name] = steps(config, lora, world)
+        found[name] = steps(config, lora, world)
         config.train.chunked_logprobs = False
-        results[f"{name}, all logits"] = steps(config, lora, world)
+        found[f"{name}, all logits"] = steps(config, lora, world)
     for name, targets in EXPERTS.items():
         config = config_for("dapo", 0.1, *numbers(split))
         config.train.gradient_checkpointing = targets != []
-        results[name] = expert_steps(config, targets, world)
-    if world.is_main:
-        torch.save(results, out)
+        found[name] = expert_steps(config, targets, world)
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
-    leave(0)
+    save_results(results)

@@ -6,7 +6,6 @@ Usage: loss_input_steps.py OUT.pt BATCH_SIZExACCUMULATION...
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 import zero3_step
 from lora_step import plain_model
 
-from grpox.cli.errors import leave
 from grpox.config import ComponentRef, LoraConfig, RunConfig
 from grpox.contracts import Rollout
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
@@ -27,7 +25,7 @@ from grpox.policy.engine import FrozenEngine
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import load_model
 from grpox.policy.reference import BaseAsReference
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World
 from grpox.update.objective import StepLoss
 from grpox.update.policy_update import PolicyUpdate
 
@@ -167,17 +165,14 @@ def lora_step(name: str, split: str, world: World) -> dict[str, Any]:
     }
 
 
-def main(out: str, splits: list[str]) -> None:
-    world = start_world()
-    results: dict[str, Any] = {
+def results(world: World, *splits: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
         split: {name: step(name, split, world) for name in (CASES if split == splits[0] else FEWER)}
         for split in splits
     }
-    results["lora"] = {name: lora_step(name, splits[0], world) for name in ("reference", "beta")}
-    if world.is_main:
-        torch.save(results, out)
+    found["lora"] = {name: lora_step(name, splits[0], world) for name in ("reference", "beta")}
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
-    leave(0)
+    zero3_step.save_results(results)

@@ -5,7 +5,6 @@ Usage: mixed_steps.py OUT.pt
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -15,14 +14,14 @@ from zero3_step import (
     engine_of,
     micro_batches_for,
     reference_for,
+    save_results,
     update_of,
     well_conditioned,
 )
 
-from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.policy.batch import Sample
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World
 from grpox.update.packing import MicroBatchPacker
 
 BUDGET = 24
@@ -60,15 +59,11 @@ def steps(config: RunConfig, world: World) -> dict[str, Any]:
     }
 
 
-def main(out: str) -> None:
-    world = start_world()
+def results(world: World) -> dict[str, Any]:
     config = well_conditioned(config_for("dapo", 0.1, 6 // world.size, 4))
     config.train.max_tokens_per_micro_batch = BUDGET
-    results = steps(config, world)
-    if world.is_main:
-        torch.save(results, out)
+    return steps(config, world)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
-    leave(0)
+    save_results(results)

@@ -6,20 +6,17 @@ Usage: nonfinite_steps.py OUT.pt VARIANT...
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any, ClassVar
 
-import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from engine_steps import variant
-from zero3_step import engine_of, micro_batches_for, update_of
+from zero3_step import engine_of, micro_batches_for, save_results, update_of
 
-from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.contracts import LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
 from grpox.policy.batch import Sample
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World
 
 
 class Reinforce:
@@ -93,19 +90,16 @@ def far(config: RunConfig, world: World) -> str:
     return ""
 
 
-def main(out: str, names: list[str]) -> None:
-    world = start_world()
-    results: dict[str, dict[str, Any]] = {}
+def results(world: World, *names: str) -> dict[str, Any]:
+    found: dict[str, dict[str, Any]] = {}
     for name in names:
         config = variant(name, 12 // world.size, 2)
         config.train.on_nonfinite = "skip"
         config.train.lr_scheduler_type = "linear"
-        results[name] = {fault: steps(config, world, fault) for fault in ("none", *FAULTS)}
-        results[name]["far"] = far(config, world)
-    if world.is_main:
-        torch.save(results, out)
+        found[name] = {fault: steps(config, world, fault) for fault in ("none", *FAULTS)}
+        found[name]["far"] = far(config, world)
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
-    leave(0)
+    save_results(results)

@@ -5,20 +5,25 @@ Usage: packed_steps.py OUT.pt
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Any
 
-import torch
-from zero3_step import captured, config_for, engine_of, micro_batches_for, update_of, well_conditioned
+from zero3_step import (
+    captured,
+    config_for,
+    engine_of,
+    micro_batches_for,
+    save_results,
+    update_of,
+    well_conditioned,
+)
 
-from grpox.cli.errors import leave
 from grpox.config import LoraConfig, RunConfig
 from grpox.policy.attention import VARLEN
 from grpox.policy.engine import FrozenEngine
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import load_model
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World
 
 PLAIN: dict[str, Any] = {"chunked_logprobs": False, "skip_zero_advantage": False}
 CASES: dict[str, dict[str, Any]] = {
@@ -77,14 +82,10 @@ def step(config: RunConfig, world: World, changes: dict[str, Any]) -> dict[str, 
     }
 
 
-def main(out: str) -> None:
-    world = start_world()
+def results(world: World) -> dict[str, Any]:
     config = well_conditioned(config_for("dapo", 0.0, 6 // world.size, 4))
-    results = {name: step(config, world, changes) for name, changes in CASES.items()}
-    if world.is_main:
-        torch.save(results, out)
+    return {name: step(config, world, changes) for name, changes in CASES.items()}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
-    leave(0)
+    save_results(results)

@@ -5,10 +5,8 @@ Usage: statistics_steps.py OUT.pt BATCH_SIZExACCUMULATION...
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-import torch
 from zero3_step import (
     config_for,
     engine_of,
@@ -16,14 +14,14 @@ from zero3_step import (
     numbers,
     reference_for,
     rollouts,
+    save_results,
     update_of,
     well_conditioned,
 )
 
-from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World
 from grpox.update.step_statistics import StepStatistics
 
 TOKENS = ("ratio", "kl_old", "kl", "entropy", "advantages")
@@ -48,13 +46,9 @@ def statistics_of(config: RunConfig, world: World) -> dict[str, Any]:
     return {"values": dict(values), "lengths": [len(row.completion_ids) for row in rows], "metrics": metrics}
 
 
-def main(out: str, splits: list[str]) -> None:
-    world = start_world()
-    results = {split: statistics_of(config_for("dapo", 0.04, *numbers(split)), world) for split in splits}
-    if world.is_main:
-        torch.save(results, out)
+def results(world: World, *splits: str) -> dict[str, Any]:
+    return {split: statistics_of(config_for("dapo", 0.04, *numbers(split)), world) for split in splits}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
-    leave(0)
+    save_results(results)

@@ -155,22 +155,27 @@ def step(
     }
 
 
-def main(out: str, splits: list[str]) -> None:
-    world = start_world()
-    results = {
-        split: {(loss, beta): step(config_for(loss, beta, *numbers(split)), world) for loss, beta in STEPS}
-        for split in splits
-    }
-    if world.is_main:
-        torch.save(results, out)
-
-
 def numbers(split: str) -> tuple[int, int]:
     """Return batch size and accumulation of, for example, 6x4."""
     batch_size, accumulation = map(int, split.split("x"))
     return batch_size, accumulation
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+def save_results(results: Callable[..., Any]) -> None:
+    """Save what `results` returns for the world and the other arguments into the first one, on rank 0; end."""
+    world, (out, *arguments) = start_world(), sys.argv[1:]
+    found = results(world, *arguments)
+    if world.is_main:
+        torch.save(found, out)
     leave(0)
+
+
+def results_of_splits(world: World, *splits: str) -> dict[str, Any]:
+    return {
+        split: {(loss, beta): step(config_for(loss, beta, *numbers(split)), world) for loss, beta in STEPS}
+        for split in splits
+    }
+
+
+if __name__ == "__main__":
+    save_results(results_of_splits)
