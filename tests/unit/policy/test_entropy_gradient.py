@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import Any
 
 import pytest
 import torch
-from support.small_models import TRAIN, batch, far, gradient_of, model_of
 from test_chunked_head import CHUNKS, ROWS, TEMPERATURE, N, V, head, reference
 
 from grpox.policy import logprobs
 from grpox.policy.logprobs import (
-    FULL_LOGITS,
     LogitTransform,
     Wanted,
     chosen_logprobs,
-    completion_logprobs,
     entropy,
     entropy_with_gradient,
 )
-from grpox.policy.scoring_forward import install_scoring_forward
 
 
 @CHUNKS
@@ -81,35 +75,3 @@ def test_half_precision_is_raised_before_the_softmax() -> None:
     (expected,) = torch.autograd.grad(entropy_with_gradient(wide, 0.5).sum(), wide)
     assert gradient.dtype == torch.bfloat16
     torch.testing.assert_close(gradient.double(), expected, atol=1e-3, rtol=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("llama", {"tie_word_embeddings": True}),
-        ("granite", {"logits_scaling": 4.0}),
-        ("gemma2", {"head_dim": 8, "final_logit_softcapping": 2.0}),
-    ],
-)
-def test_a_model_has_the_same_by_every_way(kind: str, settings: dict[str, Any]) -> None:
-    plain = model_of(kind, **settings)
-    model = copy.deepcopy(plain)
-    ways = install_scoring_forward(model, TRAIN)
-    assert ways != FULL_LOGITS
-    given = batch()
-    torch.manual_seed(1)
-    upstream = torch.randn(given.token_mask.shape, dtype=torch.float64) * given.token_mask
-    for one, way in ((plain, FULL_LOGITS), (model, ways)):
-        _, entropies = completion_logprobs(one, given, 0.8, way, entropy_gradient=True)
-        (entropies * upstream).sum().backward()
-    assert gradient_of(plain).abs().max() > 1e-3
-    assert far(gradient_of(model), gradient_of(plain)) < 1e-6
-
-
-def test_without_being_asked_for_it_has_none() -> None:
-    model = model_of("llama")
-    ways = install_scoring_forward(model, TRAIN)
-    for way in (FULL_LOGITS, ways):
-        found, entropies = completion_logprobs(model, batch(), 0.8, way)
-        assert found.requires_grad
-        assert not entropies.requires_grad

@@ -43,14 +43,22 @@ def test_log_probabilities_entropies_and_gradients_are_those_of_the_models_own_f
     assert install_scoring_forward(model, TRAIN) == ways
     given = batch()
     mask = given.token_mask
-    expected, expected_entropy = completion_logprobs(plain, given, TEMPERATURE)
-    found, entropy = completion_logprobs(model, given, TEMPERATURE, ways)
+    expected, expected_entropy = completion_logprobs(plain, given, TEMPERATURE, entropy_gradient=True)
+    found, entropy = completion_logprobs(model, given, TEMPERATURE, ways, entropy_gradient=True)
     torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-5)
     torch.testing.assert_close(entropy[mask], expected_entropy[mask], rtol=0, atol=1e-5)
-    upstream = torch.randn(found.shape, dtype=torch.float64) * mask
-    (found * upstream).sum().backward()
-    (expected * upstream).sum().backward()
+    upstream, of_entropy = torch.randn(2, *found.shape, dtype=torch.float64) * mask
+    for pair in ((found, entropy), (expected, expected_entropy)):
+        (pair[0] * upstream + pair[1] * of_entropy).sum().backward()
     assert far(gradient_of(model), gradient_of(plain)) < 1e-6
+
+
+def test_entropies_have_a_gradient_only_where_it_is_asked_for() -> None:
+    model = model_of("llama")
+    mode = install_scoring_forward(model, TRAIN)
+    for each in (FULL_LOGITS, mode):
+        found, entropies = completion_logprobs(model, batch(), TEMPERATURE, each)
+        assert (found.requires_grad, entropies.requires_grad) == (True, False)
 
 
 def test_a_head_that_does_more_than_its_configuration_says_keeps_its_forward() -> None:
