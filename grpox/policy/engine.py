@@ -101,6 +101,8 @@ class Engine:
             config=settings,
         )
         """DeepSpeed's engine."""
+        self.module: PreTrainedModel = self.deepspeed.module
+        """The policy; its parameters are this rank's shards."""
         _share_master_weights(self._optimizer)
         if files is not None:
             self.deepspeed.checkpoint_engine = files
@@ -116,12 +118,6 @@ class Engine:
         self.mode = _try_forward_modes(self.deepspeed, config, world)
         self.unused_modes = describe_unused_modes(self.module, config.train, self.mode, world.device)
         """Forward modes that the run allows and does not use, with the reasons; None without any."""
-
-    @property
-    def module(self) -> PreTrainedModel:
-        """The policy; its parameters are this rank's shards."""
-        module: PreTrainedModel = self.deepspeed.module
-        return module
 
     @property
     def chosen_attention(self) -> str | None:
@@ -316,15 +312,11 @@ class FrozenEngine:
         model.eval().requires_grad_(False)
         settings = reference_config(config, world.size)
         self._deepspeed, *_ = _initialize(config, model=model, config=settings)
+        self.module: nn.Module = self._deepspeed.module
+        """The model; its parameters are this rank's shards."""
         self.mode = _try_forward_modes(self._deepspeed, config, world)
         self.unused_modes = describe_unused_modes(model, config.train, self.mode, world.device)
         """As `Engine.unused_modes`."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The model; its parameters are this rank's shards."""
-        module: nn.Module = self._deepspeed.module
-        return module
 
     @torch.no_grad()
     def __call__(self, **inputs: Any) -> Any:

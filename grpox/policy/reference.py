@@ -51,14 +51,10 @@ class BaseAsReference:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.mode = engine.mode
-
-    @property
-    def module(self) -> nn.Module:
+        self.module: nn.Module = engine.module
         """The policy, including its adapters."""
-        module: nn.Module = self._engine.module
-        return module
 
     @torch.no_grad()
     def __call__(self, **inputs: Any) -> Any:
-        with without_adapters(self._engine.module):
+        with without_adapters(self.module):
             return self._engine(**inputs)
