@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from torch import Tensor
 from grpox.contracts import Rollout
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.upload import upload
-
-if TYPE_CHECKING:
-    from grpox.policy.logprobs import ForwardMode
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +125,41 @@ def samples_of(
         own = advantage if isinstance(advantage, np.ndarray) else float(advantage)
         samples.append(Sample(prompt, completion, mask, logprobs, own, observed=observed))
     return samples
+
+
+DEPENDS = "gave other numbers alone and together"
+"""Part of the failure of a mode in which a sequence depends on the others of a micro-batch."""
+
+
+@dataclass(frozen=True)
+class ForwardMode:
+    """Savings in a model's forward pass."""
+
+    chunked: bool = False
+    """True: the head returns chosen log-probabilities instead of all logits."""
+    shared_width: int = 0
+    """Hidden size if sequences can share their prompt in a row; 0: they cannot."""
+    packed: bool = False
+    """True: the sequences of a micro-batch are in one row without padding. Where positions begin anew a
+    sequence begins; attention must know that, since there is no mask."""
+    by_lengths: bool = False
+    """True: attention accepts lengths of sequences, so transformers needs to make no mask, but for rows that
+    sequences share."""
+    failures: tuple[str, ...] = field(default=(), compare=False)
+    """Errors raised by the trials of other modes, for the user."""
+
+    def __str__(self) -> str:
+        """Key of the run file that enables the mode."""
+        way = "packing" if self.packed else "prefix_sharing" if self.shared_width else "chunked_logprobs"
+        return f"train.{way}" if self.chunked else "the model's own forward pass"
+
+    @property
+    def dependence(self) -> str:
+        """The failure of the model's own forward pass beside other sequences; empty without one."""
+        return next((each for each in self.failures if DEPENDS in each and str(FULL_LOGITS) in each), "")
+
+
+FULL_LOGITS = ForwardMode()
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, RunFailed, describe, text_of
 from grpox.policy.attention import set_attention
+from grpox.policy.batch import ForwardMode
 from grpox.policy.deepspeed_config import deepspeed_config, reference_config
 from grpox.policy.deepspeed_import import deepspeed, z3_leaf_parameter
 from grpox.policy.float32_head import restore_head
-from grpox.policy.logprobs import ForwardMode
 from grpox.policy.lora.layers import (
     ADAPTER,
     adapted_layers,

@@ -13,13 +13,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from grpox.policy.batch import RolloutBatch
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, RolloutBatch
 from grpox.policy.head_chunks import rows_per_chunk
 
 POSITIONS_PER_CHUNK = 4096
@@ -27,40 +27,6 @@ POSITIONS_PER_CHUNK = 4096
 HOST = torch.device("cpu")
 LEAST_LOG_P = -1e4
 """Log-probability below which a probability is 0 in every precision, so its factor only has to be finite."""
-
-DEPENDS = "gave other numbers alone and together"
-"""Part of the failure of a mode in which a sequence depends on the others of a micro-batch."""
-
-
-@dataclass(frozen=True)
-class ForwardMode:
-    """Savings in a model's forward pass."""
-
-    chunked: bool = False
-    """True: the head returns chosen log-probabilities instead of all logits."""
-    shared_width: int = 0
-    """Hidden size if sequences can share their prompt in a row; 0: they cannot."""
-    packed: bool = False
-    """True: the sequences of a micro-batch are in one row without padding. Where positions begin anew a
-    sequence begins; attention must know that, since there is no mask."""
-    by_lengths: bool = False
-    """True: attention accepts lengths of sequences, so transformers needs to make no mask, but for rows that
-    sequences share."""
-    failures: tuple[str, ...] = field(default=(), compare=False)
-    """Errors raised by the trials of other modes, for the user."""
-
-    def __str__(self) -> str:
-        """Key of the run file that enables the mode."""
-        way = "packing" if self.packed else "prefix_sharing" if self.shared_width else "chunked_logprobs"
-        return f"train.{way}" if self.chunked else "the model's own forward pass"
-
-    @property
-    def dependence(self) -> str:
-        """The failure of the model's own forward pass beside other sequences; empty without one."""
-        return next((each for each in self.failures if DEPENDS in each and str(FULL_LOGITS) in each), "")
-
-
-FULL_LOGITS = ForwardMode()
 
 
 def completion_logprobs(

@@ -16,8 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from grpox.errors import ConfigError
-from grpox.policy.batch import RolloutBatch, attended_positions
-from grpox.policy.logprobs import ForwardMode
+from grpox.policy.batch import ForwardMode, RolloutBatch, attended_positions
 
 KEY = "train.router_aux_loss_coef"
 

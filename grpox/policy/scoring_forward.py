@@ -25,9 +25,10 @@ from grpox.policy.attention import (
     shares_by_default,
     takes_lengths,
 )
+from grpox.policy.batch import FULL_LOGITS, ForwardMode
 from grpox.policy.float32_head import Float32Head
 from grpox.policy.forward_trial import ForwardTrial
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, LogitTransform, Wanted, chosen_logprobs
+from grpox.policy.logprobs import LogitTransform, Wanted, chosen_logprobs
 from grpox.policy.lora.layers import ADAPTER, is_adapted
 from grpox.runtime.world import World
 

@@ -17,9 +17,9 @@ from grpox.config import RunConfig
 from grpox.config.alarms import CHANGED, GROWTH, LIVE, NORM_BEFORE
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
-from grpox.policy.batch import RolloutBatch, Sample, collate
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, RolloutBatch, Sample, collate
 from grpox.policy.engine import Engine, FrozenEngine
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.reference import BaseAsReference, sync_reference
 from grpox.policy.routers import RouterBalance
 from grpox.runtime.world import World
@@ -68,7 +68,7 @@ class PolicyUpdate:
         """Sets the weight of the entropy bonus before each step; None: it is constant."""
         self.top_entropy = config.train.top_entropy_quantile
         self.reference_sync = config.train if config.train.sync_ref_model else None
-        """How the reference follows the policy; None: it does not."""
+        """Settings of a reference that follows the policy; None: it does not."""
         self.temperature = config.sampling.temperature
         self.max_completion_length = config.sampling.max_completion_length
         self.world = world

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from grpox.contracts import Rollout
-from grpox.policy.batch import RolloutBatch, Sample, collate, rows_of, samples_of
-from grpox.policy.logprobs import ForwardMode
+from grpox.policy.batch import ForwardMode, RolloutBatch, Sample, collate, rows_of, samples_of
 
 CPU = torch.device("cpu")
 WIDTH = 1000

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from grpox.config import LoraConfig, ModelConfig, TrainConfig
 from grpox.errors import ConfigError
 from grpox.policy import float32_head
+from grpox.policy.batch import FULL_LOGITS
 from grpox.policy.float32_head import Float32Head, cast_head, has_float32_head, restore_head
-from grpox.policy.logprobs import FULL_LOGITS, completion_logprobs
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import architecture_of, load_model
 from grpox.policy.scoring_forward import install_scoring_forward

@@ -16,8 +16,8 @@ from grpox.config import LoraConfig, TrainConfig
 from grpox.contracts import Rollout
 from grpox.errors import ConfigError, Problem
 from grpox.policy.adapter_folder import write_adapter
-from grpox.policy.batch import collate, samples_of
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, collate, samples_of
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters, targets_of
 from grpox.policy.lora.layers import (
     adapted_layers,

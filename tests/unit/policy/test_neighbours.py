@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from grpox.config import ModelConfig, SamplingConfig, TrainConfig
 from grpox.contracts import GeneratorContext, Prompt
-from grpox.policy.batch import Sample, collate
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, Sample, collate
 from grpox.policy.forward_trial import LONGEST, ForwardTrial
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.model_folder import save_whole
 from grpox.policy.models import architecture_of, load_model
 from grpox.policy.rope import fix_rope, longest_sequence, rope_choice

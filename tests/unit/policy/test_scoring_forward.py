@@ -11,7 +11,8 @@ from support.small_models import TRAIN, batch, far, gradient_of, model_of
 
 from grpox.config import TrainConfig
 from grpox.policy.attention import VARLEN
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.batch import FULL_LOGITS, ForwardMode
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
 from grpox.runtime.world import World
 

@@ -17,7 +17,8 @@ from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBA
 from grpox.config import LoraConfig, TrainConfig
 from grpox.policy import attention
 from grpox.policy.attention import VARLEN, attend_within, prefers_varlen, probe_kernel, set_attention
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.batch import FULL_LOGITS, ForwardMode
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward
 
