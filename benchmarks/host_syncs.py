@@ -31,10 +31,9 @@ from sync_counter import GPU, Marks, Waits, counting
 from work import step_of
 
 from grpox.policy import attention
-from grpox.policy.batch import Sample, TokenRecord, samples_of
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, Sample, TokenRecord, samples_of
 from grpox.policy.deepspeed_import import deepspeed
 from grpox.policy.engine import Engine, FrozenEngine
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runtime.setup import quieten

@@ -24,8 +24,8 @@ from gpu_parts.models import TINY, Shape, random_model
 from gpu_parts.part import Part, flat, relative_error
 from grpox.config import TrainConfig
 from grpox.plugins.registry import bind, installed
-from grpox.policy.batch import RolloutBatch, Sample, collate
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, RolloutBatch, Sample, collate
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import StepLoss
 from grpox.update.packing import StepTotals, count_masks

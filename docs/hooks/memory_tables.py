@@ -5,14 +5,16 @@ python docs/hooks/memory_tables.py prints the tables, to copy into the page
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from grpox.contracts import GeneratorMemory
 from grpox.errors.formatting import pluralize
-from grpox.policy.memory_plan.formula import ALWAYS, DEFAULTS, LOAD, Setting, parts_of, peak_of, size_in
-from grpox.policy.memory_plan.shape import ModelShape, shape_of
-from grpox_generators.configs import VllmServerConfig
+from grpox.policy.memory_plan.formula import ALWAYS, LOAD, Setting, parts_of, peak_of, size_in
+from grpox.policy.memory_plan.of_run import run_setting
+from grpox.runfile.load import load_run
 
 GIB = 2**30
 RANKS = (1, 8, 16, 32, 64)
@@ -34,21 +36,21 @@ MODELS = {
     }.items()
 }
 """Fields of their config.json."""
+KEYS = (
+    *("model.dtype=bfloat16", "data.max_prompt_length=512", "sampling.max_completion_length=1024"),
+    *("train.per_device_train_batch_size=1", "train.gradient_accumulation_steps=64", "train.num_generations=8"),
+    *("train.max_tokens_per_micro_batch=null", "train.gradient_checkpointing=true", "evaluation=null"),
+    "generator=vllm-server",
+)
+"""Keys of the run of the tables, on the quickstart."""
 
 
-def setting(shape: ModelShape, ranks: int) -> Setting:
+def setting(model: str, ranks: int, *overrides: str) -> Setting:
     """Describe the run of the tables: bfloat16, one sequence of 512 + 1024 tokens, sampled elsewhere."""
-    return Setting(
-        shape=shape,
-        ranks=ranks,
-        gpu=True,
-        weight_bytes=2,
-        sequences=1,
-        prompt=512,
-        completion=1024,
-        checkpointing=True,
-        generator=VllmServerConfig().memory(gpu=True),
-    )
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(MODELS[model]))
+        run = load_run("quickstart", [*KEYS, f"model.path={folder}", *overrides], world_size=ranks)
+        return run_setting(run, gpu=True)
 
 
 def tables() -> str:
@@ -60,46 +62,40 @@ def _by_ranks() -> Iterator[str]:
     numbers = " | ".join(pluralize(ranks, "GPU") for ranks in RANKS)
     yield f"| model | parameters | {numbers} | host, loading |"
     yield "|---" * (len(RANKS) + 3) + "|"
-    for name, config in MODELS.items():
-        shape = _shape(config)
-        peaks = [_gib(peak_of(parts_of(setting(shape, ranks)), on_host=False).size) for ranks in RANKS]
-        loading = size_in(parts_of(setting(shape, RANKS_PER_HOST)), LOAD, on_host=True) * RANKS_PER_HOST
-        yield f"| {name} | {shape.parameters / 1e9:.2f} B | {' | '.join(peaks)} | {_gib(loading)} |"
+    for name in MODELS:
+        base = setting(name, RANKS_PER_HOST)
+        peaks = [_gib(peak_of(parts_of(replace(base, ranks=ranks)), on_host=False).size) for ranks in RANKS]
+        loading = size_in(parts_of(base), LOAD, on_host=True) * RANKS_PER_HOST
+        yield f"| {name} | {base.shape.parameters / 1e9:.2f} B | {' | '.join(peaks)} | {_gib(loading)} |"
 
 
 def _by_setting() -> Iterator[str]:
-    shape = _shape(MODELS["Llama-3.1-8B"])
-    base = setting(shape, 8)
-    bucket = DEFAULTS | {"reduce_bucket_size": 50_000_000}
-    offloaded = replace(base, offload_optimizer="cpu")
-    no_reuse = bucket | {"stage3_max_reuse_distance": 0}
-    settings = {
-        "as in the table above": base,
-        "without `train.gradient_checkpointing`": replace(base, checkpointing=False),
-        "without `train.chunked_logprobs`": replace(base, chunked=False),
-        "`deepspeed.offload_optimizer: cpu`": offloaded,
-        "the same with `deepspeed.offload_param: cpu`": replace(offloaded, offload_param="cpu"),
-        "`reduce_bucket_size: 5e7`": replace(base, zero=bucket),
-        "the same with `stage3_max_reuse_distance: 0`": replace(base, zero=no_reuse),
-        "`train.beta` above 0": replace(base, reference=True),
-        "`model.dtype: float32`": replace(base, weight_bytes=4),
-        "`generator: hf`, 64 completions": replace(base, generator=GeneratorMemory("whole"), sampled=64),
-        "`model.lora: {r: 16}`": replace(base, trained=shape.adapters(16, "all-linear", [])),
+    bucket = "deepspeed.settings.zero_optimization.reduce_bucket_size=5e7"
+    offload = "deepspeed.offload_optimizer=cpu"
+    settings: dict[str, list[str]] = {
+        "as in the table above": [],
+        "without `train.gradient_checkpointing`": ["train.gradient_checkpointing=false"],
+        "without `train.chunked_logprobs`": ["train.chunked_logprobs=false"],
+        "`deepspeed.offload_optimizer: cpu`": [offload],
+        "the same with `deepspeed.offload_param: cpu`": [offload, "deepspeed.offload_param=cpu"],
+        "`reduce_bucket_size: 5e7`": [bucket],
+        "the same with `stage3_max_reuse_distance: 0`": [
+            bucket,
+            "deepspeed.settings.zero_optimization.stage3_max_reuse_distance=0",
+        ],
+        "`train.beta` above 0": ["train.beta=0.1"],
+        "`model.dtype: float32`": ["model.dtype=float32"],
+        "`generator: hf`, 64 completions": ["generator=hf"],
+        "`model.lora: {r: 16}`": ["model.lora={r: 16}"],
     }
     host = "host memory of the 8 ranks during training, GiB"
     yield f"| Llama-3.1-8B on 8 GPUs | GPU memory of a rank, GiB | highest in phase | {host} |"
     yield "|---|---|---|---|"
-    for name, changed in settings.items():
-        parts = parts_of(changed)
+    for name, overrides in settings.items():
+        parts = parts_of(setting("Llama-3.1-8B", RANKS_PER_HOST, *overrides))
         peak = peak_of(parts, on_host=False)
         size = max(size_in(parts, phase, on_host=True) for phase in ALWAYS)
         yield f"| {name} | {_gib(peak.size)} | {peak.phase} | {_gib(size * RANKS_PER_HOST)} |"
-
-
-def _shape(config: dict[str, object]) -> ModelShape:
-    shape = shape_of(config)
-    assert shape is not None
-    return shape
 
 
 def _gib(size: float) -> str:

@@ -24,8 +24,8 @@ from grpox.policy.adapter_folder import FOLDER as ADAPTER_FOLDER
 from grpox.policy.adapter_folder import write_adapter
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.lora.layers import adapter_parameters, merge_adapters
+from grpox.policy.model_folder import save_whole
 from grpox.policy.models import load_model, load_tokenizer
-from grpox.policy.saved_whole import save_whole
 from grpox.runfile.given import MERGED
 from grpox.runfile.model_options import model_problems, runs_code
 from grpox.runtime.files import write_atomically

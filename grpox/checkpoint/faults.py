@@ -24,7 +24,7 @@ from grpox.config import RunConfig
 from grpox.errors import describe, text_of
 from grpox.errors.redaction import redact, redacted
 from grpox.policy.batch import Sample
-from grpox.policy.saved_whole import save_whole
+from grpox.policy.model_folder import save_whole
 from grpox.runtime.files import parse_json, read_small
 from grpox.runtime.world import World
 from grpox.update.nonfinite import NonFinite

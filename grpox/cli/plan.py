@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby, takewhile
 from typing import Annotated
 
@@ -21,7 +20,7 @@ from grpox.data.schedule import BatchPlan, MicroBatchPlan, PromptSampler, Schedu
 from grpox.errors import ConfigError
 from grpox.errors.console import Console
 from grpox.errors.formatting import format_bytes, pluralize
-from grpox.policy.memory_plan.fit import Answer, Line, Memory, this_machine, verdict_lines, worst_of
+from grpox.policy.memory_plan.fit import Answer, Line, Memory, gpus_here, host_here, verdict_lines, worst_of
 from grpox.policy.memory_plan.formula import LOAD, PHASES, Part, Setting, parts_of, peak_of, size_in
 
 MOST_MICRO_BATCHES = 500
@@ -104,8 +103,11 @@ def plan(
         setting, on_cpu = (run_setting(resolved, gpu, prompt_tokens) for gpu in (True, False))
         assumed = prompt_tokens is None and resolved.config.data.max_prompt_length is None
         console.print(memory_report(setting, on_cpu, assumed, tuple(_automatic(resolved.config, setting))))
-        gpu = None if gpu_gib is None else Memory(int(gpu_gib * 2**30), int(gpu_gib * 2**30))
-        lines = list(verdict_lines(setting, on_cpu, this_machine(), gpu))
+        if gpu_gib is None:
+            lines = list(verdict_lines(setting, on_cpu, host_here(), gpus_here()))
+        else:
+            size = int(gpu_gib * 2**30)
+            lines = list(verdict_lines(setting, on_cpu, None, [Memory(size, size)]))
         console.print(verdict_report(lines, gpu_gib))
         raise typer.Exit(1 if worst_of(lines) == "does not fit" else 0)
     train = resolved.config.train
@@ -266,8 +268,8 @@ def verdict_report(lines: Sequence[Line], gpu_gib: float | None = None) -> Rende
 def _parts_table(setting: Setting, parts: Sequence[Part]) -> Table:
     parameters = setting.shape.parameters
     title = f"Memory of each of {pluralize(setting.ranks, 'rank')}: {parameters:,} parameters"
-    if setting.trained:
-        title += f", {sum(setting.trained):,} trained"
+    if setting.shape.adapters:
+        title += f", {sum(setting.shape.adapters):,} trained"
     table = Table(title=title, title_justify="left")
     table.add_column("part", overflow="fold")
     table.add_column("GPU", justify="right", no_wrap=True)
@@ -301,15 +303,15 @@ def _notes(setting: Setting, on_cpu: Setting, prompt_assumed: bool) -> Iterator[
         f"Without GPUs: {format_bytes(without.size)} of host memory for each rank, during: {without.phase}"
     )
     yield Text("Host memory is per rank: multiply it by the number of ranks on a machine.")
-    whole = size_in(parts_of(replace(setting, gpu=True)), LOAD, on_host=False)
+    whole = size_in(parts_of(setting), LOAD, on_host=False)
     yield Text(
         f"While the model loads, every GPU holds all of it, {format_bytes(whole)}, for any number of ranks."
     )
-    tokens = f"{setting.prompt} tokens" + (
-        " (assumed; --prompt-tokens sets the length)" if prompt_assumed else ""
-    )
+    assumed = " (assumed; --prompt-tokens sets the length)" if prompt_assumed else ""
+    completion = setting.config.sampling.max_completion_length
     yield Text(
-        f"Prompts: {tokens}; completions: {setting.completion} tokens; no prompt is shared between sequences."
+        f"Prompts: {setting.prompt} tokens{assumed}; completions: {completion} tokens; no prompt is shared "
+        "between sequences."
     )
     generator = setting.generator
     if generator is None:
@@ -318,7 +320,7 @@ def _notes(setting: Setting, on_cpu: Setting, prompt_assumed: bool) -> Iterator[
         yield Text(
             f"{generator.engine}'s KV cache takes the GPU memory that {generator.share_key} leaves for it."
         )
-    if "nvme" in (setting.offload_optimizer, setting.offload_param):
+    if setting.config.deepspeed.nvme_path:
         yield Text("Offload to nvme: DeepSpeed's buffers in host memory are not counted.")
     yield Text("Not counted:")
     for each in NOT_COUNTED:

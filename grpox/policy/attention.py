@@ -98,7 +98,18 @@ def attend_within(
     """
     if query.device.type == "cpu":
         return _by_sequence(query, key, value, starts.tolist(), scale, window)
-    return _by_kernel(query, key, value, starts, longest, scale, window)
+    kernel, accepts_groups = _torch_kernel()
+    options: dict[str, Any] = {}
+    if (repeats := query.shape[1] // key.shape[1]) > 1:
+        if accepts_groups:
+            options["enable_gqa"] = True
+        else:
+            key, value = (states.repeat_interleave(repeats, dim=1) for states in (key, value))
+    before = -1 if window is None else window - 1
+    attended: Tensor = kernel(
+        query, key, value, starts, starts, longest, longest, scale=scale, window_size=(before, 0), **options
+    )
+    return attended
 
 
 def _by_sequence(
@@ -118,29 +129,6 @@ def _by_sequence(
         )
         parts.append(part.squeeze(0).transpose(0, 1))
     return torch.cat(parts)
-
-
-def _by_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    starts: Tensor,
-    longest: int,
-    scale: float | None,
-    window: int | None,
-) -> Tensor:
-    kernel, accepts_groups = _torch_kernel()
-    options: dict[str, Any] = {}
-    if (repeats := query.shape[1] // key.shape[1]) > 1:
-        if accepts_groups:
-            options["enable_gqa"] = True
-        else:
-            key, value = (states.repeat_interleave(repeats, dim=1) for states in (key, value))
-    before = -1 if window is None else window - 1
-    attended: Tensor = kernel(
-        query, key, value, starts, starts, longest, longest, scale=scale, window_size=(before, 0), **options
-    )
-    return attended
 
 
 @functools.cache
@@ -230,7 +218,7 @@ def probe_kernel(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def accept_placeholder(name: str) -> None:
-    """Let the flash kernel that transformers calls `name` ignore the placeholder of `Lengths.arguments`.
+    """Let the flash kernel that transformers calls `name` ignore the placeholder of a `Layout`.
 
     Flash kernels have no masks of four dimensions, so no other call changes.
     """

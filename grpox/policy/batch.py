@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -127,16 +127,39 @@ def samples_of(
     return samples
 
 
-class Arrangement(NamedTuple):
-    """Layout of a micro-batch in rows."""
+DEPENDS = "gave other numbers alone and together"
+"""Part of the failure of a mode in which a sequence depends on the others of a micro-batch."""
 
+
+@dataclass(frozen=True)
+class ForwardMode:
+    """Savings in a model's forward pass."""
+
+    chunked: bool = False
+    """True: the head returns chosen log-probabilities instead of all logits."""
     shared_width: int = 0
-    """See `rows_of`."""
+    """Hidden size if sequences can share their prompt in a row; 0: they cannot."""
     packed: bool = False
-    """True: all in one row without padding, R = 1. Where positions begin anew a sequence begins; attention must
-    know that, since there is no mask."""
+    """True: the sequences of a micro-batch are in one row without padding. Where positions begin anew a
+    sequence begins; attention must know that, since there is no mask."""
     by_lengths: bool = False
-    """True: attention accepts lengths of sequences; rows that sequences share need a mask all the same."""
+    """True: attention accepts lengths of sequences, so transformers needs to make no mask, but for rows that
+    sequences share."""
+    failures: tuple[str, ...] = field(default=(), compare=False)
+    """Errors raised by the trials of other modes, for the user."""
+
+    def __str__(self) -> str:
+        """Key of the run file that enables the mode."""
+        way = "packing" if self.packed else "prefix_sharing" if self.shared_width else "chunked_logprobs"
+        return f"train.{way}" if self.chunked else "the model's own forward pass"
+
+    @property
+    def dependence(self) -> str:
+        """The failure of the model's own forward pass beside other sequences; empty without one."""
+        return next((each for each in self.failures if DEPENDS in each and str(FULL_LOGITS) in each), "")
+
+
+FULL_LOGITS = ForwardMode()
 
 
 @dataclass(frozen=True)
@@ -150,14 +173,15 @@ class RolloutBatch:
     places: Tensor  # i64[sum of the completions' lengths]: where each token of the completions lies, of B * T
     sampler_logprobs: Tensor  # f32[B, T], NaN where the generator reported none
     advantages: Tensor  # f32[B], or f32[B, T] where tokens have different ones
-    _layouts: dict[Arrangement, Layout] = field(default_factory=dict, init=False)
+    _layouts: dict[ForwardMode, Layout] = field(default_factory=dict, init=False)
     _padded: list[Tensor] = field(default_factory=list, init=False)  # input ids and attention mask, or empty
 
-    def layout(self, arrangement: Arrangement) -> Layout:
-        """Lay the batch out as `lay_out` does, once for all passes over it."""
-        if arrangement not in self._layouts:
-            self._layouts[arrangement] = lay_out(self, arrangement)
-        return self._layouts[arrangement]
+    def layout(self, mode: ForwardMode) -> Layout:
+        """Lay the batch out in rows, on its device, once for all passes in `mode` over it."""
+        if mode not in self._layouts:
+            arrays, finish = _plan(self.samples, self.host_mask, mode)
+            self._layouts[mode] = finish(upload(arrays, self.token_mask.device), self.token_places)
+        return self._layouts[mode]
 
     def pad(self, rows: Sequence[Tensor]) -> Tensor:
         """Pad one tensor [T_i] a sample to [B, T], with zeros on the right."""
@@ -254,14 +278,11 @@ def _carried(samples: Sequence[Sample], field: str) -> list[Any] | None:
     return None if any(value is None for value in values) else values
 
 
-def collate(
-    samples: Sequence[Sample], device: torch.device, layout: Arrangement | Literal["padded"] | None = None
-) -> RolloutBatch:
+def collate(samples: Sequence[Sample], device: torch.device, mode: ForwardMode | None = None) -> RolloutBatch:
     """Pad the samples of one micro-batch into tensors on `device`; T is at least 1.
 
     Args:
-        layout: lay the samples out for the passes over them as well, which then needs no copy of its own to the
-            device; ``padded``: pad their prompts, too.
+        mode: send also what a pass in this mode reads of the host, which then needs no copy of its own.
     """
     lengths = [len(sample.completion) for sample in samples]
     width = max(1, *lengths)
@@ -273,17 +294,17 @@ def collate(
     rows = np.repeat(np.arange(len(lengths)) * width, lengths)
     columns = np.concatenate([np.arange(length) for length in lengths])
     arrays = [mask, np.flatnonzero(mask), rows + columns, logprobs, _advantages(samples, width)]
-    if layout is None:
+    if mode is None:
         return RolloutBatch(samples, mask, *upload(arrays, device))
-    if layout == "padded":
+    if not mode.chunked:
         *tensors, ids, attended = upload([*arrays, *_pad_prompts(samples)], device)
         batch = RolloutBatch(samples, mask, *tensors)
         batch._padded.extend((ids, attended))
         return batch
-    planned = _plan(samples, mask, layout)
-    tensors = upload([*arrays, *planned.arrays], device)
+    planned, finish = _plan(samples, mask, mode)
+    tensors = upload([*arrays, *planned], device)
     batch = RolloutBatch(samples, mask, *tensors[: len(arrays)])
-    batch._layouts[layout] = planned.on_device(tensors[len(arrays) :], batch.token_places)
+    batch._layouts[mode] = finish(tensors[len(arrays) :], batch.token_places)
     return batch
 
 
@@ -329,33 +350,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Lengths:
-    """The lengths of S sequences that lie one behind the other, for attention that needs no mask."""
-
-    starts: Tensor  # i32[S + 1], where each begins in the R * L positions, and R * L
-    longest: int
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of a model's forward that give the lengths, under transformers' names.
-
-        transformers passes a mask of four dimensions on as it is. This one is a placeholder, which attention by
-        lengths never reads: without it transformers would look for the sequences in the positions, which are on
-        the device.
-        """
-        return {
-            "attention_mask": torch.empty(1, 1, 1, 1, dtype=torch.bool, device=self.starts.device),
-            "cu_seq_lens_q": self.starts,
-            "cu_seq_lens_k": self.starts,
-            "max_length_q": self.longest,
-            "max_length_k": self.longest,
-        }
-
-
-@dataclass(frozen=True)
 class Layout:
     """The rows of a micro-batch as the model reads them, R rows of L positions, padded on the right or packed.
 
-    Padding needs no mask, as no position sees what comes after it.
+    Padding needs no mask, as no position sees what comes after it. Where sequences share a row, a mask says
+    which positions each sees; else their lengths do, if attention accepts lengths.
     """
 
     input_ids: Tensor  # i64[R, L]
@@ -364,16 +363,43 @@ class Layout:
     places: Tensor  # i64[N]: of each token in the mask, where it lies in it, of B * T
     sources: Tensor  # i64[N]: the position that predicts it, of R * L
     targets: Tensor  # i64[N]: the tokens themselves
-    lengths: Lengths | None = None  # of packed sequences, or of padded rows; None: attention goes by `sees`
+    starts: Tensor | None  # i32[S + 1], where each of S sequences begins in the R * L positions, and R * L
+    longest: int  # positions of the longest row or sequence
 
     @property
     def sees(self) -> Tensor | None:
-        """bool[R, 1, L, L]: query sees key, computed anew at each call, as it is large.
+        """bool[R, 1, L, L]: query sees key: what came before, in its own segment or in the prompt.
 
-        None: every position sees all before it in its row, or, where sequences are packed, since its sequence
-        began.
+        Computed anew at each call, as it is large. None: every position sees all before it in its row, or,
+        where sequences are packed, since its sequence began.
         """
-        return None if self.segments is None else _sees(self.segments)
+        if self.segments is None:
+            return None
+        length, device = self.segments.shape[1], self.segments.device
+        if device.type == "cpu":  # NumPy's: torch's comparison would wake every thread for it
+            before = upload([np.tri(length, dtype=bool)], device)[0]
+        else:
+            order = torch.arange(length, device=device)
+            before = order.unsqueeze(1) >= order
+        query, key = self.segments.unsqueeze(2), self.segments.unsqueeze(1)
+        return (before & ((key == query) | (key == 0))).unsqueeze(1)
+
+    def attention_arguments(self) -> dict[str, Any]:
+        """Return the arguments of a model's forward that say what each position sees.
+
+        transformers passes a mask of four dimensions on as it is. The mask beside lengths is a placeholder,
+        which attention by lengths never reads: without it transformers would look for the sequences in the
+        positions, which are on the device.
+        """
+        if self.starts is None:
+            return {"attention_mask": self.sees}
+        return {
+            "attention_mask": torch.empty(1, 1, 1, 1, dtype=torch.bool, device=self.starts.device),
+            "cu_seq_lens_q": self.starts,
+            "cu_seq_lens_k": self.starts,
+            "max_length_q": self.longest,
+            "max_length_k": self.longest,
+        }
 
 
 def rows_of(
@@ -412,45 +438,21 @@ def rows_of(
     return sorted(rows, key=lambda row: -row.length)
 
 
-def lay_out(batch: RolloutBatch, arrangement: Arrangement) -> Layout:
-    """Lay a micro-batch out in rows, on its own device."""
-    planned = _plan(batch.samples, batch.host_mask, arrangement)
-    return planned.on_device(upload(planned.arrays, batch.token_mask.device), batch.token_places)
+def _plan(
+    sequences: Sequence[Sample], mask: np.ndarray, mode: ForwardMode
+) -> tuple[list[np.ndarray], Callable[[Sequence[Tensor], Tensor], Layout]]:
+    """Lay sequences out in rows on the host, with the token mask bool[B, T].
 
-
-@dataclass(frozen=True)
-class _HostLayout:
-    """A layout on the host."""
-
-    arrays: list[np.ndarray]
-    shares: bool
-    longest: int
-    by_lengths: bool
-
-    def on_device(self, tensors: Sequence[Tensor], places: Tensor) -> Layout:
-        """Make the layout of `arrays` on the device, and of the places of tokens in the mask."""
-        input_ids, position_ids, segments, sources, targets, starts = tensors
-        return Layout(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            segments=segments if self.shares else None,
-            places=places,
-            sources=sources,
-            targets=targets,
-            lengths=Lengths(starts, self.longest) if self.by_lengths and not self.shares else None,
-        )
-
-
-def _plan(sequences: Sequence[Sample], mask: np.ndarray, arrangement: Arrangement) -> _HostLayout:
-    """Lay sequences out in rows, with the token mask bool[B, T]."""
-    shared_width, packed, by_lengths = arrangement
-    rows = rows_of(sequences, shared_width)
+    Returns:
+        arrays; and a function that makes the layout of them on a device, and of the mask's places.
+    """
+    rows = rows_of(sequences, mode.shared_width)
     longest = rows[0].length
-    size = sum(row.length for row in rows) if packed else len(rows) * longest
+    size = sum(row.length for row in rows) if mode.packed else len(rows) * longest
     counting = np.arange(size)
     ids = np.zeros(size, dtype=np.int64)  # padding may be any token: what is computed for it is used nowhere
     positions = np.empty(size, dtype=np.int64)
-    segments = np.zeros(size, dtype=np.int64)  # 0: prompt or padding, 1 ..: completions
+    segments = np.zeros(size, dtype=np.int64)
     predictors, targets = np.zeros((2, *mask.shape), dtype=np.int64)
     begin = 0
     for row in rows:
@@ -466,25 +468,40 @@ def _plan(sequences: Sequence[Sample], mask: np.ndarray, arrangement: Arrangemen
             predictors[member, :1] = begin + len(prompt) - 1
             predictors[member, 1 : len(completion)] = counting[start : end - 1]
             targets[member, : len(completion)] = completion
-        if not packed:
+        if not mode.packed:
             # Padding counts on: positions that begin anew would say that another sequence begins.
             positions[end : begin + longest] = counting[row.length : row.length + begin + longest - end]
-        begin += row.length if packed else longest
-    places = np.flatnonzero(mask)
-    columns = size if packed else longest
+        begin += row.length if mode.packed else longest
+    taught = np.flatnonzero(mask)
     shares = any(len(row.members) > 1 for row in rows)
-    widths = [row.length if packed else longest for row in rows]
-    arrays = [each.reshape(-1, columns) for each in (ids, positions, segments)]
-    arrays += [predictors.ravel()[places], targets.ravel()[places], np.cumsum([0, *widths], dtype=np.int32)]
-    return _HostLayout(arrays, shares, longest, by_lengths)
+    widths = [row.length if mode.packed else longest for row in rows]
+    arrays = [each.reshape(-1, size if mode.packed else longest) for each in (ids, positions, segments)]
+    arrays += [predictors.ravel()[taught], targets.ravel()[taught], np.cumsum([0, *widths], dtype=np.int32)]
+
+    def finish(tensors: Sequence[Tensor], places: Tensor) -> Layout:
+        input_ids, position_ids, segments, sources, targets, starts = tensors
+        return Layout(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            segments=segments if shares else None,
+            places=places,
+            sources=sources,
+            targets=targets,
+            starts=starts if mode.by_lengths and not shares else None,
+            longest=longest,
+        )
+
+    return arrays, finish
 
 
-def row_positions(batch: RolloutBatch, shared_width: int, packed: bool) -> Tensor:
-    """Return where each token of each sequence lies in the rows of `lay_out`, of R * L: i64[all tokens].
+def attended_positions(batch: RolloutBatch, mode: ForwardMode) -> Tensor:
+    """Return where each token of each sequence lies in what the model reads in `mode`: i64[all tokens].
 
     Tokens of a prompt that sequences share come once for each of them.
     """
-    rows = rows_of(batch.samples, shared_width)
+    if not mode.chunked:
+        return batch._upload(np.flatnonzero(_columns(batch.samples)[1]))
+    rows = rows_of(batch.samples, mode.shared_width)
     longest, begin = rows[0].length, 0
     positions = []
     for row in rows:
@@ -493,23 +510,5 @@ def row_positions(batch: RolloutBatch, shared_width: int, packed: bool) -> Tenso
         for member in row.members:
             start, end = end, end + len(batch.samples[member].completion)
             positions += [prompt, np.arange(start, end)]
-        begin += row.length if packed else longest
-    return upload([np.concatenate(positions)], batch.token_mask.device)[0]
-
-
-def padded_positions(batch: RolloutBatch) -> Tensor:
-    """Return where each token of each sequence lies in `RolloutBatch.input_ids`: i64[all tokens]."""
-    _, attended = _columns(batch.samples)
-    return upload([np.flatnonzero(attended)], batch.token_mask.device)[0]
-
-
-def _sees(segments: Tensor) -> Tensor:
-    """bool[R, 1, L, L] from segments i64[R, L]: what came before, in the same segment or in the prompt."""
-    length, device = segments.shape[1], segments.device
-    if device.type == "cpu":  # NumPy's: torch's comparison would wake every thread for it
-        before = upload([np.tri(length, dtype=bool)], device)[0]
-    else:
-        order = torch.arange(length, device=device)
-        before = order.unsqueeze(1) >= order
-    query, key = segments.unsqueeze(2), segments.unsqueeze(1)
-    return (before & ((key == query) | (key == 0))).unsqueeze(1)
+        begin += row.length if mode.packed else longest
+    return batch._upload(np.concatenate(positions))

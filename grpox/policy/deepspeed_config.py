@@ -16,6 +16,8 @@ from grpox.errors import ConfigError, Problem, describe
 from grpox.policy.precision import dtype_here
 from grpox.runfile.deepspeed_settings import without_auto
 
+REFUSED = "DeepSpeed does not accept this value"
+
 
 def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
     """Return the configuration of the policy's engine, as `deepspeed.initialize` accepts it."""
@@ -65,9 +67,11 @@ def check_deepspeed(config: RunConfig) -> None:
         deepspeed.DeepSpeedConfig(copy.deepcopy(settings))
     except ValidationError as error:
         reasons = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()]
-        raise ConfigError([_refused(reason) for reason in reasons]) from error
+        raise ConfigError(
+            [Problem(f"{REFUSED}: {reason}", "deepspeed.settings") for reason in reasons]
+        ) from error
     except Exception as error:
-        raise ConfigError(_refused(describe(error))) from error
+        raise ConfigError(f"{REFUSED}: {describe(error)}", "deepspeed.settings") from error
     if config.deepspeed.nvme_path:
         _check_nvme(config, config.deepspeed.nvme_path)
 
@@ -115,10 +119,6 @@ def _merged(own: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(merged.get(name), dict)
         merged[name] = _merged(merged[name], value) if both else copy.deepcopy(value)
     return merged
-
-
-def _refused(reason: str) -> Problem:
-    return Problem(f"DeepSpeed does not accept this value: {reason}", "deepspeed.settings")
 
 
 def _check_nvme(config: RunConfig, folder: str) -> None:

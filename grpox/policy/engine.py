@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, RunFailed, describe, text_of
 from grpox.policy.attention import set_attention
+from grpox.policy.batch import ForwardMode
 from grpox.policy.deepspeed_config import deepspeed_config, reference_config
 from grpox.policy.deepspeed_import import deepspeed, z3_leaf_parameter
 from grpox.policy.float32_head import restore_head
-from grpox.policy.logprobs import ForwardMode
 from grpox.policy.lora.layers import (
     ADAPTER,
     adapted_layers,
@@ -80,7 +80,11 @@ class Engine:
         self._base_square: Tensor | None = None
         """Squared norm of the weights that adapters change, f64[]; None until it is needed."""
         if config.train.gradient_checkpointing:
-            _enable_checkpointing(model, config)
+            kwargs = {"use_reentrant": False} | config.train.gradient_checkpointing_kwargs
+            try:
+                model.gradient_checkpointing_enable(kwargs)
+            except ValueError as error:
+                raise ConfigError(text_of(error), "train.gradient_checkpointing", given="true") from error
         model.train()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         torch_optimizer = call("optimizer", optimizer.build, trained, config.train.learning_rate)
@@ -89,18 +93,21 @@ class Engine:
             # A block of experts would be a leaf, whose gradients DeepSpeed sums before they exist if nothing
             # below the block is trained.
             settings["zero_optimization"].setdefault("leaf_module", {"classes": []})
-        self._deepspeed, self._optimizer, _, self._scheduler = _initialize(
+        self.deepspeed, self._optimizer, _, self._scheduler = _initialize(
             config,
             model=model,
             optimizer=torch_optimizer,
             lr_scheduler=call("scheduler", scheduler.build, torch_optimizer, total_steps),
             config=settings,
         )
+        """DeepSpeed's engine."""
+        self.module: PreTrainedModel = self.deepspeed.module
+        """The policy; its parameters are this rank's shards."""
         _share_master_weights(self._optimizer)
         if files is not None:
-            self._deepspeed.checkpoint_engine = files
+            self.deepspeed.checkpoint_engine = files
             # DeepSpeed would save scripts beside the weights, but a checkpoint contains no code.
-            self._deepspeed._copy_recovery_script = lambda folder: None
+            self.deepspeed._copy_recovery_script = lambda folder: None
         if self.is_adapted and any(map(z3_leaf_parameter, trained)):
             what = "names modules with adapters, whose gradients DeepSpeed may then sum before they are there"
             raise ConfigError(what, "deepspeed.settings.zero_optimization.leaf_module", allowed="other modules")
@@ -108,15 +115,9 @@ class Engine:
             # ZeRO-3 gathers for a module the parameters that it knows to be read in its forward pass.
             for factor in parameters_of(layer):
                 deepspeed.zero.register_external_parameter(layer.get_base_layer(), factor)
-        self.mode = _try_forward_modes(self._deepspeed, config, world)
+        self.mode = _try_forward_modes(self.deepspeed, config, world)
         self.unused_modes = describe_unused_modes(self.module, config.train, self.mode, world.device)
         """Forward modes that the run allows and does not use, with the reasons; None without any."""
-
-    @property
-    def module(self) -> PreTrainedModel:
-        """The policy; its parameters are this rank's shards."""
-        module: PreTrainedModel = self._deepspeed.module
-        return module
 
     @property
     def chosen_attention(self) -> str | None:
@@ -130,15 +131,15 @@ class Engine:
         return float(self._optimizer.param_groups[0]["lr"]) * factor
 
     def __call__(self, **inputs: Any) -> Any:
-        return self._deepspeed(**inputs)
+        return self.deepspeed(**inputs)
 
     def begin_micro_batch(self, *, last: bool) -> None:
         """Declare if the next micro-batch is the last of its step; call before its forward pass."""
-        self._deepspeed.set_gradient_accumulation_boundary(last)
+        self.deepspeed.set_gradient_accumulation_boundary(last)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of this rank's part of the loss; the parts of all ranks are summed."""
-        self._deepspeed.backward(loss * self.world.size, scale_wrt_gas=False)
+        self.deepspeed.backward(loss * self.world.size, scale_wrt_gas=False)
 
     def step(self, loss: Tensor | None = None) -> Tensor:
         """Clip the gradient, update, advance the schedule; return the gradient's norm before clipping, f64[].
@@ -151,17 +152,17 @@ class Engine:
         """
         if self.steps == 0:
             _check_parameters_read(self.module)
-        optimizer = self._deepspeed.optimizer
+        optimizer = self.deepspeed.optimizer
         norms = optimizer._get_norm_groups
         if loss is not None:
             # DeepSpeed reads the norm anyway: together with it the loss costs no wait. Finite, it adds 0.
             optimizer._get_norm_groups = lambda: [norm + (loss - loss).to(norm) for norm in norms()]
         try:
-            self._deepspeed.step()
+            self.deepspeed.step()
         finally:
             optimizer.__dict__.pop("_get_norm_groups", None)
         self.steps += 1
-        norm: Tensor | float = self._deepspeed.get_global_grad_norm()
+        norm: Tensor | float = self.deepspeed.get_global_grad_norm()
         if isinstance(norm, Tensor):
             return norm.to(self.world.device, torch.float64)
         return torch.full((), norm, dtype=torch.float64, device=self.world.device)
@@ -169,7 +170,7 @@ class Engine:
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the schedule's learning rates by `factor` in all steps to come."""
         if self._learning_rate_factor is None:
-            optimizer = self._deepspeed.optimizer.optimizer  # torch's own, within ZeRO's
+            optimizer = self.deepspeed.optimizer.optimizer  # torch's own, within ZeRO's
             scheduled: list[float] = []
 
             def scale(*_: Any) -> None:
@@ -236,7 +237,7 @@ class Engine:
 
     def weights(self) -> WeightStream:
         """Yield the current whole weights with merged adapters; a collective."""
-        return stream_weights(self.module, adapted=self.is_adapted)
+        return stream_weights(self.module)
 
     def save(self, folder: Path, name: str) -> None:
         """Write weights, optimizer and schedule to `folder`/`name`, one or more files per rank; a collective.
@@ -244,30 +245,25 @@ class Engine:
         With adapters, the frozen weights are left out, because they equal the original model's. `files`, passed
         to the constructor, reports errors of writing.
         """
-        self._deepspeed.save_checkpoint(
+        self.deepspeed.save_checkpoint(
             str(folder), tag=name, save_latest=False, exclude_frozen_parameters=self.is_adapted
         )
 
     def load(self, folder: Path, name: str, steps: int) -> None:
         """Read a checkpoint that `save` wrote after `steps` optimizer steps; a collective."""
-        loaded, _ = self._deepspeed.load_checkpoint(
+        loaded, _ = self.deepspeed.load_checkpoint(
             str(folder), tag=name, load_module_strict=not self.is_adapted
         )
         if loaded is None:
             raise RunFailed(f"DeepSpeed finds no checkpoint in {folder / name}")
         self.steps = steps
 
-    @property
-    def deepspeed(self) -> Any:
-        """DeepSpeed's engine, only for `grpox.checkpoint.resume`."""
-        return self._deepspeed
-
     def close(self) -> None:
         """Remove all hooks and attributes of DeepSpeed; the engine cannot be used afterwards."""
-        self._deepspeed.destroy()
+        self.deepspeed.destroy()
         # `destroy` leaves these. They hold the engine and the shards, and a model with them cannot be pickled.
-        self._deepspeed.module_forward_pre_hook.remove()
-        self._deepspeed.module_forward_post_hook.remove()
+        self.deepspeed.module_forward_pre_hook.remove()
+        self.deepspeed.module_forward_post_hook.remove()
         for module in self.module.modules():
             for name in [name for name in vars(module) if name.startswith("ds_") or name in _LEFT]:
                 delattr(module, name)
@@ -303,13 +299,10 @@ def _share_master_weights(optimizer: Any) -> None:
     """
     pairs = zip(optimizer.fp32_partitioned_groups_flat, optimizer.fp16_partitioned_groups_flat, strict=True)
     for master, weights in pairs:
-        same = weights is not None and _place(master) == _place(weights)  # not where they are on nvme
-        if same:
-            master.data = weights.data
-
-
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.device, tensor.shape
+        if weights is not None:  # not where they are on nvme
+            places = [(each.dtype, each.device, each.shape) for each in (master, weights)]
+            if places[0] == places[1]:
+                master.data = weights.data
 
 
 class FrozenEngine:
@@ -319,27 +312,15 @@ class FrozenEngine:
         model.eval().requires_grad_(False)
         settings = reference_config(config, world.size)
         self._deepspeed, *_ = _initialize(config, model=model, config=settings)
+        self.module: nn.Module = self._deepspeed.module
+        """The model; its parameters are this rank's shards."""
         self.mode = _try_forward_modes(self._deepspeed, config, world)
         self.unused_modes = describe_unused_modes(model, config.train, self.mode, world.device)
         """As `Engine.unused_modes`."""
 
-    @property
-    def module(self) -> nn.Module:
-        """The model; its parameters are this rank's shards."""
-        module: nn.Module = self._deepspeed.module
-        return module
-
     @torch.no_grad()
     def __call__(self, **inputs: Any) -> Any:
         return self._deepspeed(**inputs)
-
-
-def _enable_checkpointing(model: PreTrainedModel, config: RunConfig) -> None:
-    try:
-        kwargs = {"use_reentrant": False} | config.train.gradient_checkpointing_kwargs
-        model.gradient_checkpointing_enable(kwargs)
-    except ValueError as error:
-        raise ConfigError(text_of(error), "train.gradient_checkpointing", given="true") from error
 
 
 def _try_forward_modes(engine: Any, config: RunConfig, world: World) -> ForwardMode:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from grpox.errors import ConfigError, describe, plain
 from grpox.policy.attention import VARLEN, probe_kernel, set_attention
-from grpox.policy.batch import RolloutBatch, Sample, collate
-from grpox.policy.logprobs import DEPENDS, FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.batch import DEPENDS, FULL_LOGITS, ForwardMode, RolloutBatch, Sample, collate
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.randomness import disable_dropout, random_fields, random_states
 from grpox.runtime.world import World

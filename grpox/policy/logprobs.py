@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from grpox.policy.batch import Arrangement, Layout, RolloutBatch, Sample, collate
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, RolloutBatch
 from grpox.policy.head_chunks import rows_per_chunk
 
 POSITIONS_PER_CHUNK = 4096
@@ -27,43 +27,6 @@ POSITIONS_PER_CHUNK = 4096
 HOST = torch.device("cpu")
 LEAST_LOG_P = -1e4
 """Log-probability below which a probability is 0 in every precision, so its factor only has to be finite."""
-
-DEPENDS = "gave other numbers alone and together"
-"""Part of the failure of a mode in which a sequence depends on the others of a micro-batch."""
-
-
-@dataclass(frozen=True)
-class ForwardMode:
-    """Savings in a model's forward pass."""
-
-    chunked: bool = False
-    """True: the head returns chosen log-probabilities instead of all logits."""
-    shared_width: int = 0
-    """Hidden size if sequences can share their prompt in a row; 0: they cannot."""
-    packed: bool = False
-    """True: the sequences of a micro-batch are in one row without padding."""
-    by_lengths: bool = False
-    """True: attention accepts lengths of sequences, so transformers needs to make no mask."""
-    failures: tuple[str, ...] = field(default=(), compare=False)
-    """Errors raised by the trials of other modes, for the user."""
-
-    def __str__(self) -> str:
-        """Key of the run file that enables the mode."""
-        way = "packing" if self.packed else "prefix_sharing" if self.shared_width else "chunked_logprobs"
-        return f"train.{way}" if self.chunked else "the model's own forward pass"
-
-    @property
-    def dependence(self) -> str:
-        """The failure of the model's own forward pass beside other sequences; empty without one."""
-        return next((each for each in self.failures if DEPENDS in each and str(FULL_LOGITS) in each), "")
-
-    @property
-    def arrangement(self) -> Arrangement:
-        """Layout of micro-batches in rows."""
-        return Arrangement(self.shared_width, self.packed, self.by_lengths)
-
-
-FULL_LOGITS = ForwardMode()
 
 
 def completion_logprobs(
@@ -86,36 +49,18 @@ def completion_logprobs(
     """
     if mode == FULL_LOGITS:
         return _of_all_logits(model, batch, temperature, entropy_gradient)
-    layout = batch.layout(mode.arrangement)
-    logprobs, entropies = _rows_logprobs(model, layout, temperature, entropy_gradient)
-    whole = logprobs.new_zeros(batch.token_mask.numel())
-    return (
-        whole.index_copy(0, layout.places, logprobs).view_as(batch.token_mask),
-        whole.index_copy(0, layout.places, entropies).view_as(batch.token_mask),
-    )
-
-
-def prepare_pass(samples: Sequence[Sample], device: torch.device, mode: ForwardMode) -> RolloutBatch:
-    """Collate a micro-batch and send all that a pass over it reads of the host, in one copy before the pass."""
-    return collate(samples, device, "padded" if mode == FULL_LOGITS else mode.arrangement)
-
-
-def _rows_logprobs(
-    model: Any, layout: Layout, temperature: float, entropy_gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Compute log-probabilities [N] of the layout's targets, with gradient, and entropies [N].
-
-    Args:
-        entropy_gradient: True if the entropies also need a gradient.
-    """
-    attends = {"attention_mask": layout.sees} if layout.lengths is None else layout.lengths.arguments()
-    result: tuple[Tensor, Tensor] = model(
+    layout = batch.layout(mode)
+    scored: tuple[Tensor, Tensor] = model(
         input_ids=layout.input_ids,
         position_ids=layout.position_ids,
-        **attends,
+        **layout.attention_arguments(),
         scored=(layout.sources, layout.targets, temperature, entropy_gradient),
     )
-    return result
+    whole = scored[0].new_zeros(batch.token_mask.numel())
+    logprobs, entropies = (
+        whole.index_copy(0, layout.places, each).view_as(batch.token_mask) for each in scored
+    )
+    return logprobs, entropies
 
 
 def _of_all_logits(
@@ -255,9 +200,9 @@ class _ChosenLogprobs(torch.autograd.Function):
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logprobs = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
         normaliser, entropy = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        factors = _Factors.of(hidden, weight, bias, low, up)
+        factors = _factors(hidden, weight, bias, low, up)
         for part in _parts(len(hidden), weight):
-            logits = _logits(factors.rows(part), wanted)
+            logits = _logits(_rows(factors, part), wanted)
             lse = torch.logsumexp(logits, dim=-1)
             logprobs[part] = logits.gather(1, wanted.targets[part].unsqueeze(1)).squeeze(1) - lse
             log_p = logits.sub_(lse.unsqueeze(1))
@@ -286,18 +231,12 @@ class _ChosenLogprobs(torch.autograd.Function):
         taught = upstream != 0
         if wanted.entropy_gradient:
             taught |= of_entropy != 0
-        factors = _Factors.of(hidden, weight, bias, low, up)
+        factors = _factors(hidden, weight, bias, low, up)
         for rows in _taught_parts(taught, weight):
-            chunk = factors.rows(rows)
+            chunk = _rows(factors, rows)
             by_entropy = (of_entropy[rows], entropy[rows]) if wanted.entropy_gradient else None
-            gradient = _by_logits(
-                _logits(chunk, wanted),
-                normaliser[rows],
-                upstream[rows],
-                wanted.targets[rows],
-                wanted,
-                by_entropy,
-            )
+            of_chunk = normaliser[rows], upstream[rows], wanted.targets[rows]
+            gradient = _by_logits(_logits(chunk, wanted), *of_chunk, wanted, by_entropy)
             # Rounded to the weight's precision, because a product needs factors of one type.
             by_output = as_factor(gradient.to(weight.dtype))
             if for_hidden is not None:
@@ -319,8 +258,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         )
 
 
-@dataclass(frozen=True)
-class _Factors:
+class _Factors(NamedTuple):
     """Factors of the products of a head, each in the type in which it is multiplied."""
 
     hidden: Tensor  # [N, H]
@@ -329,18 +267,15 @@ class _Factors:
     low: Tensor | None  # [N, r]
     up: Tensor | None  # [V, r]
 
-    @classmethod
-    def of(cls, hidden: Tensor, weight: Tensor, *others: Tensor | None) -> _Factors:
-        """Convert the tensors that are multiplied, once for all chunks."""
-        return cls(
-            as_factor(hidden),
-            as_factor(weight),
-            *(None if each is None else as_factor(each) for each in others),
-        )
 
-    def rows(self, rows: slice | Tensor) -> _Factors:
-        """Select rows of the hidden states, and of `low`."""
-        return replace(self, hidden=self.hidden[rows], low=None if self.low is None else self.low[rows])
+def _factors(hidden: Tensor, weight: Tensor, *others: Tensor | None) -> _Factors:
+    rest = (None if each is None else as_factor(each) for each in others)
+    return _Factors(as_factor(hidden), as_factor(weight), *rest)
+
+
+def _rows(factors: _Factors, rows: slice | Tensor) -> _Factors:
+    low = None if factors.low is None else factors.low[rows]
+    return factors._replace(hidden=factors.hidden[rows], low=low)
 
 
 def as_factor(tensor: Tensor) -> Tensor:
@@ -396,14 +331,14 @@ def _taught_parts(taught: Tensor, weight: Tensor) -> list[slice] | list[Tensor]:
 
 def _logits(factors: _Factors, wanted: Wanted) -> Tensor:
     """Compute logits / temperature: [n, H] -> f32[n, V]."""
-    hidden, weight, bias = factors.hidden, factors.weight, factors.bias
+    hidden, weight, bias, low, up = factors
     if hidden.dtype in (torch.float32, torch.float64):
         logits = torch.nn.functional.linear(hidden, weight, bias)
     else:
         logits = multiply(hidden, weight.T)
         logits = logits if bias is None else logits.add_(bias)
-    if factors.low is not None and factors.up is not None:
-        add_product(logits, factors.low, factors.up.T)
+    if low is not None and up is not None:
+        add_product(logits, low, up.T)
     transform = wanted.transform
     if transform.cap is None:
         factor = transform.scale / wanted.temperature

@@ -32,10 +32,10 @@ from grpox.errors import ConfigError, Problem, plain, text_of
 from grpox.errors.formatting import some
 from grpox.policy.attention import VARLEN
 from grpox.policy.float32_head import cast_head, has_float32_head
+from grpox.policy.model_folder import undescribed
 from grpox.policy.precision import dtype_here
 from grpox.policy.randomness import disable_dropout
 from grpox.policy.rope import fix_rope
-from grpox.policy.saved_whole import undescribed
 from grpox.runfile.model_options import quantization_of, quantization_problems
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
@@ -198,10 +198,14 @@ def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the tokens that end a completion: the tokenizer's EOS, and the generation config's EOS tokens."""
-    generation_config: GenerationConfig | None = getattr(model, "generation_config", None)
-    ids: Any = generation_config.eos_token_id if generation_config else None
-    listed = ids if isinstance(ids, list) else [ids]
-    return tuple(dict.fromkeys(i for i in (tokenizer.eos_token_id, *listed) if i is not None))
+    ids = (tokenizer.eos_token_id, *_stop_tokens(model))
+    return tuple(dict.fromkeys(token for token in ids if token is not None))
+
+
+def _stop_tokens(model: PreTrainedModel) -> list[Any]:
+    """List the EOS tokens of the generation config, which may be anything."""
+    ids: Any = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def vocabulary_of(model: PreTrainedConfig) -> int | None:
@@ -231,8 +235,7 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedCo
 def _check_stop_tokens(model: PreTrainedModel, path: str) -> None:
     """Refuse EOS tokens of the generation config that the model does not have."""
     vocabulary = vocabulary_of(model.config)
-    ids: Any = getattr(model.generation_config, "eos_token_id", None)
-    for token in ids if isinstance(ids, list) else [] if ids is None else [ids]:
+    for token in _stop_tokens(model):
         if not isinstance(token, int) or (vocabulary is not None and not 0 <= token < vocabulary):
             what = f"{GENERATION_CONFIG_NAME} has an eos_token_id that the model does not have"
             allowed = "integers from 0" + (f" to {vocabulary - 1}" if vocabulary is not None else "")
@@ -308,8 +311,12 @@ def model_location(config: ModelConfig) -> str:
 
 @lru_cache
 def _ask_hub(repo: str, revision: str | None, token: str | None, cache_dir: str | None) -> str:
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import (
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     key = "model.path"
     try:
@@ -317,24 +324,14 @@ def _ask_hub(repo: str, revision: str | None, token: str | None, cache_dir: str 
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         what = f"is not a local folder, and the hub refuses it: {_first_line(error)}"
         raise ConfigError(what, key, given=repo) from error
-    except Exception as error:
-        if folder := _cached(repo, revision, cache_dir):
-            return folder
-        reason = f"{type(error).__name__}: {_first_line(error)}"
-        what = f"is not a local folder, and the hub cannot be reached: {reason}"
-        raise ConfigError(what, key, given=repo) from error
+    except Exception as error:  # noqa: BLE001 - whatever a client of HTTP raises
+        try:
+            return snapshot_download(repo, revision=revision, cache_dir=cache_dir, local_files_only=True)
+        except LocalEntryNotFoundError:
+            reason = f"{type(error).__name__}: {_first_line(error)}"
+            what = f"is not a local folder, and the hub cannot be reached: {reason}"
+            raise ConfigError(what, key, given=repo) from error
     return repo
-
-
-def _cached(repo: str, revision: str | None, cache_dir: str | None) -> str:
-    """Return the folder of a model downloaded before; empty if there is none."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return str(snapshot_download(repo, revision=revision, cache_dir=cache_dir, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return ""
 
 
 def _first_line(error: Exception) -> str:

@@ -34,20 +34,15 @@ def prepare_cuda(model: nn.Module, device: torch.device) -> None:
     On Hopper and Blackwell torch's attention tries cuDNN first, which builds a new graph on the host for each
     new shape: sampling has one for each token, and micro-batches differ too. A user who sets `CUDNN_ORDER`
     decides instead.
+
+    float32 products are computed in TensorFloat-32, unless `model` multiplies positions in one of them. Its
+    mantissa of 10 bits would round positions above 2048, and so the angles of a rotary embedding. A precision
+    that is already lower than "highest" stays.
     """
     if device.type != "cuda":
         return
     if CUDNN_ORDER not in os.environ:
         torch.backends.cuda.enable_cudnn_sdp(False)
-    _allow_tf32(model)
-
-
-def _allow_tf32(model: nn.Module) -> None:
-    """Let CUDA compute float32 products in TensorFloat-32, unless `model` multiplies positions in one of them.
-
-    TensorFloat-32 has a mantissa of 10 bits, which would round positions above 2048, and so the angles of
-    a rotary embedding. A precision that is already lower than "highest" stays.
-    """
     if float32_precision() != "highest":
         return
     if rounded := rotary_products(model):

@@ -6,7 +6,6 @@ for real good alignment" (arXiv 2404.09656), soft update; with alpha 1 it is the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,24 +17,16 @@ from grpox.policy.lora.layers import without_adapters
 from grpox.policy.weight_stream import persistent_buffers
 
 
-@dataclass(frozen=True)
-class ReferenceSync:
-    """Moves the reference model towards the policy every few steps."""
-
-    config: TrainConfig
-
-    def after_step(self, policy: Engine, reference: FrozenEngine) -> None:
-        """Update the reference if `ref_sync_steps` optimizer steps have passed; a collective."""
-        if policy.steps % self.config.ref_sync_steps == 0:
-            mix(policy, reference, self.config.ref_sync_alpha)
-
-
 @torch.no_grad()
-def mix(policy: Engine, reference: FrozenEngine, alpha: float) -> None:
-    """Set ``ref <- alpha pi + (1 - alpha) ref``, gathering one parameter at a time; a collective.
+def sync_reference(policy: Engine, reference: FrozenEngine, config: TrainConfig) -> None:
+    """Update the reference if `ref_sync_steps` optimizer steps have passed; a collective.
 
-    Persistent buffers are updated too; integer and boolean buffers are copied from the policy.
+    One parameter is gathered at a time. Persistent buffers are updated too; integer and boolean buffers are
+    copied from the policy.
     """
+    if policy.steps % config.ref_sync_steps:
+        return
+    alpha = config.ref_sync_alpha
     from deepspeed import zero
 
     pairs = zip(policy.module.parameters(), reference.module.parameters(), strict=True)
@@ -60,14 +51,10 @@ class BaseAsReference:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.mode = engine.mode
-
-    @property
-    def module(self) -> nn.Module:
+        self.module: nn.Module = engine.module
         """The policy, including its adapters."""
-        module: nn.Module = self._engine.module
-        return module
 
     @torch.no_grad()
     def __call__(self, **inputs: Any) -> Any:
-        with without_adapters(self._engine.module):
+        with without_adapters(self.module):
             return self._engine(**inputs)

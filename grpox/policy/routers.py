@@ -16,12 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from grpox.errors import ConfigError
-from grpox.policy.batch import RolloutBatch, padded_positions, row_positions
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
+from grpox.policy.batch import ForwardMode, RolloutBatch, attended_positions
 
 KEY = "train.router_aux_loss_coef"
-_FUNCTION = "load_balancing_loss_func"
-"""Name of the loss in the modules of transformers."""
 
 
 def check_routers(config: PreTrainedConfig, coefficient: float) -> None:
@@ -54,7 +51,7 @@ class RouterBalance:
             ConfigError: the model has no such loss.
         """
         check_routers(model.config, coefficient)
-        function = getattr(sys.modules[type(model).__module__], _FUNCTION, None)
+        function = getattr(sys.modules[type(model).__module__], "load_balancing_loss_func", None)
         experts, chosen = (getattr(model, name, None) for name in ("num_experts", "num_experts_per_tok"))
         if function is None or experts is None or chosen is None:
             raise _no_routers(type(model).__name__, coefficient)
@@ -88,10 +85,7 @@ class RouterBalance:
 
         It is that of the padded sequences, each with its prompt, in every forward mode.
         """
-        if mode == FULL_LOGITS:
-            positions = padded_positions(batch)
-        else:
-            positions = row_positions(batch, mode.shared_width, mode.packed)
+        positions = attended_positions(batch, mode)
         logits, self._logits = self._logits, ()
         rows = tuple(each.flatten(0, -2).index_select(0, positions) for each in logits)
         return self._function(rows, self._experts, self._chosen)

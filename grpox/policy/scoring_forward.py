@@ -25,11 +25,11 @@ from grpox.policy.attention import (
     shares_by_default,
     takes_lengths,
 )
+from grpox.policy.batch import FULL_LOGITS, ForwardMode
 from grpox.policy.float32_head import Float32Head
 from grpox.policy.forward_trial import ForwardTrial
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, LogitTransform, Wanted, chosen_logprobs
-from grpox.policy.lora import head as adapted_head
-from grpox.policy.lora.layers import is_adapted
+from grpox.policy.logprobs import LogitTransform, Wanted, chosen_logprobs
+from grpox.policy.lora.layers import ADAPTER, is_adapted
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -107,60 +107,100 @@ def describe_unused_modes(
     Args:
         device: where the model runs; default: where its parameters are.
     """
-    device = device or next(model.parameters()).device
-    message = _lost(model, train, mode, device) if train.chunked_logprobs else ""
-    return "; ".join(each for each in (message, *mode.failures) if each) or None
-
-
-def _lost(model: PreTrainedModel, train: TrainConfig, mode: ForwardMode, device: torch.device) -> str:
-    name, attention = type(model).__name__, model.config._attn_implementation
-    is_auto = train.prefix_sharing == "auto"
-    shares = _may_share(model, train, device)
-    if takes_lengths(model):
-        allowed = {
-            "chunked_logprobs": (True, mode.chunked),
-            "packing": (train.packing and not mode.shared_width, mode.packed),
-            "prefix_sharing": (shares and not is_auto, bool(mode.shared_width)),
-        }
-        lost = " and ".join(f"train.{key}" for key, (wanted, used) in allowed.items() if wanted > used)
-        attention += "".join(f", with layers of type {kind}" for kind in layers_beyond_lengths(model))
-        return f"{name} cannot use {lost}: model.init.attn_implementation is {attention}" if lost else ""
-    if mode.shared_width or mode.packed or (mode.chunked and not shares):
-        return ""
-    if mode.chunked:
-        return f"{name} cannot use train.prefix_sharing: it computes each prompt again for each completion"
-    return f"{name} can use neither train.chunked_logprobs nor train.prefix_sharing: it computes all logits"
+    shares = _may_share(model, train, device or next(model.parameters()).device)
+    allowed = {
+        "chunked_logprobs": (True, mode.chunked),
+        "packing": (train.packing and takes_lengths(model) and not mode.shared_width, mode.packed),
+        "prefix_sharing": (shares, bool(mode.shared_width)),
+    }
+    lost = " and ".join(f"train.{key}" for key, (wanted, used) in allowed.items() if wanted > used)
+    attention = f"model.init.attn_implementation is {model.config._attn_implementation}"
+    attention += "".join(f", with layers of type {kind}" for kind in layers_beyond_lengths(model))
+    reasons = (
+        [f"{type(model).__name__} cannot use {lost}: {attention}"] if lost and train.chunked_logprobs else []
+    )
+    return "; ".join([*reasons, *mode.failures]) or None
 
 
 def restore_forward(model: PreTrainedModel) -> None:
     """Restore the forward passes that `install_scoring_forward` replaced."""
     head = model.get_output_embeddings()
-    for module in (model, *(adapted_head.layers_of(head) if is_adapted(head) else (head,))):
-        if module is not None:
-            vars(module).pop("forward", None)
+    for module in (model, *(() if head is None else head.modules())):
+        vars(module).pop("forward", None)
 
 
-def _add_scoring(model: PreTrainedModel) -> bool:
+def _add_scoring(model: Any) -> bool:
     """Make the model's forward accept `scored`, the arguments of `logprobs`; return True if it can."""
-    head, body = model.get_output_embeddings(), model.base_model
+    head, body, whole = model.get_output_embeddings(), model.base_model, model.forward
     if body is model:
         return False
-    if is_adapted(head) and adapted_head.can_score(head):
-        adapted_head.add_scoring(head)
+    if is_adapted(head) and type(head.base_layer) is nn.Linear:
+        _score_in_adapted_head(head)
     elif type(head) in (nn.Linear, Float32Head):
-        score_in_head(head)
+        _score_in_head(head)
     else:
         return False
-    score_in_forward(model, body, head, _transform(model))
-    return True
-
-
-def _transform(model: PreTrainedModel) -> LogitTransform:
-    """Read the transform of the logits from the model's configuration; a trial checks that it is complete."""
+    # The transform of the logits by the model's configuration; a trial checks that it is complete.
     config = model.config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
-    return LogitTransform(scale, getattr(config, "final_logit_softcapping", None))
+    transform = LogitTransform(scale, getattr(config, "final_logit_softcapping", None))
+
+    # The signature stays the model's, because transformers' generate reads it.
+    @functools.wraps(whole)
+    def forward(*args: Any, scored: tuple[Tensor, Tensor, float, bool] | None = None, **inputs: Any) -> Any:
+        if scored is None:
+            return whole(*args, **inputs)
+        sources, targets, temperature, entropy_gradient = scored
+        hidden = body(**inputs, use_cache=False).last_hidden_state
+        rows = hidden.flatten(0, 1).index_select(0, sources)
+        return head(rows, wanted=Wanted(targets, temperature, transform, entropy_gradient))
+
+    model.forward = forward
+    return True
+
+
+def _score_in_head(head: Any) -> None:
+    """Make the forward of a head accept `wanted` and return log-probabilities and entropies for it."""
+    linear = head.forward
+
+    # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.
+    @functools.wraps(linear)
+    def forward(input: Tensor, wanted: Wanted | None = None) -> Any:
+        return linear(input) if wanted is None else chosen_logprobs(input, head.weight, head.bias, wanted)
+
+    head.forward = forward
+
+
+def _score_in_adapted_head(head: Any) -> None:
+    """Do as `_score_in_head` for a head with an adapter, without storing the merged weight.
+
+    The logits of a few tokens are ``h W^T + (scale * h A^T) B^T``; the inner size of the second product is the
+    rank. W and B are parameters of two layers. The forward of one layer calls the forward of the other, so
+    ZeRO-3 gathers both before the logits are computed, and again before the backward pass recomputes them.
+    """
+    base, down, up = head.base_layer, head.lora_A[ADAPTER], head.lora_B[ADAPTER]
+    whole, base_linear, up_linear = head.forward, base.forward, up.forward
+
+    @functools.wraps(whole)
+    def forward(input: Tensor, *args: Any, wanted: Wanted | None = None, **options: Any) -> Any:
+        if wanted is None:
+            return whole(input, *args, **options)
+        low = None if head.disable_adapters else down(input) * head.scaling[ADAPTER]
+        return base(input, wanted=wanted, low=low)
+
+    @functools.wraps(base_linear)
+    def base_forward(input: Tensor, wanted: Wanted | None = None, low: Tensor | None = None) -> Any:
+        if wanted is None:
+            return base_linear(input)
+        score = functools.partial(chosen_logprobs, input, base.weight, base.bias, wanted)
+        return score() if low is None else up(low, score=score)
+
+    @functools.wraps(up_linear)
+    def up_forward(input: Tensor, score: Callable[..., Any] | None = None) -> Any:
+        return up_linear(input) if score is None else score(input, up.weight)
+
+    head.forward, base.forward, up.forward = forward, base_forward, up_forward
 
 
 def _attends_as_masked(model: PreTrainedModel) -> bool:
@@ -175,37 +215,3 @@ def _attends_as_masked(model: PreTrainedModel) -> bool:
         and not windowed
         and isinstance(getattr(config, "hidden_size", None), int)
     )
-
-
-def score_in_forward(model: Any, body: nn.Module, head: nn.Module, transform: LogitTransform) -> None:
-    """Make the forward of a whole `model` accept `scored`: (sources, targets, temperature, entropy_gradient).
-
-    Args:
-        body: returns the last hidden state.
-        head: a head whose forward accepts `wanted`.
-    """
-    whole = model.forward
-
-    # The signature stays the model's, because transformers' generate reads it.
-    @functools.wraps(whole)
-    def forward(*args: Any, scored: tuple[Tensor, Tensor, float, bool] | None = None, **inputs: Any) -> Any:
-        if scored is None:
-            return whole(*args, **inputs)
-        sources, targets, temperature, entropy_gradient = scored
-        hidden = body(**inputs, use_cache=False).last_hidden_state
-        rows = hidden.flatten(0, 1).index_select(0, sources)
-        return head(rows, wanted=Wanted(targets, temperature, transform, entropy_gradient))
-
-    model.forward = forward
-
-
-def score_in_head(head: nn.Linear) -> None:
-    """Make the forward of a head accept `wanted` and return log-probabilities and entropies for it."""
-    linear = head.forward
-
-    # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.
-    @functools.wraps(linear)
-    def head_forward(input: Tensor, wanted: Wanted | None = None) -> Any:
-        return linear(input) if wanted is None else chosen_logprobs(input, head.weight, head.bias, wanted)
-
-    head.forward = head_forward  # type: ignore[method-assign]

@@ -26,7 +26,7 @@ from grpox.policy.lora.layers import (
 BUCKET_BYTES = 256 * 2**20
 
 
-def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES, adapted: bool = True) -> WeightStream:
+def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> WeightStream:
     """Yield every whole parameter by name (tied parameters once), then the persistent buffers.
 
     If adapters are trained (`grpox.policy.lora`), each is merged into its layer's weight, and the names are
@@ -35,17 +35,10 @@ def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES, adapted:
     A collective: every rank must exhaust the stream. At most one bucket is whole at a time, and a consumer that
     stops or fails leaves no parameter gathered. A yielded tensor may be the engine's own memory, for example
     the shard of a single rank: read it, and copy it if you need it after the next update.
-
-    Args:
-        adapted: look for adapters; False for a module that has none.
     """
-    if adapted:
-        layers = {id(adapted_weight(layer)): layer for layer in adapted_layers(module).values()}
-        yield from stream_parameters(base_parameters(module), bucket_bytes, layers)
-        yield from stream_buffers(base_buffers(module))
-    else:
-        yield from stream_parameters(module.named_parameters(), bucket_bytes)
-        yield from stream_buffers(persistent_buffers(module))
+    layers = {id(adapted_weight(layer)): layer for layer in adapted_layers(module).values()}
+    yield from stream_parameters(base_parameters(module), bucket_bytes, layers)
+    yield from ((name, buffer.detach()) for name, buffer in base_buffers(module))
 
 
 def stream_parameters(
@@ -70,13 +63,7 @@ def stream_parameters(
                 for (name, parameter), layer in zip(reversed(bucket), reversed(adapters), strict=True)
             ]
         while whole:  # released one by one: nothing of this bucket is left when the next is gathered
-            yield _given(*whole.pop())
-
-
-def stream_buffers(named: Iterable[tuple[str, Tensor]]) -> WeightStream:
-    """Yield each of `named`, which every rank has whole, as `stream_weights` does."""
-    for name, buffer in named:
-        yield name, buffer.detach()
+            yield _merged(*whole.pop())
 
 
 def is_own_memory(parameter: nn.Parameter, tensor: Tensor) -> bool:
@@ -92,12 +79,12 @@ def is_own_memory(parameter: nn.Parameter, tensor: Tensor) -> bool:
     )
 
 
-def _given(name: str, weight: Tensor, factors: Factors | None) -> tuple[str, Tensor]:
+def _merged(name: str, weight: Tensor, factors: Factors | None) -> tuple[str, Tensor]:
     return name, weight if factors is None else factors.merged(weight)
 
 
 def _factors(layer: Any) -> Factors:
-    down, up = (_lasting(parameter) for parameter in parameters_of(layer))
+    down, up = map(_lasting, parameters_of(layer))
     return factors_of(layer, down, up)
 
 
@@ -148,14 +135,9 @@ def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def stream_base(model: nn.Module) -> WeightStream:
     """Yield the frozen weights and the buffers under the names of a model without adapters; a collective."""
     yield from stream_parameters(base_parameters(model))
-    yield from stream_buffers(base_buffers(model))
+    yield from ((name, buffer.detach()) for name, buffer in base_buffers(model))
 
 
 def stream_adapters(model: nn.Module) -> WeightStream:
     """Yield A and B of every layer under peft's names in a file; a collective."""
     return stream_parameters(adapter_parameters(model))
-
-
-def stream_as_trained(model: nn.Module) -> WeightStream:
-    """Yield every parameter under its name in `model`; a collective."""
-    return stream_parameters(model.named_parameters())

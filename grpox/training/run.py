@@ -39,7 +39,7 @@ from grpox.policy.engine import Engine
 from grpox.policy.lora.layers import adapted_layers, merge_adapters, parameter_counts
 from grpox.policy.precision import dtype_here
 from grpox.policy.rope import rope_choice
-from grpox.policy.weight_stream import stream_as_trained
+from grpox.policy.weight_stream import stream_parameters
 from grpox.rollout.rewards.isolation import OF_EVALUATION, OF_TRAINING
 from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
@@ -348,7 +348,8 @@ def make_whole(model: PreTrainedModel, engine: Engine, device: torch.device) -> 
 
     ZeRO-3 has replaced each module's parameters by shards and added hooks to its forward. Adapters are merged.
     """
-    whole = {name: tensor.to(device, copy=True) for name, tensor in stream_as_trained(engine.module)}
+    streamed = stream_parameters(engine.module.named_parameters())
+    whole = {name: tensor.to(device, copy=True) for name, tensor in streamed}
     # Tied weights are one parameter with several names; the stream has one of them.
     shards = dict(model.named_parameters(remove_duplicate=False))
     by_shard = {id(shards[name]): nn.Parameter(tensor) for name, tensor in whole.items()}

@@ -20,8 +20,7 @@ from grpox.config import TrainConfig
 from grpox.config.training import tokens_on
 from grpox.contracts import PolicyLoss, Reduction
 from grpox.errors import RunFailed
-from grpox.policy.batch import Row, Sample, rows_of
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, Row, Sample, rows_of
 from grpox.runtime.world import World
 
 

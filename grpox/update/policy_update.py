@@ -17,10 +17,10 @@ from grpox.config import RunConfig
 from grpox.config.alarms import CHANGED, GROWTH, LIVE, NORM_BEFORE
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
-from grpox.policy.batch import RolloutBatch, Sample
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, RolloutBatch, Sample, collate
 from grpox.policy.engine import Engine, FrozenEngine
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs, prepare_pass
-from grpox.policy.reference import BaseAsReference, ReferenceSync
+from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.reference import BaseAsReference, sync_reference
 from grpox.policy.routers import RouterBalance
 from grpox.runtime.world import World
 from grpox.update.entropy_control import EntropyControl
@@ -67,7 +67,8 @@ class PolicyUpdate:
         self.entropy_control = None if adaptive is None else EntropyControl(adaptive, start)
         """Sets the weight of the entropy bonus before each step; None: it is constant."""
         self.top_entropy = config.train.top_entropy_quantile
-        self.reference_sync = ReferenceSync(config.train) if config.train.sync_ref_model else None
+        self.reference_sync = config.train if config.train.sync_ref_model else None
+        """Settings of a reference that follows the policy; None: it does not."""
         self.temperature = config.sampling.temperature
         self.max_completion_length = config.sampling.max_completion_length
         self.world = world
@@ -161,7 +162,7 @@ class PolicyUpdate:
         for sample in (sample for samples in micro_batches for sample in samples):
             sample.policy_keep = None
         if self.reference_sync is not None and isinstance(self.reference, FrozenEngine):
-            self.reference_sync.after_step(self.engine, self.reference)
+            sync_reference(self.engine, self.reference, self.reference_sync)
         if self.entropy_control is not None:
             metrics["adaptive_entropy/coef"] = self.entropy_control.state.coefficient
         return metrics | self.nonfinite.metrics()
@@ -242,7 +243,7 @@ class PolicyUpdate:
         return measured
 
     def _prepared(self, packed: PackedMicroBatch) -> RolloutBatch:
-        return prepare_pass(packed.samples, self.world.device, self.engine.mode)
+        return collate(packed.samples, self.world.device, self.engine.mode)
 
     @torch.no_grad()
     def _score(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from support.architectures import perturb, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from zero3_step import config_for
+from zero3_step import config_for, engine_of
 
 from grpox.checkpoint.export import load_weights
 from grpox.checkpoint.resume import load_of_other_ranks
@@ -22,12 +22,11 @@ from grpox.checkpoint.save_model import save_model
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import ShardFiles, read_reference, write_reference
 from grpox.cli.errors import leave
-from grpox.config import LoraConfig, RunConfig
+from grpox.config import LoraConfig, RunConfig, TrainConfig
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import load_model
-from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.policy.reference import mix
+from grpox.policy.reference import sync_reference
 from grpox.policy.weight_stream import persistent_buffers
 from grpox.runtime.world import World, start_world
 from grpox.training.run import make_whole
@@ -43,12 +42,6 @@ def model_of(config: RunConfig, way: str) -> Any:
     return model
 
 
-def engine_of(config: RunConfig, way: str, world: World) -> Engine:
-    train = config.train
-    factories = AdamW(train), NamedSchedule(train)
-    return Engine(model_of(config, way), config, world, 10, *factories, ShardFiles(False))
-
-
 def values(module: Any) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in persistent_buffers(module)}
 
@@ -62,7 +55,7 @@ def change(module: Any) -> None:
 def taken_through(out: Path, way: str, world: World) -> dict[str, Any]:
     config = config_for("dapo", 0.0, 6, 1)
     config.model.path = str(out / "base")
-    engine = engine_of(config, way, world)
+    engine = engine_of(config, world, model_of(config, way), ShardFiles(False))
     at_first = values(engine.module)
     engine.begin_micro_batch(last=True)
     engine.backward(engine(input_ids=torch.tensor([[3, 4, 5, 6]])).logits.square().mean())
@@ -74,7 +67,7 @@ def taken_through(out: Path, way: str, world: World) -> dict[str, Any]:
     engine.save(out / way, ENGINE)
     world.barrier()
     found = {"at first": at_first, "changed": values(engine.module), "streamed": streamed}
-    again = engine_of(config, way, world)
+    again = engine_of(config, world, model_of(config, way), ShardFiles(False))
     again.load(out / way, ENGINE, 0)
     found["resumed"] = values(again.module)
     again.close()
@@ -91,7 +84,7 @@ def taken_through(out: Path, way: str, world: World) -> dict[str, Any]:
 
 
 def universal(config: RunConfig, way: str, out: Path, world: World) -> dict[str, torch.Tensor]:
-    engine = engine_of(config, way, world)
+    engine = engine_of(config, world, model_of(config, way), ShardFiles(False))
     load_of_other_ranks(engine, out / way, ENGINE, 0)
     return values(engine.module)
 
@@ -99,7 +92,7 @@ def universal(config: RunConfig, way: str, out: Path, world: World) -> dict[str,
 def referred(engine: Engine, config: RunConfig, out: Path, world: World) -> dict[str, Any]:
     """The reference's buffers when it has moved half the way, and as they are read from its checkpoint."""
     reference = FrozenEngine(load_model(config.model), config, world)
-    mix(engine, reference, 0.5)
+    sync_reference(engine, reference, TrainConfig(ref_sync_steps=1, ref_sync_alpha=0.5))
     policy: Any = SimpleNamespace(reference=reference, reference_sync=True)
     moved = values(reference.module)
     write_reference(policy, out, ShardFiles(False), world)

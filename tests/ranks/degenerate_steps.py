@@ -5,24 +5,18 @@ Usage: degenerate_steps.py OUT.pt
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 from step_cases import CASES, ROWS, STEPS, MicroBatch
 from transformers import PreTrainedModel
-from zero3_step import config_for
+from zero3_step import config_for, engine_of, save_results, update_of
 
-from grpox.cli.errors import leave
 from grpox.contracts import Rollout
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
 from grpox.policy.batch import Sample, samples_of
-from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.engine import FrozenEngine
 from grpox.policy.models import load_model
-from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.runtime.world import World, start_world
-from grpox.update.policy_update import PolicyUpdate
+from grpox.runtime.world import World
 
 
 def samples_for(micro_batch: MicroBatch) -> list[Sample]:
@@ -47,15 +41,12 @@ def another(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def steps(loss_name: str, beta: float, registry: Registry, world: World) -> dict[str, Any]:
+def steps(loss_name: str, beta: float, world: World) -> dict[str, Any]:
     """Two steps on each case: each one's metrics, and whether any weight has changed."""
     config = config_for(loss_name, beta, ROWS, 2 // world.size)
-    train = config.train
-    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
+    engine = engine_of(config, world)
     reference = FrozenEngine(another(load_model(config.model)), config, world) if beta else None
-    loss = registry.build(registry.parse("loss", config.loss, "loss"))
-    correction = registry.build(registry.parse("correction", config.correction, "correction"))
-    update = PolicyUpdate(engine, reference, loss, correction, config, world)
+    update = update_of(engine, reference, config, world)
     before = {name: weight.clone() for name, weight in engine.weights()}
     results = {}
     for case in CASES:
@@ -66,15 +57,9 @@ def steps(loss_name: str, beta: float, registry: Registry, world: World) -> dict
     return results
 
 
-def main(out: str) -> None:
-    world = start_world()
-    registry = Registry(discover())
-    losses = [*STEPS, ("grpo", 0.1)]
-    results = {(loss, beta): steps(loss, beta, registry, world) for loss, beta in losses}
-    if world.is_main:
-        torch.save(results, out)
+def results(world: World) -> dict[Any, Any]:
+    return {(loss, beta): steps(loss, beta, world) for loss, beta in [*STEPS, ("grpo", 0.1)]}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
-    leave(0)
+    save_results(results)

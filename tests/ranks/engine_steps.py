@@ -7,23 +7,23 @@ A variant that this machine lacks a library for has None in the place of its ste
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
-import torch
 from deepspeed.accelerator import get_accelerator
-from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
-from zero3_step import config_for, micro_batches_for, numbers
+from deepspeed.utils import safe_get_full_fp32_param
+from zero3_step import (
+    captured,
+    config_for,
+    engine_of,
+    micro_batches_for,
+    numbers,
+    save_results,
+    update_of,
+)
 
-from grpox.cli.errors import leave
 from grpox.config import RunConfig
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
 from grpox.policy.engine import Engine
-from grpox.policy.models import load_model
-from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.runtime.world import World, start_world
-from grpox.update.policy_update import PolicyUpdate
+from grpox.runtime.world import World
 
 # With so large an epsilon the update grows with the gradient: clipping shows.
 TRAIN = {
@@ -64,23 +64,11 @@ def variant(name: str, batch_size: int, accumulation: int) -> RunConfig:
     return RunConfig.model_validate(data)
 
 
-def steps(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]:
+def steps(config: RunConfig, world: World) -> dict[str, Any]:
     """Take two steps on the same rollouts; returns each step's whole gradient and norm, and the weights."""
-    train = config.train
-    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
+    engine = engine_of(config, world)
     before = {name: weight.clone() for name, weight in engine.weights()}
-    gradients: list[dict[str, torch.Tensor]] = []
-    take_step = engine.step
-
-    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
-        named = engine.module.named_parameters()
-        gradients.append({name: safe_get_full_grad(parameter).clone() for name, parameter in named})
-        return take_step(loss)
-
-    engine.step = capture_and_step  # type: ignore[method-assign]
-    loss = registry.build(registry.parse("loss", config.loss, "loss"))
-    correction = registry.build(registry.parse("correction", config.correction, "correction"))
-    update = PolicyUpdate(engine, None, loss, correction, config, world)
+    gradients, update = captured(engine), update_of(engine, None, config, world)
     norms = [update.step(micro_batches_for(config, world))["grad_norm"] for _ in range(2)]
     named = engine.module.named_parameters()
     return {
@@ -108,20 +96,14 @@ def can_take(name: str) -> bool:
     return bool(get_accelerator().create_op_builder("AsyncIOBuilder").is_compatible(verbose=False))
 
 
-def main(out: str, splits: dict[str, list[str]]) -> None:
-    world = start_world()
-    registry = Registry(discover())
-    results = {
+def results(world: World, splits: str) -> dict[str, Any]:
+    return {
         split: {
-            name: steps(variant(name, *numbers(split)), registry, world) if can_take(name) else None
-            for name in names
+            name: steps(variant(name, *numbers(split)), world) if can_take(name) else None for name in names
         }
-        for split, names in splits.items()
+        for split, names in json.loads(splits).items()
     }
-    if world.is_main:
-        torch.save(results, out)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
-    leave(0)
+    save_results(results)

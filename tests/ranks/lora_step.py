@@ -5,30 +5,31 @@ Usage: lora_step.py OUT.pt BATCH_SIZExACCUMULATION
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from deepspeed.utils import safe_get_full_grad
 from support.architectures import tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from zero3_step import config_for, micro_batches_for, numbers
+from zero3_step import (
+    captured,
+    config_for,
+    engine_of,
+    micro_batches_for,
+    numbers,
+    save_results,
+    update_of,
+)
 
-from grpox.cli.errors import leave
 from grpox.config import LoraConfig, RunConfig
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
 from grpox.policy.batch import collate
-from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.engine import FrozenEngine
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.lora.layers import adapter_parameters, merge_adapters, parameter_counts
-from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference import BaseAsReference
 from grpox.policy.weight_stream import stream_base
-from grpox.runtime.world import World, start_world
-from grpox.update.policy_update import PolicyUpdate
+from grpox.runtime.world import World
 
 STEPS = 2
 TARGETS: dict[str, Any] = {"body": "all-linear", "with head": ["q_proj", "v_proj", "down_proj", "lm_head"]}
@@ -60,7 +61,6 @@ def model_of_experts() -> PreTrainedModel:
 def steps(
     config: RunConfig,
     lora: LoraConfig,
-    registry: Registry,
     world: World,
     plain_model: Callable[[], PreTrainedModel] = plain_model,
     begin: Callable[[PreTrainedModel], None] = lambda model: None,
@@ -70,24 +70,13 @@ def steps(
     Args:
         begin: changes the adapters before the first step.
     """
-    train, model = config.train, plain_model()
+    model = plain_model()
     base = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     add_adapters(model, lora, seed=0)
     begin(model)
-    engine = Engine(model, config, world, 10, AdamW(train), NamedSchedule(train))
-    gradients: list[dict[str, torch.Tensor]] = []
-    take_step = engine.step
-
-    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
-        named = engine.module.named_parameters()
-        gradients.append({n: safe_get_full_grad(p).clone() for n, p in named if p.requires_grad})
-        return take_step(loss)
-
-    engine.step = capture_and_step  # type: ignore[method-assign]
-    loss = registry.build(registry.parse("loss", config.loss, "loss"))
-    correction = registry.build(registry.parse("correction", config.correction, "correction"))
-    reference = BaseAsReference(engine)
-    update = PolicyUpdate(engine, reference, loss, correction, config, world)
+    engine = engine_of(config, world, model)
+    gradients, reference = captured(engine), BaseAsReference(engine)
+    update = update_of(engine, reference, config, world)
     metrics = [update.step(micro_batches_for(config, world)) for _ in range(STEPS)]
     growth = float(engine.measure_growth().sqrt())
     frozen = {name: torch.equal(weight.cpu(), base[name]) for name, weight in stream_base(engine.module)}
@@ -120,55 +109,41 @@ def perturb(model: PreTrainedModel) -> None:
             factor.data = 0.1 * torch.randn(factor.shape, generator=draw)
 
 
-def expert_steps(config: RunConfig, targets: Any, registry: Registry, world: World) -> dict[str, Any]:
+def expert_steps(config: RunConfig, targets: Any, world: World) -> dict[str, Any]:
     """Take steps of adapted experts, and one of a plain model whose weights are the sums."""
-    train, lora = config.train, LoraConfig(r=4, alpha=8, target_modules=targets, target_parameters=PARAMETERS)
+    lora = LoraConfig(r=4, alpha=8, target_modules=targets, target_parameters=PARAMETERS)
     factors: dict[str, torch.Tensor] = {}
 
     def begin(model: PreTrainedModel) -> None:
         perturb(model)
         factors.update((name, parameter.detach().clone()) for name, parameter in model.named_parameters())
 
-    results = steps(config, lora, registry, world, model_of_experts, begin)
+    results = steps(config, lora, world, model_of_experts, begin)
     model = model_of_experts()
     add_adapters(model, lora, seed=0)
     perturb(model)
     merge_adapters(model)
-    whole = Engine(model, config, world, 10, AdamW(train), NamedSchedule(train))
-    gradient: dict[str, torch.Tensor] = {}
-    take_step = whole.step
-
-    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
-        gradient.update((n, safe_get_full_grad(p).clone()) for n, p in whole.module.named_parameters())
-        return take_step(loss)
-
-    whole.step = capture_and_step  # type: ignore[method-assign]
-    loss = registry.build(registry.parse("loss", config.loss, "loss"))
-    correction = registry.build(registry.parse("correction", config.correction, "correction"))
-    reference = FrozenEngine(model_of_experts(), config, world)
-    PolicyUpdate(whole, reference, loss, correction, config, world).step(micro_batches_for(config, world))
-    return results | {"factors": factors, "gradient of the sums": gradient}
+    whole = engine_of(config, world, model)
+    gradients, reference = captured(whole), FrozenEngine(model_of_experts(), config, world)
+    update_of(whole, reference, config, world).step(micro_batches_for(config, world))
+    return results | {"factors": factors, "gradient of the sums": gradients[0]}
 
 
-def main(out: str, split: str) -> None:
-    world = start_world()
-    registry = Registry(discover())
-    results = {}
+def results(world: World, split: str) -> dict[str, Any]:
+    found = {}
     for name, targets in TARGETS.items():
         config = config_for("dapo", 0.1, *numbers(split))
         config.train.learning_rate = 0.01
         lora = LoraConfig(r=4, alpha=8, target_modules=targets)
-        results[name] = steps(config, lora, registry, world)
+        found[name] = steps(config, lora, world)
         config.train.chunked_logprobs = False
-        results[f"{name}, all logits"] = steps(config, lora, registry, world)
+        found[f"{name}, all logits"] = steps(config, lora, world)
     for name, targets in EXPERTS.items():
         config = config_for("dapo", 0.1, *numbers(split))
         config.train.gradient_checkpointing = targets != []
-        results[name] = expert_steps(config, targets, registry, world)
-    if world.is_main:
-        torch.save(results, out)
+        found[name] = expert_steps(config, targets, world)
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
-    leave(0)
+    save_results(results)

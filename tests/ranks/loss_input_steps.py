@@ -6,7 +6,6 @@ Usage: loss_input_steps.py OUT.pt BATCH_SIZExACCUMULATION...
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,19 @@ import needy_losses
 import numpy as np
 import torch
 import zero3_step
-from deepspeed.utils import safe_get_full_grad
 from lora_step import plain_model
 
-from grpox.cli.errors import leave
 from grpox.config import ComponentRef, LoraConfig, RunConfig
 from grpox.contracts import Rollout
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.batch import Sample, samples_of
-from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.engine import FrozenEngine
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import load_model
-from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference import BaseAsReference
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World
 from grpox.update.objective import StepLoss
 from grpox.update.policy_update import PolicyUpdate
 
@@ -122,11 +118,11 @@ def step(name: str, split: str, world: World) -> dict[str, Any]:
     loss_name, settings = CASES[name]
     config, train = config_for(split, settings), config_for(split, settings).train
     update, loss = update_of(config, loss_name, world, load_model(config.model))
-    gradient = captured(update.engine)
+    gradients = zero3_step.captured(update.engine)
     metrics = update.step(micro_batches_for(config, world))
     sizes = world.gather(getattr(loss, "sizes", []))
     assert train.beta == 0 or update.reference is not None
-    return {"gradient": gradient, "metrics": metrics, "sizes": sizes}
+    return {"gradient": gradients[0], "metrics": metrics, "sizes": sizes}
 
 
 def update_of(
@@ -141,25 +137,10 @@ def update_of(
     reference: Any = None
     if needs_reference and not lora:
         reference = FrozenEngine(reference_model(config), config, world)
-    engine = Engine(model, config, world, 10, AdamW(config.train), NamedSchedule(config.train))
+    engine = zero3_step.engine_of(config, world, model)
     if needs_reference and lora:
         reference = BaseAsReference(engine)
     return PolicyUpdate(engine, reference, loss, correction, config, world, needs=bound.needs), loss
-
-
-def captured(engine: Engine) -> dict[str, torch.Tensor]:
-    """Let the engine leave the whole gradient of its next step in the dict that is returned."""
-    gradient: dict[str, torch.Tensor] = {}
-    take_step = engine.step
-
-    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
-        for name, parameter in engine.module.named_parameters():
-            if parameter.requires_grad:
-                gradient[name] = safe_get_full_grad(parameter).clone()
-        return take_step(loss)
-
-    engine.step = capture_and_step  # type: ignore[method-assign]
-    return gradient
 
 
 def lora_step(name: str, split: str, world: World) -> dict[str, Any]:
@@ -174,27 +155,24 @@ def lora_step(name: str, split: str, world: World) -> dict[str, Any]:
             if "lora_B" in key:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     update, _ = update_of(config, loss_name, world, model, lora=True)
-    gradient, micro_batches = captured(update.engine), micro_batches_for(config, world)
+    gradients, micro_batches = zero3_step.captured(update.engine), micro_batches_for(config, world)
     update.step(micro_batches)
     own = [sample for micro_batch in micro_batches for sample in micro_batch]
     references = [{sample.sequence_id: sample.reference_logprobs.cpu() for sample in own}]  # type: ignore[union-attr]
     return {
-        "gradient": gradient,
+        "gradient": gradients[0],
         "reference": {k: v for each in world.gather(references) for k, v in each.items()},
     }
 
 
-def main(out: str, splits: list[str]) -> None:
-    world = start_world()
-    results: dict[str, Any] = {
+def results(world: World, *splits: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
         split: {name: step(name, split, world) for name in (CASES if split == splits[0] else FEWER)}
         for split in splits
     }
-    results["lora"] = {name: lora_step(name, splits[0], world) for name in ("reference", "beta")}
-    if world.is_main:
-        torch.save(results, out)
+    found["lora"] = {name: lora_step(name, splits[0], world) for name in ("reference", "beta")}
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
-    leave(0)
+    zero3_step.save_results(results)

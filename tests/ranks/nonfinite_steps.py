@@ -6,26 +6,17 @@ Usage: nonfinite_steps.py OUT.pt VARIANT...
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any, ClassVar
 
-import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from engine_steps import variant
-from zero3_step import micro_batches_for
+from zero3_step import engine_of, micro_batches_for, save_results, update_of
 
-from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.contracts import LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
 from grpox.policy.batch import Sample
-from grpox.policy.engine import Engine
-from grpox.policy.models import load_model
-from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.runtime.world import World, start_world
-from grpox.update.policy_update import PolicyUpdate
+from grpox.runtime.world import World
 
 
 class Reinforce:
@@ -61,13 +52,10 @@ def infinite_value(micro_batches: list[list[Sample]], loss: Reinforce, world: Wo
 FAULTS = {"loss": infinite_loss, "gradient": infinite_gradient, "value": infinite_value}
 
 
-def steps(config: RunConfig, registry: Registry, world: World, fault: str) -> dict[str, Any]:
+def steps(config: RunConfig, world: World, fault: str) -> dict[str, Any]:
     """A step, another that is not finite (or none), and a third: what the engine is after that."""
-    train = config.train
-    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
-    loss = Reinforce()
-    correction = registry.build(registry.parse("correction", config.correction, "correction"))
-    update = PolicyUpdate(engine, None, loss, correction, config, world)
+    engine, loss = engine_of(config, world), Reinforce()
+    update = update_of(engine, None, config, world, loss=loss)
     metrics = [update.step(micro_batches_for(config, world))]
     if fault != "none":
         micro_batches = micro_batches_for(config, world)
@@ -91,35 +79,27 @@ def steps(config: RunConfig, registry: Registry, world: World, fault: str) -> di
     }
 
 
-def far(config: RunConfig, registry: Registry, world: World) -> str:
+def far(config: RunConfig, world: World) -> str:
     """Return the report of a step that is as long as float32 permits."""
     config = config.model_copy(update={"train": config.train.model_copy(update={"learning_rate": 5e37})})
-    train = config.train
-    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
-    correction = registry.build(registry.parse("correction", config.correction, "correction"))
+    update = update_of(engine_of(config, world), None, config, world, loss=Reinforce())
     try:
-        PolicyUpdate(engine, None, Reinforce(), correction, config, world).step(
-            micro_batches_for(config, world)
-        )
+        update.step(micro_batches_for(config, world))
     except RunFailed as error:
         return str(error)
     return ""
 
 
-def main(out: str, names: list[str]) -> None:
-    world = start_world()
-    registry = Registry(discover())
-    results: dict[str, dict[str, Any]] = {}
+def results(world: World, *names: str) -> dict[str, Any]:
+    found: dict[str, dict[str, Any]] = {}
     for name in names:
         config = variant(name, 12 // world.size, 2)
         config.train.on_nonfinite = "skip"
         config.train.lr_scheduler_type = "linear"
-        results[name] = {fault: steps(config, registry, world, fault) for fault in ("none", *FAULTS)}
-        results[name]["far"] = far(config, registry, world)
-    if world.is_main:
-        torch.save(results, out)
+        found[name] = {fault: steps(config, world, fault) for fault in ("none", *FAULTS)}
+        found[name]["far"] = far(config, world)
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
-    leave(0)
+    save_results(results)

@@ -13,18 +13,13 @@ from typing import Any
 import torch
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from engine_steps import variant
-from zero3_step import micro_batches_for
+from zero3_step import engine_of, micro_batches_for, update_of
 
 from grpox.checkpoint.resume import load_of_other_ranks
 from grpox.checkpoint.shards import ShardFiles
 from grpox.cli.errors import leave
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
 from grpox.policy.engine import Engine
-from grpox.policy.models import load_model
-from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
-from grpox.update.policy_update import PolicyUpdate
 
 ROWS = 24
 
@@ -51,13 +46,8 @@ def state(engine: Engine) -> dict[str, Any]:
 def go_on(name: str, source: Path | None, out: Path, batch_size: int, world: World) -> list[dict[str, Any]]:
     config = variant(name, batch_size, ROWS // batch_size // world.size)
     config.train.__dict__["lr_scheduler_type"] = "linear"
-    train = config.train
-    factories = AdamW(train), NamedSchedule(train)
-    engine = Engine(load_model(config.model), config, world, 10, *factories, ShardFiles(False))
-    registry = Registry(discover())
-    loss = registry.build(registry.parse("loss", config.loss, "loss"))
-    correction = registry.build(registry.parse("correction", config.correction, "correction"))
-    update = PolicyUpdate(engine, None, loss, correction, config, world)
+    engine = engine_of(config, world, files=ShardFiles(False))
+    update = update_of(engine, None, config, world)
     if source is not None:
         load_of_other_ranks(engine, source, name, 1)
     states = [state(engine)] if source is not None else []

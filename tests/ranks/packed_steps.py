@@ -5,25 +5,25 @@ Usage: packed_steps.py OUT.pt
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Any
 
-import torch
-from deepspeed.utils import safe_get_full_grad
-from zero3_step import config_for, micro_batches_for, well_conditioned
+from zero3_step import (
+    captured,
+    config_for,
+    engine_of,
+    micro_batches_for,
+    save_results,
+    update_of,
+    well_conditioned,
+)
 
-from grpox.cli.errors import leave
 from grpox.config import LoraConfig, RunConfig
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
 from grpox.policy.attention import VARLEN
-from grpox.policy.engine import Engine, FrozenEngine
+from grpox.policy.engine import FrozenEngine
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import load_model
-from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.runtime.world import World, start_world
-from grpox.update.policy_update import PolicyUpdate
+from grpox.runtime.world import World
 
 PLAIN: dict[str, Any] = {"chunked_logprobs": False, "skip_zero_advantage": False}
 CASES: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ def break_shared_rows(model: Any, world: World) -> None:
     body.forward, layer.forward = body_forward, layer_forward
 
 
-def step(config: RunConfig, registry: Registry, world: World, changes: dict[str, Any]) -> dict[str, Any]:
+def step(config: RunConfig, world: World, changes: dict[str, Any]) -> dict[str, Any]:
     changes = dict(changes)
     names = ("packed", "adapters", "broken", "reference")
     is_packed, has_adapters, is_broken, has_reference = (changes.pop(name, False) for name in names)
@@ -69,23 +69,12 @@ def step(config: RunConfig, registry: Registry, world: World, changes: dict[str,
         add_adapters(model, LoraConfig(r=4, alpha=8), seed=0)
     if is_broken:
         break_shared_rows(model, world)
-    engine = Engine(model, config, world, 10, AdamW(train), NamedSchedule(train))
-    gradients: dict[str, torch.Tensor] = {}
-    take_step = engine.step
-
-    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
-        named = engine.module.named_parameters()
-        gradients.update({n: safe_get_full_grad(p).clone() for n, p in named if p.requires_grad})
-        return take_step(loss)
-
-    engine.step = capture_and_step  # type: ignore[method-assign]
-    loss = registry.build(registry.parse("loss", config.loss, "loss"))
-    correction = registry.build(registry.parse("correction", config.correction, "correction"))
+    engine = engine_of(config, world, model)
+    gradients = captured(engine)
     reference = FrozenEngine(load_model(config.model), config, world) if has_reference else None
-    update = PolicyUpdate(engine, reference, loss, correction, config, world)
-    metrics = update.step(micro_batches_for(config, world))
+    metrics = update_of(engine, reference, config, world).step(micro_batches_for(config, world))
     return {
-        "gradients": gradients,
+        "gradients": gradients[0],
         "metrics": metrics,
         "mode": asdict(engine.mode),
         "unused": world.gather([engine.unused_modes]),
@@ -93,15 +82,10 @@ def step(config: RunConfig, registry: Registry, world: World, changes: dict[str,
     }
 
 
-def main(out: str) -> None:
-    world = start_world()
-    registry = Registry(discover())
+def results(world: World) -> dict[str, Any]:
     config = well_conditioned(config_for("dapo", 0.0, 6 // world.size, 4))
-    results = {name: step(config, registry, world, changes) for name, changes in CASES.items()}
-    if world.is_main:
-        torch.save(results, out)
+    return {name: step(config, world, changes) for name, changes in CASES.items()}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
-    leave(0)
+    save_results(results)

@@ -11,13 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from zero3_step import config_for, reference_for
+from zero3_step import config_for, engine_of, reference_for
 
 from grpox.cli.errors import leave
-from grpox.policy.engine import Engine
-from grpox.policy.models import load_model
-from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.policy.reference import ReferenceSync
+from grpox.policy.reference import sync_reference
 from grpox.policy.weight_stream import stream_weights
 from grpox.runtime.world import World, start_world
 
@@ -30,13 +27,12 @@ def mixed(threshold: int, world: World) -> dict[str, Any]:
     train = config.train
     reference = reference_for(config, world)
     assert reference is not None
-    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
+    engine = engine_of(config, world)
     snapshots = [snapshot(reference.module)]
     ids = torch.tensor([[3, 4, 5, 6]])
-    sync = ReferenceSync(train)
     for _ in range(2):
         engine.steps += 1  # the weights of the policy may as well stay as they are
-        sync.after_step(engine, reference)
+        sync_reference(engine, reference, train)
         snapshots.append(snapshot(reference.module))
     logits = reference(input_ids=ids).logits
     return {

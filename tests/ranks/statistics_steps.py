@@ -5,22 +5,23 @@ Usage: statistics_steps.py OUT.pt BATCH_SIZExACCUMULATION...
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-import torch
-from zero3_step import config_for, micro_batches_for, numbers, reference_for, rollouts, well_conditioned
+from zero3_step import (
+    config_for,
+    engine_of,
+    micro_batches_for,
+    numbers,
+    reference_for,
+    rollouts,
+    save_results,
+    update_of,
+    well_conditioned,
+)
 
-from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
-from grpox.policy.engine import Engine
-from grpox.policy.models import load_model
-from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.runtime.world import World, start_world
-from grpox.update.policy_update import PolicyUpdate
+from grpox.runtime.world import World
 from grpox.update.step_statistics import StepStatistics
 
 TOKENS = ("ratio", "kl_old", "kl", "entropy", "advantages")
@@ -28,19 +29,14 @@ COMPLETIONS = ("advantage", "length")
 REDUCTIONS = ("gather", "sum", "mean", "min", "max")
 
 
-def statistics_of(config: RunConfig, registry: Registry, world: World) -> dict[str, Any]:
+def statistics_of(config: RunConfig, world: World) -> dict[str, Any]:
     """Take one step; returns its statistics, the lengths of its rows, and its metrics."""
     config = well_conditioned(config)
-    train = config.train
-    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
-    loss = registry.build(registry.parse("loss", config.loss, "loss"))
-    correction = registry.build(registry.parse("correction", config.correction, "correction"))
+    engine = engine_of(config, world)
     wanted: Any = {(name, each): "a test" for name in (*TOKENS, *COMPLETIONS) for each in REDUCTIONS}
     statistics = StepStatistics(wanted)
-    update = PolicyUpdate(
-        engine, reference_for(config, world), loss, correction, config, world, statistics=statistics
-    )
-    plan = BatchPlan.from_config(train, world.size)
+    update = update_of(engine, reference_for(config, world), config, world, statistics=statistics)
+    plan = BatchPlan.from_config(config.train, world.size)
     sampler = PromptSampler(1000, plan.prompts_per_generation, shuffle=False, seed=0)
     (step,) = Schedule(plan, sampler, max_steps=1).steps()
     samples = micro_batches_for(config, world)
@@ -50,16 +46,9 @@ def statistics_of(config: RunConfig, registry: Registry, world: World) -> dict[s
     return {"values": dict(values), "lengths": [len(row.completion_ids) for row in rows], "metrics": metrics}
 
 
-def main(out: str, splits: list[str]) -> None:
-    world = start_world()
-    registry = Registry(discover())
-    results = {
-        split: statistics_of(config_for("dapo", 0.04, *numbers(split)), registry, world) for split in splits
-    }
-    if world.is_main:
-        torch.save(results, out)
+def results(world: World, *splits: str) -> dict[str, Any]:
+    return {split: statistics_of(config_for("dapo", 0.04, *numbers(split)), world) for split in splits}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
-    leave(0)
+    save_results(results)

@@ -52,5 +52,3 @@ def test_first_pass_ratio_is_exactly_one(results):
         for step in split.values():
             metrics = step["metrics"]
             assert (metrics["ratio/min"], metrics["ratio/max"], metrics["kl_old"]) == (1, 1, 0)
-
-

@@ -5,19 +5,14 @@ Usage: zero3_policy_terms.py OUT.pt BATCH_SIZExACCUMULATION
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
-import torch
 import zero3_step
 
-from grpox.cli.errors import leave
 from grpox.config import RunConfig
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
 from grpox.policy.batch import Sample
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World
 
 TERMS = {"entropy_coef": 0.1, "top_entropy_quantile": 0.3, "off_policy_mask_threshold": 0.4}
 STEPS: dict[str, dict[str, Any]] = {
@@ -38,18 +33,10 @@ def micro_batches_for(config: RunConfig, world: World) -> list[list[Sample]]:
 def step(settings: dict[str, Any], split: str, world: World) -> dict[str, Any]:
     config = zero3_step.config_for("dapo", 0.0, *zero3_step.numbers(split))
     train = config.train.model_copy(update=settings)
-    return zero3_step.step(
-        config.model_copy(update={"train": train}), Registry(discover()), world, micro_batches_for
-    )
-
-
-def main(out: str, split: str) -> None:
-    world = start_world()
-    results = {name: step(settings, split, world) for name, settings in STEPS.items()}
-    if world.is_main:
-        torch.save(results, out)
+    return zero3_step.step(config.model_copy(update={"train": train}), world, micro_batches_for)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
-    leave(0)
+    zero3_step.save_results(
+        lambda world, split: {name: step(settings, split, world) for name, settings in STEPS.items()}
+    )

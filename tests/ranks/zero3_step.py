@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from deepspeed.utils import safe_get_full_grad
 from step_cases import STEPS
+from transformers import PreTrainedModel
 
 from grpox.cli.errors import leave
 from grpox.config import RunConfig
@@ -103,49 +104,55 @@ def micro_batches_for(config: RunConfig, world: World) -> list[list[Sample]]:
     return made
 
 
+def engine_of(
+    config: RunConfig, world: World, model: PreTrainedModel | None = None, files: Any = None
+) -> Engine:
+    """The engine of a run, of the model that the config names unless another is given."""
+    train = config.train
+    model = load_model(config.model) if model is None else model
+    return Engine(model, config, world, 10, AdamW(train), NamedSchedule(train), files)
+
+
+def update_of(engine: Engine, reference: Any, config: RunConfig, world: World, **own: Any) -> PolicyUpdate:
+    """The update of a run, with the loss and the correction that the config names."""
+    registry = Registry(discover())
+    loss, correction = (
+        registry.build(registry.parse(kind, getattr(config, kind), kind)) for kind in ("loss", "correction")
+    )
+    return PolicyUpdate(engine, reference, own.pop("loss", loss), correction, config, world, **own)
+
+
+def captured(engine: Engine) -> list[dict[str, torch.Tensor]]:
+    """Let the engine leave the whole gradient of each of its steps in the list that is returned."""
+    gradients: list[dict[str, torch.Tensor]] = []
+    take_step = engine.step
+
+    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
+        named = [(n, p) for n, p in engine.module.named_parameters() if p.requires_grad]
+        gradients.append({name: safe_get_full_grad(parameter).clone() for name, parameter in named})
+        return take_step(loss)
+
+    engine.step = capture_and_step  # type: ignore[method-assign]
+    return gradients
+
+
 def step(
     config: RunConfig,
-    registry: Registry,
     world: World,
     micro_batches: Callable[[RunConfig, World], list[list[Sample]]] = micro_batches_for,
 ) -> dict[str, Any]:
     """Take one step; returns the whole gradient, the metrics and the weights after it."""
     config = well_conditioned(config)
-    train = config.train
-    engine = Engine(load_model(config.model), config, world, 10, AdamW(train), NamedSchedule(train))
-    gradient: dict[str, torch.Tensor] = {}
-    take_step = engine.step
-
-    def capture_and_step(loss: torch.Tensor) -> torch.Tensor:
-        for name, parameter in engine.module.named_parameters():
-            gradient[name] = safe_get_full_grad(parameter).clone()
-        return take_step(loss)
-
-    engine.step = capture_and_step  # type: ignore[method-assign]
-    loss = registry.build(registry.parse("loss", config.loss, "loss"))
-    correction = registry.build(registry.parse("correction", config.correction, "correction"))
-    update = PolicyUpdate(engine, reference_for(config, world), loss, correction, config, world)
-    metrics = update.step(micro_batches(config, world))
+    engine = engine_of(config, world)
+    gradients = captured(engine)
+    metrics = update_of(engine, reference_for(config, world), config, world).step(micro_batches(config, world))
     shards = [parameter.ds_tensor.numel() / parameter.ds_numel for parameter in engine.module.parameters()]
     return {
-        "gradient": gradient,
+        "gradient": gradients[0],
         "metrics": metrics,
         "weights": dict(engine.weights()),
         "largest_shard": max(shards),
     }
-
-
-def main(out: str, splits: list[str]) -> None:
-    world = start_world()
-    registry = Registry(discover())
-    results = {
-        split: {
-            (loss, beta): step(config_for(loss, beta, *numbers(split)), registry, world) for loss, beta in STEPS
-        }
-        for split in splits
-    }
-    if world.is_main:
-        torch.save(results, out)
 
 
 def numbers(split: str) -> tuple[int, int]:
@@ -154,6 +161,21 @@ def numbers(split: str) -> tuple[int, int]:
     return batch_size, accumulation
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+def save_results(results: Callable[..., Any]) -> None:
+    """Save what `results` returns for the world and the other arguments into the first one, on rank 0; end."""
+    world, (out, *arguments) = start_world(), sys.argv[1:]
+    found = results(world, *arguments)
+    if world.is_main:
+        torch.save(found, out)
     leave(0)
+
+
+def results_of_splits(world: World, *splits: str) -> dict[str, Any]:
+    return {
+        split: {(loss, beta): step(config_for(loss, beta, *numbers(split)), world) for loss, beta in STEPS}
+        for split in splits
+    }
+
+
+if __name__ == "__main__":
+    save_results(results_of_splits)

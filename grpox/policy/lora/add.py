@@ -98,8 +98,8 @@ def targets_of(model: PreTrainedModel, config: LoraConfig) -> list[str]:
         problems = _unfit(config.target_modules, TARGETS, modules, linear)
     problems += _unfit(config.exclude_modules, EXCLUDED, modules, linear)
     wanted -= {name for excluded in config.exclude_modules for name in ending_in(excluded, linear)}
-    tied = [name for name in wanted if linear[name] is head and _is_tied(model, head)]
-    if tied:
+    embeddings = getattr(model.get_input_embeddings(), "weight", None)
+    if tied := [name for name in wanted if linear[name] is head and head.weight is embeddings]:
         what = "the head shares its weights with the embeddings, and an adapter would change only the head"
         problems.append(
             Problem(what, TARGETS, given=tied[0], allowed="other layers, or a model with separate weights")
@@ -186,8 +186,3 @@ def _unfit(
         near = nearest(target.rpartition(".")[2], known)
         problems.append(Problem(what, key, given=target, allowed=", ".join(known), nearest=near))
     return problems
-
-
-def _is_tied(model: PreTrainedModel, head: nn.Module) -> bool:
-    embeddings = model.get_input_embeddings()
-    return getattr(embeddings, "weight", None) is head.weight

@@ -182,16 +182,11 @@ def of_base(model: nn.Module, named: Iterable[tuple[str, Weight]]) -> Iterator[t
     adapters."""
     adapted = adapted_layers(model)
     for name, weight in named:
-        layers = _outer(name, adapted)
+        parts = name.split(".")
+        prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
+        layers = [prefix for prefix in prefixes if prefix in adapted]
         if any(name.startswith(f"{layer}.lora_") for layer in layers):
             continue
         for layer in reversed(layers):  # the innermost first: adapters of one module's parameters are nested
             name = layer + name.removeprefix(layer).removeprefix(".base_layer")
         yield name, weight
-
-
-def _outer(name: str, layers: dict[str, Any]) -> list[str]:
-    """Return the names of `layers` that contain a parameter or buffer of this name, the outermost first."""
-    parts = name.split(".")
-    prefixes = (".".join(parts[:length]) for length in range(1, len(parts)))
-    return [prefix for prefix in prefixes if prefix in layers]

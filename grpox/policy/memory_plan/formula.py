@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import NamedTuple
 
+from grpox.config import RunConfig, SamplingConfig
+from grpox.config.inputs import dtype_on
+from grpox.config.sampling import sampling_of
 from grpox.contracts import GeneratorMemory
 from grpox.policy.head_chunks import BYTES_PER_LOGIT, rows_per_chunk
-from grpox.policy.memory_plan.shape import ModelShape
 
 LOAD, GENERATE, UPDATE, REDUCE, STEP = "load", "generate", "update", "reduce", "step"
 PHASES = (LOAD, GENERATE, UPDATE, REDUCE, STEP)
@@ -45,67 +47,80 @@ PROMPT = 512
 
 
 @dataclass(frozen=True)
-class Setting:
-    """The inputs of the formula."""
+class ModelShape:
+    """Sizes of a decoder model that determine its memory."""
 
+    weights: tuple[int, ...]
+    """Number of elements of each weight; tied weights once."""
+    hidden: int
+    """H"""
+    intermediate: int
+    """F, of the gated feed-forward layer"""
+    layers: int
+    queries: int
+    """Q, the total width of all query heads"""
+    keys: int
+    """K, the width of the key heads, which groups of query heads share"""
+    vocabulary: int
+    """V"""
+    linears: tuple[int, ...] = ()
+    """Number of elements of each linear layer's weight, without the head."""
+    adapters: tuple[int, ...] = ()
+    """Number of elements of each weight of LoRA; empty: the model's own weights are trained."""
+    merged: int = 0
+    """Number of elements of the parameters to which each forward pass adds an adapter of LoRA."""
+
+    @property
+    def parameters(self) -> int:
+        return sum(self.weights)
+
+    @property
+    def head(self) -> int:
+        """Number of elements of the head's weight."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def trained(self) -> tuple[int, ...]:
+        return self.adapters or self.weights
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The inputs of the formula: a run's settings, and the numbers that depend on its model and components."""
+
+    config: RunConfig
     shape: ModelShape
     ranks: int
     gpu: bool
     """True if ranks have a GPU; else all parts are in host memory, and reserved but unused memory counts as
     0."""
-    weight_bytes: int = 4
-    """Bytes of an element of the weights that compute."""
-    trained: tuple[int, ...] = ()
-    """Number of elements of each trained weight of LoRA; empty: the model's own weights are trained."""
-    merged: int = 0
-    """Number of elements of the parameters to which each forward pass adds an adapter of LoRA."""
-    sequences: int = 8
-    """Number of sequences in a micro-batch on a rank."""
     prompt: int = PROMPT
-    completion: int = 256
-    """Largest number of tokens of a prompt and of a completion."""
+    """Largest number of tokens of a prompt."""
     budget: int | None = None
     """Number of positions in a micro-batch, instead of a number of sequences."""
-    checkpointing: bool = False
-    chunked: bool = True
     reference: bool = False
-    fused: bool = True
-    offload_optimizer: str = "none"
-    offload_param: str = "none"
-    background: bool = False
-    """True if checkpoints are written while training continues."""
+    """True if a second model is the reference."""
     generator: GeneratorMemory | None = None
     """Memory of the generator; None if the generator does not report it."""
     sampled: int = 64
     """Number of completions that a rank samples together."""
-    score_bytes: int = 12
-    """Bytes of each score of a next token, and of what is computed from it at the same time."""
     zero: Mapping[str, int] = field(default_factory=DEFAULTS.copy)
     """Sizes of DeepSpeed's buffers, in elements."""
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of an element of the weights that compute."""
+        return 2 if dtype_on(self.config.model.dtype, self.gpu) == "bfloat16" else 4
+
+    @property
     def positions(self) -> int:
         """Largest number of positions in a forward pass, without shared prompts."""
-        return self.budget or self.sequences * (self.prompt + self.completion)
+        sequences = self.config.train.per_device_train_batch_size
+        return self.budget or sequences * (self.prompt + self.config.sampling.max_completion_length)
 
-    @property
-    def weights_place(self) -> str:
-        """Place of this rank's shards: host, gpu or nvme."""
-        return self._place(self.offload_param)
-
-    @property
-    def is_own_master(self) -> bool:
-        """True if the weights are float32, in the place of the optimizer, and thus their own master weights."""
-        place = self._place(self.offload_optimizer)
-        return self.weight_bytes == FLOAT32 and place == self.weights_place != "nvme"
-
-    def _place(self, offload: str) -> str:
-        places = {"none": "gpu" if self.gpu else "host", "cpu": "host"}
-        return places.get(offload, offload)
-
-    @property
-    def trained_weights(self) -> tuple[int, ...]:
-        return self.trained or self.shape.weights
+    def place(self, offload: str) -> str:
+        """Return where a part is that may be offloaded: host, gpu or nvme."""
+        return {"none": "gpu" if self.gpu else "host", "cpu": "host"}.get(offload, offload)
 
 
 class Part(NamedTuple):
@@ -147,28 +162,33 @@ def peak_of(parts: Sequence[Part], on_host: bool) -> Peak:
 
 def _sharded(s: Setting) -> Iterator[Part]:
     """Yield the parts that ZeRO-3 divides by the ranks, each weight rounded up."""
-    weights, trained = _shard(s.shape.weights, s.ranks), _shard(s.trained_weights, s.ranks)
-    away = s.offload_param == "cpu"
-    if s.offload_param != "nvme":
-        frozen = _shard(s.trained, s.ranks)
-        yield Part("weights", s.weight_bytes * (weights + frozen), "b Psi / P", on_host=away)
+    b, offload = s.weight_bytes, s.config.deepspeed
+    weights, trained = _shard(s.shape.weights, s.ranks), _shard(s.shape.trained, s.ranks)
+    away = offload.offload_param == "cpu"
+    if offload.offload_param != "nvme":
+        yield Part("weights", b * (weights + _shard(s.shape.adapters, s.ranks)), "b Psi / P", on_host=away)
         if s.reference:
             # The reference is sharded before the policy.
             phases = (LOAD, *ALWAYS) if s.gpu and not away else ALWAYS
-            yield Part("reference weights", s.weight_bytes * weights, "b Psi / P", phases, away)
-    away, master = s.offload_optimizer != "none", FLOAT32 * trained
-    if s.offload_optimizer != "nvme":
-        own = 0 if s.is_own_master else master
+            yield Part("reference weights", b * weights, "b Psi / P", phases, away)
+    place, away, master = (
+        s.place(offload.offload_optimizer),
+        offload.offload_optimizer != "none",
+        FLOAT32 * trained,
+    )
+    if place != "nvme":
+        # Float32 weights in the place of the optimizer are their own master weights.
+        own = 0 if b == FLOAT32 and place == s.place(offload.offload_param) else master
         yield Part("master weights", own, "4 Psi / P, unless weights are float32", on_host=away)
         why = "8 Psi / P, AdamW's moments in float32"
         yield Part("optimizer states", MOMENTS * trained, why, on_host=away)
     yield Part("gradients", master, "4 Psi / P", on_host=away)
-    if s.offload_optimizer == "cpu":
+    if offload.offload_optimizer == "cpu":
         yield Part("gradients for the optimizer", master, "4 Psi / P, if offloaded", on_host=True)
     if not away:
-        size = FLOAT32 * _largest_part(s.trained_weights, s.ranks, s.zero["sub_group_size"])
+        size = FLOAT32 * _largest_part(s.shape.trained, s.ranks, s.zero["sub_group_size"])
         yield Part("gradients in one piece", size, "4 Psi / P, at most sub_group_size and a weight", (STEP,))
-    if not s.fused:
+    if s.config.train.optim != "adamw_torch_fused":
         yield Part("AdamW without its fused kernel", MOMENTS * trained, "8 Psi / P", (STEP,), away)
 
 
@@ -187,12 +207,12 @@ def _largest_part(weights: Iterable[int], ranks: int, size: int) -> int:
 
 def _moving(s: Setting) -> Iterator[Part]:
     """Yield the parts that are temporarily whole on a rank."""
-    b, weights, whole = s.weight_bytes, s.shape.weights, s.shape.parameters
+    b, weights, whole, trained = s.weight_bytes, s.shape.weights, s.shape.parameters, s.shape.trained
     reduced = s.zero["reduce_bucket_size"]
-    bucket = FLOAT32 * min(sum(s.trained_weights), reduced)
+    bucket = FLOAT32 * min(sum(trained), reduced)
     if s.gpu:
         # deepspeed.initialize moves a model to its device before it divides it, whatever is offloaded later.
-        size = b * (whole + sum(s.trained))
+        size = b * (whole + sum(s.shape.adapters))
         yield Part("whole model, before sharding", size, "b Psi, for any number of ranks", (LOAD,))
     # torch.empty takes the GPU's memory at once; the host's where it is written to.
     yield Part("gradient bucket", FLOAT32 * reduced if s.gpu else bucket, "4 reduce_bucket_size")
@@ -200,10 +220,10 @@ def _moving(s: Setting) -> Iterator[Part]:
     why = "4 Psi, at most reduce_bucket_size, with reduce_scatter"
     yield Part("bucket, sorted by rank", scattered, why, (REDUCE,))
     if not s.gpu:  # a gradient that is larger than the bucket is scattered by itself in any case
-        largest = FLOAT32 * max(s.trained_weights)
+        largest = FLOAT32 * max(trained)
         sent = max(scattered, bucket if s.ranks > 1 else 0, largest if largest > bucket else 0)
         yield Part("bucket, within gloo", sent, f"{why} or ranks, or one larger weight", (REDUCE,))
-    if s.ranks > 1 or (s.gpu and s.offload_param != "none"):
+    if _gathers(s):
         prefetch = s.zero["stage3_prefetch_bucket_size"]
         # What is fetched ahead comes in one piece, which is there until each weight has been cut out of it.
         ahead = b * min(prefetch, whole) * (s.ranks > 1)
@@ -218,101 +238,111 @@ def _moving(s: Setting) -> Iterator[Part]:
 
 def _computed(s: Setting) -> Iterator[Part]:
     """Yield the memory of a micro-batch in forward and backward."""
-    shape, b, n = s.shape, s.weight_bytes, s.positions
-    layer = n * _layer(s)
-    if s.checkpointing:
+    shape, train, b, n = s.shape, s.config.train, s.weight_bytes, s.positions
+    # For its backward pass a layer saves of each of two norms: its input, the normalised input, its output; in
+    # float32 whatever b is but the last. Then queries, keys, values and the output of attention; gate, its
+    # activation, up, and their product.
+    norms = 2 * shape.hidden * (3 * FLOAT32 if b == FLOAT32 else 2 * b + 6)
+    layer = n * (norms + b * (2 * shape.queries + 2 * shape.keys + 4 * shape.intermediate))
+    if train.gradient_checkpointing:
         saved, why = shape.layers * n * b * shape.hidden + layer, "N (b L H + one layer)"
     else:
         saved, why = shape.layers * layer, "N L (6 H + 2 Q + 2 K + 4 F) b"
     yield Part("activations", saved, why, (UPDATE,))
     # Each sum of a parameter and its adapter is there until its backward pass, which begins with its gradient.
-    of_layer = s.merged // shape.layers
-    sums = b * ((of_layer if s.checkpointing else s.merged) + of_layer)
+    of_layer = shape.merged // shape.layers
+    sums = b * ((of_layer if train.gradient_checkpointing else shape.merged) + of_layer)
     yield Part("parameters with their adapters", sums, "b each, with checkpoints 2 b of a layer", (UPDATE,))
     # Gradients of one layer, beside what it saved.
     passing = n * b * (4 * shape.hidden + 3 * max(shape.intermediate, shape.queries))
     yield Part("gradients of activations", passing, "N b (4 H + 3 F)", (UPDATE,))
     # Micro-batches of so many positions may hold short prompts alone.
-    logits = (n if s.budget else s.sequences * s.completion) * shape.vocabulary
-    if s.chunked:
+    tokens = n if s.budget else train.per_device_train_batch_size * s.config.sampling.max_completion_length
+    logits = tokens * shape.vocabulary
+    if train.chunked_logprobs:
         rows = rows_per_chunk(shape.vocabulary, LARGE_GPU if s.gpu else None)
         size, why = BYTES_PER_LOGIT * min(rows * shape.vocabulary, logits), "8 V for each row of a chunk"
     else:
         size, why = (b + 3 * FLOAT32) * logits, "(b + 12) V for each token of a completion"
     yield Part("logits", size, why, (UPDATE,))
-    if not s.trained:
+    if not shape.adapters:
         yield Part("gradient of the head", FLOAT32 * shape.head, "4 V H", (UPDATE,))
 
 
-def _layer(s: Setting) -> int:
-    """Count the bytes that a layer saves per position for its backward pass."""
-    shape = s.shape
-    # Each of two norms: its input, the normalised input, its output; in float32 whatever b is but the last.
-    norms = 2 * shape.hidden * (3 * FLOAT32 if s.weight_bytes == FLOAT32 else 2 * s.weight_bytes + 6)
-    # Queries, keys, values and the output of attention; gate, its activation, up, and their product.
-    rest = 2 * shape.queries + 2 * shape.keys + 4 * shape.intermediate
-    return norms + s.weight_bytes * rest
-
-
 def _generator(s: Setting) -> Iterator[Part]:
-    shape, b = s.shape, s.weight_bytes
+    shape, b, generator = s.shape, s.weight_bytes, s.generator
+    if generator is None:
+        return
     weights = b * shape.parameters
-    if _holds(s) == "whole" and not _shares(s):
+    # The memory of the policy serves as the copy where it is whole and in its place.
+    is_there = s.place(s.config.deepspeed.offload_param) == s.place("none")
+    shares = generator.shares and s.ranks == 1 and is_there and not shape.adapters
+    if generator.holds == "whole" and not shares:
         yield Part("copy of the policy that generates", weights, "b Psi")
-    if _holds(s) in ("whole", "shards"):
-        cache = 2 * b * shape.keys * (shape.layers + 1) * s.sampled * (s.prompt + s.completion)
+    if generator.holds in ("whole", "shards"):
+        length = s.prompt + s.config.sampling.max_completion_length
+        cache = 2 * b * shape.keys * (shape.layers + 1) * s.sampled * length
         yield Part("keys and values", cache, "2 b K L for each position", (GENERATE,))
-        scores, why = s.score_bytes * shape.vocabulary * s.sampled, f"{s.score_bytes} V each"
-        yield Part("scores of the next token", scores, why, (GENERATE,))
-    if s.generator is not None and s.generator.blocks_from and not s.gpu and b == FLOAT32:
-        products = [each.inputs * each.outputs for each in shape.linears] + [shape.head]
-        blocks = FLOAT32 * sum(size for size in products if size >= s.generator.blocks_from)
+        samplings, evaluation = [s.config.sampling], s.config.evaluation
+        if evaluation is not None:
+            samplings.append(sampling_of(evaluation, s.config.sampling))
+        each = max(map(score_bytes, samplings))
+        size = each * shape.vocabulary * s.sampled
+        yield Part("scores of the next token", size, f"{each} V each", (GENERATE,))
+    if generator.blocks_from and not s.gpu and b == FLOAT32:
+        blocks = FLOAT32 * sum(size for size in (*shape.linears, shape.head) if size >= generator.blocks_from)
         # Sampling begins when no weights are on their way any more.
         beyond = max(0, blocks - _sent(s))
         yield Part("linear layers in blocks", beyond, "4 for each weight, beyond those sent", (GENERATE,))
-    if s.generator is not None and s.generator.holds == "engine":
+    if generator.holds == "engine":
         phases = (GENERATE,) if s.gpu else ALWAYS  # it sleeps while the policy is updated, on CUDA
-        name, size = s.generator.engine, weights // s.generator.engine_ranks
+        name, size = generator.engine, weights // generator.engine_ranks
         yield Part(f"{name}'s weights", size, "b Psi over the ranks of an engine", phases)
-        yield Part(f"{name}'s keys and values", s.generator.cache or 0, s.generator.cache_key, phases)
-
-    if s.gpu and s.generator is not None and s.generator.sends:
+        yield Part(f"{name}'s keys and values", generator.cache or 0, generator.cache_key, phases)
+    if s.gpu and generator.sends:
         # vLLM packs one bucket while another is on its way; what it packs was copied out of gathered memory.
-        bucket = max(s.generator.sends, b * max(shape.weights))
+        bucket = max(generator.sends, b * max(shape.weights))
         size, why = (2 if s.ranks == 1 else 3) * bucket, "3 buckets, on a single rank 2"
         yield Part("weights packed for the servers", size, why, (GENERATE,))
 
 
+def score_bytes(sampling: SamplingConfig) -> int:
+    """Count the bytes of a score of the next token at its peak: its logit, and the results of the filters.
+
+    `top_p` sorts: scores and indices of 64 bits, softmax, cumulated sums, and on CUDA a workspace.
+    """
+    if sampling.generation_kwargs:  # typical_p needs the most
+        return 56
+    if sampling.top_p < 1:
+        return 40
+    is_plain = not (sampling.top_k or sampling.min_p or sampling.min_completion_length)
+    return 12 if is_plain and sampling.repetition_penalty == 1 else 24
+
+
+def _gathers(s: Setting) -> bool:
+    """Return True if weights must be gathered before they compute."""
+    return s.ranks > 1 or (s.gpu and s.config.deepspeed.offload_param != "none")
+
+
 def _sent(s: Setting) -> int:
     """Count the bytes of weights that are on their way to the generator at a time."""
-    is_gathered = s.ranks > 1 or (s.gpu and s.offload_param != "none")
-    return min(SYNC, s.weight_bytes * s.shape.parameters) if is_gathered and _holds(s) != "shards" else 0
-
-
-def _holds(s: Setting) -> str:
-    return "unknown" if s.generator is None else s.generator.holds
-
-
-def _shares(s: Setting) -> bool:
-    """Return True if the generator samples from the memory of the policy, whose shard is whole."""
-    is_there = s.weights_place == ("gpu" if s.gpu else "host")
-    shares = s.generator is not None and s.generator.shares
-    return shares and s.ranks == 1 and is_there and not s.trained
+    has_shards = s.generator is not None and s.generator.holds == "shards"
+    return min(SYNC, s.weight_bytes * s.shape.parameters) if _gathers(s) and not has_shards else 0
 
 
 def _host(s: Setting) -> Iterator[Part]:
     """Yield the parts that are in host memory with any device."""
-    weights, trained = s.weight_bytes * s.shape.parameters, _shard(s.trained_weights, s.ranks)
+    weights, trained = s.weight_bytes * s.shape.parameters, _shard(s.shape.trained, s.ranks)
     yield Part("model, as it is loaded", weights, "b Psi: every rank loads it whole", (LOAD,), True)
     # DeepSpeed puts a rank's parts into one piece by way of the host.
     pieces = s.weight_bytes * _shard(s.shape.weights, s.ranks) * (1 if s.gpu else 2)
     yield Part("weights, while they are sharded", pieces, "b Psi / P, on a CPU twice", (LOAD,), True)
-    if s.offload_optimizer == "cpu":
+    if s.config.deepspeed.offload_optimizer == "cpu":
         # They are converted, and then cloned.
         yield Part("master weights, while they are created", FLOAT32 * trained, "4 Psi / P", (LOAD,), True)
     if s.reference:
         yield Part("reference, as it is loaded", weights, "b Psi", (LOAD,), True)
-    if s.background:
+    if s.config.checkpoint.background:
         size = (s.weight_bytes + FLOAT32 + MOMENTS) * trained
         yield Part("checkpoint being written", size, "(b + 12) Psi / P", TRAINS, True)
 

@@ -7,86 +7,121 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from grpox.config.inputs import AUTO, dtype_on
-from grpox.config.sampling import sampling_of
 from grpox.config.training import tokens_on
 from grpox.contracts import GeneratorMemory
-from grpox.errors import ConfigError
+from grpox.errors import ConfigError, describe
 from grpox.errors.formatting import format_bytes
 from grpox.policy.deepspeed_config import own_settings
-from grpox.policy.memory_plan.formula import DEFAULTS, LOAD, PROMPT, Setting, parts_of, size_in
-from grpox.policy.memory_plan.shape import model_shape
+from grpox.policy.lora.add import parameter_targets, targets_of
+from grpox.policy.memory_plan.formula import (
+    DEFAULTS,
+    LOAD,
+    PROMPT,
+    ModelShape,
+    Setting,
+    parts_of,
+    size_in,
+)
+from grpox.policy.models import load_config
 from grpox.runfile.checks import divides_steps
 from grpox.runfile.load import ResolvedRun
 
 if TYPE_CHECKING:
-    from grpox.config import RunConfig, SamplingConfig
+    from transformers import PreTrainedModel
+
+    from grpox.config import LoraConfig, ModelConfig, RunConfig
     from grpox.runtime.world import World
+
+SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
+"""Fields that every configuration must have."""
 
 
 def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -> Setting:
-    """Collect the settings that decide how much memory a rank of the run takes.
+    """Collect what decides how much memory a rank of the run takes.
 
     Args:
         gpu: ranks have a GPU.
         prompt_tokens: length of the longest prompt; default: the run's limit, else 512.
 
     Raises:
-        ConfigError: the model's configuration cannot be loaded or lacks a size.
+        ConfigError: see `model_shape`.
     """
-    config, train, lora, ranks = run.config, run.config.train, run.config.model.lora, run.plan.world_size
-    prompt, completion = (
-        prompt_tokens or config.data.max_prompt_length or PROMPT,
-        config.sampling.max_completion_length,
-    )
-    shape, memory = model_shape(config.model), _generator_memory(run, gpu)
-    sampled = -(-run.plan.prompts_per_generation // ranks) * train.num_generations
-    samplings = [config.sampling]
-    if config.evaluation is not None:
-        samplings.append(sampling_of(config.evaluation, config.sampling))
-        sampled = max(sampled, config.evaluation.batch_size * config.evaluation.num_generations)
+    config, ranks, memory = run.config, run.plan.world_size, _generator_memory(run, gpu)
+    evaluation = config.evaluation
+    prompt = prompt_tokens or config.data.max_prompt_length or PROMPT
+    sampled = -(-run.plan.prompts_per_generation // ranks) * config.train.num_generations
+    if evaluation is not None:
+        sampled = max(sampled, evaluation.batch_size * evaluation.num_generations)
     if memory is not None and memory.together is not None:
         sampled = min(sampled, memory.together)
     return Setting(
-        shape=shape,
+        config=config,
+        shape=model_shape(config.model),
         ranks=ranks,
         gpu=gpu,
-        weight_bytes=2 if dtype_on(config.model.dtype, gpu) == "bfloat16" else 4,
-        trained=shape.adapters(lora.r, lora.target_modules, lora.exclude_modules, lora.target_parameters)
-        if lora
-        else (),
-        merged=sum(prod(one.sizes) for one in shape.stacks_named(lora.target_parameters)) if lora else 0,
-        sequences=train.per_device_train_batch_size,
         prompt=prompt,
-        completion=completion,
-        budget=_positions(run, gpu, prompt + completion),
-        checkpointing=train.gradient_checkpointing,
-        chunked=train.chunked_logprobs,
-        reference=run.needs_reference and lora is None,
-        fused=train.optim == "adamw_torch_fused",
-        offload_optimizer=config.deepspeed.offload_optimizer,
-        offload_param=config.deepspeed.offload_param,
-        background=config.checkpoint.background,
+        budget=_positions(run, gpu, prompt + config.sampling.max_completion_length),
+        reference=run.needs_reference and config.model.lora is None,
         generator=memory,
         sampled=sampled,
-        score_bytes=max(map(score_bytes, samplings)),
         zero=_zero_settings(config, gpu),
     )
 
 
-def score_bytes(sampling: SamplingConfig) -> int:
-    """Count the bytes of a score of the next token at its peak: its logit, and the results of the filters.
+def model_shape(config: ModelConfig) -> ModelShape:
+    """Read the sizes of a model, which transformers builds on the meta device, without its weights.
 
-    `top_p` sorts: scores and indices of 64 bits, softmax, cumulated sums, and on CUDA a workspace.
+    Raises:
+        ConfigError: transformers cannot load the configuration or build a model from it, a width that
+            activations depend on is missing, or a name of `model.lora` fits nothing in the model.
     """
-    if sampling.generation_kwargs:  # typical_p needs the most
-        return 56
-    if sampling.top_p < 1:
-        return 40
-    is_plain = not (sampling.top_k or sampling.min_p or sampling.min_completion_length)
-    return 12 if is_plain and sampling.repetition_penalty == 1 else 24
+    loaded = load_config(config)
+    try:
+        with torch.device("meta"):
+            trusted = bool(config.init.get("trust_remote_code", False))
+            model = AutoModelForCausalLM.from_config(loaded, trust_remote_code=trusted)
+    except Exception as error:
+        what = f"no model can be built from its configuration: {describe(error)}"
+        raise ConfigError(what, "model.path", given=config.path) from error
+    text, head = loaded.get_text_config(), model.get_output_embeddings()
+    for name in SIZES:
+        if not isinstance(getattr(text, name, None), int):
+            what = f"its config.json has no {name}, which is needed to compute the memory of activations"
+            raise ConfigError(what, "model.path", given=str(Path(config.path)))
+    hidden, heads = text.hidden_size, text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or hidden // heads
+    # Families without gated layers use another name or omit the size; then it is 4 times the width.
+    intermediate = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None) or 4 * hidden
+    linears = [each for each in model.modules() if isinstance(each, torch.nn.Linear) and each is not head]
+    adapters, merged = ((), 0) if config.lora is None else _adapted(model, config.lora)
+    return ModelShape(
+        weights=tuple(weight.numel() for weight in model.parameters()),
+        hidden=hidden,
+        intermediate=intermediate,
+        layers=text.num_hidden_layers,
+        queries=heads * head_dim,
+        keys=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
+        vocabulary=text.vocab_size,
+        linears=tuple(layer.weight.numel() for layer in linears),
+        adapters=adapters,
+        merged=merged,
+    )
+
+
+def _adapted(model: PreTrainedModel, lora: LoraConfig) -> tuple[tuple[int, ...], int]:
+    """Count the elements of LoRA's weights A and B, and those of the parameters that they are added to."""
+    stacks = [model.get_parameter(name).shape for name in parameter_targets(model, lora)]
+    layers = [model.get_submodule(name).weight.shape for name in targets_of(model, lora)]
+    # A and B of each expert of a stack [E, rows, columns], or of a matrix.
+    sizes = [lora.r * prod(shape[:-2]) * size for shape in (*layers, *stacks) for size in shape[-2:]]
+    return tuple(sizes), sum(map(prod, stacks))
 
 
 def _positions(run: ResolvedRun, gpu: bool, longest: int) -> int | None:
@@ -131,8 +166,6 @@ def free_memory(world: World) -> int | None:
     """Return the free bytes of the ranks' GPU with the least free memory; None without GPUs. A collective."""
     if world.device.type != "cuda":
         return None
-    import torch
-
     free, _ = torch.cuda.mem_get_info(world.device)
     # Memory that an earlier run of this process has freed, and torch still reserves.
     cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpox.config import SamplingConfig
 from grpox.errors import ConfigError
-from grpox.policy.memory_plan.of_run import score_bytes
+from grpox.policy.memory_plan.formula import score_bytes
 from grpox_generators.generation_kwargs import LOGITS as LOGITS_NAMES
 from grpox_generators.sampling import Distribution, Draw, keeps_rows
 

@@ -18,8 +18,8 @@ from grpox.checkpoint.save_model import save_model
 from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.errors import RunFailed
+from grpox.policy.model_folder import lost_parts
 from grpox.policy.models import architecture_of
-from grpox.policy.saved_whole import lost_parts
 from grpox.policy.weight_stream import persistent_buffers, stream_weights
 from grpox.rollout.sampler import FixedPolicy
 from grpox.runtime.world import World

@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import Any
 
 import pytest
 import torch
-from support.small_models import TRAIN, batch, far, gradient_of, model_of
-from test_chunked_head import CHUNKS, ROWS, TEMPERATURE, H, N, V, reference
-from torch import Tensor
+from test_chunked_head import CHUNKS, ROWS, TEMPERATURE, N, V, head, reference
 
 from grpox.policy import logprobs
 from grpox.policy.logprobs import (
-    FULL_LOGITS,
     LogitTransform,
     Wanted,
     chosen_logprobs,
-    completion_logprobs,
     entropy,
     entropy_with_gradient,
 )
-from grpox.policy.scoring_forward import install_scoring_forward
-
-
-def parts(bias: bool) -> list[Tensor]:
-    """Hidden states, the head's weight, and its bias where it has one."""
-    torch.manual_seed(0)
-    made = [torch.randn(N, H, dtype=torch.float64), torch.randn(V, H, dtype=torch.float64)]
-    made += [torch.randn(V, dtype=torch.float64)] if bias else []
-    return [tensor.requires_grad_(True) for tensor in made]
 
 
 @CHUNKS
@@ -47,7 +32,7 @@ def test_the_gradient_from_hidden_states_equals_that_over_all_logits(
     if not reads:
         monkeypatch.setattr(logprobs, "HOST", torch.device("meta"))
     monkeypatch.setattr(logprobs, "chunk_rows", lambda vocabulary, device: max(1, chunk // vocabulary))
-    inputs = parts(bias=True)
+    inputs = head(bias=True)
     targets = torch.randint(V, (N,))
     upstream, of_entropy = torch.randn(2, N, dtype=torch.float64)
     upstream[:4], of_entropy[3:6] = 0, 0
@@ -56,16 +41,6 @@ def test_the_gradient_from_hidden_states_equals_that_over_all_logits(
     theirs = torch.autograd.grad(reference(*inputs, targets, transform), inputs, [upstream, of_entropy])
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("transform", [LogitTransform(), LogitTransform(4.0, 3.0)], ids=["plain", "capped"])
-def test_from_hidden_states_it_is_the_difference_of_entropies(transform: LogitTransform) -> None:
-    wanted = Wanted(torch.randint(V, (N,)), TEMPERATURE, transform, entropy_gradient=True)
-
-    def scored(*tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return chosen_logprobs(tensors[0], tensors[1], None, wanted)
-
-    assert torch.autograd.gradcheck(scored, parts(bias=False))
 
 
 @pytest.mark.parametrize("positions", [1, 8, 10**6], ids=["a row", "two rows", "all at once"])
@@ -84,12 +59,6 @@ def test_two_tokens_by_hand() -> None:
     torch.testing.assert_close(gradient, torch.tensor([[[slope, -slope]]], dtype=torch.float64))
 
 
-def test_where_all_tokens_are_as_likely_there_is_nothing_to_gain() -> None:
-    logits = torch.ones(1, 1, 5, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(entropy_with_gradient(logits).sum(), logits)
-    assert gradient.abs().max() < 1e-15
-
-
 @pytest.mark.parametrize("upstream", [1.0, 1e6])
 def test_tokens_that_cannot_be_have_none(upstream: float) -> None:
     logits = torch.tensor([[[0.0, -torch.inf, 1.0, -1e30]]], requires_grad=True)
@@ -106,35 +75,3 @@ def test_half_precision_is_raised_before_the_softmax() -> None:
     (expected,) = torch.autograd.grad(entropy_with_gradient(wide, 0.5).sum(), wide)
     assert gradient.dtype == torch.bfloat16
     torch.testing.assert_close(gradient.double(), expected, atol=1e-3, rtol=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("llama", {"tie_word_embeddings": True}),
-        ("granite", {"logits_scaling": 4.0}),
-        ("gemma2", {"head_dim": 8, "final_logit_softcapping": 2.0}),
-    ],
-)
-def test_a_model_has_the_same_by_every_way(kind: str, settings: dict[str, Any]) -> None:
-    plain = model_of(kind, **settings)
-    model = copy.deepcopy(plain)
-    ways = install_scoring_forward(model, TRAIN)
-    assert ways != FULL_LOGITS
-    given = batch()
-    torch.manual_seed(1)
-    upstream = torch.randn(given.token_mask.shape, dtype=torch.float64) * given.token_mask
-    for one, way in ((plain, FULL_LOGITS), (model, ways)):
-        _, entropies = completion_logprobs(one, given, 0.8, way, entropy_gradient=True)
-        (entropies * upstream).sum().backward()
-    assert gradient_of(plain).abs().max() > 1e-3
-    assert far(gradient_of(model), gradient_of(plain)) < 1e-6
-
-
-def test_without_being_asked_for_it_has_none() -> None:
-    model = model_of("llama")
-    ways = install_scoring_forward(model, TRAIN)
-    for way in (FULL_LOGITS, ways):
-        found, entropies = completion_logprobs(model, batch(), 0.8, way)
-        assert found.requires_grad
-        assert not entropies.requires_grad

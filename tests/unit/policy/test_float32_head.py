@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from grpox.config import LoraConfig, ModelConfig, TrainConfig
 from grpox.errors import ConfigError
 from grpox.policy import float32_head
+from grpox.policy.batch import FULL_LOGITS
 from grpox.policy.float32_head import Float32Head, cast_head, has_float32_head, restore_head
-from grpox.policy.logprobs import FULL_LOGITS, completion_logprobs
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import architecture_of, load_model
 from grpox.policy.scoring_forward import install_scoring_forward
@@ -48,7 +49,7 @@ def scored(model: Any, chunked: bool) -> tuple[Tensor, Tensor]:
     log_p = torch.log_softmax(hidden.float() @ head.weight.float().T / TEMPERATURE, dim=-1)
     if wanted is not None:
         chosen = log_p.gather(-1, wanted.targets.unsqueeze(-1)).squeeze(-1)
-        layout = samples.layout(mode.arrangement)
+        layout = samples.layout(mode)
         expected = chosen.new_zeros(samples.token_mask.numel()).index_copy(0, layout.places, chosen)
         expected = expected.view_as(samples.token_mask)
     else:

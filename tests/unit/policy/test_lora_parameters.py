@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from grpox.config import LoraConfig, TrainConfig
 from grpox.errors import ConfigError, Problem
-from grpox.policy.adapter_folder import adapted_parameter_names, write_adapter
+from grpox.policy.adapter_folder import write_adapter
 from grpox.policy.engine import _check_parameters_read
 from grpox.policy.lora.add import add_adapters, parameter_targets
 from grpox.policy.lora.layers import (
@@ -197,7 +197,7 @@ def test_a_parameter_that_its_module_does_not_read_is_refused() -> None:
 # -- Names -----------------------------------------------------------------------------------------------
 
 
-def test_parameters_are_named_by_the_ends_of_their_names() -> None:
+def test_parameters_are_named_by_the_ends_of_their_names(tmp_path: Path) -> None:
     model = plain_model("qwen3_moe")
     config = LoraConfig(target_modules=[], target_parameters=["experts.down_proj", "layers.1.mlp.gate.weight"])
     names = [f"model.layers.{layer}.mlp.experts.down_proj" for layer in (0, 1)]
@@ -205,12 +205,12 @@ def test_parameters_are_named_by_the_ends_of_their_names() -> None:
     add_adapters(model, config, seed=0)
     assert "on 3 parameters" in describe_training(model)
     # One gate alone: the end of its name is also that of the other.
-    assert adapted_parameter_names(model) == [*names, "model.layers.1.mlp.gate.weight"]
-    assert adapted_parameter_names(adapted("qwen3_moe")) == [
-        "experts.down_proj",
-        "experts.gate_up_proj",
-        "gate.weight",
-    ]
+    for each, written in (
+        (model, [*names, "model.layers.1.mlp.gate.weight"]),
+        (adapted("qwen3_moe"), ["experts.down_proj", "experts.gate_up_proj", "gate.weight"]),
+    ):
+        write_adapter(each, dict(stream_adapters(each)), "base", tmp_path)
+        assert peft.PeftConfig.from_pretrained(tmp_path).target_parameters == written
 
 
 def refused(kind: str, target: str) -> Problem:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from grpox.cli import app as cli
 from grpox.errors import ConfigError
 from grpox.policy.memory_plan import fit
-from grpox.policy.memory_plan.fit import Line, Machine, Memory, gpus_here, verdict_lines, worst_of
+from grpox.policy.memory_plan.fit import Line, Memory, gpus_here, host_here, verdict_lines, worst_of
 from grpox.policy.memory_plan.formula import parts_of, peak_of
 from grpox.policy.memory_plan.of_run import run_setting
 from grpox.runfile.load import load_run
@@ -27,15 +27,15 @@ def test_an_answer_by_the_free_memory(free: int, answer: str) -> None:
     assert Line("host", 1, 7 * GIB, "update", 12 * GIB, memory).answer == answer
 
 
-def lines(machine: Machine, gpu: Memory | None = None, ranks: int = 2) -> Sequence[Line]:
-    run = load_run("quickstart", world_size=ranks)
-    return list(verdict_lines(run_setting(run, gpu=True), run_setting(run, gpu=False), machine, gpu))
+def lines(host: Memory | None, *gpus: Memory) -> Sequence[Line]:
+    run = load_run("quickstart", world_size=2)
+    return list(verdict_lines(run_setting(run, gpu=True), run_setting(run, gpu=False), host, gpus))
 
 
 def test_without_gpus_all_ranks_share_the_host() -> None:
     run = load_run("quickstart", world_size=2)
     peak = peak_of(parts_of(run_setting(run, gpu=False)), on_host=True)
-    (line,) = lines(Machine(Memory(2 * peak.size, 100 * GIB)))
+    (line,) = lines(Memory(2 * peak.size, 100 * GIB))
     assert (line.where, line.ranks, line.phase) == ("host", 2, peak.phase)
     assert line.counted == 2 * peak.size
     assert line.needed == 2 * peak.size + 2 * GIB
@@ -45,19 +45,16 @@ def test_without_gpus_all_ranks_share_the_host() -> None:
 def test_with_gpus_the_fullest_one_of_the_run_and_the_host_are_judged() -> None:
     run = load_run("quickstart", world_size=2)
     peak = peak_of(parts_of(run_setting(run, gpu=True)), on_host=False)
-    gpus = tuple(Memory(free * GIB, 80 * GIB) for free in (3, 70, 1))
-    on_gpu, host = lines(Machine(Memory(100 * GIB, 100 * GIB), gpus))
+    gpus = [Memory(free * GIB, 80 * GIB) for free in (3, 70, 1)]
+    on_gpu, host = lines(Memory(100 * GIB, 100 * GIB), *gpus)
     assert (on_gpu.counted, on_gpu.needed) == (peak.size, int(peak.size * 1.1) + 2 * GIB)
     assert (on_gpu.memory.free, on_gpu.answer) == (3 * GIB, "tight")
     assert (host.ranks, host.answer) == (2, "fits")
     assert worst_of([on_gpu, host]) == "tight"
-    one_gpu = lines(Machine(Memory(100 * GIB, 100 * GIB), gpus[:1]))
+    one_gpu = lines(Memory(100 * GIB, 100 * GIB), gpus[0])
     assert [line.ranks for line in one_gpu] == [1, 1]  # the other rank runs elsewhere
-
-
-def test_a_named_gpu_is_judged_alone() -> None:
-    (line,) = lines(Machine(Memory(0, 0)), Memory(40 * GIB, 40 * GIB))
-    assert (line.where, line.answer) == ("each GPU", "fits")
+    (alone,) = lines(None, Memory(40 * GIB, 40 * GIB))
+    assert (alone.where, alone.answer) == ("each GPU", "fits")
 
 
 @pytest.mark.parametrize(
@@ -74,27 +71,24 @@ def test_the_driver_is_asked_for_the_visible_gpus(
     driver.write_text("#!/bin/sh\necho '100, 1000'\necho '300, 1000'\n")
     driver.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    environment = {"PATH": str(tmp_path)} | ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
-    assert gpus_here(environment) == [Memory(mib * 2**20, 1000 * 2**20) for mib in free]
-
-
-def test_a_driver_that_fails_shows_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = tmp_path / "nvidia-smi"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus_here() == [Memory(mib * 2**20, 1000 * 2**20) for mib in free]
     driver.write_text("#!/bin/sh\nexit 9\n")
-    driver.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert gpus_here({"PATH": str(tmp_path)}) == []
+    assert gpus_here() == []
 
 
 def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
+    (tmp_path / "memory.stat").write_text("anon 100000\n")
     monkeypatch.setattr(fit, "CGROUP", tmp_path)
-    assert fit.this_machine().host == Memory(600_000, 1_000_000)
+    assert host_here() == Memory(600_000, 1_000_000)
     (tmp_path / "memory.stat").write_text("anon 100000\ninactive_file 250000\nactive_file 50000\n")
-    assert fit.this_machine().host == Memory(850_000, 1_000_000)
+    assert host_here() == Memory(850_000, 1_000_000)
     (tmp_path / "memory.max").write_text("max\n")
-    assert fit.this_machine().host.total > 1_000_000
+    assert host_here().total > 1_000_000
 
 
 @pytest.mark.parametrize(

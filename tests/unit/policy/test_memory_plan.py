@@ -1,4 +1,4 @@
-"""The arithmetic of memory, by hand; weights counted as transformers makes them; and the page that tells it."""
+"""The arithmetic of memory, by hand; sizes of models as transformers makes them; and the page that tells it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import re
 import runpy
 from dataclasses import replace
+from functools import cache
 from io import StringIO
-from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,20 +19,28 @@ from typer.testing import CliRunner
 
 from grpox.cli import app as cli
 from grpox.cli.plan import memory_report
-from grpox.config import ModelConfig
+from grpox.config import LoraConfig, ModelConfig, RunConfig
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError
 from grpox.policy import weight_stream
 from grpox.policy.memory_plan import formula
-from grpox.policy.memory_plan.formula import DEFAULTS, PHASES, Setting, parts_of, peak_of, size_in
-from grpox.policy.memory_plan.of_run import check_load, run_setting
-from grpox.policy.memory_plan.shape import Linear, ModelShape, built_shape, model_shape, shape_of
+from grpox.policy.memory_plan.formula import (
+    DEFAULTS,
+    PHASES,
+    ModelShape,
+    Part,
+    Setting,
+    parts_of,
+    peak_of,
+    size_in,
+)
+from grpox.policy.memory_plan.of_run import check_load, model_shape, run_setting
 from grpox.runfile.given import Given
 from grpox.runfile.load import load_run
 
 ROOT = Path(__file__).parents[3]
 OF_PAGE = runpy.run_path(str(ROOT / "docs" / "hooks" / "memory_tables.py"))
-GIB, MODELS, tables, setting_of_table = (OF_PAGE[name] for name in ("GIB", "MODELS", "tables", "setting"))
+GIB, tables, setting_of_table = (OF_PAGE[name] for name in ("GIB", "tables", "setting"))
 SMALL = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -40,21 +49,8 @@ SMALL = {
     "num_key_value_heads": 2,
     "vocab_size": 50,
 }
-CONFIGS = {
-    "llama": {"model_type": "llama"},
-    "llama, tied, biases": {
-        "model_type": "llama",
-        "tie_word_embeddings": True,
-        "attention_bias": True,
-        "mlp_bias": True,
-    },
-    "llama, wide heads": {"model_type": "llama", "head_dim": 32},
-    "mistral": {"model_type": "mistral"},
-    "qwen2": {"model_type": "qwen2"},
-    "qwen2, tied": {"model_type": "qwen2", "tie_word_embeddings": True},
-    "qwen3": {"model_type": "qwen3", "head_dim": 16, "attention_bias": True},
-}
-
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 32}
+SHAPE = ModelShape((1000, 70, 10), hidden=10, intermediate=30, layers=2, queries=12, keys=6, vocabulary=100)
 ZERO = {
     "reduce_bucket_size": 500,
     "stage3_prefetch_bucket_size": 100,
@@ -63,122 +59,120 @@ ZERO = {
     "sub_group_size": 200,
     "reduce_scatter": True,
 }
-
-
-def folder_of(folder: Path, config: dict[str, object]) -> ModelConfig:
-    (folder / "config.json").write_text(json.dumps(config))
-    return ModelConfig(path=str(folder))
-
-
-def sizes(setting: Setting) -> dict[str, int]:
-    """Bytes of each part by name."""
-    return {part.name: part.size for part in parts_of(setting)}
-
-
-@pytest.fixture
-def setting() -> Setting:
-    """A model of three weights, 1000 + 70 + 10 elements, on four ranks with GPUs."""
-    shape = ModelShape(
-        (1000, 70, 10), (), hidden=10, intermediate=30, layers=2, queries=12, keys=6, vocabulary=100
-    )
-    whole = GeneratorMemory("whole")
-    return Setting(
-        shape, ranks=4, gpu=True, sequences=2, prompt=3, completion=5, sampled=8, generator=whole, zero=ZERO
-    )
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_weights_are_counted_as_transformers_makes_them(name: str, tmp_path: Path) -> None:
-    config = SMALL | CONFIGS[name]
-    ours, built = shape_of(config), built_shape(folder_of(tmp_path, config))
-    assert ours is not None
-    assert sorted(ours.weights) == sorted(built.weights)
-    assert sorted(map(str, ours.linears)) == sorted(map(str, built.linears))
-    assert replace(ours, weights=(), linears=()) == replace(built, weights=(), linears=())
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters"),
-    # As their model cards have them.
-    [("SmolLM2-135M", 134_515_008), ("Llama-3.1-8B", 8_030_261_248), ("Qwen2.5-72B", 72_706_203_648)],
+KEYS = (
+    *("model.dtype=float32", "sampling.max_completion_length=5"),
+    *(
+        "train.per_device_train_batch_size=2",
+        "train.num_generations=2",
+        "train.max_tokens_per_micro_batch=null",
+    ),
 )
-def test_published_models(name: str, parameters: int) -> None:
-    shape = shape_of(MODELS[name])
-    assert shape is not None
-    assert shape.parameters == parameters
+HALF, BOTH_AWAY = "model.dtype=bfloat16", ("deepspeed.offload_optimizer=cpu", "deepspeed.offload_param=cpu")
 
 
-def test_a_kind_of_model_that_is_not_counted_here_is_built_without_data(tmp_path: Path) -> None:
-    config = {
-        "model_type": "gpt2",
-        "n_embd": 48,
-        "n_layer": 2,
-        "n_head": 4,
-        "vocab_size": 40,
-        "n_positions": 16,
-    }
-    assert shape_of(config) is None
-    shape = model_shape(folder_of(tmp_path, config))
+@cache
+def config_of(*overrides: str) -> RunConfig:
+    return load_run("quickstart", [*KEYS, *overrides]).config
+
+
+def setting(*overrides: str, **own: Any) -> Setting:
+    """A model of three weights, 1000 + 70 + 10 elements, on four ranks with GPUs, and sequences of 3 + 5."""
+    numbers = {"shape": SHAPE, "ranks": 4, "gpu": True, "prompt": 3, "sampled": 8, "zero": ZERO}
+    return Setting(config_of(*overrides), **{"generator": GeneratorMemory("whole"), **numbers, **own})
+
+
+def sizes(of: Setting) -> dict[str, int]:
+    """Bytes of each part by name."""
+    return {part.name: part.size for part in parts_of(of)}
+
+
+def shape_of(folder: Path, lora: dict[str, Any] | None = None, **config: Any) -> ModelShape:
+    (folder / "config.json").write_text(json.dumps(config))
+    return model_shape(ModelConfig(path=str(folder), lora=None if lora is None else LoraConfig(r=2, **lora)))
+
+
+def test_sizes_of_models(tmp_path: Path) -> None:
+    gpt2 = {"n_embd": 48, "n_layer": 2, "n_head": 4, "vocab_size": 40, "n_positions": 16}
+    shape = shape_of(tmp_path, model_type="gpt2", **gpt2)
     # Per layer 12 H^2 + 13 H; embeddings of tokens and positions, tied; a norm.
     assert shape.parameters == 2 * (12 * 48**2 + 13 * 48) + 48 * (40 + 16) + 2 * 48
-    assert (shape.hidden, shape.layers, shape.vocabulary) == (48, 2, 40)
+    assert (shape.hidden, shape.intermediate, shape.layers, shape.vocabulary) == (48, 4 * 48, 2, 40)
+    assert (shape.queries, shape.keys) == (48, 48)
+    shape = shape_of(tmp_path, model_type="qwen3", **SMALL | {"head_dim": 32})
+    assert (shape.queries, shape.keys, shape.intermediate) == (4 * 32, 2 * 32, 96)
+    of_layer = [64 * 128, 64 * 64, 64 * 64, 128 * 64, *[64 * 96] * 3]
+    assert sorted(shape.linears) == sorted(3 * of_layer)
+    assert shape.parameters == 3 * (sum(of_layer) + 2 * 64 + 2 * 32) + 2 * 50 * 64 + 64
 
 
-def test_a_model_without_a_configuration_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize("text", [None, json.dumps({"model_type": "llama", "hidden_size": None})])
+def test_a_model_that_cannot_be_built_is_refused(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError) as refused:
         model_shape(ModelConfig(path=str(tmp_path)))
+    assert refused.value.problems[0].key == "model.path"
 
 
-def test_what_is_sharded(setting: Setting) -> None:
-    found = sizes(setting)
+def test_what_is_sharded() -> None:
+    found = sizes(setting())
     shard = 250 + 18 + 3  # each weight rounded up
     assert found["weights"] == 4 * shard
     assert "master weights" not in found  # the weights are float32 themselves
-    assert sizes(replace(setting, weight_bytes=2))["master weights"] == 4 * shard
+    assert sizes(setting(HALF))["master weights"] == 4 * shard
     assert found["optimizer states"] == 8 * shard
     assert found["gradients"] == 4 * shard
     assert found["gradients in one piece"] == 4 * 250  # the weight that reaches sub_group_size
-    assert sizes(replace(setting, zero=ZERO | {"sub_group_size": 260}))["gradients in one piece"] == 4 * 268
-    assert sizes(replace(setting, weight_bytes=2))["weights"] == 2 * shard
+    assert sizes(setting(zero=ZERO | {"sub_group_size": 260}))["gradients in one piece"] == 4 * 268
+    assert sizes(setting(HALF))["weights"] == 2 * shard
 
 
-def test_parts_that_are_temporarily_whole(setting: Setting) -> None:
-    found = sizes(setting)
+def test_parts_that_are_temporarily_whole() -> None:
+    found = sizes(setting())
     assert found["gradient bucket"] == 4 * 500
     assert found["bucket, sorted by rank"] == 4 * 500
     assert "bucket, within gloo" not in found
     assert found["gathered weights"] == 4 * 1080  # less than 600 / 2 + 100 + 1000
     assert found["small weights"] == 4 * 10
     at_once = ZERO | {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
-    assert sizes(replace(setting, zero=at_once))["gathered weights"] == 4 * 1000
+    assert sizes(setting(zero=at_once))["gathered weights"] == 4 * 1000
 
 
-def test_a_single_rank_on_a_cpu_gathers_nothing_and_takes_what_it_touches(setting: Setting) -> None:
-    found = sizes(replace(setting, ranks=1, gpu=False, zero=ZERO | {"reduce_bucket_size": 10_000}))
+@pytest.mark.parametrize(
+    ("zero", "sorted_by_rank", "gloo"),
+    [
+        ({"reduce_bucket_size": 10_000}, 1080, 1080),
+        ({}, 500, 1000),  # the largest weight, by itself
+        ({"reduce_scatter": False}, None, 1000),
+        ({"reduce_scatter": False, "reduce_bucket_size": 10_000}, None, None),
+    ],
+)
+def test_a_single_rank_on_a_cpu_gathers_nothing_and_takes_what_it_touches(
+    zero: dict[str, int], sorted_by_rank: int | None, gloo: int | None
+) -> None:
+    alone = setting(ranks=1, gpu=False, zero=ZERO | zero)
+    found = sizes(alone)
     assert "gathered weights" not in found
-    assert found["gradient bucket"] == found["bucket, sorted by rank"] == 4 * 1080
-    assert found["bucket, within gloo"] == 4 * 1080
-    found = sizes(replace(setting, ranks=1, gpu=False))
-    assert found["bucket, sorted by rank"] == 4 * 500
-    assert found["bucket, within gloo"] == 4 * 1000  # the largest weight, by itself
-    found = sizes(replace(setting, ranks=1, gpu=False, zero=ZERO | {"reduce_scatter": False}))
-    assert "bucket, sorted by rank" not in found
-    assert found["bucket, within gloo"] == 4 * 1000
-    whole = ZERO | {"reduce_scatter": False, "reduce_bucket_size": 10_000}
-    assert "bucket, within gloo" not in sizes(replace(setting, ranks=1, gpu=False, zero=whole))
-    assert all(part.on_host for part in parts_of(replace(setting, gpu=False)))
+    assert found["gradient bucket"] == 4 * min(1080, (ZERO | zero)["reduce_bucket_size"])
+    assert found.get("bucket, sorted by rank") == (sorted_by_rank and 4 * sorted_by_rank)
+    assert found.get("bucket, within gloo") == (gloo and 4 * gloo)
+    assert all(part.on_host for part in parts_of(alone))
 
 
-def test_activations(setting: Setting) -> None:
+def test_activations() -> None:
     # Of a position and layer in float32: 6 H + 2 Q + 2 K + 4 F numbers; two sequences of 8, two layers.
     layer = 4 * (6 * 10 + 2 * 12 + 2 * 6 + 4 * 30)
-    assert sizes(setting)["activations"] == 2 * 16 * layer
-    assert sizes(replace(setting, checkpointing=True))["activations"] == 2 * 16 * 4 * 10 + 16 * layer
-    assert sizes(replace(setting, budget=10))["activations"] == 2 * 10 * layer
+    assert sizes(setting())["activations"] == 2 * 16 * layer
+    checkpointed = sizes(setting("train.gradient_checkpointing=true"))
+    assert checkpointed["activations"] == 2 * 16 * 4 * 10 + 16 * layer
+    assert sizes(setting(budget=10))["activations"] == 2 * 10 * layer
 
 
-def test_offload_moves_the_named_parts_to_the_host(setting: Setting) -> None:
-    host = {part.name for part in parts_of(replace(setting, offload_optimizer="cpu")) if part.on_host}
+def test_offload_moves_the_named_parts_to_the_host() -> None:
+    def on_host(*overrides: str) -> set[str]:
+        return {part.name for part in parts_of(setting(*overrides)) if part.on_host}
+
+    host = on_host("deepspeed.offload_optimizer=cpu")
     assert host == {
         "master weights",
         "optimizer states",
@@ -188,38 +182,27 @@ def test_offload_moves_the_named_parts_to_the_host(setting: Setting) -> None:
         "weights, while they are sharded",
         "master weights, while they are created",
     }
-    both = replace(setting, offload_optimizer="cpu", offload_param="cpu")
-    with_weights = {part.name for part in parts_of(both) if part.on_host}
-    assert with_weights == host - {"master weights"} | {"weights"}  # which are their own masters
-    assert "optimizer states" not in sizes(replace(setting, offload_optimizer="nvme"))
+    assert on_host(*BOTH_AWAY) == host - {"master weights"} | {"weights"}  # which are their own masters
+    nvme = ("deepspeed.offload_optimizer=nvme", "deepspeed.nvme_path=there")
+    assert "optimizer states" not in sizes(setting(*nvme))
 
 
-def test_every_rank_loads_the_model_whole(setting: Setting) -> None:
-    assert sizes(setting)["model, as it is loaded"] == 4 * 1080
-    assert sizes(replace(setting, ranks=64))["model, as it is loaded"] == 4 * 1080
-    both = size_in(parts_of(replace(setting, reference=True)), "load", on_host=True)
-    assert both == size_in(parts_of(setting), "load", on_host=True) + 4 * 1080
+def test_every_rank_loads_the_model_whole_and_every_gpu_holds_it_before_it_is_sharded() -> None:
+    def loading(on_host: bool, *overrides: str, **own: Any) -> int:
+        return size_in(parts_of(setting(*overrides, **own)), "load", on_host)
 
-
-def test_every_gpu_holds_the_whole_model_before_it_is_sharded(setting: Setting) -> None:
-    found = sizes(setting)
-    assert found["whole model, before sharding"] == 4 * 1080
-    everything_away = replace(setting, ranks=64, offload_optimizer="cpu", offload_param="cpu")
-    assert size_in(parts_of(everything_away), "load", on_host=False) == 4 * 1080
-    # The reference has been sharded by then.
-    assert size_in(parts_of(replace(setting, reference=True)), "load", on_host=False) == 4 * (
-        1080 + 250 + 18 + 3
-    )
-    assert "whole model, before sharding" not in sizes(replace(setting, gpu=False))
+    for ranks in (4, 64):
+        assert sizes(setting(ranks=ranks))["model, as it is loaded"] == 4 * 1080
+        assert loading(False, *BOTH_AWAY, ranks=ranks) == 4 * 1080
+    assert loading(True, reference=True) == loading(True) + 4 * 1080
+    assert loading(False, reference=True) == 4 * (1080 + 250 + 18 + 3)  # sharded by then
+    assert "whole model, before sharding" not in sizes(setting(gpu=False))
 
 
 def test_no_number_of_gpus_of_80_gib_loads_72b_and_the_example_of_32b_fits_its_sixteen() -> None:
-    large, example = (shape_of(MODELS[name]) for name in ("Qwen2.5-72B", "Qwen2.5-32B"))
-    assert large is not None
-    assert example is not None
     usable = 0.9 * 80 * GIB - 2 * GIB
-    assert peak_of(parts_of(setting_of_table(large, 64)), on_host=False).size > 80 * GIB
-    assert peak_of(parts_of(setting_of_table(example, 16)), on_host=False).size < usable
+    assert peak_of(parts_of(setting_of_table("Qwen2.5-72B", 64)), on_host=False).size > 80 * GIB
+    assert peak_of(parts_of(setting_of_table("Qwen2.5-32B", 16)), on_host=False).size < usable
 
 
 @pytest.mark.parametrize(
@@ -253,49 +236,40 @@ def test_a_model_that_is_given_is_measured_itself() -> None:
 
 
 def test_the_plan_says_what_every_gpu_holds_while_the_model_loads() -> None:
-    shape = shape_of(MODELS["Qwen2.5-72B"])
-    assert shape is not None
     console = Console(width=200, record=True, file=StringIO())
-    of_table = setting_of_table(shape, 32)
+    of_table = setting_of_table("Qwen2.5-72B", 32)
     console.print(memory_report(of_table, replace(of_table, gpu=False), prompt_assumed=False))
     told = " ".join(console.export_text().split())
     assert "every GPU holds all of it, 135.4 GiB, for any number of ranks" in told
 
 
-def test_adapters_alone_have_gradients_and_states(setting: Setting) -> None:
-    shape = shape_of(SMALL | CONFIGS["llama"])
-    assert shape is not None
-    trained = shape.adapters(2, ["q_proj", "model.v_proj"], ["v_proj"])
-    assert trained == (2 * 64, 2 * 64) * 3
-    assert sum(shape.adapters(2, "all-linear", [])) == 3 * 2 * (4 * 64 + 2 * 32 + 2 * 64 + 3 * (64 + 96))
-    found = sizes(replace(setting, shape=shape, trained=trained, ranks=1, gpu=False))
-    assert found["optimizer states"] == 8 * sum(trained)
-    assert found["weights"] == 4 * (shape.parameters + sum(trained))
+def test_adapters_alone_have_gradients_and_states(tmp_path: Path) -> None:
+    llama = SMALL | {"model_type": "llama"}
+    two = shape_of(tmp_path, {"target_modules": ["q_proj", "v_proj"], "exclude_modules": ["v_proj"]}, **llama)
+    assert two.adapters == (2 * 64, 2 * 64) * 3
+    shape = shape_of(tmp_path, {}, **llama)
+    assert sum(shape.adapters) == 3 * 2 * (4 * 64 + 2 * 32 + 2 * 64 + 3 * (64 + 96))
+    found = sizes(setting(shape=shape, ranks=1, gpu=False))
+    assert found["optimizer states"] == 8 * sum(shape.adapters)
+    assert found["weights"] == 4 * (shape.parameters + sum(shape.adapters))
     assert "gradient of the head" not in found
 
 
-def test_adapters_of_stacked_experts_and_the_sums_of_each_forward_pass(
-    setting: Setting, tmp_path: Path
-) -> None:
-    config = {
-        "model_type": "qwen3_moe",
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "head_dim": 16,
-    }
-    shape = model_shape(folder_of(tmp_path, SMALL | config))
-    trained = shape.adapters(2, [], [], ["mlp.experts.gate_up_proj", "experts.down_proj"])
+def test_adapters_of_stacked_experts_and_the_sums_of_each_forward_pass(tmp_path: Path) -> None:
+    lora: dict[str, Any] = {"target_modules": [], "target_parameters": ["experts.gate_up_proj", "down_proj"]}
+    shape = shape_of(tmp_path, lora, model_type="qwen3_moe", **SMALL | MOE)
     # Of each layer: [4, 32, 64] and [4, 64, 16].
-    assert trained == (2 * 4 * 32, 2 * 4 * 64, 2 * 4 * 64, 2 * 4 * 16) * 3
-    assert len(shape.adapters(2, [], [], ["gate.weight"])) == 2 * 3
+    assert sorted(shape.adapters) == sorted((2 * 4 * 32, 2 * 4 * 64, 2 * 4 * 64, 2 * 4 * 16) * 3)
     of_layer = 4 * (32 * 64 + 64 * 16)
-    total = sum(prod(one.sizes) for one in shape.stacks_named(["gate_up_proj", "down_proj"]))
-    assert total == 3 * of_layer
-    whole = replace(setting, shape=shape, trained=trained, merged=total, weight_bytes=2)
-    assert sizes(whole)["parameters with their adapters"] == 2 * 4 * of_layer
-    assert sizes(replace(whole, checkpointing=True))["parameters with their adapters"] == 2 * 2 * of_layer
-    assert "parameters with their adapters" not in sizes(setting)
+    assert shape.merged == 3 * of_layer
+    name, checkpointing = "parameters with their adapters", "train.gradient_checkpointing=true"
+    assert sizes(setting(HALF, shape=shape))[name] == 2 * 4 * of_layer
+    assert sizes(setting(HALF, checkpointing, shape=shape))[name] == 2 * 2 * of_layer
+    assert name not in sizes(setting())
+    matrix = shape_of(
+        tmp_path, lora | {"target_parameters": ["gate.weight"]}, model_type="qwen3_moe", **SMALL | MOE
+    )
+    assert len(matrix.adapters) == 2 * 3
 
 
 @pytest.mark.parametrize(
@@ -305,82 +279,82 @@ def test_adapters_of_stacked_experts_and_the_sums_of_each_forward_pass(
         (True, "none", "cpu", False),
         (True, "cpu", "none", False),
         (True, "cpu", "cpu", True),
-        (True, "nvme", "nvme", False),
         (False, "none", "cpu", True),
-        (False, "none", "nvme", False),
     ],
 )
 def test_float32_weights_are_their_own_masters_where_both_are_in_one_place(
-    setting: Setting, gpu: bool, parameters: str, optimizer: str, own: bool
+    gpu: bool, parameters: str, optimizer: str, own: bool
 ) -> None:
-    placed = replace(setting, gpu=gpu, offload_param=parameters, offload_optimizer=optimizer)
-    assert placed.is_own_master == own
-    assert not replace(placed, weight_bytes=2).is_own_master
+    keys = (f"deepspeed.offload_param={parameters}", f"deepspeed.offload_optimizer={optimizer}")
+    assert ("master weights" not in sizes(setting(*keys, gpu=gpu))) == own
+    assert "master weights" in sizes(setting(HALF, *keys, gpu=gpu))
 
 
-def test_a_single_rank_may_sample_from_the_policys_own_memory(setting: Setting) -> None:
-    name = "copy of the policy that generates"
-    shares = GeneratorMemory("whole", shares=True)
-    alone = replace(setting, ranks=1, generator=shares)
-    assert name not in sizes(alone)
-    assert name not in sizes(replace(alone, gpu=False, offload_param="cpu"))
+def test_a_single_rank_may_sample_from_the_policys_own_memory() -> None:
+    name, away = "copy of the policy that generates", "deepspeed.offload_param=cpu"
+    alone: dict[str, Any] = {"ranks": 1, "generator": GeneratorMemory("whole", shares=True)}
+    assert name not in sizes(setting(**alone))
+    assert name not in sizes(setting(away, **alone, gpu=False))
     others = [
-        replace(alone, generator=GeneratorMemory("whole")),
-        replace(alone, ranks=2),
-        replace(alone, trained=(4,)),
-        replace(alone, offload_param="cpu"),
+        setting(**alone | {"generator": GeneratorMemory("whole")}),
+        setting(**alone | {"ranks": 2}),
+        setting(**alone, shape=replace(SHAPE, adapters=(4,))),
+        setting(away, **alone),
     ]
     assert [sizes(each)[name] for each in others] == [4 * 1080] * 4
 
 
-def test_what_generates(setting: Setting) -> None:
-    found = sizes(setting)
+def test_what_generates() -> None:
+    found = sizes(setting())
     assert found["copy of the policy that generates"] == 4 * 1080
     assert found["keys and values"] == 2 * 4 * 6 * (2 + 1) * 8 * (3 + 5)
-    assert sizes(replace(setting, score_bytes=40))["scores of the next token"] == 40 * 100 * 8
-    shards = replace(setting, generator=GeneratorMemory("shards"))
-    assert "copy of the policy that generates" not in sizes(shards)
+    for overrides, score in (([], 12), (["sampling.top_p=0.9"], 40)):
+        assert sizes(setting(*overrides))["scores of the next token"] == score * 100 * 8
+    assert sizes(setting("evaluation.sampling.top_p=0.9"))["scores of the next token"] == 40 * 100 * 8
+    assert "copy of the policy that generates" not in sizes(setting(generator=GeneratorMemory("shards")))
     held = GeneratorMemory("engine", engine="vLLM", engine_ranks=2, cache=77)
-    engine = replace(setting, generator=held)
-    assert sizes(engine)["vLLM's weights"] == 2 * 1080
-    assert sizes(engine)["vLLM's keys and values"] == 77
+    assert sizes(setting(generator=held))["vLLM's weights"] == 2 * 1080
+    assert sizes(setting(generator=held))["vLLM's keys and values"] == 77
 
 
-def test_linear_layers_in_blocks_on_a_cpu(setting: Setting) -> None:
+def test_linear_layers_in_blocks_on_a_cpu() -> None:
     """A layer of 20 x 40 and the head of 100 x 10, not one of 3 x 4; two ranks sent 4 * 1080 bytes before."""
     name = "linear layers in blocks"
-    shape = replace(setting.shape, linears=(Linear("up_proj", 20, 40), Linear("down_proj", 3, 4)))
     held = GeneratorMemory("whole", shares=True, blocks_from=13)
-    alone = replace(setting, shape=shape, gpu=False, ranks=1, generator=held)
-    assert sizes(alone)[name] == 4 * (800 + 1000)
-    assert sizes(replace(alone, ranks=2))[name] == 4 * (800 + 1000 - 1080)
-    plain = replace(alone, generator=GeneratorMemory("whole"))
-    for other in (replace(alone, gpu=True), replace(alone, weight_bytes=2), plain):
+    alone: dict[str, Any] = {
+        "ranks": 1,
+        "gpu": False,
+        "shape": replace(SHAPE, linears=(800, 12)),
+        "generator": held,
+    }
+    assert sizes(setting(**alone))[name] == 4 * (800 + 1000)
+    assert sizes(setting(**alone | {"ranks": 2}))[name] == 4 * (800 + 1000 - 1080)
+    plain = setting(**alone | {"generator": GeneratorMemory("whole")})
+    for other in (setting(**alone | {"gpu": True}), setting(HALF, **alone), plain):
         assert name not in sizes(other)
     told = [run_setting(load_run("quickstart", []), gpu=gpu).generator for gpu in (False, True)]
     assert [each.blocks_from for each in told if each] == [2**16, 0]
 
 
-def test_weights_packed_for_servers_on_other_gpus(setting: Setting) -> None:
+def test_weights_packed_for_servers_on_other_gpus() -> None:
     """Buckets of 3000 bytes, or of the largest weight, 4 * 1000: two are packed, and one was gathered."""
     name = "weights packed for the servers"
-    small, large = (replace(setting, generator=GeneratorMemory("none", sends=size)) for size in (3000, 5000))
-    assert [sizes(each)[name] for each in (small, large)] == [3 * 4000, 3 * 5000]
-    assert sizes(replace(large, ranks=1))[name] == 2 * 5000  # its own weights, of which none is copied before
-    phases = [part.phases for part in parts_of(large) if part.name == name]
+    small, large = ({"generator": GeneratorMemory("none", sends=size)} for size in (3000, 5000))
+    assert [sizes(setting(**each))[name] for each in (small, large)] == [3 * 4000, 3 * 5000]
+    # Its own weights, of which none is copied before.
+    assert sizes(setting(**large, ranks=1))[name] == 2 * 5000
+    phases = [part.phases for part in parts_of(setting(**large)) if part.name == name]
     assert phases == [(formula.GENERATE,)]
-    assert name not in sizes(replace(large, gpu=False))
+    assert name not in sizes(setting(**large, gpu=False))
     run = load_run("quickstart", ["generator={name: vllm-server, bucket_mib: 3}"])
     assert sizes(run_setting(run, gpu=True))[name] == 2 * 3 * 2**20
-    assert name not in sizes(run_setting(run, gpu=False))
 
 
-def test_the_peak_is_that_of_its_phase(setting: Setting) -> None:
-    parts = parts_of(setting)
-    for on_host in (False, True):
-        peak = peak_of(parts, on_host)
-        assert peak.size == max(size_in(parts, phase, on_host) for phase in PHASES)
-        assert peak.size == size_in(parts, peak.phase, on_host)
+@pytest.mark.parametrize("on_host", [False, True])
+def test_the_peak_is_that_of_its_phase(on_host: bool) -> None:
+    parts = [Part("a", 5, "", ("load", "step"), on_host), Part("b", 3, "", ("step",), on_host)]
+    other = Part("c", 100, "", PHASES, not on_host)
+    assert peak_of([*parts, other], on_host) == ("step", 8)
 
 
 def test_constants_equal_those_of_other_modules() -> None:
@@ -403,33 +377,14 @@ def test_a_run_files_own_settings_count() -> None:
         ],
         world_size=2,
     )
-    setting = run_setting(run, gpu=True)
-    assert setting.zero["reduce_bucket_size"] == 5_000_000
-    assert setting.zero["sub_group_size"] == DEFAULTS["sub_group_size"]
-    assert setting.zero["stage3_param_persistence_threshold"] == 7
-    assert setting.reference
-    assert (setting.prompt, setting.completion, setting.sequences) == (9, 4, 256)
-    assert setting.sampled == 32
-    assert setting.shape.parameters == 527_104
+    of_run = run_setting(run, gpu=True)
+    assert of_run.zero["reduce_bucket_size"] == 5_000_000
+    assert of_run.zero["sub_group_size"] == DEFAULTS["sub_group_size"]
+    assert of_run.zero["stage3_param_persistence_threshold"] == 7
+    assert of_run.reference
+    assert (of_run.prompt, of_run.ranks, of_run.sampled) == (9, 2, 32)
+    assert of_run.shape.parameters == 527_104
     assert run_setting(run, gpu=True, prompt_tokens=50).prompt == 50
-    assert setting.score_bytes == 12
-    assert run_setting(load_run("quickstart", ["sampling.top_p=0.9"]), gpu=True).score_bytes == 40
-    evaluated = load_run("quickstart", ["evaluation.sampling.top_p=0.9"])
-    assert run_setting(evaluated, gpu=True).score_bytes == 40
-
-
-def test_auto_counts_as_bfloat16_on_gpus_alone() -> None:
-    run = load_run("quickstart", ["model.dtype=auto"])
-    assert run_setting(run, gpu=True).weight_bytes == 2
-    assert run_setting(run, gpu=False).weight_bytes == 4
-    commands = [["plan", "quickstart", "--memory", f"model.dtype={dtype}"] for dtype in ("auto", "float32")]
-    auto, float32 = (CliRunner().invoke(cli.app, each, env={"COLUMNS": "120"}).output for each in commands)
-    note = "model.dtype: auto counts as bfloat16 on GPUs, and as float32 without them."
-    assert note in auto
-    assert note not in float32
-    one, other = ([line for line in text.splitlines() if "Without GPUs" in line] for text in (auto, float32))
-    assert len(one) == 1
-    assert one == other
 
 
 @pytest.mark.parametrize(
@@ -445,57 +400,56 @@ def test_auto_counts_as_bfloat16_on_gpus_alone() -> None:
     ],
 )
 def test_the_positions_of_a_micro_batch(overrides: list[str], gpu: bool, positions: int) -> None:
-    run = load_run("quickstart", ["data.max_prompt_length=9", *overrides])
-    setting = run_setting(run, gpu)
-    assert setting.positions == positions
-    full = replace(setting, chunked=False)
-    of_completions = positions if setting.budget else 256 * 4
-    assert sizes(full)["logits"] == (setting.weight_bytes + 12) * of_completions * setting.shape.vocabulary
+    run = load_run("quickstart", ["data.max_prompt_length=9", "train.chunked_logprobs=false", *overrides])
+    of_run = run_setting(run, gpu)
+    assert of_run.positions == positions
+    of_completions = positions if of_run.budget else 256 * 4
+    assert sizes(of_run)["logits"] == (of_run.weight_bytes + 12) * of_completions * of_run.shape.vocabulary
+
+
+def output_of(*arguments: str, width: str = "120") -> str:
+    done = CliRunner().invoke(cli.app, ["plan", "quickstart", "--memory", *arguments], env={"COLUMNS": width})
+    assert done.exit_code == 0
+    return done.output
 
 
 def test_the_command_says_what_auto_counts_as() -> None:
-    told = {
-        value: CliRunner()
-        .invoke(cli.app, ["plan", "quickstart", "--memory", value], env={"COLUMNS": "120"})
-        .output
-        for value in ("loss=grpo", "loss=bnpo", "train.max_tokens_per_micro_batch=null")
-    }
+    auto, float32 = (output_of(f"model.dtype={dtype}") for dtype in ("auto", "float32"))
+    note = "model.dtype: auto counts as bfloat16 on GPUs, and as float32 without them."
+    assert (note in auto, note in float32) == (True, False)
+    one, other = ([line for line in text.splitlines() if "Without GPUs" in line] for text in (auto, float32))
+    assert len(one) == 1
+    assert one == other
     key = "train.max_tokens_per_micro_batch: auto counts as"
-    assert f"{key} 16384 on GPUs, and as null without them." in told["loss=grpo"]
-    assert f"{key} null, because of the loss." in told["loss=bnpo"]
-    assert key not in told["train.max_tokens_per_micro_batch=null"]
+    assert f"{key} 16384 on GPUs, and as null without them." in auto
+    assert f"{key} null, because of the loss." in output_of("loss=bnpo")
+    assert key not in output_of("train.max_tokens_per_micro_batch=null")
 
 
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_the_command_prints_both_tables_and_what_it_leaves_out(width: str) -> None:
-    arguments = ["plan", "quickstart", "--memory", "--world-size", "2"]
-    done = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": width})
-    assert done.exit_code == 0
-    assert "Memory of each of 2 ranks" in done.output
-    for phase in PHASES:
-        assert f"{phase}: " in done.output
-    assert "Without GPUs:" in done.output
-    assert "(assumed; --prompt-tokens sets the length)" in done.output
-    assert "fragmentation" in done.output
-    done = CliRunner().invoke(cli.app, [*arguments, "--prompt-tokens", "9"], env={"COLUMNS": width})
-    assert "Prompts: 9 tokens;" in done.output
+    output = output_of("--world-size", "2", width=width)
+    phases = [f"{phase}: " for phase in PHASES]
+    assumed = "(assumed; --prompt-tokens sets the length)"
+    for text in ("Memory of each of 2 ranks", *phases, "Without GPUs:", assumed, "fragmentation"):
+        assert text in output
+    assert "Prompts: 9 tokens;" in output_of("--prompt-tokens", "9", width=width)
 
 
 def test_the_page_has_the_formulas_tables() -> None:
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-    by_ranks, by_setting = tables().split("\n\n")
-    assert by_ranks in page, "python docs/hooks/memory_tables.py prints what belongs there"
-    assert by_setting in page, "python docs/hooks/memory_tables.py prints what belongs there"
+    for table in tables().split("\n\n"):
+        assert table in page, "python docs/hooks/memory_tables.py prints what belongs there"
 
 
 def test_the_page_explains_every_part() -> None:
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-    base = run_setting(load_run("quickstart", world_size=2), gpu=False)
+    offloaded = ("deepspeed.offload_optimizer=cpu", "train.optim=adamw_torch", "checkpoint.background=true")
     ways = [
-        base,
-        replace(base, offload_optimizer="cpu", reference=True, fused=False, background=True),
-        replace(base, generator=GeneratorMemory("engine", engine="vLLM")),
-        replace(base, gpu=True, generator=GeneratorMemory("none", sends=1)),
+        setting(gpu=False),
+        setting(*offloaded, gpu=False, reference=True),
+        setting(gpu=False, generator=GeneratorMemory("engine", engine="vLLM")),
+        setting(generator=GeneratorMemory("none", sends=1)),
     ]
     names = {part.name for way in ways for part in parts_of(way)}
     listed = set(re.findall(r"^\| ([^|`]+?) \|", page, flags=re.MULTILINE))

@@ -15,12 +15,12 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from grpox.config import ModelConfig, SamplingConfig, TrainConfig
 from grpox.contracts import GeneratorContext, Prompt
-from grpox.policy.batch import Sample, collate
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, Sample, collate
 from grpox.policy.forward_trial import LONGEST, ForwardTrial
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.model_folder import save_whole
 from grpox.policy.models import architecture_of, load_model
 from grpox.policy.rope import fix_rope, longest_sequence, rope_choice
-from grpox.policy.saved_whole import save_whole
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.policy.weight_stream import stream_weights
 from grpox.runfile.load import load_run

@@ -30,13 +30,10 @@ def matmul_precision() -> Iterator[None]:
 
 
 def test_auto_is_bfloat16_on_a_gpu_and_a_named_precision_is_itself() -> None:
+    assert ModelConfig(path="x").dtype == "auto"
     assert [dtype_on("auto", gpu) for gpu in (True, False)] == ["bfloat16", "float32"]
     assert [dtype_on("float32", gpu) for gpu in (True, False)] == ["float32"] * 2
     assert [dtype_on("bfloat16", gpu) for gpu in (True, False)] == ["bfloat16"] * 2
-
-
-def test_auto_is_the_default_of_a_model() -> None:
-    assert ModelConfig(path="x").dtype == "auto"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -118,21 +115,20 @@ def test_a_model_that_multiplies_positions_in_a_product_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rotary", "device", "precision"),
-    [(Elementwise, "cuda", "high"), (Product, "cuda", "highest"), (Elementwise, "cpu", "highest")],
+    ("rotary", "device", "before", "precision"),
+    [
+        (Elementwise, "cuda", "highest", "high"),
+        (Product, "cuda", "highest", "highest"),
+        (Elementwise, "cpu", "highest", "highest"),
+        (Elementwise, "cuda", "medium", "medium"),  # lowered by the user
+    ],
 )
 def test_tensorfloat_is_for_cuda_and_for_models_whose_positions_it_leaves_alone(
-    rotary: type[nn.Module], device: str, precision: str
+    rotary: type[nn.Module], device: str, before: str, precision: str
 ) -> None:
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(before)
     prepare_cuda(rotary(), torch.device(device))
     assert torch.get_float32_matmul_precision() == precision
-
-
-def test_a_precision_that_the_user_lowered_stays() -> None:
-    torch.set_float32_matmul_precision("medium")
-    prepare_cuda(Elementwise(), torch.device("cuda"))
-    assert torch.get_float32_matmul_precision() == "medium"
 
 
 def test_a_precision_set_by_the_newer_of_torchs_settings_stays() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from grpox.config import TrainConfig
 from grpox.errors import ConfigError
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.batch import FULL_LOGITS, ForwardMode
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.routers import RouterBalance, check_routers
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import StepLoss

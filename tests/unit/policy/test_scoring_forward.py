@@ -11,7 +11,8 @@ from support.small_models import TRAIN, batch, far, gradient_of, model_of
 
 from grpox.config import TrainConfig
 from grpox.policy.attention import VARLEN
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.batch import FULL_LOGITS, ForwardMode
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward, restore_forward
 from grpox.runtime.world import World
 
@@ -43,14 +44,22 @@ def test_log_probabilities_entropies_and_gradients_are_those_of_the_models_own_f
     assert install_scoring_forward(model, TRAIN) == ways
     given = batch()
     mask = given.token_mask
-    expected, expected_entropy = completion_logprobs(plain, given, TEMPERATURE)
-    found, entropy = completion_logprobs(model, given, TEMPERATURE, ways)
+    expected, expected_entropy = completion_logprobs(plain, given, TEMPERATURE, entropy_gradient=True)
+    found, entropy = completion_logprobs(model, given, TEMPERATURE, ways, entropy_gradient=True)
     torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-5)
     torch.testing.assert_close(entropy[mask], expected_entropy[mask], rtol=0, atol=1e-5)
-    upstream = torch.randn(found.shape, dtype=torch.float64) * mask
-    (found * upstream).sum().backward()
-    (expected * upstream).sum().backward()
+    upstream, of_entropy = torch.randn(2, *found.shape, dtype=torch.float64) * mask
+    for pair in ((found, entropy), (expected, expected_entropy)):
+        (pair[0] * upstream + pair[1] * of_entropy).sum().backward()
     assert far(gradient_of(model), gradient_of(plain)) < 1e-6
+
+
+def test_entropies_have_a_gradient_only_where_it_is_asked_for() -> None:
+    model = model_of("llama")
+    mode = install_scoring_forward(model, TRAIN)
+    for each in (FULL_LOGITS, mode):
+        found, entropies = completion_logprobs(model, batch(), TEMPERATURE, each)
+        assert (found.requires_grad, entropies.requires_grad) == (True, False)
 
 
 def test_a_head_that_does_more_than_its_configuration_says_keeps_its_forward() -> None:
@@ -95,10 +104,6 @@ def test_a_model_that_sees_beyond_its_sequence_is_not_packed() -> None:
     mode = install_scoring_forward(model, TrainConfig(prefix_sharing=False))
     assert not mode.packed
     assert mode.failures[0].startswith("the trial of train.packing with grpox_varlen gave other numbers: ")
-
-
-def test_only_attention_with_a_kernel_for_it_packs() -> None:
-    assert install_scoring_forward(model_of("llama"), TrainConfig(prefix_sharing=False)) == CHUNKED
 
 
 @pytest.mark.parametrize(
@@ -200,4 +205,6 @@ def test_what_a_run_asks_for_in_vain_is_told() -> None:
     assert describe_unused_modes(model, TrainConfig(prefix_sharing=False), CHUNKED) is None
     assert describe_unused_modes(model, TrainConfig(chunked_logprobs=False), FULL_LOGITS) is None
     assert "cannot use train.prefix_sharing" in str(describe_unused_modes(model, TRAIN, CHUNKED))
-    assert "neither train.chunked_logprobs" in str(describe_unused_modes(model, TRAIN, FULL_LOGITS))
+    assert "cannot use train.chunked_logprobs and train.prefix_sharing" in str(
+        describe_unused_modes(model, TRAIN, FULL_LOGITS)
+    )

@@ -17,8 +17,8 @@ from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBA
 from grpox.config import LoraConfig, TrainConfig
 from grpox.policy import attention
 from grpox.policy.attention import VARLEN, attend_within, prefers_varlen, probe_kernel, set_attention
-from grpox.policy.batch import Arrangement, lay_out
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode, completion_logprobs
+from grpox.policy.batch import FULL_LOGITS, ForwardMode
+from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward
 
@@ -145,19 +145,6 @@ def test_a_padded_model_still_generates_the_same() -> None:
     assert torch.equal(*both)
 
 
-@pytest.mark.parametrize(("dtype", "most"), PRECISIONS)
-@pytest.mark.parametrize("mode", [ForwardMode(chunked=True, shared_width=32), ForwardMode(chunked=True)])
-def test_with_sdpa_the_gradients_are_those_of_padded_sequences_as_well(
-    mode: ForwardMode, dtype: torch.dtype, most: float
-) -> None:
-    plain = model_of("gpt2", dtype, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **GPT2)
-    model = copy.deepcopy(plain)
-    assert install_scoring_forward(model, TrainConfig(prefix_sharing=bool(mode.shared_width))) == mode
-    expected, actual = scored(plain, FULL_LOGITS), scored(model, mode)
-    torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=most * 10)
-    assert far(actual[1], expected[1]) < most
-
-
 # -- What transformers asks of the device ----------------------------------------------------------------
 
 
@@ -166,12 +153,11 @@ def test_a_pass_reads_no_value_of_a_tensor(mode: ForwardMode) -> None:
     """On the meta device values cannot be read; torch's kernel has a form for it, which the pass runs."""
     model = by_lengths(model_of("llama", torch.bfloat16, head_dim=8))
     assert install_scoring_forward(model, TrainConfig(prefix_sharing=False, packing=mode.packed)) == mode
-    layout = lay_out(batch(), Arrangement(packed=mode.packed, by_lengths=True))
-    assert layout.lengths is not None
+    layout = batch().layout(mode)
     model = model.to(META)
     arguments = {
         name: value.to(META) if isinstance(value, torch.Tensor) else value
-        for name, value in layout.lengths.arguments().items()
+        for name, value in layout.attention_arguments().items()
     }
     logprobs, _ = model(
         input_ids=layout.input_ids.to(META),
@@ -246,10 +232,6 @@ def test_torchs_kernel_gets_groups_or_repeated_heads(
     heads = 2 if accepts_groups else 4
     grouped = {"enable_gqa": True} if accepts_groups else {}
     assert calls == [((6, heads, 8), (6, heads, 8), (4, 4), options | grouped)]
-
-
-def test_the_installed_torch_accepts_groups() -> None:
-    assert attention._torch_kernel() == (varlen.varlen_attn, True)
 
 
 def test_a_window_counts_the_position_itself() -> None:

@@ -23,9 +23,9 @@ from transformers.quantizers.base import HfQuantizer
 
 from grpox.config import ModelConfig, TrainConfig
 from grpox.errors import ConfigError, Problem
-from grpox.policy.memory_plan.shape import model_shape
+from grpox.policy.memory_plan.of_run import model_shape
+from grpox.policy.model_folder import save_whole, undescribed
 from grpox.policy.models import check_special_tokens, load_model
-from grpox.policy.saved_whole import save_whole, undescribed
 from grpox.runfile.model_options import (
     CHECKPOINT_ARGUMENTS,
     DEQUANTIZED,

@@ -15,8 +15,7 @@ from test_packing import LONGEST, REGISTRY, SHARED, loss_of, micro_batches_of
 
 from grpox.config import ComponentRef, TrainConfig
 from grpox.policy.attention import VARLEN
-from grpox.policy.batch import Sample, TokenRecord, collate
-from grpox.policy.logprobs import ForwardMode
+from grpox.policy.batch import ForwardMode, Sample, TokenRecord, collate
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import StepLoss
 from grpox.update.packing import StepTotals

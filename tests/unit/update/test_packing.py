@@ -16,8 +16,7 @@ from grpox.contracts import Rollout
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.attention import VARLEN
-from grpox.policy.batch import Sample, collate, samples_of
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, Sample, collate, samples_of
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.runtime.world import World
 from grpox.update.objective import StepLoss

@@ -12,8 +12,7 @@ from test_packing import numbers
 
 from grpox.config import TrainConfig
 from grpox.contracts import LossInputs, LossOutput, Reduction, Rollout
-from grpox.policy.batch import Sample, collate, samples_of
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, Sample, collate, samples_of
 from grpox.runtime.world import World
 from grpox.update.packing import LossTraits, MicroBatchPacker, PackedStep
 from grpox.update.policy_update import MicroBatches

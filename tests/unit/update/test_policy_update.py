@@ -117,7 +117,7 @@ def test_slices_of_a_generation_batch_have_one_reference_that_follows() -> None:
     before = [row for samples in micro_batches for row in logprobs_of(reference.model, samples)]
     scoring.score_old(micro_batches[1:])
     scoring.step(micro_batches[:1])
-    for parameter in reference.model.parameters():  # as `ReferenceSync` does after the step
+    for parameter in reference.model.parameters():  # as `sync_reference` does after the step
         parameter.data.mul_(1.1)
     scoring.step(micro_batches[1:])
     for sample, own in zip(of_step(micro_batches), before, strict=True):

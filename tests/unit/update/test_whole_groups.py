@@ -14,8 +14,7 @@ import torch
 from grpox.config import TrainConfig
 from grpox.contracts import Reduction
 from grpox.errors import RunFailed
-from grpox.policy.batch import Sample
-from grpox.policy.logprobs import FULL_LOGITS, ForwardMode
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, Sample
 from grpox.runtime.world import World
 from grpox.update.packing import LossTraits, MicroBatchPacker, PackedStep
 

@@ -1,4 +1,4 @@
-"""Saves a model, and checks that loading it again would find every weight with its current shape.
+"""Saves a model to a folder, and checks that loading it again would find every weight with its current shape.
 
 transformers writes other names than the model has in memory: the names of the architecture's first checkpoints,
 in which experts are separate. Names are therefore not compared directly. Instead, the files are loaded on the
@@ -52,10 +52,14 @@ def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
         empty = built_empty(model)
     except Exception as error:  # noqa: BLE001 - other ranks wait, and the error is reported with the folder
         return [f"no model can be built from its config.json: {describe(error)}"]
-    way = LoadStateDictConfig(
-        device_map={"": META}, dtype=model.dtype, weight_mapping=get_model_conversion_mapping(empty)
-    )
-    info, _ = convert_and_load_state_dict_in_model(empty, _stored(folder), way, None)
+    stored = {}  # without data
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118 - not a mapping
+                stored[name] = torch.empty(weights.get_slice(name).get_shape(), device=META)
+    mapping = get_model_conversion_mapping(empty)
+    settings = LoadStateDictConfig(device_map={"": META}, dtype=model.dtype, weight_mapping=mapping)
+    info, _ = convert_and_load_state_dict_in_model(empty, stored, settings, None)
     empty.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
     empty._adjust_missing_and_unexpected_keys(info)
     shapes = [f"{name} is {list(there)}, not {list(here)}" for name, there, here in info.mismatched_keys]
@@ -84,12 +88,10 @@ def undescribed(model: PreTrainedModel) -> str:
         return f"cannot be built from its configuration: {describe(error)}"
     actual = _weights_of(model)
     others = [name for name in actual.keys() | described.keys() if actual.get(name) != described.get(name)]
-    if not others:
-        return ""
     what = (
         "it differs from the model that its configuration describes, so it could not be copied or loaded again"
     )
-    return f"{what}: other weights, {len(others)} in all: {some(others)}"
+    return f"{what}: other weights, {len(others)} in all: {some(others)}" if others else ""
 
 
 def _weights_of(model: PreTrainedModel) -> dict[str, Any]:
@@ -97,13 +99,3 @@ def _weights_of(model: PreTrainedModel) -> dict[str, Any]:
     first: dict[int, str] = {}
     state = model.state_dict(keep_vars=True)
     return {name: (each.shape, first.setdefault(id(each), name)) for name, each in state.items()}
-
-
-def _stored(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors in a folder's files without data: name -> tensor on the meta device."""
-    stored = {}
-    for file in folder.glob("*.safetensors"):
-        with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 - not a mapping
-                stored[name] = torch.empty(weights.get_slice(name).get_shape(), device=META)
-    return stored
