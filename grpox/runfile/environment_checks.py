@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from grpox.config import EnvironmentRef, EpisodesConfig, WhenConfig
 from grpox.contracts import Capability
@@ -14,31 +14,37 @@ from grpox.errors.validation import written
 from grpox.plugins.component import BoundComponent, contract_problem
 from grpox.runfile.checks import CheckContext, build_problems
 from grpox.runfile.environment_rows import equal
-from grpox.runfile.tools import BoundTool, bound_tool
+from grpox.runfile.environments import bound_tool
 from grpox.runtime.signals import raise_if_signal
 
 
 def environment_problems(context: CheckContext) -> Iterator[Problem]:
     """Find mistakes in the environments, tools and limits of episodes, and in what goes with them."""
-    config = context.config
+    config, generator = context.config, context.generator
     yield from _when_problems(config.environments)
-    tools = []
-    for place, reference in enumerate(config.tools):
-        key = f"tools[{place}]"
-        try:
-            tools.append((key, bound_tool(key, reference, context.given.functions)))
-        except ConfigError as error:
-            yield from error.problems
-    classes = {}
+    problems: list[Problem] = []
+    classes: dict[str, type[Environment]] = {}
     for key in config.environments:
         try:
             classes[key] = _class_of(context.components[key])
         except ConfigError as error:
-            yield from error.problems
-    yield from _name_problems(classes, tools)
+            problems += error.problems
+    first: dict[str, str] = {}
+    for place, reference in enumerate(config.tools):
+        key = f"tools[{place}]"
+        try:
+            name = bound_tool(key, reference, context.given.functions).name
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        others = [f"{owner} has a tool" for owner, each in classes.items() if name in tools_of(each)]
+        for other in [*others, *([first[name]] if name in first else [])]:
+            what = f"{other} of the same name, and the model could not tell them apart"
+            problems.append(Problem(what, key, given=name, allowed="a function of another name"))
+        first.setdefault(name, f"{key} is")
+    yield from problems
     yield from _unused_weights(context)
     yield from _limits(context)
-    generator = context.generator
     if config.has_episodes and Capability.MAX_TOKENS not in generator.provides:
         able = ", ".join(context.offered("generator", Capability.MAX_TOKENS))
         what = f"{generator} does not provide '{Capability.MAX_TOKENS}', which turns of an episode need"
@@ -48,16 +54,16 @@ def environment_problems(context: CheckContext) -> Iterator[Problem]:
 def _when_problems(environments: Mapping[str, EnvironmentRef]) -> Iterator[Problem]:
     seen: list[tuple[str, WhenConfig]] = []
     for key, each in environments.items():
-        if each.when is None:
+        if (own := each.when) is None:
             if len(environments) > 1:
                 what = "of several environments, each names the rows that it is for"
                 yield Problem(what, f"{key}.when", given="null", allowed="{column: NAME, is: VALUE}")
             continue
         for other, when in seen:
-            if when.column == each.when.column and equal(when.equals, each.when.equals):
-                what = f"names the same rows as {other}"
-                yield Problem(what, f"{key}.when", given=f"{when.column} is {written(when.equals)}")
-        seen.append((key, each.when))
+            if when.column == own.column and equal(when.equals, own.equals):
+                given = f"{when.column} is {written(when.equals)}"
+                yield Problem(f"names the same rows as {other}", f"{key}.when", given=given)
+        seen.append((key, own))
 
 
 def _class_of(bound: BoundComponent) -> type[Environment]:
@@ -73,24 +79,6 @@ def _class_of(bound: BoundComponent) -> type[Environment]:
     if problems := [*build_problems(bound, environment)]:
         raise ConfigError(problems)
     return environment
-
-
-def _name_problems(
-    classes: Mapping[str, type[Environment]], tools: Sequence[tuple[str, BoundTool]]
-) -> Iterator[Problem]:
-    first: dict[str, str] = {}
-    for key, tool in tools:
-        reasons = [
-            f"{owner} has a tool of this name itself"
-            for owner, each in classes.items()
-            if tool.name in tools_of(each)
-        ]
-        if tool.name in first:
-            reasons.append(f"{first[tool.name]} has the same name")
-        first.setdefault(tool.name, key)
-        for reason in reasons:
-            what = f"{reason}, and the model could not tell them apart"
-            yield Problem(what, key, given=tool.name, allowed="a function of another name")
 
 
 def _unused_weights(context: CheckContext) -> Iterator[Problem]:
@@ -110,11 +98,10 @@ def _unused_weights(context: CheckContext) -> Iterator[Problem]:
 def _limits(context: CheckContext) -> Iterator[Problem]:
     config, episodes = context.config, context.config.episodes
     if not config.has_episodes:
-        default = EpisodesConfig()
-        for name in EpisodesConfig.model_fields:
-            if getattr(episodes, name) != getattr(default, name):
-                what = "has no effect: the run has neither an environment nor tools"
-                yield Problem(what, f"episodes.{name}", given=written(getattr(episodes, name)))
+        what, default = "has no effect: the run has neither an environment nor tools", EpisodesConfig()
+        for name, value in episodes:
+            if value != getattr(default, name):
+                yield Problem(what, f"episodes.{name}", given=written(value))
         return
     longest = config.sampling.max_completion_length
     if (most := episodes.max_turn_tokens) is not None and most > longest:
@@ -124,10 +111,8 @@ def _limits(context: CheckContext) -> Iterator[Problem]:
         what = "leaves no room for a turn: observations count for sampling.max_completion_length"
         allowed = f"less than {longest}, or null"
         yield Problem(what, "episodes.max_observation_tokens", given=str(most), allowed=allowed)
-    leasts = {"sampling": config.sampling.min_completion_length}
-    if config.evaluation is not None:
-        leasts["evaluation.sampling"] = config.evaluation.sampling.min_completion_length or 0
-    for key, least in leasts.items():
+    own = config.evaluation.sampling.min_completion_length if config.evaluation is not None else None
+    for key, least in (("sampling", config.sampling.min_completion_length), ("evaluation.sampling", own)):
         if least:
             what = "is of a whole completion, and generators would demand it of each turn of an episode"
             yield Problem(what, f"{key}.min_completion_length", given=str(least), allowed="0")

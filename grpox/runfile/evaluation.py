@@ -185,7 +185,7 @@ def _sampling(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[P
     check = getattr(context.generator.config, "check_sampling", None)
     for problem in () if check is None else check(sampling):
         name = problem.key.removeprefix("sampling.").partition(".")[0].partition("[")[0]
-        if getattr(evaluation.sampling, name, None) is not None:  # else `refused_sampling` reports it
+        if getattr(evaluation.sampling, name, None) is not None:  # else `refused_by_components` reports it
             yield replace(problem, key=f"evaluation.{problem.key}")
 
 

