@@ -32,7 +32,10 @@ def reward_problems(context: CheckContext) -> Iterator[Problem]:
                 continue  # others score these rows
             data = "the data" if path == "data.path" else "the evaluation data"
             for name in _missing(bound, function, columns):
-                yield column_problem(bound.label, name, columns, _key_of(bound, name), data)
+                # The parameter that names the column, or the reward's own key.
+                named = [f".{field}" for field, value in bound.config or () if value == name]
+                place = "".join([key, *named[:1]])
+                yield column_problem(bound.label, name, columns, place, data)
 
 
 def _called(bound: BoundComponent) -> Any:
@@ -78,11 +81,3 @@ def _missing(bound: BoundComponent, function: Any, columns: tuple[str, ...]) -> 
     of_class = getattr(bound.load(), "reads_columns", ()) if function is not None else ()
     declared = [*by_config, *(of_class if isinstance(of_class, tuple | list) else ())]
     return list(dict.fromkeys([*lacking(declared, columns), *by_signature]))
-
-
-def _key_of(bound: BoundComponent, column: str) -> str:
-    """Return the key of the parameter that names a column, or the reward's own key."""
-    for name, value in bound.config or ():
-        if value == column:
-            return f"{bound.key}.{name}"
-    return bound.key
