@@ -384,14 +384,6 @@ def test_a_row_of_a_stream_is_looked_at_when_it_comes() -> None:
         place(1)
 
 
-def test_a_column_that_is_missing_is_told_with_the_nearest() -> None:
-    with pytest.raises(ConfigError) as caught:
-        of_row([{"envs": "a"}], "a")
-    [problem] = caught.value.problems
-    assert (problem.what, problem.key) == ("no such column in the data", "environment.when.column")
-    assert (problem.given, problem.nearest) == ("env", "envs")
-
-
 def test_the_rows_of_a_file_are_checked_before_anything_is_loaded(refuse: Refuse) -> None:
     rows = [{"prompt": "1", "answer": "1", "env": value} for value in ("lake", "silent", "lakes", "pond")]
     [problem] = refuse(rows, environment=BY_ENV)
@@ -643,31 +635,3 @@ def test_what_is_no_class_of_an_environment_is_told(refuse: Refuse, environment:
     [problem] = refuse(given=given(environment=environment))
     assert (problem.key, problem.where) == ("environment[0]", "Run()")
     assert told in problem.what
-
-
-class OfTrl:
-    """An environment in TRL's form."""
-
-    def reset(self, **row: Any) -> None:
-        self.total = 0
-
-    def add(self, number: int) -> str:
-        """Add a number.
-
-        Args:
-            number: what to add.
-        """
-        self.total += number
-        return str(self.total)
-
-
-def test_a_class_in_the_form_of_trl_is_adapted(resolve: Resolve) -> None:
-    [bound] = bound_environments(resolve(given=given(environment=OfTrl)))
-    assert bound.label == "OfTrl"
-    assert issubclass(bound.component.load(), Environment)
-
-
-def test_an_argument_that_the_run_refuses_is_placed_at_train(refuse: Refuse) -> None:
-    [problem] = refuse(given=given(tools=[lambda x: x]))
-    assert (problem.key, problem.where) == ("tools[0]", "Run()")
-    assert "<lambda>" in problem.what

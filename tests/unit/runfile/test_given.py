@@ -408,12 +408,6 @@ def test_several_sets_of_held_out_prompts(tmp_path: Path) -> None:
     assert (problem.key, problem.what) == ("evaluation.sets.easy", "holds no rows")
 
 
-def test_no_rows_at_all() -> None:
-    config = CONFIG | {"rewards": ["exact"]}
-    (problem,) = refused(resolved, config, given(dataset=[]))
-    assert problem.what == "one generation batch needs 2 prompts, but the data has 0"
-
-
 # -- The door itself -------------------------------------------------------------------------------------
 
 
@@ -475,21 +469,6 @@ def test_an_argument_of_trl_without_counterpart_is_answered_with_its_cure(
     assert (problem.where, problem.key, problem.nearest) == (where, name, "")
     assert problem.what.startswith(f"is no argument of {where}: ")
     assert cure in problem.what
-
-
-@pytest.mark.parametrize(
-    ("key", "near"),
-    [
-        ("num_train_epochs", "train.num_train_epochs"),
-        ("beta", "train.beta"),
-        ("reward_funcs", "rewards"),
-        ("args", "train"),
-        ("vllm_gpu_memory_utilization", "generator.gpu_memory_utilization"),
-    ],
-)
-def test_a_key_of_trl_is_answered_with_ours(key: str, near: str) -> None:
-    (problem,) = refused(resolved, CONFIG | {key: 1}, given(dataset=ROWS, rewards=["exact"]))
-    assert (problem.key, problem.what, problem.nearest) == (key, "unknown key", near)
 
 
 # -- Adapters of peft ------------------------------------------------------------------------------------

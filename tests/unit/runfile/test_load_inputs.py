@@ -56,15 +56,13 @@ def test_a_hub_id_stays_as_it_is_and_has_no_known_length(resolve: Resolve) -> No
     assert (run.config.data.path, run.num_prompts) == ("openai/gsm8k", None)
 
 
-def test_what_has_the_suffix_of_a_file_is_no_hub_id(refuse: Refuse) -> None:
-    (problem,) = refuse({"path": "dta/train.jsonl"})
+@pytest.mark.parametrize("path", ["dta/train.jsonl", "sets/mine"])
+def test_what_has_the_suffix_of_a_file_or_a_folder_that_is_there_is_no_hub_id(
+    refuse: Refuse, path: str
+) -> None:
+    Path("sets").mkdir()
+    (problem,) = refuse({"path": path})
     assert (problem.key, problem.what) == ("data.path", "no such file")
-
-
-def test_nor_is_what_lies_in_a_folder_that_is_there(refuse: Refuse, tmp_path: Path) -> None:
-    (tmp_path / "sets").mkdir()
-    (problem,) = refuse({"path": "sets/mine"})
-    assert problem.what == "no such file"
 
 
 # -- Parts of a file, streams ----------------------------------------------------------------------------
@@ -100,24 +98,6 @@ def test_a_path_that_the_system_cannot_follow(refuse: Refuse, path: str) -> None
     assert problem.what.startswith("cannot be opened")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "what"),
-    [
-        ("a.jsonl", '{"prompt": "a"}\n\n{"prompt": \n', "line 3 is not JSON: Expecting value at column 12"),
-        ("a.jsonl", '{"prompt": "a"}\n["a"]\n', "line 2 is not an object with columns as keys"),
-        ("a.json", '[{"prompt": "a"}, 3]', "record 1 (from 0) is not an object with columns as keys"),
-        ("a.csv", "prompt,answer\na,b\n\na,b,c\n", "line 4 has 3 values for 2 columns"),
-        ("a.csv", 'prompt,answer\n"a\nb",c\na\n', "line 4 has 1 values for 2 columns"),
-    ],
-)
-def test_a_line_that_is_no_record_is_named(
-    refuse: Refuse, tmp_path: Path, name: str, content: str, what: str
-) -> None:
-    (tmp_path / name).write_text(content)
-    (problem,) = refuse({"path": name})
-    assert (problem.key, problem.what) == ("data.path", what)
-
-
 def test_a_column_of_several_types_is_refused_before_anything_is_loaded(refuse: Refuse, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "n": "007"}\n{"prompt": "a", "n": 7}\n')
     told = 'column n has several types: a string in line 1: "007", and a number in line 2: 7'
@@ -126,25 +106,6 @@ def test_a_column_of_several_types_is_refused_before_anything_is_loaded(refuse: 
         ("data.path", told),
         ("evaluation.path", told),
     }
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "near"),
-    [
-        ("alarms", "kl", "kl_runaway"),
-        ("train", "lr", "learning_rate"),
-        ("model", "temprature", "sampling.temperature"),
-        ("model", "temperature", "sampling.temperature"),
-        ("train", "epsilon", "loss.clip_low"),
-    ],
-)
-def test_an_unknown_key_is_answered_with_the_one_that_is_meant(
-    refuse: Refuse, section: str, key: str, near: str
-) -> None:
-    sections = {"model": {"path": "model"}, "train": {"num_generations": 4, "per_device_train_batch_size": 8}}
-    changed = sections | {section: {**sections.get(section, {}), key: 2}}
-    (problem,) = refuse(**changed)
-    assert (problem.key, problem.nearest) == (f"{section}.{key}", near)
 
 
 def test_columns_called_as_arguments_of_rewards_are_refused(

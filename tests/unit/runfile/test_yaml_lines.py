@@ -74,6 +74,9 @@ def test_an_explicit_tag_that_fits_decides_the_type() -> None:
             "not valid YAML: expected a single document in the stream but found another document",
         ),
         ("a: {<<: 3}\n", "run.yaml:1", "<< needs a mapping or a list of mappings"),
+        ("a: &x {b: *x}\n", "run.yaml:1", "an alias to something that contains it"),
+        ("a: 1\nb: 2\na: 3\n", "run.yaml:3", "key given twice, first on line 1"),
+        ("a: {b: 1, b: 2}\n", "run.yaml:1", "key given twice, first on line 1"),
     ],
 )
 def test_anchors_merges_and_documents_that_do_not_fit(text: str, where: str, what: str) -> None:
