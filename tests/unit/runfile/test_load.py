@@ -133,10 +133,11 @@ def test_an_observer_by_path_stands_under_any_heading(load: Load, tmp_path: Path
     assert run.config.tracking["mine"]["path"] == f"{tmp_path / 'inputs' / 'watch.py'}:Watch"
 
 
-def test_checking_a_run_imports_nothing_heavy(load: Load) -> None:
+def test_checking_a_run_and_its_lock_imports_nothing_heavy(load: Load) -> None:
     load()
     code = (
-        "import sys; from grpox.runfile.load import load_run; load_run('inputs/run.yaml'); "
+        "import sys; from grpox.runfile.load import load_run; from grpox.runfile.lock.of_run import lock_of; "
+        "lock_of(load_run('inputs/run.yaml')); "
         "print({'torch', 'transformers', 'deepspeed', 'datasets', 'mlflow', 'pyarrow'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
