@@ -367,17 +367,14 @@ def test_a_folder_without_a_lock_is_answered_with_those_around_it(tmp_path: Path
 # -- Across ranks ------------------------------------------------------------------------------------------
 
 
-def rank(lock: Lock, host: str) -> tuple[str, str]:
-    return lock.digest, host
-
-
 def test_the_ranks_of_a_machine_with_other_code_are_named_with_both_versions(tiny: Path) -> None:
     mine = locked("loss=tiny")
     theirs = with_changes(mine, "distributions", {"grpox-tiny": {"version": "2.0"}})
     # A vllm that only one rank has is not needed.
     theirs = with_changes(theirs, "versions", {"torch": "1.0", "vllm": "0.1"})
-    ranks = [rank(mine, "a"), rank(theirs, "b"), rank(mine, "a"), rank(theirs, "c")]
-    (version, library), warnings = across_ranks(ranks, [(mine, {}), (theirs, {})])
+    (version, library), warnings = across_ranks(
+        [("a", mine, {}), ("b", theirs, {}), ("a", mine, {}), ("c", theirs, {})]
+    )
     for fact in ("ranks 1, 3 (b, c): ", "grpox-tiny version", "rank 0 (a)"):
         assert fact in version.what
     assert (version.given, version.allowed) == ("2.0", "1.0")
@@ -389,7 +386,7 @@ def test_another_config_on_a_rank_is_a_warning_that_names_the_keys_but_not_the_p
     mine, theirs = locked(), locked("train.seed=1")
     left = {"train": {"seed": 0}, "model": {"path": "/here/m"}, "rewards": [{"weight": 1.0}]}
     right = {"train": {"seed": 1}, "model": {"path": "/there/m"}, "rewards": [{"weight": 0.5}]}
-    problems, warnings = across_ranks([rank(mine, "a"), rank(theirs, "b")], [(mine, left), (theirs, right)])
+    problems, warnings = across_ranks([("a", mine, left), ("b", theirs, right)])
     assert problems == []
     [warning] = warnings
     golden(warning)
