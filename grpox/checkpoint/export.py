@@ -26,8 +26,8 @@ from grpox.policy.lora.add import add_adapters
 from grpox.policy.lora.layers import adapter_parameters, merge_adapters
 from grpox.policy.models import load_model, load_tokenizer
 from grpox.policy.saved_whole import save_whole
-from grpox.runfile.given import MERGED
 from grpox.runfile.model_options import init_problems, runs_code
+from grpox.runfile.objects import MERGED
 from grpox.runtime.files import write_atomically
 from grpox.runtime.world import World
 

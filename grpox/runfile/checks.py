@@ -13,7 +13,7 @@ from grpox.errors import Problem, join
 from grpox.plugins.component import LEVELS, BoundComponent
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.requirements import canonical_name, unmet
-from grpox.runfile.given import Given
+from grpox.runfile.objects import Given
 from grpox.runtime.signals import raise_if_signal
 
 NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_completion_length": 0}

@@ -31,7 +31,6 @@ from grpox.runfile.checks import Check, CheckContext, of_section
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.environment_checks import environment_problems
 from grpox.runfile.evaluation import evaluation_problems
-from grpox.runfile.given import Given
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.model_options import (
     checkpointing_problems,
@@ -40,6 +39,7 @@ from grpox.runfile.model_options import (
     model_problems,
     plain_prompts,
 )
+from grpox.runfile.objects import Given
 from grpox.runfile.overrides import Origin, apply_overrides
 from grpox.runfile.paths import (
     data_problems,

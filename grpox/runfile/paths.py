@@ -26,7 +26,7 @@ from grpox.plugins.component import BoundComponent
 from grpox.runfile.checks import CheckContext, stream_problems
 from grpox.runfile.data_files import look_at
 from grpox.runfile.environment_rows import missing_columns, row_check
-from grpox.runfile.given import GIVEN
+from grpox.runfile.objects import GIVEN
 from grpox.runfile.slots import selected
 
 ADAPTER_CONFIG = "adapter_config.json"

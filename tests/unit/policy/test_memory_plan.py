@@ -26,8 +26,8 @@ from grpox.policy.memory_plan import formula
 from grpox.policy.memory_plan.formula import DEFAULTS, PHASES, Setting, parts_of, peak_of, size_in
 from grpox.policy.memory_plan.of_run import check_load, run_setting
 from grpox.policy.memory_plan.shape import Linear, ModelShape, built_shape, model_shape, shape_of
-from grpox.runfile.given import Given
 from grpox.runfile.load import load_run
+from grpox.runfile.objects import Given
 
 ROOT = Path(__file__).parents[3]
 OF_PAGE = runpy.run_path(str(ROOT / "docs" / "hooks" / "memory_tables.py"))

@@ -11,8 +11,8 @@ import datasets
 import pytest
 
 from grpox.errors import ConfigError, Problem
-from grpox.runfile.given import Given
 from grpox.runfile.load import resolve_config
+from grpox.runfile.objects import Given
 
 FILE = """
 def by_name(completions, gold, answer, size=3): ...

@@ -22,8 +22,8 @@ from transformers import (
 from grpox import Run, train
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.runfile.given import GIVEN, MERGED, Given
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
+from grpox.runfile.objects import GIVEN, MERGED, Given
 from grpox.training import arguments as settings_of_adapters
 from grpox.training.arguments import LONGEST_STREAM, as_dataset, read_arguments
 
