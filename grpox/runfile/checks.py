@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -312,18 +311,6 @@ def divides_steps(loss: BoundComponent) -> bool:
     reduction = _declared(loss, "reduction")
     is_local = not isinstance(reduction, Reduction) or reduction is Reduction.LOCAL_TOKEN_MEAN
     return not is_local and declared_scope(loss, imports=True) != "group"
-
-
-def build_problems(bound: BoundComponent, target: type) -> Iterator[Problem]:
-    """Find out whether a class needs other arguments than its parameters to be built."""
-    try:
-        inspect.signature(target).bind(*(() if bound.config is None else (bound.config,)))
-    except TypeError as error:
-        form = "without an argument, as it has no Config" if bound.config is None else "with its parameters"
-        what = f"{bound} is built {form}, which its __init__ does not take: {error}"
-        yield Problem(what, bound.key, given=repr(target))
-    except ValueError:  # its signature is unknown
-        pass
 
 
 def stream_problems(config: RunConfig) -> Iterator[Problem]:

@@ -28,8 +28,8 @@ from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.runfile import checks
 from grpox.runfile.checks import Check, CheckContext, of_section
+from grpox.runfile.component_checks import environment_problems, reward_problems
 from grpox.runfile.deepspeed_settings import deepspeed_problems
-from grpox.runfile.environment_checks import environment_problems
 from grpox.runfile.evaluation import evaluation_problems
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.model_options import (
@@ -51,7 +51,6 @@ from grpox.runfile.paths import (
     resolve_paths,
 )
 from grpox.runfile.recipe_files import recipe_path
-from grpox.runfile.reward_checks import reward_problems
 from grpox.runfile.secrets import restore_secrets, secret_problems
 from grpox.runfile.slots import mentions, selected, tracking_problems
 from grpox.runfile.yaml_lines import LONGEST, read_text, read_yaml
@@ -288,12 +287,10 @@ def keys_by_name() -> dict[str, str]:
 
 def _schema_problems(error: ValidationError) -> Iterator[Problem]:
     """Turn schema errors into problems; for a key in the wrong section, name the right one."""
-    details = error.errors(include_url=False)
-    unknown = {".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"}
     sections = keys_by_name()
     for problem in problems_of(error, RunConfig, ""):
         near, name = problem.nearest, problem.key.rpartition(".")[2]
-        if problem.key in unknown:
+        if problem.what == "unknown key":
             from grpox.runfile.from_trl.fields import key_of  # a table needed only for a mistake
 
             # ``loss`` for TRL's `loss_type`; ``kl_runaway`` for `alarms.kl`, beside which it would stand;
