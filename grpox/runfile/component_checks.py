@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpox.config import EnvironmentRef, EpisodesConfig, WhenConfig
 from grpox.contracts import Capability
 from grpox.data.reward_signature import Signature, column_problem, lacking, missing_columns, unnamed_parameter
 from grpox.environments import Environment
-from grpox.environments.contract import tools_of
+from grpox.environments.contract import as_function, tool_problem, tools_of
 from grpox.environments.from_factory import as_environment
-from grpox.errors import ConfigError, Problem, describe
+from grpox.errors import ConfigError, Problem, describe, nearest
 from grpox.errors.validation import written
 from grpox.plugins.component import BoundComponent, contract_problem
+from grpox.plugins.load_object import load_object
 from grpox.plugins.requirements import canonical_name
 from grpox.runfile.checks import CheckContext
-from grpox.runfile.environments import bound_tool, equal
+from grpox.runfile.data_files import equal
 from grpox.runtime.signals import raise_if_signal
+
+
+@dataclass(frozen=True)
+class BoundTool:
+    """A function that the model may call in every environment of the run."""
+
+    name: str
+    """Name for the model."""
+    function: Callable[..., Any]
+    reference: str
+    """``/path/to/file.py:name`` or ``package.module:name``."""
+    given: bool = False
+    """True if it is an object given in Python."""
 
 
 def environment_problems(context: CheckContext) -> Iterator[Problem]:
@@ -200,3 +216,39 @@ def build_problems(bound: BoundComponent, target: type) -> Iterator[Problem]:
         yield Problem(what, bound.key, given=repr(target))
     except ValueError:  # its signature is unknown
         pass
+
+
+def bound_tool(key: str, reference: str, given: Mapping[str, Callable[..., Any]]) -> BoundTool:
+    """Load a tool and check that the model can be told of it."""
+    try:
+        loaded = given[key] if key in given else _load_function(reference)
+    except ConfigError as error:
+        raise ConfigError([replace(problem, key=key) for problem in error.problems]) from error
+    function, name = as_function(loaded), reference.rpartition(":")[2]
+    if key in given or hasattr(loaded, "__name__"):  # another object has no name of its own
+        name = str(getattr(function, "__name__", type(function).__name__))
+    if problem := tool_problem(function, name):
+        raise ConfigError(f"tool '{name}' {problem}", key, given=reference)
+    return BoundTool(name, function, reference, key in given)
+
+
+def _load_function(reference: str) -> Any:
+    """Load ``file.py:name`` or ``package.module:name``."""
+    module, _, name = reference.rpartition(":")
+    if module.endswith(".py"):
+        return load_object(reference)
+    if not module or not name:
+        allowed = "file.py:name or package.module:name"
+        raise ConfigError("does not name a function", given=reference, allowed=allowed)
+    try:
+        loaded = importlib.import_module(module)
+    except BaseException as error:
+        raise_if_signal(error)
+        what, file = f"{module} cannot be imported: {describe(error)}", f"{module.replace('.', '/')}.py"
+        if isinstance(error, ModuleNotFoundError) and module.startswith(str(error.name)):
+            what = f"there is no module {error.name}; a file is named with its ending, {file}:{name}"
+        raise ConfigError(what, given=reference) from error
+    if not hasattr(loaded, name):
+        names = [known for known in vars(loaded) if not known.startswith("_")]
+        raise ConfigError(f"{module} has no '{name}'", given=reference, nearest=nearest(name, names))
+    return getattr(loaded, name)

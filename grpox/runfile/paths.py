@@ -24,8 +24,7 @@ from grpox.data.unusable_columns import CURE, unusable_columns
 from grpox.errors import Problem, nearest, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.runfile.checks import CheckContext, stream_problems
-from grpox.runfile.data_files import look_at
-from grpox.runfile.environments import missing_columns, row_check
+from grpox.runfile.data_files import look_at, missing_columns, row_check
 from grpox.runfile.objects import GIVEN
 from grpox.runfile.slots import selected
 

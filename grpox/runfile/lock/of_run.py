@@ -19,7 +19,8 @@ from urllib.request import url2pathname
 from grpox.config import ComponentRef
 from grpox.errors.redaction import redact, redacted
 from grpox.plugins.hookspecs import API_VERSION
-from grpox.runfile.environments import BoundTool, bound_tools
+from grpox.runfile.component_checks import BoundTool
+from grpox.runfile.environments import bound_tools
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution, config_hash
 from grpox.runfile.slots import selected

@@ -19,7 +19,8 @@ from grpox.contracts import ToolCall
 from grpox.environments import Environment
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.rollout.episodes.messages import Action, Start
-from grpox.runfile.environments import EnvironmentOfRow, bound_environments, bound_tools
+from grpox.runfile.data_files import EnvironmentOfRow
+from grpox.runfile.environments import bound_environments, bound_tools
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.lock.of_run import lock_of
 from grpox.runfile.overrides import apply_overrides
