@@ -165,8 +165,6 @@ def _others() -> list[Case]:
             "summary.json",
         ),
         case("report into a folder", raw(metrics, "metrics.jsonl"), "report . --output .", "--output"),
-        case("recipe misspelt", nothing, "recipes copy quikstart", "quickstart"),
-        case("recipe into a file", GOOD, "recipes copy quickstart run.yaml", "run.yaml"),
         case(
             "recipe over what is there",
             raw("mine", "quickstart.yaml"),
@@ -174,7 +172,6 @@ def _others() -> list[Case]:
             "quickstart.yaml",
             "--force",
         ),
-        case("recipe below a file", GOOD, "recipes copy quickstart run.yaml/x", "run.yaml"),
         case("recipe with a path for a name", nothing, "recipes copy ../x", "../x"),
         case("recipe changed wrongly", nothing, "validate quickstart train.max_setps=1", "train.max_setps"),
         case("plugin to check that is not there", nothing, "plugins check nowhere", "nowhere"),
