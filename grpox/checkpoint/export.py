@@ -26,8 +26,8 @@ from grpox.policy.lora.add import add_adapters
 from grpox.policy.lora.layers import adapter_parameters, merge_adapters
 from grpox.policy.model_folder import save_whole
 from grpox.policy.models import load_model, load_tokenizer
-from grpox.runfile.given import MERGED
-from grpox.runfile.model_options import model_problems, runs_code
+from grpox.runfile.model_options import init_problems, runs_code
+from grpox.runfile.objects import MERGED
 from grpox.runtime.files import write_atomically
 from grpox.runtime.world import World
 
@@ -129,7 +129,7 @@ def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
         what = "the run began with a trained adapter merged into its model, and no file has the merged weights"
         allowed = "model/ of the finished run; or a run whose model is the folder of the merged model"
         raise ConfigError(what, "CHECKPOINT", given=str(checkpoint), allowed=allowed)
-    if problems := model_problems(config):
+    if problems := init_problems(config):
         raise ConfigError(problems)
     path = Path(config.path)
     if path.is_absolute() and not path.is_dir():

@@ -44,10 +44,10 @@ from grpox.errors import ConfigError, Problem, RunFailed, describe, text_of
 from grpox.errors.formatting import pluralize
 from grpox.policy.engine import Engine
 from grpox.policy.weight_stream import persistent_buffers
-from grpox.runfile.given import MERGED
 from grpox.runfile.lock.differences import Severity, changes, compare
 from grpox.runfile.lock.model import Lock
 from grpox.runfile.lock.of_run import file_hash
+from grpox.runfile.objects import MERGED
 from grpox.runtime.logs import get_logger
 from grpox.runtime.world import World
 from grpox.update.policy_update import PolicyUpdate

@@ -23,7 +23,7 @@ from grpox.errors import ConfigError, RunFailed, text_of
 from grpox.errors.redaction import redact, redacted
 from grpox.policy.engine import Engine
 from grpox.policy.model_folder import save_whole
-from grpox.runfile.given import GIVEN
+from grpox.runfile.objects import GIVEN
 from grpox.runfile.yaml_lines import Dumper
 from grpox.runtime.files import put_in_place, write_atomically, write_error_message
 from grpox.runtime.world import World

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from grpox.errors.redaction import redact as redact
@@ -187,7 +187,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
     Initials come before spelling, which would find ``lora`` for ``lr``, and the other parts of names after it.
     """
     known = list(candidates)
-    return _shortest(_has_initials, name, known) or nearest_spelling(name, known) or nearest_whole(name, known)
+    return _of_initials(name, known) or nearest_spelling(name, known) or nearest_whole(name, known)
 
 
 def nearest_whole(name: str, candidates: Iterable[str]) -> str:
@@ -196,9 +196,10 @@ def nearest_whole(name: str, candidates: Iterable[str]) -> str:
     It is one whose initials are `name` (``lr`` of learning_rate); else which begins with it; else some of whose
     words it is (``kl`` of max_kl).
     """
-    known = list(candidates)
-    matches = (_shortest(fits, name, known) for fits in (_has_initials, _begins, _contains))
-    return next(filter(None, matches), "")
+    known, given = {each: _words(each) for each in candidates}, _words(name)
+    begins = [each for each, words in known.items() if words.startswith(given)]
+    fitting = begins or [each for each, words in known.items() if f"_{given}_" in f"_{words}_"]
+    return _of_initials(name, list(known)) or min(fitting if len(given) > 1 else [], key=len, default="")
 
 
 def nearest_spelling(name: str, candidates: Iterable[str]) -> str:
@@ -207,29 +208,16 @@ def nearest_spelling(name: str, candidates: Iterable[str]) -> str:
     return matches[0] if matches else ""
 
 
-def _shortest(fits: Callable[[list[str], list[str]], bool], name: str, candidates: Sequence[str]) -> str:
-    """Return the shortest candidate whose words fit those of `name`; a single letter would fit too many."""
-    given = _words(name)
-    fitting = [each for each in candidates if fits(_words(each), given)] if len("".join(given)) > 1 else []
-    return min(fitting, key=len, default="")
+def _of_initials(name: str, candidates: Sequence[str]) -> str:
+    """Return the shortest candidate whose initials are `name`; a single letter would be those of too many."""
+    initials = {each: "".join(word[0] for word in _words(each).split("_") if word) for each in candidates}
+    given = _words(name).replace("_", "")
+    return min((each for each in candidates if initials[each] == given and len(given) > 1), key=len, default="")
 
 
-def _words(name: str) -> list[str]:
-    return re.findall(r"[^\W_]+", name.lower())
-
-
-def _has_initials(words: list[str], given: list[str]) -> bool:
-    return len(words) > 1 and [word[0] for word in words] == list("".join(given))
-
-
-def _begins(words: list[str], given: list[str]) -> bool:
-    """Tell whether `words` begin with `given`, whose last word may be cut."""
-    first = words[: len(given)]
-    return len(first) == len(given) and first[:-1] == given[:-1] and first[-1].startswith(given[-1])
-
-
-def _contains(words: list[str], given: list[str]) -> bool:
-    return any(words[place : place + len(given)] == given for place in range(len(words)))
+def _words(name: str) -> str:
+    """Join the words of a name: ``The final-answer`` -> ``the_final_answer``."""
+    return "_".join(re.findall(r"[^\W_]+", name.lower()))
 
 
 def join(key: str, part: str | int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import reduce
@@ -63,6 +64,26 @@ def problems_of(
             given = written(redacted(detail["input"], dotted)) if path else ""
             problems[dotted] = _problem(detail, dotted, given, names, field)
     return list(problems.values())
+
+
+def _problem(
+    detail: ErrorDetails, key: str, given: str, names: Sequence[str], field: FieldInfo | None
+) -> Problem:
+    """Turn one pydantic error at the key of `field` into a problem; `names` are allowed in the same mapping."""
+    kind, value = detail["type"], detail["input"]
+    if kind == "extra_forbidden":
+        near = nearest(str(detail["loc"][-1]), names)
+        return Problem("unknown key", key, given=given, allowed=", ".join(names) or "no keys", nearest=near)
+    message = re.sub("^(Input|Value error,|Assertion failed,) ", "", detail["msg"])
+    what = message[:1].lower() + message[1:]
+    if kind == "missing":
+        what, given = "a value is required", ""
+    if field is None:
+        return Problem(what, key, given=given)
+    literals = [member for member in _members(field.annotation) if get_origin(member) is Literal]
+    words = [str(word) for member in literals for word in get_args(member)]
+    near = nearest(value, words) if isinstance(value, str) else ""
+    return Problem(what, key, given=given, allowed=allowed_values(field), nearest=near)
 
 
 def truths_for_numbers(data: object, model: type[BaseModel], key: str = "") -> list[Problem]:
@@ -138,33 +159,6 @@ def _holds(container: Any, part: str | int) -> bool:
     if isinstance(part, int):
         return get_origin(container) in (list, tuple, set, frozenset, Sequence)
     return get_origin(container) in (dict, Mapping) and not part.endswith("]")
-
-
-def _problem(
-    detail: ErrorDetails, key: str, given: str, names: Sequence[str], field: FieldInfo | None
-) -> Problem:
-    """Turn one pydantic error into a problem.
-
-    Args:
-        names: keys allowed in the same mapping.
-        field: field of the key, if there is one.
-    """
-    kind, value = detail["type"], detail["input"]
-    if kind == "extra_forbidden":
-        near = nearest(str(detail["loc"][-1]), names)
-        return Problem("unknown key", key, given=given, allowed=", ".join(names) or "no keys", nearest=near)
-    message = detail["msg"]
-    for prefix in ("Input ", "Value error, ", "Assertion failed, "):
-        message = message.removeprefix(prefix)
-    what = message[:1].lower() + message[1:]
-    if kind == "missing":
-        what, given = "a value is required", ""
-    if field is None:
-        return Problem(what, key, given=given)
-    literals = [member for member in _members(field.annotation) if get_origin(member) is Literal]
-    words = [str(word) for member in literals for word in get_args(member)]
-    near = nearest(value, words) if isinstance(value, str) else ""
-    return Problem(what, key, given=given, allowed=allowed_values(field), nearest=near)
 
 
 def fields_by_key(model: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from grpox.config import RunConfig, SamplingConfig, TrainConfig
+from grpox.config import RunConfig, SamplingConfig
 from grpox.contracts import Capability, Reduction
 from grpox.errors import Problem, join
 from grpox.plugins.component import LEVELS, BoundComponent
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.requirements import canonical_name, unmet
-from grpox.runfile.given import Given
+from grpox.runfile.objects import Given
 from grpox.runtime.signals import raise_if_signal
 
 NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_completion_length": 0}
@@ -46,10 +45,6 @@ LOSS_INPUTS = (
     Capability.COLUMNS,
 )
 """Capabilities that the core provides, to losses alone."""
-OF_TOKENS = (Reduction.TOKEN_MEAN, Reduction.LOCAL_TOKEN_MEAN, Reduction.SEQUENCE_SUM_BY_MAX_LENGTH)
-"""Reductions in which a token counts the same in sequences of all lengths."""
-STALENESS = "train.max_staleness"
-DYNAMIC_SAMPLING = "train.dynamic_sampling_rounds"
 
 
 def changed_distribution(sampling: SamplingConfig) -> list[str]:
@@ -142,16 +137,15 @@ def biased_correction(context: CheckContext) -> Iterator[Problem]:
     yield Problem(what, "correction", given=context.changed_sampling, allowed=allowed)
 
 
-def refused_sampling(context: CheckContext) -> Iterator[Problem]:
-    """Ask the generator's config for settings that it cannot honour; see `grpox.contracts.Generator`."""
+def refused_by_components(context: CheckContext) -> Iterator[Problem]:
+    """Ask the generator's config for settings that it cannot honour, and the rewards' for unusable files.
+
+    See `grpox.contracts.Generator` and `grpox.contracts.RewardFunction`.
+    """
     config = context.generator.config
     for name, argument in (("check_sampling", context.config.sampling), ("check_run", context.config)):
         if check := getattr(config, name, None):
             yield from check(argument)
-
-
-def refused_files(context: CheckContext) -> Iterator[Problem]:
-    """Ask the rewards' configs for input files that they cannot use; see `grpox.contracts.RewardFunction`."""
     for key, bound in context.components.items():
         if bound.kind == "reward" and (check := getattr(bound.config, "check_files", None)):
             yield from (replace(problem, key=join(key, problem.key)) for problem in check())
@@ -195,30 +189,42 @@ def misplaced_needs(context: CheckContext) -> Iterator[Problem]:
                 )
 
 
-def reference_sync_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find out whether a reference that is to follow the policy exists."""
-    train = context.config.train
+def train_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find keys of the section `train` that exclude each other, or that the components do not support."""
+    train, generator, correction = context.config.train, context.generator, context.correction
     if train.sync_ref_model and train.beta == 0 and Capability.REFERENCE_LOGPROBS not in context.loss.needs:
         what = "sync_ref_model needs beta > 0: with beta 0 there is no reference"
         allowed = "false, or train.beta above 0, or a loss that needs reference_logprobs"
         yield Problem(what, "train.sync_ref_model", given="true", allowed=allowed)
-
-
-def adaptive_entropy_problems(train: TrainConfig) -> Iterator[Problem]:
-    """Find bounds of the adaptive entropy coefficient that exclude each other, or its first value."""
-    adaptive = train.adaptive_entropy
-    if adaptive is None:
-        return
-    if adaptive.min > adaptive.max:
+    adaptive, coef = train.adaptive_entropy, train.entropy_coef
+    if adaptive is not None and adaptive.min > adaptive.max:
         key, allowed = "train.adaptive_entropy.min", f"at most train.adaptive_entropy.max, {adaptive.max:g}"
         yield Problem("is above the largest coefficient", key, given=f"{adaptive.min:g}", allowed=allowed)
-    elif not adaptive.min <= train.entropy_coef <= adaptive.max:
+    elif adaptive is not None and not adaptive.min <= coef <= adaptive.max:
         what = "is not within the bounds of train.adaptive_entropy, which begins with it"
-        near = f"{min(max(train.entropy_coef, adaptive.min), adaptive.max):g}"
-        allowed = f"from {adaptive.min:g} to {adaptive.max:g}"
-        yield Problem(
-            what, "train.entropy_coef", given=f"{train.entropy_coef:g}", allowed=allowed, nearest=near
+        near, allowed = min(max(coef, adaptive.min), adaptive.max), f"from {adaptive.min:g} to {adaptive.max:g}"
+        yield Problem(what, "train.entropy_coef", "", f"{coef:g}", allowed, f"{near:g}")
+    if (staleness := train.max_staleness) > 0 and Capability.AHEAD not in generator.provides:
+        able = context.offered("generator", Capability.AHEAD)
+        allowed = " or ".join(["0", *(f"with generator {name}" for name in able)])
+        what = f"{generator} cannot sample while the policy is updated"
+        yield Problem(what, "train.max_staleness", given=str(staleness), allowed=allowed)
+    if staleness > 0 and Capability.LOGPROBS not in correction.needs and train.old_logprobs == "policy":
+        given, allowed = (
+            str(staleness),
+            "0, or a correction such as token-truncate, or train.old_logprobs: generator",
         )
+        if context.changed_sampling:
+            given, allowed = f"{given}, {context.changed_sampling}, which no correction supports", "0"
+        what = f"{correction} does not correct for samples of an earlier policy"
+        yield Problem(what, "train.max_staleness", given=given, allowed=allowed)
+    if (rounds := train.dynamic_sampling_rounds) is not None and train.max_steps < 0:
+        what = "set the number of steps: with train.dynamic_sampling_rounds a batch uses any number of prompts"
+        yield Problem(what, "train.max_steps", given=str(train.max_steps), allowed="at least 0")
+    if rounds is not None and staleness > 0:
+        what = "does not work with dynamic sampling: groups are scored only after the updates they overlap with"
+        allowed = "null, or train.max_staleness: 0"
+        yield Problem(what, "train.dynamic_sampling_rounds", given=str(rounds), allowed=allowed)
 
 
 def group_scope_problems(context: CheckContext) -> Iterator[Problem]:
@@ -243,11 +249,10 @@ def parted_groups(config: RunConfig, loss: BoundComponent) -> Iterator[Problem]:
             allowed=f"a multiple of train.num_generations, {group}",
             nearest=f"{below} or {below + group}" if below else str(group),
         )
-    longest = (config.data.max_prompt_length or 1) + config.sampling.max_completion_length
-    if isinstance(budget, int) and budget < group * longest:
+    prompt, completion = config.data.max_prompt_length, config.sampling.max_completion_length
+    if isinstance(budget, int) and budget < group * ((prompt or 1) + completion):
         what = f"is less than a whole group can need, and {loss} has scope 'group': its groups cannot be parted"
-        prompt = config.data.max_prompt_length or "a prompt"
-        formula = f"{group} * ({prompt} + {config.sampling.max_completion_length})"
+        formula = f"{group} * ({prompt or 'a prompt'} + {completion})"
         allowed = f"null, or at least train.num_generations * the longest sequence, {formula} tokens"
         yield Problem(what, "train.max_tokens_per_micro_batch", given=str(budget), allowed=allowed)
 
@@ -281,26 +286,20 @@ def declared_level(bound: BoundComponent) -> str | None:
     return level if level in LEVELS else None
 
 
-def mixed_levels(context: CheckContext) -> Iterator[str]:
-    """Warn of weights of whole completions in a loss of single tokens."""
+def level_warnings(context: CheckContext) -> Iterator[str]:
+    """Warn of weights of whole completions in a loss of tokens, and of their ratios in a sum over tokens."""
     correction, loss = context.correction, context.loss
-    if Capability.LOGPROBS not in correction.needs:
-        return
-    if declared_level(correction) == "sequence" and declared_level(loss) == "token":
+    weighs = Capability.LOGPROBS in correction.needs and declared_level(correction) == "sequence"
+    if weighs and declared_level(loss) == "token":
         yield (
             f"correction: {correction.label} weighs whole completions, loss: {loss.label} has a ratio for each "
             "token; the weights of long completions spread widely: use a correction of tokens such as "
             "token-truncate, or a loss of sequences such as {name: grpo, level: sequence} "
             "(docs/corrections.md#levels)"
         )
-
-
-def sequences_by_length(context: CheckContext) -> Iterator[str]:
-    """Warn of one ratio for each sequence in a loss whose tokens are summed over all sequences."""
-    loss = context.loss
-    if not hasattr(loss.config, "level") or declared_level(loss) != "sequence":
-        return
-    if _declared(loss, "reduction") in OF_TOKENS:
+    has_level = hasattr(loss.config, "level") and declared_level(loss) == "sequence"
+    by_length = (Reduction.TOKEN_MEAN, Reduction.LOCAL_TOKEN_MEAN, Reduction.SEQUENCE_SUM_BY_MAX_LENGTH)
+    if has_level and _declared(loss, "reduction") in by_length:
         yield (
             f"loss: {loss.label} with level: sequence sums over tokens, so that a completion counts by its "
             "length: GSPO is loss: {name: grpo, level: sequence} (docs/algorithms.md#clipped)"
@@ -312,57 +311,6 @@ def divides_steps(loss: BoundComponent) -> bool:
     reduction = _declared(loss, "reduction")
     is_local = not isinstance(reduction, Reduction) or reduction is Reduction.LOCAL_TOKEN_MEAN
     return not is_local and declared_scope(loss, imports=True) != "group"
-
-
-def staleness_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find reasons why samples cannot lag one generation batch behind."""
-    train, generator, correction = context.config.train, context.generator, context.correction
-    if train.max_staleness == 0:
-        return
-    given = str(train.max_staleness)
-    if Capability.AHEAD not in generator.provides:
-        able = context.offered("generator", Capability.AHEAD)
-        allowed = " or ".join(["0", *(f"with generator {name}" for name in able)])
-        what = f"{generator} cannot sample while the policy is updated"
-        yield Problem(what, STALENESS, given=given, allowed=allowed)
-    if Capability.LOGPROBS in correction.needs or train.old_logprobs != "policy":
-        return
-    allowed = "0, or a correction such as token-truncate, or train.old_logprobs: generator"
-    if context.changed_sampling:
-        given = f"{given}, {context.changed_sampling}, which no correction supports"
-        allowed = "0"
-    what = f"{correction} does not correct for samples of an earlier policy"
-    yield Problem(what, STALENESS, given=given, allowed=allowed)
-
-
-def dynamic_sampling_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find keys that do not fit dynamic sampling, in which a generation batch uses any number of prompts."""
-    train = context.config.train
-    rounds = train.dynamic_sampling_rounds
-    if rounds is None:
-        return
-    if train.max_steps < 0:
-        needs = "a generation batch uses any number of prompts"
-        what = f"set the number of steps: with {DYNAMIC_SAMPLING} {needs}"
-        yield Problem(what, "train.max_steps", given=str(train.max_steps), allowed="at least 0")
-    if train.max_staleness > 0:
-        what = "does not work with dynamic sampling: groups are scored only after the updates they overlap with"
-        allowed = "null, or train.max_staleness: 0"
-        yield Problem(what, DYNAMIC_SAMPLING, given=str(rounds), allowed=allowed)
-
-
-def build_problems(bound: BoundComponent, target: type) -> Iterator[Problem]:
-    """Find out whether a class needs other arguments than its parameters to be built."""
-    try:
-        inspect.signature(target).bind(*(() if bound.config is None else (bound.config,)))
-    except TypeError as error:
-        form = (
-            "without an argument, as it has no Config" if bound.config is None else "with its parameters alone"
-        )
-        what = f"{bound} is built {form}, which its __init__ does not take: {error}"
-        yield Problem(what, bound.key, given=repr(target))
-    except ValueError:  # its signature is unknown
-        pass
 
 
 def stream_problems(config: RunConfig) -> Iterator[Problem]:

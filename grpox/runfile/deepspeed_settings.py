@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpox.config import DeepSpeedConfig
 from grpox.errors import Problem, nearest
+from grpox.errors.validation import written
 from grpox.runfile.yaml_lines import read_table
 
-
-class DeepSpeedKeys(NamedTuple):
-    """Tables of deepspeed_keys.yaml; the file explains them."""
-
-    owned: dict[str, str]
-    unsupported: dict[str, str]
-    passed: list[str]
-    zero_optimization: list[str]
+_KEY = "deepspeed.settings"
 
 
 @cache
-def deepspeed_keys() -> DeepSpeedKeys:
-    """Read the tables; only a run file with settings needs them."""
-    return DeepSpeedKeys(**read_table("grpox.runfile", "deepspeed_keys.yaml"))
-
-
-_KEY = "deepspeed.settings"
+def deepspeed_keys() -> dict[str, Any]:
+    """Read the tables of deepspeed_keys.yaml, which explains them; only a run file with settings needs them."""
+    table: dict[str, Any] = read_table("grpox.runfile", "deepspeed_keys.yaml")
+    return table
 
 
 def deepspeed_problems(config: DeepSpeedConfig) -> Iterator[Problem]:
@@ -52,14 +44,17 @@ def without_auto(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings_problems(settings: Mapping[str, Any], config: DeepSpeedConfig) -> Iterator[Problem]:
-    known = deepspeed_keys()
-    yield from _unknown_keys(settings, _KEY, known.passed, {*known.owned, *known.unsupported})
+    known, zero = deepspeed_keys(), settings.get("zero_optimization")
+    parts = [(settings, _KEY, known["passed"], {*known["owned"], *known["unsupported"]})]
+    if isinstance(zero, Mapping):
+        parts.append((zero, f"{_KEY}.zero_optimization", known["zero_optimization"], set()))
+    for part, key, names, others in parts:
+        for name in part:
+            if name not in names and name not in others:
+                yield Problem("DeepSpeed has no such key", f"{key}.{name}", nearest=nearest(name, names))
     for name in ("zero_optimization", "bf16", "fp16", "data_types"):
         if name in settings and not isinstance(settings[name], Mapping):
             yield Problem("a mapping is expected", f"{_KEY}.{name}", given=repr(settings[name]))
-    zero = settings.get("zero_optimization")
-    if isinstance(zero, Mapping):
-        yield from _unknown_keys(zero, f"{_KEY}.zero_optimization", known.zero_optimization)
     # A file may repeat the run's own values.
     same = {
         "fp16.enabled": False,
@@ -70,19 +65,10 @@ def _settings_problems(settings: Mapping[str, Any], config: DeepSpeedConfig) -> 
     for key, value in _values(settings):
         if key in same and value == same[key]:
             continue
-        shown = str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}..."
-        if key in known.owned:
-            yield Problem(f"use {known.owned[key]} instead: grpox sets this key", f"{_KEY}.{key}", given=shown)
-        if key in known.unsupported:
-            yield Problem(known.unsupported[key], f"{_KEY}.{key}", given=shown)
-
-
-def _unknown_keys(
-    settings: Mapping[str, Any], key: str, known: Collection[str], others: Collection[str] = ()
-) -> Iterator[Problem]:
-    for name in settings:
-        if name not in known and name not in others:
-            yield Problem("DeepSpeed has no such key", f"{key}.{name}", nearest=nearest(name, known))
+        if cure := known["owned"].get(key):
+            yield Problem(f"use {cure} instead: grpox sets this key", f"{_KEY}.{key}", given=written(value))
+        if reason := known["unsupported"].get(key):
+            yield Problem(reason, f"{_KEY}.{key}", given=written(value))
 
 
 def _values(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from grpox.config import WhenConfig, labels_of
 from grpox.environments import Environment
 from grpox.plugins.component import BoundComponent
-from grpox.runfile.tools import BoundTool, bound_tool
+from grpox.runfile.component_checks import BoundTool, bound_tool
 
 if TYPE_CHECKING:
     from grpox.runfile.load import ResolvedRun

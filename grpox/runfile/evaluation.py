@@ -75,16 +75,12 @@ def of_evaluations(config: RunConfig, components: Mapping[str, BoundComponent]) 
     """Name the metrics of the run's evaluations, without the prefix ``evaluation/``."""
     rewards, evaluation, main = rewards_of(config), config.evaluation, bare_name(config.main_metric)
     known = ["reward", "reward_std", *_of_rewards(rewards), *LENGTHS]
-    sets = [""]
-    instead = {}
+    owners, sets = _owners(rewards), [""]
     if evaluation is not None:
         known = [*(f"pass_at_{k}" for k in evaluation.pass_at_k), *known]
         sets += [f"{name}/" for name in evaluation.sets]
-    if evaluation is None or main == "accuracy":
-        known = ["accuracy", *known]
-    else:
-        instead = {f"{each}accuracy": f"{each}{main}" for each in sets}
-    owners = _owners(rewards)
+    has_accuracy = evaluation is None or main == "accuracy"
+    known = ["accuracy", *known] if has_accuracy else known
     if config.has_episodes:
         known, owners = [*known, "success", *OF_EPISODES], [*owners, *EPISODE_FAMILIES]
     prefix = "rewards[" if rewards is config.rewards else "evaluation.rewards["
@@ -92,7 +88,7 @@ def of_evaluations(config: RunConfig, components: Mapping[str, BoundComponent]) 
         [f"{each}{name}" for each in sets for name in known],
         [f"{each}{owner}" for each in sets for owner in owners],
         [bound for key, bound in components.items() if key.startswith(prefix)],
-        instead,
+        {} if has_accuracy else {f"{each}accuracy": f"{each}{main}" for each in sets},
     )
 
 
@@ -121,31 +117,25 @@ def evaluation_problems(context: CheckContext) -> Iterator[Problem]:
     evaluation = context.config.evaluation
     if evaluation is not None:
         # The mean of the first reward is called accuracy if its scores are declared 0 or 1.
-        first = context.components["rewards[0]" if evaluation.rewards is None else "evaluation.rewards[0]"]
-        is_declared = bool(getattr(first.config, "is_binary", False))
-        evaluation._is_binary = rewards_of(context.config)[0].binary or is_declared
-        for check in (_sets, _accuracy, _pass_at_k, _sampling, _early_stop):
-            yield from check(context, evaluation)
+        rewards, is_run = rewards_of(context.config), evaluation.rewards is None
+        first = context.components["rewards[0]" if is_run else "evaluation.rewards[0]"]
+        evaluation._is_binary = rewards[0].binary or bool(getattr(first.config, "is_binary", False))
+        yield from _sets(context, evaluation)
+        labels, name = labels_of(rewards), evaluation.accuracy
+        if name is not None and name not in labels:
+            what = f"no such reward of {'this run' if is_run else 'the evaluation'}"
+            yield Problem(what, "evaluation.accuracy", "", name, ", ".join(labels), nearest(name, labels))
+        most = evaluation.num_generations
+        for place, k in enumerate(evaluation.pass_at_k):
+            key, allowed = f"evaluation.pass_at_k[{place}]", f"1 to {most} (evaluation.num_generations)"
+            if not 1 <= k <= most:
+                what = "must be from 1 to the number of completions per prompt"
+                yield Problem(what, key, given=str(k), allowed=allowed)
+            elif k in evaluation.pass_at_k[:place]:
+                yield Problem("is listed twice", key, given=str(k))
+        yield from _sampling(context, evaluation)
+        yield from _early_stop(context, evaluation)
     yield from _best(context)
-
-
-def _accuracy(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
-    labels, name = labels_of(rewards_of(context.config)), evaluation.accuracy
-    if name is not None and name not in labels:
-        what = f"no such reward of {'this run' if evaluation.rewards is None else 'the evaluation'}"
-        near = nearest(name, labels)
-        yield Problem(what, "evaluation.accuracy", given=name, allowed=", ".join(labels), nearest=near)
-
-
-def _pass_at_k(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
-    for place, k in enumerate(evaluation.pass_at_k):
-        key, most = f"evaluation.pass_at_k[{place}]", evaluation.num_generations
-        if not 1 <= k <= most:
-            what = "must be from 1 to the number of completions per prompt"
-            allowed = f"1 to {most} (evaluation.num_generations)"
-            yield Problem(what, key, given=str(k), allowed=allowed)
-        elif k in evaluation.pass_at_k[:place]:
-            yield Problem("is listed twice", key, given=str(k))
 
 
 def _sets(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
@@ -159,16 +149,15 @@ def _sets(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Probl
     reserved |= {*_owners(rewards_of(context.config)), *(f"pass_at_{k}" for k in evaluation.pass_at_k)}
     reserved.add(PREFIX.rstrip("/"))  # else the metrics of the set would take the place of those of all sets
     for name, chosen in evaluation.sets.items():
+        key = f"evaluation.sets.{name}"
         if chosen.streaming:
-            yield from cut_stream_problems(f"evaluation.sets.{name}.split", chosen.split)
+            yield from cut_stream_problems(f"{key}.split", chosen.split)
         if not re.fullmatch(r"[\w.-]+", name):
-            what = "is no name for metrics"
-            yield Problem(what, "evaluation.sets", given=repr(name), allowed="letters, digits, and _ . -")
+            what, allowed = "is no name for metrics", "letters, digits, and _ . -"
+            yield Problem(what, "evaluation.sets", given=repr(name), allowed=allowed)
         elif name in reserved:
             what = "metrics of evaluations begin with this name already"
-            yield Problem(
-                what, f"evaluation.sets.{name}", given=name, allowed=f"another name, such as on_{name}"
-            )
+            yield Problem(what, key, given=name, allowed=f"another name, such as on_{name}")
 
 
 def _sampling(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[Problem]:
@@ -185,7 +174,7 @@ def _sampling(context: CheckContext, evaluation: EvaluationConfig) -> Iterator[P
     check = getattr(context.generator.config, "check_sampling", None)
     for problem in () if check is None else check(sampling):
         name = problem.key.removeprefix("sampling.").partition(".")[0].partition("[")[0]
-        if getattr(evaluation.sampling, name, None) is not None:  # else `refused_sampling` reports it
+        if getattr(evaluation.sampling, name, None) is not None:  # else `refused_by_components` reports it
             yield replace(problem, key=f"evaluation.{problem.key}")
 
 

@@ -28,10 +28,9 @@ from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.runfile import checks
 from grpox.runfile.checks import Check, CheckContext, of_section
+from grpox.runfile.component_checks import environment_problems, reward_problems
 from grpox.runfile.deepspeed_settings import deepspeed_problems
-from grpox.runfile.environment_checks import environment_problems
 from grpox.runfile.evaluation import evaluation_problems
-from grpox.runfile.given import Given
 from grpox.runfile.lr_schedules import schedule_problems
 from grpox.runfile.model_options import (
     checkpointing_problems,
@@ -40,52 +39,46 @@ from grpox.runfile.model_options import (
     model_problems,
     plain_prompts,
 )
+from grpox.runfile.objects import Given
 from grpox.runfile.overrides import Origin, apply_overrides
 from grpox.runfile.paths import (
     data_problems,
     hub_problems,
     input_path,
-    model_input_problems,
     output_problems,
-    readable,
+    resolve_object,
     resolve_parameters,
     resolve_paths,
 )
 from grpox.runfile.recipe_files import recipe_path
-from grpox.runfile.reward_checks import reward_problems
 from grpox.runfile.secrets import restore_secrets, secret_problems
-from grpox.runfile.slots import selected, tracking_problems
+from grpox.runfile.slots import mentions, selected, tracking_problems
 from grpox.runfile.yaml_lines import LONGEST, read_text, read_yaml
 from grpox.runtime import launch
 
 CHECKS: tuple[Check, ...] = (
     checks.biased_correction,
-    checks.refused_sampling,
+    checks.refused_by_components,
     checks.missing_plugins,
     of_section("train", schedule_problems),
     of_section("train", checkpointing_problems),
     of_section("deepspeed", deepspeed_problems),
-    of_section("model", model_problems),
     of_section("hub", hub_problems),
     evaluation_problems,
     checks.logprobs_problems,
     checks.misplaced_needs,
     checks.group_scope_problems,
-    checks.reference_sync_problems,
-    of_section("train", checks.adaptive_entropy_problems),
-    checks.staleness_problems,
-    checks.dynamic_sampling_problems,
+    checks.train_problems,
     environment_problems,
     output_problems,
-    model_input_problems,
+    model_problems,
     data_problems,
     reward_problems,
-    checks.refused_files,
     length_problems,
     lora_problems,
 )
 """Checks of a run file that fits its schema, in this order."""
-WARNINGS = (checks.mixed_levels, checks.sequences_by_length, plain_prompts)
+WARNINGS = (checks.level_warnings, plain_prompts)
 """Checks of a run that is right, but may not do what its author expects: context -> one line each."""
 
 
@@ -214,7 +207,10 @@ def resolve(
     except ValidationError as error:
         problems += _schema_problems(error)
     if problems:
-        _, of_components = _bind(readable(read, origin.base), _registry(read), given, origin)
+        references = list(mentions(read))
+        for key, _, reference in references:
+            resolve_object(key, reference, origin.base)
+        _, of_components = _bind(references, _registry(read), given, origin)
         raise ConfigError(origin.place([*problems, *of_components]))
     resolve_paths(config, origin.base)
     registry = _registry(read)
@@ -291,12 +287,10 @@ def keys_by_name() -> dict[str, str]:
 
 def _schema_problems(error: ValidationError) -> Iterator[Problem]:
     """Turn schema errors into problems; for a key in the wrong section, name the right one."""
-    details = error.errors(include_url=False)
-    unknown = {".".join(map(str, detail["loc"])) for detail in details if detail["type"] == "extra_forbidden"}
     sections = keys_by_name()
     for problem in problems_of(error, RunConfig, ""):
         near, name = problem.nearest, problem.key.rpartition(".")[2]
-        if problem.key in unknown:
+        if problem.what == "unknown key":
             from grpox.runfile.from_trl.fields import key_of  # a table needed only for a mistake
 
             # ``loss`` for TRL's `loss_type`; ``kl_runaway`` for `alarms.kl`, beside which it would stand;

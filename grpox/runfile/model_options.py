@@ -15,6 +15,7 @@ from grpox.config import LoraConfig, ModelConfig, TrainConfig
 from grpox.config.sampling import sampling_of
 from grpox.data.chat import PLAIN, is_unrendered
 from grpox.errors import Problem, nearest
+from grpox.runfile import paths
 from grpox.runfile.checks import CheckContext
 from grpox.runfile.data_files import first_value
 from grpox.runtime.files import read_mapping
@@ -67,7 +68,16 @@ PARTS = re.compile(
 """Keys of a configuration that describe a part for images, audio or video, if their value is a mapping."""
 
 
-def model_problems(config: ModelConfig) -> list[Problem]:
+def model_problems(context: CheckContext) -> Iterator[Problem]:
+    """Find mistakes in the model: its folder, and what the run file says about loading it."""
+    model = context.config.model
+    yield from init_problems(model)
+    if "model.path" not in context.given.inputs:
+        yield from paths.model_problems("model.path", model.path)
+        yield from checkpoint_problems(model)
+
+
+def init_problems(config: ModelConfig) -> list[Problem]:
     """Find arguments that the engine sets, or that would leave weights untrained."""
     return [
         Problem(f"is not allowed here: {REFUSED_INIT[name]}", f"model.init.{name}", given=str(value))
@@ -150,10 +160,8 @@ def checkpoint_problems(model: ModelConfig) -> Iterator[Problem]:
     narrow += [name for name in (*tensors, *in_bin) if OF_QUANTIZATION.search(name)]
     if narrow and not quantization_of(config):
         yield from quantization_problems(f"see {narrow[0]}; config.json names no method", model)
-    for head in filter(
-        HEAD.search,
-        tensors if config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is True else (),
-    ):
+    is_tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings")) is True
+    for head in filter(HEAD.search, tensors if is_tied else ()):
         own = tensors[head]
         others = [stored for name, stored in tensors.items() if name != head and not re.search(r"\d", name)]
         same = [stored for stored in others if (stored.dtype, stored.shape) == (own.dtype, own.shape)]
@@ -167,11 +175,9 @@ def positions_of(folder: Path, init: Mapping[str, Any]) -> int | None:
     """Read the number of positions from a model's config.json; None if it names none."""
     config = read_mapping(folder / "config.json")
     text = config.get("text_config")
-    for names in (init, config, text if isinstance(text, dict) else {}):
-        for name in POSITIONS:
-            if isinstance(number := names.get(name), int):
-                return number
-    return None
+    places = (init, config, text if isinstance(text, dict) else {})
+    numbers = (place.get(name) for place in places for name in POSITIONS)
+    return next((number for number in numbers if isinstance(number, int)), None)
 
 
 def plain_prompts(context: CheckContext) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -44,26 +45,20 @@ def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> list[str]
 
 def _apply(data: dict[str, Any], override: str) -> str:
     name, equals, text = override.partition("=")
-    path = _path(name)
-    if not equals or not path:
-        what = "an override has the form key=value" if path else "an override needs a key before '='"
+    parts = re.sub(r"\[(\d+)\]", r".\1", name.strip()).split(".")
+    path = [int(part) if part.isdecimal() else part for part in parts]
+    if not (equals and all(parts)):
+        what = "an override has the form key=value" if all(parts) else "an override needs a key before '='"
         raise ConfigError(what, where=COMMAND_LINE, given=override, allowed="for example train.max_steps=10")
     if len(path) > DEEPEST:
         raise ConfigError("lists or mappings are nested too deeply", where=COMMAND_LINE, given=override)
-    key = ""
-    for part in path:
-        key = join(key, part)
+    key = reduce(join, path, "")
     try:
         value = read_yaml(text, COMMAND_LINE).data
     except ConfigError as error:
         raise ConfigError(error.problems[0].what, key, COMMAND_LINE, text) from error
     _set(data, path, value)
     return key
-
-
-def _path(name: str) -> list[str | int]:
-    parts = re.sub(r"\[(\d+)\]", r".\1", name.strip()).split(".")
-    return [int(part) if part.isdecimal() else part for part in parts] if all(parts) else []
 
 
 def _set(data: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
@@ -111,12 +106,13 @@ class Origin:
 
     def where(self, key: str) -> str:
         """Return ``run.yaml:12``, ``command line`` or ``Run()``, by the longest known prefix of `key`."""
-        if any(prefix in self.arguments for prefix in _prefixes(key)):
+        prefixes = _prefixes(key)
+        if any(prefix in self.arguments for prefix in prefixes):
             return ARGUMENT
         # An override replaces everything that the file has below its key.
-        if any(prefix in self.overridden for prefix in _prefixes(key)):
+        if any(prefix in self.overridden for prefix in prefixes):
             return COMMAND_LINE
-        for prefix in _prefixes(key):
+        for prefix in prefixes:
             if prefix in self.lines:
                 return f"{self.source}:{self.lines[prefix]}"
             # An override set a key below this one, which the file lacks.

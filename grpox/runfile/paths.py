@@ -7,13 +7,13 @@ Components may have inputs too: the types in their configs mark the parameters t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from grpox.config import ComponentRef, DataConfig, EvaluationSetConfig, HubConfig, RunConfig
 from grpox.config.sampling import path_key
@@ -24,11 +24,9 @@ from grpox.data.unusable_columns import CURE, unusable_columns
 from grpox.errors import Problem, nearest, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.runfile.checks import CheckContext, stream_problems
-from grpox.runfile.data_files import look_at
-from grpox.runfile.environment_rows import missing_columns, row_check
-from grpox.runfile.given import GIVEN
-from grpox.runfile.model_options import checkpoint_problems
-from grpox.runfile.slots import REFERENCES, mentions, selected
+from grpox.runfile.data_files import look_at, missing_columns, row_check
+from grpox.runfile.objects import GIVEN
+from grpox.runfile.slots import selected
 
 ADAPTER_CONFIG = "adapter_config.json"
 """File of an adapter in peft's format."""
@@ -53,29 +51,18 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
         for name, each in config.evaluation.sets.items():
             each.path = input_path(each.path, base_of(path_key(name)), DATA_FILES)
     for key, kind, reference in selected(config):
-        if reference.path is not None:
-            path = _absolute_object(reference.path, base_of(f"{key}.path"))
-            if kind == "observer":
-                config.tracking[key.removeprefix("tracking.")]["path"] = path
-            else:
-                reference.path = path
+        resolve_object(key, reference, base_of)
+        if reference.path is not None and kind == "observer":
+            config.tracking[key.removeprefix("tracking.")]["path"] = reference.path
     for place, tool in enumerate(config.tools):
         if tool.rpartition(":")[0].endswith(".py"):
             config.tools[place] = _absolute_object(tool, base_of(f"tools[{place}]"))
 
 
-def readable(
-    data: Mapping[str, Any], base_of: Callable[[str], Path]
-) -> Iterator[tuple[str, str, ComponentRef]]:
-    """Yield (key, kind, reference) of the components of a run that does not fit its schema, where they do."""
-    for key, kind, mention in mentions(data):
-        try:
-            reference = REFERENCES.get(kind, ComponentRef).model_validate(mention)
-        except ValidationError:
-            continue
-        if reference.path is not None:
-            reference.path = _absolute_object(reference.path, base_of(f"{key}.path"))
-        yield key, kind, reference
+def resolve_object(key: str, reference: ComponentRef, base_of: Callable[[str], Path]) -> None:
+    """Make the file of a component given by path absolute, in place."""
+    if reference.path is not None:
+        reference.path = _absolute_object(reference.path, base_of(f"{key}.path"))
 
 
 def _absolute_object(reference: str, base: Path) -> str:
@@ -101,26 +88,18 @@ def _absolute(path: str, base: Path) -> str:
         return str(base / path)
 
 
-def model_input_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find mistakes in the model folder of a run."""
-    if "model.path" in context.given.inputs:
-        return
-    yield from model_problems("model.path", context.config.model.path)
-    yield from checkpoint_problems(context.config.model)
-
-
 def model_problems(key: str, given: str) -> Iterator[Problem]:
     """Find mistakes in the model folder under `key`, an absolute path; a hub id is not looked up."""
-    folder = Path(given)
+    folder, what, allowed, near = Path(given), "", "", ""
     if given == GIVEN:
-        yield Problem(_NOT_GIVEN[0], key, given=GIVEN, allowed=_NOT_GIVEN[1])
-    if not folder.is_absolute():
+        what, allowed = _NOT_GIVEN
+    elif not folder.is_absolute():
         return
-    if reason := unreachable(folder):
-        yield Problem(f"cannot be opened: {reason}", key=key, given=given)
+    elif reason := unreachable(folder):
+        what = f"cannot be opened: {reason}"
     elif not folder.is_dir():
         what = "is a file, but a model is a folder" if folder.exists() else "no such folder"
-        yield Problem(what, key=key, given=given, nearest=sibling(folder, Path.is_dir))
+        near = sibling(folder, Path.is_dir)
     elif not (folder / "config.json").is_file():
         what, allowed = "no config.json in this folder", "a model in Hugging Face format"
         if (folder / ADAPTER_CONFIG).is_file():
@@ -129,7 +108,8 @@ def model_problems(key: str, given: str) -> Iterator[Problem]:
                 "the folder of the merged model: load it with peft's AutoPeftModelForCausalLM, then "
                 "merge_and_unload() and save_pretrained(FOLDER)"
             )
-        yield Problem(what, key=key, given=given, allowed=allowed)
+    if what:
+        yield Problem(what, key, given=given, allowed=allowed, nearest=near)
 
 
 def data_problems(context: CheckContext) -> Iterator[Problem]:
@@ -144,8 +124,14 @@ def data_problems(context: CheckContext) -> Iterator[Problem]:
         path = each.path or ""
         if key not in given.inputs and (is_data_file(path) or path == GIVEN):
             problems, records = _file_problems(key, path, context)
-            of_split, records = _split_problems(each, records, key.removesuffix(".path"))
-            yield from (*problems, *of_split)
+            section = key.removesuffix(".path")
+            if each.subset is not None:
+                what = "a file has no subsets; only hub datasets do"
+                problems.append(Problem(what, f"{section}.subset", given=each.subset, allowed="null"))
+            if each.split != "train":
+                of_split, records = _split_of(each.split, records, f"{section}.split")
+                problems += of_split
+            yield from problems
             if key == "data.path":
                 context.num_prompts = records
     if config.data.streaming or given.streamed:
@@ -156,27 +142,17 @@ def data_problems(context: CheckContext) -> Iterator[Problem]:
             context.columns[key] = tuple(name for name in names if name != config.data.prompt_column)
 
 
-def _split_problems(
-    data: DataConfig | EvaluationSetConfig, records: int | None, section: str
-) -> tuple[list[Problem], int | None]:
-    """Find mistakes in `subset` and `split` of a file, and count the `records` of the split."""
-    problems = []
-    if data.subset is not None:
-        what = "a file has no subsets; only hub datasets do"
-        problems.append(Problem(what, key=f"{section}.subset", given=data.subset, allowed="null"))
-    if data.split == "train":
-        return problems, records
-    # Imported here because it takes a second.
-    from datasets import ReadInstruction
+def _split_of(split: str, records: int | None, key: str) -> tuple[list[Problem], int | None]:
+    """Check the split of a file of `records`, and count those in it."""
+    from datasets import ReadInstruction  # takes a second
 
     try:
-        parts = ReadInstruction.from_spec(data.split).to_absolute({"train": records or 0})
-        num_records = sum(max(0, part.to - part.from_) for part in parts)
+        parts = ReadInstruction.from_spec(split).to_absolute({"train": records or 0})
+        count = sum(max(0, part.to - part.from_) for part in parts)
+        return [], None if records is None else count
     except (ValueError, AssertionError) as error:
         allowed = "train, or a part of it such as train[:100] or train[10%:]"
-        what = f"is not a valid split of a file: {text_of(error)}"
-        return [*problems, Problem(what, key=f"{section}.split", given=data.split, allowed=allowed)], None
-    return problems, None if records is None else num_records
+        return [Problem(f"is not a valid split of a file: {text_of(error)}", key, "", split, allowed)], None
 
 
 def _file_problems(key: str, given: str, context: CheckContext) -> tuple[list[Problem], int | None]:
@@ -260,7 +236,7 @@ def resolve_parameters(
                 sufficient = there.is_dir if what is Input.TOKENIZER else (there / ADAPTER_CONFIG).is_file
                 problems += model_problems(place, path) if unreachable(there) or not sufficient() else []
             elif what is Input.CACHE:
-                if obstacle := _obstacle(Path(path)):
+                if obstacle := _obstacle(Path(path))[0]:
                     problems.append(Problem(obstacle, place, given=path))
             elif not Path(path).exists():
                 near = sibling(Path(path), Path.exists)
@@ -272,23 +248,20 @@ def resolve_parameters(
 def _input_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, Input]]:
     """Yield key in the run file, name of the field and kind of input of each field that is an input path."""
     for name, field in model.model_fields.items():
-        for mark in (*field.metadata, *_marks(field.annotation)):
-            if isinstance(mark, Input):
-                yield field.alias or name, name, mark
-                break
+        marks = [each for each in (*field.metadata, *_marks(field.annotation)) if isinstance(each, Input)]
+        if marks:
+            yield field.alias or name, name, marks[0]
 
 
 def _marks(annotation: Any) -> Iterator[Any]:
     """Yield the metadata of `Annotated` types within an annotation."""
-    if get_origin(annotation) is Annotated:
-        yield from annotation.__metadata__
+    yield from getattr(annotation, "__metadata__", ())
     for member in get_args(annotation):
         yield from _marks(member)
 
 
 def unreachable(path: Path) -> str:
-    """Return the reason why `path` cannot be looked up, such as too long a name or a loop of links; else
-    empty."""
+    """Return why `path` cannot be looked up, such as too long a name or a loop of links; else empty."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -298,46 +271,44 @@ def unreachable(path: Path) -> str:
     return ""
 
 
-def _obstacle(folder: Path) -> str:
-    """Return the reason why a folder, an absolute path, can neither be made nor used; else empty."""
+def _obstacle(folder: Path) -> tuple[str, Path]:
+    """Return why an absolute path cannot be a folder, else empty; and the part of it that exists."""
     if reason := unreachable(folder):
-        return f"cannot be created: {reason}"
+        return f"cannot be created: {reason}", folder
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if there.is_dir():
-        return ""
-    return "is a file, not a folder" if there == folder else f"cannot be created: {there} is a file"
+        return "", there
+    return "is a file, not a folder" if there == folder else f"cannot be created: {there} is a file", there
 
 
-def output_problems(context: CheckContext) -> list[Problem]:
+def output_problems(context: CheckContext) -> Iterator[Problem]:
     """Find mistakes in the output folder of a run that writes one."""
     config = context.config
     if not context.trains:
-        return []
+        return
     if not config.output_dir.strip():
-        return [Problem("is empty", key="output_dir", given=repr(config.output_dir), allowed="a folder")]
+        yield Problem("is empty", "output_dir", given=repr(config.output_dir), allowed="a folder")
+        return
     folder = Path(config.output_dir).absolute()
-    if not (what := _obstacle(folder)):
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        try:  # a file system may refuse what its permissions allow, such as /proc, or a name
+    what, there = _obstacle(folder)
+    try:  # a file system may refuse what its permissions allow, such as /proc, or a name
+        if not what:
             with TemporaryDirectory(prefix=".grpox-", dir=there) as trial:
                 Path(trial, folder.relative_to(there)).mkdir(parents=True, exist_ok=True)
-        except PermissionError:
-            what = f"cannot be written: no permission to write in {there}"
-        except OSError as error:
-            what = f"cannot be created in {there}: {error.strerror}"
+    except PermissionError:
+        what = f"cannot be written: no permission to write in {there}"
+    except OSError as error:
+        what = f"cannot be created in {there}: {error.strerror}"
     if what:
-        return [Problem(what, key="output_dir", given=config.output_dir)]
-    folder = folder.resolve()
+        yield Problem(what, "output_dir", given=config.output_dir)
+        return
     inputs: dict[str, str | None] = {"model.path": config.model.path, "data.path": config.data.path}
-    if config.evaluation is not None:
-        inputs |= config.evaluation.set_paths
+    inputs |= {} if config.evaluation is None else config.evaluation.set_paths
     allowed = "another output_dir, or a copy of this input elsewhere"
-    return [
-        Problem(f"is in {name}/ of output_dir, which the run overwrites", key, "", path, allowed)
-        for key, path in inputs.items()
-        for name in SET_ASIDE
-        if path is not None and Path(path).is_absolute() and Path(path).is_relative_to(folder / name)
-    ]
+    for key, path in inputs.items():
+        for name in SET_ASIDE:
+            if path is not None and Path(path).is_relative_to(folder.resolve() / name):
+                yield Problem(f"is in {name}/ of output_dir, which the run overwrites", key, "", path, allowed)
 
 
 def hub_problems(config: HubConfig | None) -> Iterator[Problem]:
@@ -349,10 +320,10 @@ def hub_problems(config: HubConfig | None) -> Iterator[Problem]:
 
     try:
         validate_repo_id(config.repo)
-        if "/" not in config.repo:
-            yield Problem("has no owner", "hub.repo", given=config.repo, allowed="user/name")
+        what = "" if "/" in config.repo else "has no owner"
     except HFValidationError as error:
         what = str(error).split(":")[0].rstrip(".")
+    if what:
         yield Problem(what, "hub.repo", given=config.repo, allowed="user/name")
-    if config.revision is not None and (not config.revision or config.revision.isspace()):
+    if config.revision is not None and not config.revision.strip():
         yield Problem("is empty", "hub.revision", allowed="a branch's name, or null")

@@ -68,9 +68,9 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
     folders = dict.fromkeys(_folder() / text.partition("/")[0] for text in texts)
     copies = {path: destination / path.name for path in (file, *folders) if path.exists()}
     try:
-        allowed = "another destination, or --force to overwrite it"
         losses = [copy for source, copy in copies.items() if copy.exists() and not _is_same(source, copy)]
         if losses and not force:
+            allowed = "another destination, or --force to overwrite it"
             raise ConfigError([Problem("exists already", given=str(copy), allowed=allowed) for copy in losses])
         destination.mkdir(parents=True, exist_ok=True)
         for source, copy in copies.items():
@@ -80,8 +80,8 @@ def copy_recipe(name: str, destination: Path, force: bool = False) -> list[Path]
             else:
                 shutil.copyfile(source, copy)
     except OSError as error:
-        there = isinstance(error, FileExistsError | NotADirectoryError)
-        what = "is not a folder" if there else f"cannot be written: {error.strerror or error}"
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        what = "is not a folder" if is_file else f"cannot be written: {error.strerror or error}"
         raise ConfigError(what, given=str(error.filename2 or error.filename or destination)) from error
     return list(copies.values())
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from grpox.config import ComponentRef, RunConfig
 from grpox.errors import ConfigError, describe
-from grpox.plugins.discovery import Offer, PluginSet
+from grpox.plugins.discovery import Offer
 from grpox.plugins.registry import Registry
 from grpox.runfile.lr_schedules import SCHEDULES
 from grpox.runfile.slots import REFERENCES, SLOTS
@@ -34,8 +34,11 @@ def run_schema(registry: Registry) -> Schema:
         **RunConfig.model_json_schema(),
     }
     schema["title"] = "grpox run file"
-    if left_out := "; ".join(_left_out(registry.plugins)):
-        schema["$comment"] = f"Not covered: {left_out}"
+    records, offers = registry.plugins.records, registry.plugins.offers
+    left_out = [f"{each} is {each.status}: {each.reason}" for each in records if each.status != "ok"]
+    left_out += [f"{offer} is {offer.reason}" for offer in offers if offer.status == "incompatible"]
+    if left_out:
+        schema["$comment"] = f"Not covered: {'; '.join(left_out)}"
     definitions = schema["$defs"]
     kinds = {kind: f"{kind}.any" for kind in (*SLOTS.values(), *REFERENCES)}
     for kind, name in kinds.items():
@@ -63,13 +66,6 @@ def run_schema(registry: Registry) -> Schema:
     for unused in ("ComponentRef", *(reference.__name__ for reference in REFERENCES.values())):
         definitions.pop(unused, None)
     return schema
-
-
-def _left_out(plugins: PluginSet) -> Iterable[str]:
-    yield from (f"{r} is {r.status}: {r.reason}" for r in plugins.records if r.status != "ok")
-    for offer in plugins.offers:
-        if offer.status == "incompatible":
-            yield f"{offer} is {offer.reason}"
 
 
 def _pointing_to(definition: str, old: Schema) -> Schema:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,7 @@ def restore_secrets(data: dict[str, Any], folder: Path) -> list[Problem]:
     Returns:
         a problem for each secret that neither the environment nor the run file has.
     """
-    masked = frozenset(masked_keys(data))
-    if masked:
+    if masked := frozenset(masked_keys(data)):
         source = _run_file(folder)
         _restore(data, redacted(source), source, masked, "")
     return secret_problems(data)
@@ -49,33 +49,28 @@ def _variable(key: str) -> str:
 
 
 def _run_file(folder: Path) -> Any:
-    """Read the run file that wrote `folder`; None if it is missing."""
-    try:
+    """Read the run file that wrote `folder`, by its full path or as a recipe; None if it is missing."""
+    with suppress(OSError, ValueError, TypeError, KeyError, ConfigError):
         record = parse_json(read_small(folder / VERSIONS))
-        # By its full path: a file with this name in another folder may belong to another run.
-        if "file" not in record and record["source"] not in recipe_names():
-            return None
-        path = Path(record["file"]) if "file" in record else recipe_path(record["source"])
-        return read_yaml(read_small(path), str(path)).data
-    except (OSError, ValueError, TypeError, KeyError, ConfigError):
-        return None
+        # A file with the name of the source in another folder may belong to another run.
+        if "file" in record or record["source"] in recipe_names():
+            path = Path(record["file"]) if "file" in record else recipe_path(record["source"])
+            return read_yaml(read_small(path), str(path)).data
+    return None
 
 
 def _restore(value: Any, shown: Any, source: Any, masked: frozenset[str], key: str) -> Any:
-    """Return `value` with masks replaced by secrets from the environment or the run file.
+    """Return `value`, with masks at the keys `masked` replaced from the environment or the run file.
 
     Args:
         shown: the run file's value under the same key, masked.
-        source: the run file's value under the same key, not masked.
-        masked: keys that need a value; their parts, such as names of headers, may contain dots.
-        key: dotted key of `value`.
+        source: the same, not masked.
     """
     if isinstance(value, dict | list):
         for name in value if isinstance(value, dict) else range(len(value)):
-            try:
+            parts = None, None
+            with suppress(TypeError, LookupError):  # the run file has no such key
                 parts = shown[name], source[name]
-            except (TypeError, LookupError):  # the run file has no such key
-                parts = None, None
             value[name] = _restore(value[name], *parts, masked, f"{key}.{name}".lstrip("."))
     elif key in masked:
         return os.environ.get(_variable(key), source if shown == value and source is not None else value)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from grpox.config import ComponentRef, EnvironmentRef, RewardRef, RunConfig
 from grpox.config.run import SECTIONS
@@ -61,15 +62,18 @@ def selected(config: RunConfig) -> Iterator[tuple[str, str, ComponentRef]]:
         yield f"tracking.{name}", "observer", ComponentRef.model_validate(mention)
 
 
-def mentions(value: object, key: str = "") -> Iterator[tuple[str, str, object]]:
-    """Yield (key, kind, value) of every slot for a component in the unchecked data of a run file."""
-    listed = LISTED.fullmatch(key)
-    if key in SLOTS or (listed and not isinstance(value, list)):
-        yield key, SLOTS.get(key) or ("environment" if key.startswith("environment") else "reward"), value
-    elif heading := re.fullmatch(r"tracking\.([^.]+)", key):
-        params: Any = {} if value is None else value
-        if isinstance(params, dict) and "name" not in params:  # others are refused as they are
-            yield key, "observer", params if "path" in params else {**params, "name": heading[1]}
+def mentions(value: object, key: str = "") -> Iterator[tuple[str, str, ComponentRef]]:
+    """Yield (key, kind, reference) of the components in data that may not fit the schema, where they do."""
+    heading = re.fullmatch(r"tracking\.([^.]+)", key)
+    if heading or key in SLOTS or (LISTED.fullmatch(key) and not isinstance(value, list)):
+        if heading:
+            params: Any = {} if value is None else value
+            if not isinstance(params, dict) or "name" in params:
+                return  # refused as it is
+            value = params if "path" in params else {**params, "name": heading[1]}
+        kind = SLOTS.get(key) or ("observer" if heading else "reward" if "rewards" in key else "environment")
+        with suppress(ValidationError):
+            yield key, kind, REFERENCES.get(kind, ComponentRef).model_validate(value)
     elif isinstance(value, Mapping | list):
         for name, part in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from mentions(part, join(key, name))

@@ -20,9 +20,9 @@ from grpox.plugins.hookspecs import hookimpl
 from grpox.plugins.loader import InvalidPlugin, check_hooks
 from grpox.policy.lora.layers import adapted_layers
 from grpox.policy.model_folder import undescribed
-from grpox.runfile.given import GIVEN, MERGED, Changes, Given
 from grpox.runfile.load import keys_by_name
 from grpox.runfile.model_options import media_parts
+from grpox.runfile.objects import GIVEN, MERGED, Changes, Given
 from grpox.runfile.overrides import ARGUMENT
 from grpox.runfile.paths import input_path
 

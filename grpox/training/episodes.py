@@ -19,7 +19,7 @@ from grpox.rollout.episodes.messages import Blueprint, Environments
 from grpox.rollout.episodes.pool import open_environments
 from grpox.rollout.episodes.turn_tokens import TurnTokens
 from grpox.rollout.episodes.waves import EpisodeLoop
-from grpox.runfile.environment_rows import EnvironmentOfRow
+from grpox.runfile.data_files import EnvironmentOfRow
 from grpox.runfile.environments import BoundEnvironment, bound_environments, bound_tools
 from grpox.runfile.load import ResolvedRun
 from grpox.runtime.phases import PhaseTimes

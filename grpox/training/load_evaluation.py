@@ -18,10 +18,10 @@ from grpox.checkpoint.progress import PROGRESS, Progress
 from grpox.config.inputs import AUTO
 from grpox.errors import ConfigError, Problem, nearest
 from grpox.observing.record import recorded_choices
-from grpox.runfile.given import Given
 from grpox.runfile.load import ResolvedRun, read_run, resolve
 from grpox.runfile.lock.differences import CHAT_DATE
 from grpox.runfile.model_options import runs_code
+from grpox.runfile.objects import Given
 from grpox.runfile.overrides import COMMAND_LINE
 
 ARGUMENT = "MODEL"

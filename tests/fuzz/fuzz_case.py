@@ -60,6 +60,11 @@ class Case:
     code: int = 2
 
 
+def case(name: str, make: Make, line: str, *mentions: str) -> Case:
+    """A bad input of the command `line`."""
+    return Case(name, make, mentions, tuple(line.split()))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The result of a command."""
@@ -144,12 +149,7 @@ def raw(content: str | bytes | Callable[[], bytes], name: str = "run.yaml") -> M
 
 def together(*makers: Make) -> Make:
     """Does one after the other."""
-
-    def make(folder: Path) -> None:
-        for maker in makers:
-            maker(folder)
-
-    return make
+    return lambda folder: [maker(folder) for maker in makers]
 
 
 def numbered(prefix: str, cases: Iterable[Case]) -> list[Case]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fuzz_case import RUN, Case, nothing, numbered, raw, run_file, together
+from fuzz_case import RUN, Case, case, nothing, numbered, raw, run_file, together
 
 GOOD = run_file(RUN)
 
@@ -60,7 +60,7 @@ def _overrides() -> list[Case]:
         )
         for override, mentions in given.items()
     ]
-    second = Case("the second run file", GOOD, ("key=value",), ("validate", "run.yaml", "other.yaml"))
+    second = case("the second run file", GOOD, "validate run.yaml other.yaml", "key=value")
     return numbered("override", [*cases, second])
 
 
@@ -74,36 +74,31 @@ def _loop(folder: Path) -> None:
 
 def _runs() -> list[Case]:
     cases = [
-        Case("a recipe misspelt", nothing, ("quickstart",), ("validate", "quickstrat")),
-        Case("a file misspelt", GOOD, ("run.yaml",), ("validate", "runn.yaml")),
-        Case("a folder", nothing, ("folder",), ("validate", ".")),
-        Case("nothing", nothing, ("RUN",), ("validate",)),
+        case("a recipe misspelt", nothing, "validate quickstrat", "quickstart"),
+        case("a file misspelt", GOOD, "validate runn.yaml", "run.yaml"),
+        case("a folder", nothing, "validate .", "folder"),
+        case("nothing", nothing, "validate", "RUN"),
         Case("an empty name", nothing, ("error",), ("validate", "")),
-        Case("a FIFO", _fifo, ("run.yaml",), ("validate", "run.yaml")),
-        Case("a loop of links", _loop, ("run.yaml",), ("validate", "run.yaml")),
-        Case("zeroes without end", nothing, ("/dev/zero",), ("validate", "/dev/zero")),
-        Case("a file that cannot be read", nothing, ("/proc/self/mem",), ("validate", "/proc/self/mem")),
+        case("a FIFO", _fifo, "validate run.yaml", "run.yaml"),
+        case("a loop of links", _loop, "validate run.yaml", "run.yaml"),
+        case("zeroes without end", nothing, "validate /dev/zero", "/dev/zero"),
+        case("a file that cannot be read", nothing, "validate /proc/self/mem", "/proc/self/mem"),
         Case("a name of 5000 characters", nothing, ("too long",), ("validate", "r" * 5000)),
         Case("a name with colours", nothing, ("\\x1b[31m",), ("validate", "\x1b[31mrun.yaml")),
         Case("a name that is no UTF-8", nothing, ("\\udcff",), ("validate", "\udcff.yaml")),
-        Case("below a file", GOOD, ("run.yaml/x",), ("validate", "run.yaml/x")),
-        Case("a world of no rank", GOOD, ("--world-size",), ("validate", "run.yaml", "--world-size", "0")),
-        Case("a world in words", GOOD, ("--world-size",), ("validate", "run.yaml", "--world-size", "two")),
-        Case(
-            "a world that does not divide",
-            GOOD,
-            ("2000 prompts",),
-            ("validate", "run.yaml", "--world-size", "1000"),
-        ),
+        case("below a file", GOOD, "validate run.yaml/x", "run.yaml/x"),
+        case("a world of no rank", GOOD, "validate run.yaml --world-size 0", "--world-size"),
+        case("a world in words", GOOD, "validate run.yaml --world-size two", "--world-size"),
+        case("a world that does not divide", GOOD, "validate run.yaml --world-size 1000", "2000 prompts"),
         Case("a world beyond counting", GOOD, ("error",), ("validate", "run.yaml", "--world-size", "9" * 30)),
-        Case("an unknown option", GOOD, ("--wrold-size",), ("validate", "run.yaml", "--wrold-size", "2")),
-        Case("an unknown command", nothing, ("trian",), ("trian", "quickstart")),
-        Case("training what is not there", nothing, ("nothing.yaml",), ("train", "nothing.yaml")),
-        Case("training nothing", nothing, ("RUN",), ("train",)),
-        Case("training with a mistake", GOOD, ("train.max_step",), ("train", "run.yaml", "train.max_step=1")),
-        Case("a plan of no generation", GOOD, ("--generations",), ("plan", "run.yaml", "--generations", "0")),
-        Case("a plan of a bad run", GOOD, ("train.max_step",), ("plan", "run.yaml", "train.max_step=1")),
-        Case("a plan of an empty file", raw(""), ("is empty",), ("plan", "run.yaml")),
+        case("an unknown option", GOOD, "validate run.yaml --wrold-size 2", "--wrold-size"),
+        case("an unknown command", nothing, "trian quickstart", "trian"),
+        case("training what is not there", nothing, "train nothing.yaml", "nothing.yaml"),
+        case("training nothing", nothing, "train", "RUN"),
+        case("training with a mistake", GOOD, "train run.yaml train.max_step=1", "train.max_step"),
+        case("a plan of no generation", GOOD, "plan run.yaml --generations 0", "--generations"),
+        case("a plan of a bad run", GOOD, "plan run.yaml train.max_step=1", "train.max_step"),
+        case("a plan of an empty file", raw(""), "plan run.yaml", "is empty"),
     ]
     return numbered("run", cases)
 
@@ -111,19 +106,14 @@ def _runs() -> list[Case]:
 def _resumed() -> list[Case]:
     empty_run = raw("", "config.yaml")
     cases = [
-        Case("a file", GOOD, ("--resume", "run.yaml"), ("train", "--resume", "run.yaml")),
-        Case("an empty folder", nothing, ("--resume", "holds no run"), ("train", "--resume", ".")),
-        Case("what is not there", nothing, ("--resume", "absent"), ("train", "--resume", "absent")),
-        Case("auto without a run", nothing, ("--resume", "auto"), ("train", "--resume", "auto")),
-        Case("an empty config", empty_run, ("config.yaml", "is empty"), ("train", "--resume", ".")),
-        Case(
-            "a config that is no YAML",
-            raw("a: [", "config.yaml"),
-            ("config.yaml", "YAML"),
-            ("train", "--resume", "."),
-        ),
+        case("a file", GOOD, "train --resume run.yaml", "--resume", "run.yaml"),
+        case("an empty folder", nothing, "train --resume .", "--resume", "holds no run"),
+        case("what is not there", nothing, "train --resume absent", "--resume", "absent"),
+        case("auto without a run", nothing, "train --resume auto", "--resume", "auto"),
+        case("an empty config", empty_run, "train --resume .", "config.yaml", "is empty"),
+        case("a config that is no YAML", raw("a: [", "config.yaml"), "train --resume .", "config.yaml", "YAML"),
         Case("nothing", GOOD, ("--resume",), ("train", "run.yaml", "--resume", "")),
-        Case("a loop of links", _loop, ("run.yaml",), ("train", "--resume", "run.yaml")),
+        case("a loop of links", _loop, "train --resume run.yaml", "run.yaml"),
         Case("a name of 5000 characters", nothing, ("too long",), ("train", "--resume", "r" * 5000)),
     ]
     return numbered("resume", cases)
@@ -131,65 +121,70 @@ def _resumed() -> list[Case]:
 
 def _others() -> list[Case]:
     metrics = '{"step": 1, "time": 1, "metrics": {"loss": 1}}\n'
-    with_metrics = raw(metrics, "metrics.jsonl")
-    reports = {
-        "of nothing": (nothing, "RUN_DIR"),
-        "of empty metrics": (raw("", "metrics.jsonl"), "metrics.jsonl"),
-        "of broken metrics": (raw("{}\n", "metrics.jsonl"), "metrics.jsonl:1"),
-        "of metrics that are no text": (raw(b"\xff\xfe\0\0" * 9 + b"\n", "metrics.jsonl"), "metrics.jsonl:1"),
-        "of metrics that are lists": (raw("[1]\n", "metrics.jsonl"), "metrics.jsonl:1"),
-        "with a config that is no YAML": (together(with_metrics, raw("a: [", "config.yaml")), "config.yaml"),
-        "with a config that is a list": (together(with_metrics, raw("[1]", "config.yaml")), "config.yaml"),
-        "with a config that is no text": (together(with_metrics, raw(b"\xff", "config.yaml")), "config.yaml"),
-        "with a summary that is no JSON": (together(with_metrics, raw("{", "summary.json")), "summary.json"),
-        "with a summary that is a list": (together(with_metrics, raw("[1]", "summary.json")), "summary.json"),
-    }
     cases = [
-        *(
-            Case(f"report {name}", start, (mention,), ("report", "."))
-            for name, (start, mention) in reports.items()
+        case("report of nothing", nothing, "report .", "RUN_DIR"),
+        case("report of what is not there", nothing, "report absent", "absent"),
+        case("report of a file", GOOD, "report run.yaml", "is a file"),
+        case("report of empty metrics", raw("", "metrics.jsonl"), "report .", "metrics.jsonl"),
+        case("report of broken metrics", raw("{}\n", "metrics.jsonl"), "report .", "metrics.jsonl:1"),
+        case(
+            "report of metrics that are no text",
+            raw(b"\xff\xfe\0\0" * 9 + b"\n", "metrics.jsonl"),
+            "report .",
+            "metrics.jsonl:1",
         ),
-        Case("report of what is not there", nothing, ("absent",), ("report", "absent")),
-        Case("report of a file", GOOD, ("is a file",), ("report", "run.yaml")),
-        Case("report into a folder", with_metrics, ("--output",), ("report", ".", "--output", ".")),
-        Case("recipe misspelt", nothing, ("quickstart",), ("recipes", "copy", "quikstart")),
-        Case("recipe into a file", GOOD, ("run.yaml",), ("recipes", "copy", "quickstart", "run.yaml")),
-        Case(
+        case("report of metrics that are lists", raw("[1]\n", "metrics.jsonl"), "report .", "metrics.jsonl:1"),
+        case(
+            "report with a config that is no YAML",
+            together(raw(metrics, "metrics.jsonl"), raw("a: [", "config.yaml")),
+            "report .",
+            "config.yaml",
+        ),
+        case(
+            "report with a config that is a list",
+            together(raw(metrics, "metrics.jsonl"), raw("[1]", "config.yaml")),
+            "report .",
+            "config.yaml",
+        ),
+        case(
+            "report with a config that is no text",
+            together(raw(metrics, "metrics.jsonl"), raw(b"\xff", "config.yaml")),
+            "report .",
+            "config.yaml",
+        ),
+        case(
+            "report with a summary that is no JSON",
+            together(raw(metrics, "metrics.jsonl"), raw("{", "summary.json")),
+            "report .",
+            "summary.json",
+        ),
+        case(
+            "report with a summary that is a list",
+            together(raw(metrics, "metrics.jsonl"), raw("[1]", "summary.json")),
+            "report .",
+            "summary.json",
+        ),
+        case("report into a folder", raw(metrics, "metrics.jsonl"), "report . --output .", "--output"),
+        case(
             "recipe over what is there",
             raw("mine", "quickstart.yaml"),
-            ("quickstart.yaml", "--force"),
-            ("recipes", "copy", "quickstart"),
+            "recipes copy quickstart",
+            "quickstart.yaml",
+            "--force",
         ),
-        Case("recipe below a file", GOOD, ("run.yaml",), ("recipes", "copy", "quickstart", "run.yaml/x")),
-        Case("recipe with a path for a name", nothing, ("../x",), ("recipes", "copy", "../x")),
-        Case(
-            "recipe changed wrongly",
-            nothing,
-            ("train.max_setps",),
-            ("validate", "quickstart", "train.max_setps=1"),
-        ),
-        Case("plugin to check that is not there", nothing, ("nowhere",), ("plugins", "check", "nowhere")),
-        Case(
-            "plugin to check with a bad parameter",
-            nothing,
-            ("clip_hihg",),
-            ("plugins", "check", "dapo", "clip_hihg=1"),
-        ),
-        Case(
-            "plugin to check with no value", nothing, ("clip_high",), ("plugins", "check", "dapo", "clip_high")
-        ),
-        Case("plugin to show that is not there", nothing, ("dapoo", "dapo"), ("plugins", "show", "dapoo")),
-        Case(
-            "plugins of an unknown kind", nothing, ("--kind", "losses"), ("plugins", "list", "--kind", "losses")
-        ),
-        Case(
-            "lock of a bad run", GOOD, ("train.max_step",), ("plugins", "lock", "run.yaml", "train.max_step=1")
-        ),
-        Case("locks of what is not there", nothing, ("a.json",), ("plugins", "diff", "a.json", "b.json")),
-        Case("locks that are no JSON", GOOD, ("run.yaml",), ("plugins", "diff", "run.yaml", "run.yaml")),
+        case("recipe with a path for a name", nothing, "recipes copy ../x", "../x"),
+        case("recipe changed wrongly", nothing, "validate quickstart train.max_setps=1", "train.max_setps"),
+        case("plugin to check that is not there", nothing, "plugins check nowhere", "nowhere"),
+        case("plugin to check with a bad parameter", nothing, "plugins check dapo clip_hihg=1", "clip_hihg"),
+        case("plugin to check with no value", nothing, "plugins check dapo clip_high", "clip_high"),
+        case("plugin to show that is not there", nothing, "plugins show dapoo", "dapoo", "dapo"),
+        case("plugins of an unknown kind", nothing, "plugins list --kind losses", "--kind", "losses"),
+        case("lock of a bad run", GOOD, "plugins lock run.yaml train.max_step=1", "train.max_step"),
+        case("locks of what is not there", nothing, "plugins diff a.json b.json", "a.json"),
+        case("locks that are no JSON", GOOD, "plugins diff run.yaml run.yaml", "run.yaml"),
         Case("plugin with a bad name", nothing, ("9 lives",), ("plugins", "new", "9 lives", "--kind", "loss")),
-        Case("plugin of an unknown kind", nothing, ("--kind",), ("plugins", "new", "mine", "--kind", "lose")),
-        Case("server of nothing", nothing, ("absent.yaml",), ("serve", "absent.yaml")),
-        Case("server at a port that is none", nothing, ("--port",), ("serve", "quickstart", "--port", "99999")),
+        case("plugin of an unknown kind", nothing, "plugins new mine --kind lose", "--kind"),
+        case("server of nothing", nothing, "serve absent.yaml", "absent.yaml"),
+        case("server at a port that is none", nothing, "serve quickstart --port 99999", "--port"),
     ]
     return numbered("command", cases)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import yaml
-from fuzz_case import RUN, Case, changed, numbered, raw, run_file, together
+from fuzz_case import RUN, Case, Make, changed, numbered, raw, run_file, together
+
+from grpox.config import RunConfig
 
 GOOD = yaml.safe_dump(RUN, sort_keys=False)
 RED = "\x1b[31mred\x1b[0m"
@@ -17,7 +21,7 @@ ZERO_WIDTH = "lo\u200bss"
 
 def run_file_cases() -> list[Case]:
     """All of them; each has a name of its own."""
-    return [*_yaml(), *_bytes(), *_texts(), *_components(), *_paths(), *_meanings()]
+    return [*_yaml(), *_bytes(), *_texts(), *_components(), *_paths()]
 
 
 def _more(text: str) -> str:
@@ -40,21 +44,15 @@ def _yaml() -> list[Case]:
         "an alias bomb of mappings": (_more(merges), ("aliases", "run.yaml")),
         "an alias to itself": (_more("x: &x [*x]"), ("x[0]", "contains it")),
         "a mapping that merges itself": (_more("x: &x {<<: *x}"), ("x", "contains it")),
-        "an alias to nothing": (_more("x: *nowhere"), ("nowhere", "run.yaml:")),
-        "a merge of a number": (_more("x: {<<: 3}"), ("<<",)),
         "a python object": (_more("x: !!python/object/apply:os.system ['touch pwned']"), ("!!python", "x")),
         "a tag of one's own": (_more("x: !vault secret"), ("!vault", "x")),
         "a tag with a handle nobody declared": (_more("x: !e!y 1"), ("!e!",)),
-        "a tag that its text does not fit": (_more("x: !!int three"), ("!!int", "x")),
-        "a key twice": (_more("output_dir: elsewhere"), ("output_dir", "twice")),
-        "a key twice in a flow mapping": (_more("hub: {repo: a/b, repo: c/d}"), ("hub.repo", "twice")),
         "a key that is a list": (_more("? [a, b]\n: 1"), ("key must be text",)),
         "a key that is empty": (_more("'': 1"), ("unknown key",)),
         "a key that is a number": (_more("7: 1"), ("7", "unknown key")),
         "tabs for spaces": ("model:\n\tpath: x\n", ("run.yaml:2", "\\t")),
         "an indentation that fits nowhere": ("model:\n    path: x\n  dtype: float32\n", ("run.yaml:3",)),
         "a bracket left open": (_more("x: [1, 2"), ("run.yaml:",)),
-        "two documents": (f"{GOOD}---\n{GOOD}", ("run.yaml:",)),
         "a directive of YAML 9": (f"%YAML 9.0\n---\n{GOOD}", ("run.yaml:",)),
         "an escape that is none": (_more('x: "\\q"'), ("run.yaml:", "escape")),
         "an escaped NUL": (
@@ -133,256 +131,135 @@ def _bytes() -> list[Case]:
     return numbered("bytes", [Case(name, raw(data), mentions) for name, (data, mentions) in contents.items()])
 
 
-def _texts() -> list[Case]:
-    """Unicode that shows nothing, turns the line around, or colours the terminal."""
-    runs: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-        "a key with colours": ({RED: 1}, ("\\x1b[31mred",)),
-        "a key written from right to left": ({RIGHT_TO_LEFT: 1}, ("\\u202e",)),
-        "a key with a zero-width space": ({ZERO_WIDTH: "dapo"}, ("lo\\u200bss", "loss")),
-        "a key with a line break": ({"a\nerror: all is well": 1}, ("a\\nerror",)),
-        "a Cyrillic key": ({"\u043coutput": 1}, ("unknown key",)),
-        "a loss with colours": ({"loss": RED}, ("loss", "\\x1b[31mred")),
-        "a loss with a zero-width space": ({"loss": "da\u200bpo"}, ("loss", "da\\u200bpo", "dapo")),
-        "a loss with a Cyrillic letter": ({"loss": "d\u0430po"}, ("loss", "dapo")),
-        "a loss with line breaks": ({"loss": "dapo\nerror: nothing"}, ("loss", "dapo\\nerror")),
-        "a loss with a carriage return": ({"loss": "dapo\rwell"}, ("loss", "dapo\\rwell")),
-        "a loss with a percent sign": ({"loss": "%s%s%n"}, ("loss", "%s%s%n")),
-        "a prompt column with colours": ({"data.prompt_column": RED}, ("data.prompt_column", "\\x1b[31m")),
-        "a prompt column in other case": ({"data.prompt_column": "Prompt"}, ("data.prompt_column", "prompt")),
-        "a prompt column of no characters": ({"data.prompt_column": ""}, ("data.prompt_column",)),
-        "a model path with colours": ({"model.path": f"../{RED}"}, ("model.path", "\\x1b[31mred")),
-        "a dtype of another script": ({"model.dtype": "\uff46loat32"}, ("model.dtype",)),
-        "a C1 control character": ({"loss": "dapo\x9b31m"}, ("loss", "dapo\\x9b31m")),
-        "a tag character": ({"loss": "dapo\U000e0041"}, ("loss", "\\U000e0041")),
-        "an empty stop text": ({"sampling.stop": [""]}, ("sampling", "stop")),
-        "a combining storm": ({"loss": "d" + "\u0301" * 500}, ("loss",)),
-    }
-    cases = [Case(name, _escaped(changed(changes)), mentions) for name, (changes, mentions) in runs.items()]
-    return numbered("text", cases)
+Rows = dict[str, tuple[Any, ...]]
+"""Name -> a key of the run file, its wrong value, and what the error names beside the key."""
 
 
-def _escaped(run: dict[str, Any]) -> Any:
+def _cases(
+    prefix: str, rows: Rows, *others: Make, write: Callable[[dict[str, Any]], Make] = run_file
+) -> list[Case]:
+    cases = []
+    for name, (key, value, *mentions) in rows.items():
+        named = (key,) if key.partition(".")[0] in RunConfig.model_fields else ()
+        cases.append(Case(name, together(*others, write(changed({key: value}))), (*named, *mentions)))
+    return numbered(prefix, cases)
+
+
+def _escaped(run: dict[str, Any]) -> Make:
     """Writes `run` as JSON, which YAML reads, every character beyond ASCII escaped but whole."""
     text = json.dumps(run, ensure_ascii=False)
     safe = "".join(c if c.isprintable() and ord(c) < 0x10000 else f"\\U{ord(c):08x}" for c in text)
     return raw(safe)
 
 
-def _components() -> list[Case]:
-    runs: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-        "loss misspelt": ({"loss": "dapoo"}, ("loss", "dapo")),
-        "a correction for a loss": ({"loss": "token-truncate"}, ("loss", "token-truncate")),
-        "a loss of a package that is not installed": ({"loss": "grpox-absent:dapo"}, ("loss", "grpox-absent")),
-        "a loss with a colon too many": ({"loss": "a:b:c"}, ("loss", "a:b:c")),
-        "a loss that is nothing": ({"loss": ""}, ("loss",)),
-        "a loss by name in a mapping misspelt": ({"loss": {"nmae": "dapo"}}, ("loss", "name")),
-        "a path without an object": ({"loss": {"path": "my_loss.py"}}, ("loss", "path.py:name")),
-        "a path that is no Python file": ({"loss": {"path": "run.yaml:Loss"}}, ("loss", ".py")),
-        "a path with a name that is not there": ({"loss": {"path": "code.py:Lost"}}, ("Lost",)),
-        "a path to what is no class": ({"loss": {"path": "code.py:NUMBER"}}, ("loss", "not a class")),
-        "a path to a class that is no loss": ({"loss": {"path": "code.py:Empty"}}, ("loss", "per_token")),
-        "a path to a reward that is no function": ({"rewards": [{"path": "code.py:NUMBER"}]}, ("rewards[0]",)),
-        "a path to a file with an error": (
-            {"loss": {"path": "broken.py:Loss"}},
-            ("broken.py:1", "SyntaxError"),
-        ),
-        "a path to a file that raises": ({"loss": {"path": "raises.py:Loss"}}, ("raises.py:2", "KeyError")),
-        "a path to a file that exits": ({"loss": {"path": "exits.py:Loss"}}, ("exits.py:2", "SystemExit")),
-        "a parameter for a class without": ({"loss": {"path": "code.py:Bare", "x": 1}}, ("loss.x",)),
-        "no reward": ({"rewards": []}, ("rewards",)),
-        "a reward that is null": ({"rewards": [None]}, ("rewards[0]",)),
-        "a reward that is a list": ({"rewards": [["exact"]]}, ("rewards[0]",)),
-        "a reward misspelt": ({"rewards": ["exakt"]}, ("rewards[0]", "exact")),
-        "a reward without its column": ({"rewards": ["exact"], "model.dtype": "x"}, ("model.dtype",)),
-        "rewards that are a mapping": ({"rewards": {"name": "exact"}}, ("rewards",)),
-        "rewards that are a name": ({"rewards": "exact"}, ("rewards",)),
-        "an observer that does not exist": ({"tracking": {"wandb": {}}}, ("tracking.wandb", "wandb")),
-        "an observer with a name": ({"tracking": {"mlflow": {"name": "x"}}}, ("tracking.mlflow.name",)),
-        "an observer with a strange parameter": ({"tracking": {"mlflow": {"expriment": "x"}}}, ("experiment",)),
-        "tracking that is a list": ({"tracking": ["mlflow"]}, ("tracking",)),
-        "an accuracy of no reward": (
-            {"evaluation": {"path": "../shared/train.jsonl", "accuracy": "exakt"}},
-            ("evaluation.accuracy", "exact"),
-        ),
-        "a plugin that must be there and is not": (
-            {"plugins": {"required": ["grpox-absent>=1"]}},
-            ("plugins.required", "grpox-absent"),
-        ),
-        "a requirement that is none": ({"plugins": {"required": ["grpox >= two"]}}, ("plugins.required",)),
-        "a plugin that must be newer": ({"plugins": {"required": ["grpox>=99"]}}, ("plugins.required", "99")),
+def _texts() -> list[Case]:
+    """Unicode that shows nothing, turns the line around, or colours the terminal."""
+    rows: Rows = {
+        "a key with colours": (RED, 1, "\\x1b[31mred"),
+        "a key written from right to left": (RIGHT_TO_LEFT, 1, "\\u202e"),
+        "a key with a zero-width space": (ZERO_WIDTH, "dapo", "lo\\u200bss", "loss"),
+        "a key with a line break": ("a\nerror: all is well", 1, "a\\nerror"),
+        "a Cyrillic key": ("\u043coutput", 1, "unknown key"),
+        "a loss with colours": ("loss", RED, "\\x1b[31mred"),
+        "a loss with a zero-width space": ("loss", "da\u200bpo", "da\\u200bpo", "dapo"),
+        "a loss with a Cyrillic letter": ("loss", "d\u0430po", "dapo"),
+        "a loss with line breaks": ("loss", "dapo\nerror: nothing", "dapo\\nerror"),
+        "a loss with a carriage return": ("loss", "dapo\rwell", "dapo\\rwell"),
+        "a loss with a percent sign": ("loss", "%s%s%n", "%s%s%n"),
+        "a prompt column with colours": ("data.prompt_column", RED, "\\x1b[31m"),
+        "a prompt column in other case": ("data.prompt_column", "Prompt", "prompt"),
+        "a prompt column of no characters": ("data.prompt_column", ""),
+        "a model path with colours": ("model.path", f"../{RED}", "\\x1b[31mred"),
+        "a dtype of another script": ("model.dtype", "\uff46loat32"),
+        "a C1 control character": ("loss", "dapo\x9b31m", "dapo\\x9b31m"),
+        "a tag character": ("loss", "dapo\U000e0041", "\\U000e0041"),
+        "a combining storm": ("loss", "d" + "\u0301" * 500),
+        "an empty stop text": ("sampling", {"stop": [""]}, "stop"),
     }
-    files = together(
-        raw(
-            "from grpox.contracts import Reduction\n\nNUMBER = 3\n\n\nclass Empty:\n    pass\n\n\nclass Bare:\n"
-            "    reduction = Reduction.TOKEN_MEAN\n\n    def per_token(self, inputs): ...\n",
-            "code.py",
-        ),
-        raw("def Loss(:\n", "broken.py"),
-        raw("x = {}\nx['key']\n", "raises.py"),
-        raw("import sys\nsys.exit(3)\n", "exits.py"),
+    return _cases("text", rows, write=_escaped)
+
+
+def _components() -> list[Case]:
+    rows: Rows = {
+        "a correction for a loss": ("loss", "token-truncate", "token-truncate"),
+        "a loss of a package that is not installed": ("loss", "grpox-absent:dapo", "grpox-absent"),
+        "a loss with a colon too many": ("loss", "a:b:c", "a:b:c"),
+        "a loss that is nothing": ("loss", ""),
+        "a path without an object": ("loss", {"path": "my_loss.py"}, "path.py:name"),
+        "a path that is no Python file": ("loss", {"path": "run.yaml:Loss"}, ".py"),
+        "a path with a name that is not there": ("loss", {"path": "code.py:Lost"}, "Lost"),
+        "a path to what is no class": ("loss", {"path": "code.py:NUMBER"}, "not a class"),
+        "a path to a class that is no loss": ("loss", {"path": "code.py:Empty"}, "per_token"),
+        "a path to a reward that is no function": ("rewards", [{"path": "code.py:NUMBER"}], "rewards[0]"),
+        "a parameter for a class without": ("loss", {"path": "code.py:Bare", "x": 1}, "loss.x"),
+        "no reward": ("rewards", []),
+        "a reward that is null": ("rewards", [None], "rewards[0]"),
+        "a reward that is a list": ("rewards", [["exact"]], "rewards[0]"),
+        "rewards that are a mapping": ("rewards", {"name": "exact"}),
+        "rewards that are a name": ("rewards", "exact"),
+        "tracking that is a list": ("tracking", ["mlflow"]),
+        "a requirement that is none": ("plugins", {"required": ["grpox >= two"]}, "plugins.required"),
+        "a plugin that must be newer": ("plugins", {"required": ["grpox>=99"]}, "plugins.required", "99"),
+    }
+    file = raw(
+        "from grpox.contracts import Reduction\n\nNUMBER = 3\n\n\nclass Empty:\n    pass\n\n\nclass Bare:\n"
+        "    reduction = Reduction.TOKEN_MEAN\n\n    def per_token(self, inputs): ...\n",
+        "code.py",
     )
-    cases = [
-        Case(name, together(files, run_file(changed(changes))), mentions)
-        for name, (changes, mentions) in runs.items()
-    ]
-    return numbered("component", cases)
+    return _cases("component", rows, file)
 
 
-def _fifo(name: str) -> Any:
-    return lambda folder: os.mkfifo(folder / name)
+LINKS = {"loop": "loop", "gone.jsonl": "nowhere.jsonl", "loop.jsonl": "loop.jsonl", "zero.jsonl": "/dev/zero"}
 
 
-def _link(name: str, target: str) -> Any:
-    return lambda folder: (folder / name).symlink_to(target)
+def _odd_files(folder: Path) -> None:
+    (folder / "folder.jsonl").mkdir()
+    os.mkfifo(folder / "fifo.jsonl")
+    for name, target in (LINKS | {"mem.jsonl": "/proc/self/mem"}).items():
+        (folder / name).symlink_to(target)
 
 
 def _paths() -> list[Case]:
-    runs: dict[str, tuple[dict[str, Any], Any, tuple[str, ...]]] = {
-        "a model that is not there": ({"model.path": "../shared/modle"}, None, ("model.path", "model")),
-        "a model that is a file": ({"model.path": "run.yaml"}, None, ("model.path", "is a file")),
-        "a model without config.json": ({"model.path": "."}, None, ("model.path", "config.json")),
-        "a model that is nothing": ({"model.path": ""}, None, ("model.path",)),
-        "a model of 5000 characters": ({"model.path": "m" * 5000}, None, ("model.path", "too long")),
-        "a model that is a loop of links": ({"model.path": "loop"}, _link("loop", "loop"), ("model.path",)),
-        "a model of a user that is not there": ({"model.path": "~nobody-here/m"}, None, ("model.path",)),
-        "a model that is the null device": ({"model.path": "/dev/null"}, None, ("model.path", "/dev/null")),
-        "a model that is a URL": ({"model.path": "https://example.org/model"}, None, ("model.path",)),
-        "data that is not there": ({"data.path": "../shared/trian.jsonl"}, None, ("data.path", "train.jsonl")),
-        "data that is a folder": ({"data.path": "../shared"}, None, ("data.path", "folder")),
-        "data that is a folder of that suffix": (
-            {"data.path": "folder.jsonl"},
-            lambda folder: (folder / "folder.jsonl").mkdir(),
-            ("data.path", "is a folder"),
-        ),
-        "data that is nothing": ({"data.path": ""}, None, ("data.path",)),
-        "data of another kind": ({"data.path": "run.yaml"}, None, ("data.path", ".jsonl")),
-        "data without a suffix": ({"data.path": "/etc/hostname"}, None, ("data.path", ".jsonl")),
-        "data that is a pattern": ({"data.path": "../shared/*.jsonl"}, None, ("data.path", "*.jsonl")),
-        "data that is a set of names": ({"data.path": "../shared/tr[a-z]in.jsonl"}, None, ("data.path",)),
-        "data that is a dangling link": (
-            {"data.path": "gone.jsonl"},
-            _link("gone.jsonl", "nowhere.jsonl"),
-            ("data.path", "nowhere.jsonl"),
-        ),
-        "data that is a loop of links": (
-            {"data.path": "loop.jsonl"},
-            _link("loop.jsonl", "loop.jsonl"),
-            ("data.path",),
-        ),
-        "data that is a FIFO": (
-            {"data.path": "fifo.jsonl"},
-            _fifo("fifo.jsonl"),
-            ("data.path", "not a regular file"),
-        ),
-        "data that is zeroes without end": (
-            {"data.path": "zero.jsonl"},
-            _link("zero.jsonl", "/dev/zero"),
-            ("data.path", "not a regular file"),
-        ),
-        "data that is the null device": ({"data.path": "/dev/null"}, None, ("data.path", "not a regular file")),
-        "data that is a URL": ({"data.path": "https://example.org/a.jsonl"}, None, ("data.path",)),
-        "data below a file": ({"data.path": "run.yaml/a.jsonl"}, None, ("data.path",)),
-        "data that is a memory": (
-            {"data.path": "mem.jsonl"},
-            _link("mem.jsonl", "/proc/self/mem"),
-            ("data.path",),
-        ),
-        "data with a file's subset": ({"data.subset": "main"}, None, ("data.subset", "main")),
-        "data with an unknown split": ({"data.split": "trian"}, None, ("data.split", "trian")),
-        "data with a split that is no split": ({"data.split": "train[:"}, None, ("data.split",)),
-        "data with a split of nothing": ({"data.split": "train[:0]"}, None, ("error",)),
-        "data with a split beyond": ({"data.split": "train[:900%]"}, None, ("data.split",)),
-        "evaluation data that is not there": (
-            {"evaluation": {"path": "../shared/heldout.csv"}},
-            None,
-            ("evaluation.path", "heldout.csv"),
-        ),
-        "an output_dir that is a file": ({"output_dir": "run.yaml"}, None, ("output_dir", "is a file")),
-        "an output_dir below a file": ({"output_dir": "run.yaml/out"}, None, ("output_dir", "is a file")),
-        "an output_dir of spaces": ({"output_dir": "  "}, None, ("output_dir", "is empty")),
-        "an output_dir of 5000 characters": ({"output_dir": "o" * 5000}, None, ("output_dir", "too long")),
-        "an output_dir around the model": (
-            {"model.path": "out/model"},
-            lambda folder: (folder / "out" / "model").mkdir(parents=True),
-            ("model.path", "out"),
-        ),
+    rows: Rows = {
+        "a model that is a file": ("model.path", "run.yaml", "is a file"),
+        "a model without config.json": ("model.path", ".", "config.json"),
+        "a model that is nothing": ("model.path", ""),
+        "a model of 5000 characters": ("model.path", "m" * 5000, "too long"),
+        "a model that is a loop of links": ("model.path", "loop"),
+        "a model of a user that is not there": ("model.path", "~nobody-here/m"),
+        "a model that is the null device": ("model.path", "/dev/null", "/dev/null"),
+        "a model that is a URL": ("model.path", "https://example.org/model"),
+        "data that is a folder of that suffix": ("data.path", "folder.jsonl", "is a folder"),
+        "data that is nothing": ("data.path", ""),
+        "data of another kind": ("data.path", "run.yaml", ".jsonl"),
+        "data without a suffix": ("data.path", "/etc/hostname", ".jsonl"),
+        "data that is a pattern": ("data.path", "../shared/*.jsonl", "*.jsonl"),
+        "data that is a set of names": ("data.path", "../shared/tr[a-z]in.jsonl"),
+        "data that is a dangling link": ("data.path", "gone.jsonl", "nowhere.jsonl"),
+        "data that is a loop of links": ("data.path", "loop.jsonl"),
+        "data that is a FIFO": ("data.path", "fifo.jsonl", "not a regular file"),
+        "data that is zeroes without end": ("data.path", "zero.jsonl", "not a regular file"),
+        "data that is the null device": ("data.path", "/dev/null", "not a regular file"),
+        "data that is a URL": ("data.path", "https://example.org/a.jsonl"),
+        "data below a file": ("data.path", "run.yaml/a.jsonl"),
+        "data that is a memory": ("data.path", "mem.jsonl"),
+        "data with an unknown split": ("data.split", "trian", "trian"),
+        "data with a split that is no split": ("data.split", "train[:"),
+        "data with a split beyond": ("data.split", "train[:900%]"),
+        "an output_dir that is a file": ("output_dir", "run.yaml", "is a file"),
+        "an output_dir below a file": ("output_dir", "run.yaml/out", "is a file"),
+        "an output_dir of spaces": ("output_dir", "  ", "is empty"),
+        "an output_dir of 5000 characters": ("output_dir", "o" * 5000, "too long"),
         "a reward model that is not there": (
-            {"rewards": [{"name": "reward_model", "model": "/no/such/model"}]},
-            None,
-            ("rewards[0].model", "/no/such/model"),
+            "rewards",
+            [{"name": "reward_model", "model": "/no/such/model"}],
+            "rewards[0].model",
+            "/no/such/model",
+        ),
+        "data with a split of nothing": (
+            "data",
+            {"path": "../shared/train.jsonl", "split": "train[:0]"},
+            "error",
         ),
     }
-    return numbered(
-        "path",
-        [
-            Case(name, together(run_file(changed(changes)), *([make] if make else [])), mentions)
-            for name, (changes, make, mentions) in runs.items()
-        ],
-    )
-
-
-def _meanings() -> list[Case]:
-    """Each key is right by itself; together they make no run."""
-    runs: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-        "a batch that groups do not divide": ({"train.num_generations": 3}, ("train.num_generations", "3")),
-        "more prompts a batch than there are": (
-            {"train.per_device_train_batch_size": 4096},
-            ("16", "1024"),
-        ),
-        "both sizes of a generation batch": (
-            {"train.steps_per_generation": 2, "train.generation_batch_size": 16},
-            ("train.generation_batch_size",),
-        ),
-        "a generation batch that ranks do not divide": (
-            {"train.generation_batch_size": 12, "train.num_generations": 4},
-            ("train.generation_batch_size", "12"),
-        ),
-        "both warm-ups": ({"train.warmup_steps": 1, "train.warmup_ratio": 0.5}, ("train.warmup_ratio",)),
-        "a schedule that does not exist": (
-            {"train.lr_scheduler_type": "cosin"},
-            ("lr_scheduler_type", "cosine"),
-        ),
-        "a schedule that needs a metric": (
-            {"train.lr_scheduler_type": "reduce_lr_on_plateau"},
-            ("train.lr_scheduler_type",),
-        ),
-        "an argument that a schedule lacks": (
-            {"train.lr_scheduler_kwargs": {"min_lr": 0.1}},
-            ("train.lr_scheduler_kwargs.min_lr",),
-        ),
-        "a schedule's end above its peak": (
-            {"train.lr_scheduler_type": "polynomial", "train.lr_scheduler_kwargs": {"lr_end": 1}},
-            ("lr_end",),
-        ),
-        "a reference that follows nothing": ({"train.sync_ref_model": True}, ("train.sync_ref_model", "beta")),
-        "a least length above the most": ({"sampling.min_completion_length": 9}, ("sampling", "9")),
-        "an init that the engine sets": ({"model.init": {"device_map": "auto"}}, ("model.init.device_map",)),
-        "an init that hides weights": (
-            {"model.init": {"ignore_mismatched_sizes": True}},
-            ("model.init.ignore_mismatched_sizes",),
-        ),
-        "checkpointing arguments for nothing": (
-            {"train.gradient_checkpointing_kwargs": {"use_reentrant": True}},
-            ("train.gradient_checkpointing_kwargs",),
-        ),
-        "a hub repository without an owner": ({"hub": {"repo": "model"}}, ("hub.repo", "model")),
-        "a hub repository of bad characters": ({"hub": {"repo": "me/m*del"}}, ("hub.repo",)),
-        "DeepSpeed's batch size": ({"deepspeed.settings": {"train_batch_size": 8}}, ("train_batch_size",)),
-        "DeepSpeed's key misspelt": ({"deepspeed.settings": {"zero_optimisation": {}}}, ("zero_optimisation",)),
-        "offload to nvme without a folder": ({"deepspeed.offload_param": "nvme"}, ("nvme_path",)),
-        "a correction that sampling biases": (
-            {"correction": "token-truncate", "sampling.top_p": 0.5},
-            ("correction", "top_p"),
-        ),
-        "a stream of unknown length without steps": (
-            {"data.streaming": True, "train.max_steps": -1},
-            ("train.max_steps",),
-        ),
-        "TRL's name of a key": ({"train.epsilon_high": 0.3}, ("train.epsilon_high", "loss.clip_high")),
-        "TRL's max_prompt": ({"max_completion_length": 3}, ("sampling.max_completion_length",)),
-        "a key of another section": ({"learning_rate": 1e-6}, ("train.learning_rate",)),
-    }
-    return numbered(
-        "meaning",
-        [Case(name, run_file(changed(changes)), mentions) for name, (changes, mentions) in runs.items()],
-    )
+    return _cases("path", rows, _odd_files)

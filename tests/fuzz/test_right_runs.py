@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from fuzz_case import RUN, Make, changed, raw, run_file, together
-from fuzz_data import TEMPLATE, parquet
+from fuzz_data import TEMPLATE
 from fuzz_models import CONFIG, SETTINGS, copied, json_with, with_weights, without
 from support.processes import run
 
@@ -64,10 +64,6 @@ RIGHT: dict[str, Make] = {
         b"\xef\xbb\xbf" + GOOD_TEXT.replace("\n", "\r\n").encode()
     ),
     "JSON for YAML": raw(json.dumps(RUN)),
-    "a file whose name is a pattern": together(
-        run_file(changed({"data.path": "a[1]*?.parquet"})),
-        raw(lambda: parquet({"prompt": ["1+1="] * 8, "answer": ["2"] * 8}), "a[1]*?.parquet"),
-    ),
 }
 
 

@@ -80,18 +80,12 @@ def compare(old: Lock, new: Lock) -> list[Difference]:
 def run_differences(old: Path, new: Path) -> list[Difference]:
     """List the differences of two run folders or lock files, the most severe first."""
     changed = compare(read_lock(old), read_lock(new))
-    configs = [_saved_config(folder) for folder in (old, new)]
-    if all(configs) and (keys := config_differences(*configs)):
+    files = [file for folder in (old, new) if (file := folder / "config.yaml").is_file()]
+    configs = [read_yaml(file.read_text(encoding="utf-8"), str(file)).data or {} for file in files]
+    if len(configs) == 2 and (keys := config_differences(*configs)):
         # The differing keys are more informative than the hash.
         changed = _by_gravity([*(each for each in changed if each.what != RESOLVED_CONFIG), *keys])
     return changed
-
-
-def _saved_config(folder: Path) -> dict[str, Any]:
-    """Read the resolved config in a run's folder; empty if there is none."""
-    file = folder / "config.yaml"
-    data = read_yaml(file.read_text(encoding="utf-8"), str(file)).data if file.is_file() else {}
-    return data if isinstance(data, dict) else {}
 
 
 def _by_gravity(unsorted: Iterable[Difference]) -> list[Difference]:
@@ -195,44 +189,34 @@ def check_ranks(world: World, lock: Lock, config: Mapping[str, Any]) -> None:
         ConfigError: on all ranks, with one problem for each difference from rank 0.
     """
     lock = lock.selected()
-    ranks = world.gather([(lock.digest, socket.gethostname())])
-    digests = [digest for digest, _ in ranks]
-    if len(set(digests)) == 1:
+    if len(set(world.gather([lock.digest]))) == 1:
         return
-    # The first rank of each distinct lock sends it as text: another version of grpox may have other classes.
-    sends = digests.index(lock.digest) == world.rank
-    texts = world.gather([json.dumps([lock.text(), config], default=str)] if sends else [])
-    locks = [(Lock.model_validate_json(text), resolved) for text, resolved in map(json.loads, texts)]
-    problems, warnings = across_ranks(ranks, locks)
+    # As text, because another version of grpox may have other classes.
+    texts = world.gather([json.dumps([socket.gethostname(), lock.text(), config], default=str)])
+    ranks = [(host, Lock.model_validate_json(text), own) for host, text, own in map(json.loads, texts)]
+    problems, warnings = across_ranks(ranks)
     for warning in warnings if world.is_main else ():
         get_logger(__name__).warning("%s", warning)
     if problems:
         raise ConfigError(problems)
 
 
-def across_ranks(
-    ranks: Sequence[tuple[str, str]], locks: Sequence[tuple[Lock, Mapping[str, Any]]]
-) -> tuple[list[Problem], list[str]]:
+def across_ranks(ranks: Sequence[tuple[str, Lock, Mapping[str, Any]]]) -> tuple[list[Problem], list[str]]:
     """Return a problem for each difference from the code of rank 0, and a warning for each different config.
 
     Args:
-        ranks: (digest of the lock, host) of each rank.
-        locks: each distinct lock with a resolved config, in the order of its first digest in `ranks`.
+        ranks: host, lock and resolved config of each rank.
     """
-    (first, first_config), there = locks[0], f"rank 0 ({ranks[0][1]})"
-    problems: list[Problem] = []
-    warnings: list[str] = []
-    for digest, (other, config) in zip(dict.fromkeys(digest for digest, _ in ranks), locks, strict=True):
-        numbers = [rank for rank, (one, _) in enumerate(ranks) if one == digest]
-        hosts = ", ".join(dict.fromkeys(ranks[rank][1] for rank in numbers))
+    (host, first, first_config), problems, warnings = ranks[0], list[Problem](), list[str]()
+    for digest in dict.fromkeys(lock.digest for _, lock, _ in ranks):
+        numbers = [rank for rank, (_, lock, _) in enumerate(ranks) if lock.digest == digest]
+        hosts = ", ".join(dict.fromkeys(ranks[rank][0] for rank in numbers))
         # ``rank 1 (node-b)``, ``ranks 8, 9, 10 (node-b, node-c)``
         here = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))} ({hosts})"
+        _, other, config = ranks[numbers[0]]
+        cure = f"differs from rank 0 ({host}); install the same code on every machine"
         problems += [
-            Problem(
-                f"{here}: {each.what} differs from {there}; install the same code on every machine",
-                given=each.new,
-                allowed=each.old,
-            )
+            Problem(f"{here}: {each.what} {cure}", given=each.new, allowed=each.old)
             for each in compare(first, other)
             # A library that a rank lacks is not needed; otherwise its absence was an error before.
             if each.severity is Severity.DRIFT
@@ -245,5 +229,5 @@ def across_ranks(
             if not (os.path.isabs(each.old) and os.path.isabs(each.new))
         ]
         if lines:
-            warnings.append("\n".join([f"{here}: the config differs from {there}", *lines]))
+            warnings.append("\n".join([f"{here}: the config differs from rank 0 ({host})", *lines]))
     return problems, warnings

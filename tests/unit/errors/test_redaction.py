@@ -317,13 +317,6 @@ def _refused(folder: Path) -> Mapping[str, Problem]:
     return {problem.key: problem for problem in refused.value.problems}
 
 
-def test_a_resume_without_its_secrets_is_refused_by_the_name_of_each(folder: Path) -> None:
-    told = _refused(folder)
-    assert list(told) == ["rewards[0].api_key", "rewards[0].url"]
-    assert "GRPOX_REWARDS_0_API_KEY" in str(told["rewards[0].api_key"])
-    assert "rewards.0.url=..." in str(told["rewards[0].url"])
-
-
 @pytest.mark.parametrize("where", ["run file", "environment", "command line"])
 def test_a_resume_takes_its_secrets_from_where_they_are(
     folder: Path, where: str, monkeypatch: pytest.MonkeyPatch
@@ -354,20 +347,22 @@ def test_a_resume_takes_secrets_under_keys_that_are_no_dotted_names(folder: Path
     assert data == run
 
 
-def test_a_run_file_of_the_same_name_elsewhere_gives_no_value(
+def test_a_resume_without_its_secrets_is_refused_by_the_name_of_each(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = tmp_path / "elsewhere"
+    told = _refused(folder)
+    assert list(told) == ["rewards[0].api_key", "rewards[0].url"]
+    assert "GRPOX_REWARDS_0_API_KEY" in str(told["rewards[0].api_key"])
+    assert "rewards.0.url=..." in str(told["rewards[0].url"])
+    other = {**RUN, "rewards": [{"name": "exact", "api_key": "hush", "url": "http://you:hush@elsewhere"}]}
+    (folder.parents[1] / "run.yaml").write_text(yaml.safe_dump(other))  # it was changed since
+    assert list(_refused(folder)) == ["rewards[0].url"]
+    (folder.parents[1] / "run.yaml").unlink()
+    elsewhere = tmp_path / "elsewhere"  # a run file of the same name
     elsewhere.mkdir()
     (elsewhere / "run.yaml").write_text(yaml.safe_dump(RUN))
     monkeypatch.chdir(elsewhere)
     assert list(_refused(folder)) == ["rewards[0].api_key", "rewards[0].url"]
-
-
-def test_masked_values_come_only_from_the_same_run_file(folder: Path) -> None:
-    other = {**RUN, "rewards": [{"name": "exact", "api_key": "hush", "url": "http://you:hush@elsewhere"}]}
-    (folder.parents[1] / "run.yaml").write_text(yaml.safe_dump(other))
-    assert list(_refused(folder)) == ["rewards[0].url"]
 
 
 def test_a_replay_asks_for_the_secrets_of_the_parts_that_it_runs(folder: Path) -> None:

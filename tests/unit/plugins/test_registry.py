@@ -13,7 +13,7 @@ from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.runfile.checks import CheckContext, missing_plugins
-from grpox.runfile.given import Given
+from grpox.runfile.objects import Given
 
 FOO = """
 from typing import Literal

@@ -35,8 +35,8 @@ from grpox.policy.memory_plan.formula import (
     size_in,
 )
 from grpox.policy.memory_plan.of_run import check_load, model_shape, run_setting
-from grpox.runfile.given import Given
 from grpox.runfile.load import load_run
+from grpox.runfile.objects import Given
 
 ROOT = Path(__file__).parents[3]
 OF_PAGE = runpy.run_path(str(ROOT / "docs" / "hooks" / "memory_tables.py"))

@@ -32,39 +32,30 @@ def problem(*overrides: str) -> Problem:
     return found
 
 
-@pytest.mark.parametrize("k", ["5", "0", "-1"])
-def test_a_k_that_is_no_number_of_completions(k: str) -> None:
-    found = problem(*SAMPLED, f"evaluation.pass_at_k=[1, {k}]")
-    assert (found.key, found.given) == ("evaluation.pass_at_k[1]", k)
-    assert found.allowed == "1 to 4 (evaluation.num_generations)"
-
-
-def test_the_same_k_twice() -> None:
-    assert problem(*SAMPLED, "evaluation.pass_at_k=[4, 1, 4]").key == "evaluation.pass_at_k[2]"
-
-
-def test_several_completions_that_would_all_be_the_same() -> None:
-    [found] = problems("evaluation.num_generations=4")
-    assert (found.key, found.given) == ("evaluation.temperature", "0 with evaluation.num_generations 4")
-    load_run("quickstart", ["evaluation.num_generations=4", "evaluation.sampling.temperature=0.5"])
+EVERY, OWN = "evaluation.every=5", "evaluation.sampling"
 
 
 @pytest.mark.parametrize(
-    ("override", "key"),
+    ("overrides", "key", "given"),
     [
-        ("evaluation.sampling.min_completion_length=9", "evaluation.sampling.min_completion_length"),
-        ("evaluation.sampling.stop=['']", "evaluation.sampling.stop"),
-        (
-            "evaluation.sampling.generation_kwargs={num_beems: 2}",
-            "evaluation.sampling.generation_kwargs.num_beems",
-        ),
-        ("evaluation.sampling.top_p=1.5", "evaluation.sampling.top_p"),
-        ("evaluation.sampling.tempreature=1", "evaluation.sampling.tempreature"),
-        ("evaluation.early_stop={metric: accuracy, patience: 0}", "evaluation.early_stop.patience"),
+        ([*SAMPLED, "evaluation.pass_at_k=[1, 5]"], "evaluation.pass_at_k[1]", "5"),
+        ([*SAMPLED, "evaluation.pass_at_k=[1, 0]"], "evaluation.pass_at_k[1]", "0"),
+        ([*SAMPLED, "evaluation.pass_at_k=[4, 1, 4]"], "evaluation.pass_at_k[2]", "4"),
+        ([SAMPLED[0]], "evaluation.temperature", "0 with evaluation.num_generations 4"),
+        ([EVERY, f"{OWN}.min_completion_length=9"], f"{OWN}.min_completion_length", "9"),
+        ([EVERY, f"{OWN}.stop=['']"], f"{OWN}.stop", ""),
+        ([EVERY, f"{OWN}.generation_kwargs={{num_beems: 2}}"], f"{OWN}.generation_kwargs.num_beems", ""),
+        ([EVERY, f"{OWN}.top_p=1.5"], f"{OWN}.top_p", "1.5"),
+        ([EVERY, f"{OWN}.tempreature=1"], f"{OWN}.tempreature", "1"),
+        ([EVERY, "evaluation.early_stop={metric: reward, patience: 0}"], "evaluation.early_stop.patience", "0"),
+        (["evaluation.early_stop.metric=accuracy"], "evaluation.early_stop", "evaluation.every 0"),
+        (["evaluation=null", "checkpoint.best=evaluation/kl"], "checkpoint.best", "evaluation/kl"),
     ],
 )
-def test_a_setting_that_cannot_be(override: str, key: str) -> None:
-    assert problem("evaluation.every=5", override).key == key
+def test_a_setting_that_cannot_be(overrides: list[str], key: str, given: str) -> None:
+    [found] = problems(*overrides)
+    assert (found.key, found.given) == (key, given)
+    load_run("quickstart", ["evaluation.num_generations=4", "evaluation.sampling.temperature=0.5"])
 
 
 def test_rewards_of_its_own_are_components_like_the_runs(tmp_path: Path) -> None:
@@ -160,10 +151,6 @@ def test_no_run_stops_by_an_accuracy_that_it_does_not_say() -> None:
     load_run("quickstart", [STOPS[0], STOPS[1].format("accuracy"), LENGTH, "evaluation.accuracy=exact"])
 
 
-def test_a_run_that_is_not_evaluated_in_between_cannot_stop_early() -> None:
-    assert problem("evaluation.early_stop.metric=accuracy").key == "evaluation.early_stop"
-
-
 @pytest.mark.parametrize(
     "metric", ["reward", "kl", "rewards/exact/std", "sampling/kl", "evaluation/accuracy", "exact/odd", "loss"]
 )
@@ -186,11 +173,6 @@ def test_a_best_by_a_metric_that_nobody_logs(metric: str, near: str) -> None:
     found = problem(f"checkpoint.best={metric}")
     assert (found.key, found.given) == ("checkpoint.best", metric)
     assert found.nearest == near or (not near and found.nearest != metric)
-
-
-def test_a_best_by_an_evaluation_that_there_is_not() -> None:
-    found = problem("evaluation=null", "checkpoint.best=evaluation/accuracy")
-    assert found.what == "this run has no evaluation"
 
 
 def test_functions_of_ones_own_may_log_any_name_but_a_slip(tmp_path: Path) -> None:

@@ -82,8 +82,3 @@ def test_states_recur_in_a_group(model: Any, tokenizer: Any) -> None:
         turns += counts.total()
         shared += sum(count for count in counts.values() if count > 1)
     assert shared / turns >= 0.7
-
-
-def test_the_folder_stays_small_enough_for_a_wheel() -> None:
-    files = [path for path in FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert sum(path.stat().st_size for path in files) <= 2_000_000

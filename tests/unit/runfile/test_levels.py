@@ -10,8 +10,6 @@ from typer.testing import CliRunner
 from grpox.cli.app import app
 from grpox.errors import ConfigError
 from grpox.runfile.load import load_run
-from grpox.testing import CorrectionConformance
-from grpox.testing.runner import outcomes
 
 CORRECTIONS = {
     "none": None,
@@ -26,8 +24,7 @@ LOSSES = {
     **dict.fromkeys(("luspo", "gspo-token", "topr"), "sequence"),
 }
 OWN = """
-import torch
-from grpox.contracts import LossOutput, Reduction
+from grpox.contracts import Reduction
 
 class Silent:
     reduction = Reduction.TOKEN_MEAN
@@ -38,19 +35,6 @@ class OfTokens(Silent):
 
 class OfWords(Silent):
     level = "word"
-
-class Weighs:
-    def correct(self, old, sampler, mask):
-        return (old - sampler).exp(), torch.ones_like(mask)
-
-class SequenceOnlySaid(Weighs):
-    level = "sequence"
-
-class TokenOnlySaid(Weighs):
-    level = "token"
-    def correct(self, old, sampler, mask):
-        weights = torch.where(mask, old - sampler, 0.0).sum(1, keepdim=True).exp()
-        return weights.expand_as(old), torch.ones_like(mask)
 """
 
 
@@ -106,19 +90,3 @@ def test_validate_prints_it_once_and_is_content() -> None:
     assert done.exit_code == 0
     assert done.stderr.count("warning: correction: sequence-mask") == 1
     assert CliRunner().invoke(app, ["validate", "quickstart"]).stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("component", "status"),
-    [
-        *((name, "passed") for name in CORRECTIONS),
-        ("own.py:Weighs", "passed"),
-        ("own.py:SequenceOnlySaid", "failed"),
-        ("own.py:TokenOnlySaid", "failed"),
-    ],
-)
-def test_the_suite_of_corrections_compares_the_level_with_the_weights(component: str, status: str) -> None:
-    given = {"path": str(Path(component).absolute())} if ".py:" in component else component
-    suite = type("Suite", (CorrectionConformance,), {"component": given})
-    [outcome] = [each for each in outcomes(suite()) if each.check == "test_level"]
-    assert outcome.status == status

@@ -1,4 +1,4 @@
-"""Data, splits, streams and the output folder of a run file, as `grpox validate` sees them."""
+"""Data, splits, streams, output folder, rewards and lengths of a run file, as `grpox validate` sees them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
+from grpox.runfile.objects import Given
 
+REWARDS = """
+def by_name(completions, gold, answer, size=3): ...
+def by_place(completions, answer, /): ...
+def of_any(**columns): ...
+class Declares:
+    reads_columns = ("gold",)
+    def __call__(self, completions, **columns): ...
+class Signature:
+    def __call__(self, completions, gold): ...
+class Silent: ...
+class Wants:
+    def __init__(self, config): ...
+    def __call__(self, completions, **columns): ...
+"""
+Check = Callable[..., list[Problem]]
 Resolve = Callable[..., ResolvedRun]
 Refuse = Callable[..., list[Problem]]
 
@@ -20,20 +37,22 @@ Refuse = Callable[..., list[Problem]]
 def resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resolve:
     """``resolve(section={...}, ...)``: a run of 9 prompts, two a generation batch, with changed sections."""
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
-    record = json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n"
-    (tmp_path / "train.jsonl").write_text(record * 9)
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 100}))
+    (tmp_path / "train.jsonl").write_text((json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n") * 9)
+    (tmp_path / "r.py").write_text(REWARDS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
-    def run(data: dict[str, Any] | None = None, **sections: Any) -> ResolvedRun:
+    def run(data: dict[str, Any] | None = None, given: Given | None = None, **sections: Any) -> ResolvedRun:
         config: dict[str, Any] = {
             "model": {"path": "model"},
             "data": {"path": "train.jsonl"} | (data or {}),
             "rewards": ["exact"],
             "train": {"num_generations": 4, "per_device_train_batch_size": 8},
+            "sampling": {"max_completion_length": 10},
+            "tracking": {},
         }
-        return resolve_config(config | sections, tmp_path, "test")
+        return resolve_config(config | sections, tmp_path, "test", given=given)
 
     return run
 
@@ -56,15 +75,13 @@ def test_a_hub_id_stays_as_it_is_and_has_no_known_length(resolve: Resolve) -> No
     assert (run.config.data.path, run.num_prompts) == ("openai/gsm8k", None)
 
 
-def test_what_has_the_suffix_of_a_file_is_no_hub_id(refuse: Refuse) -> None:
-    (problem,) = refuse({"path": "dta/train.jsonl"})
+@pytest.mark.parametrize("path", ["dta/train.jsonl", "sets/mine"])
+def test_what_has_the_suffix_of_a_file_or_a_folder_that_is_there_is_no_hub_id(
+    refuse: Refuse, path: str
+) -> None:
+    Path("sets").mkdir()
+    (problem,) = refuse({"path": path})
     assert (problem.key, problem.what) == ("data.path", "no such file")
-
-
-def test_nor_is_what_lies_in_a_folder_that_is_there(refuse: Refuse, tmp_path: Path) -> None:
-    (tmp_path / "sets").mkdir()
-    (problem,) = refuse({"path": "sets/mine"})
-    assert problem.what == "no such file"
 
 
 # -- Parts of a file, streams ----------------------------------------------------------------------------
@@ -100,24 +117,6 @@ def test_a_path_that_the_system_cannot_follow(refuse: Refuse, path: str) -> None
     assert problem.what.startswith("cannot be opened")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "what"),
-    [
-        ("a.jsonl", '{"prompt": "a"}\n\n{"prompt": \n', "line 3 is not JSON: Expecting value at column 12"),
-        ("a.jsonl", '{"prompt": "a"}\n["a"]\n', "line 2 is not an object with columns as keys"),
-        ("a.json", '[{"prompt": "a"}, 3]', "record 1 (from 0) is not an object with columns as keys"),
-        ("a.csv", "prompt,answer\na,b\n\na,b,c\n", "line 4 has 3 values for 2 columns"),
-        ("a.csv", 'prompt,answer\n"a\nb",c\na\n', "line 4 has 1 values for 2 columns"),
-    ],
-)
-def test_a_line_that_is_no_record_is_named(
-    refuse: Refuse, tmp_path: Path, name: str, content: str, what: str
-) -> None:
-    (tmp_path / name).write_text(content)
-    (problem,) = refuse({"path": name})
-    assert (problem.key, problem.what) == ("data.path", what)
-
-
 def test_a_column_of_several_types_is_refused_before_anything_is_loaded(refuse: Refuse, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "n": "007"}\n{"prompt": "a", "n": 7}\n')
     told = 'column n has several types: a string in line 1: "007", and a number in line 2: 7'
@@ -126,25 +125,6 @@ def test_a_column_of_several_types_is_refused_before_anything_is_loaded(refuse: 
         ("data.path", told),
         ("evaluation.path", told),
     }
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "near"),
-    [
-        ("alarms", "kl", "kl_runaway"),
-        ("train", "lr", "learning_rate"),
-        ("model", "temprature", "sampling.temperature"),
-        ("model", "temperature", "sampling.temperature"),
-        ("train", "epsilon", "loss.clip_low"),
-    ],
-)
-def test_an_unknown_key_is_answered_with_the_one_that_is_meant(
-    refuse: Refuse, section: str, key: str, near: str
-) -> None:
-    sections = {"model": {"path": "model"}, "train": {"num_generations": 4, "per_device_train_batch_size": 8}}
-    changed = sections | {section: {**sections.get(section, {}), key: 2}}
-    (problem,) = refuse(**changed)
-    assert (problem.key, problem.nearest) == (f"{section}.{key}", near)
 
 
 def test_columns_called_as_arguments_of_rewards_are_refused(
@@ -229,3 +209,127 @@ def test_an_adapters_folder_is_no_model(tmp_path: Path) -> None:
     [problem] = caught.value.problems
     assert (problem.key, problem.what) == ("model.path", "is a LoRA adapter, not a whole model")
     assert "merge_and_unload" in problem.allowed
+
+
+# -- Rewards, columns and lengths --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def check(resolve: Resolve) -> Check:
+    """``check(*rewards, section={...})``: the problems of a run with these rewards."""
+
+    def problems(*rewards: Any, **sections: Any) -> list[Problem]:
+        try:
+            resolve(**({"rewards": list(rewards)} if rewards else {}) | sections)
+        except ConfigError as error:
+            return list(error.problems)
+        return []
+
+    return problems
+
+
+def told(problems: list[Problem]) -> list[tuple[str, str]]:
+    return [(problem.key, problem.what) for problem in problems]
+
+
+def needs(label: str, column: str, data: str = "the data") -> str:
+    return f"reward '{label}' needs column '{column}', which {data} lacks"
+
+
+JUDGE = {"name": "judge", "url": "http://h", "model": "m", "prompt": "{prompt} {gold} {completion}"}
+
+
+@pytest.mark.parametrize(
+    ("reward", "key"),
+    [
+        ({"name": "exact", "column": "gold"}, "rewards[0].column"),
+        ({"name": "math", "column": "gold"}, "rewards[0].column"),
+        ({"name": "code", "column": "gold"}, "rewards[0].column"),
+        ({"name": "cosine", "max_length": 3, "column": "gold"}, "rewards[0].column"),
+        ({"name": "regex", "pattern": "(a)", "column": "gold"}, "rewards[0].column"),
+        ({"name": "http", "url": "http://h", "columns": ["answer", "gold"]}, "rewards[0]"),
+        (JUDGE, "rewards[0]"),
+        ({"path": "r.py:by_name"}, "rewards[0]"),
+        ({"path": "r.py:Declares"}, "rewards[0]"),
+        ({"path": "r.py:Signature"}, "rewards[0]"),
+    ],
+)
+def test_a_column_that_the_data_lacks(check: Check, reward: dict[str, Any], key: str) -> None:
+    label = reward.get("name") or reward["path"].partition(":")[2]
+    assert told(check(reward)) == [(key, needs(label, "gold"))]
+
+
+def test_columns_that_need_not_be_there(check: Check) -> None:
+    regex = {"name": "regex", "pattern": "a"}
+    assert check(regex, {"path": "r.py:of_any"}, {"name": "length", "target": 3}, "exact") == []
+
+
+def test_the_held_out_data_is_compared_with_the_rewards_that_score_it(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "held.csv").write_text("prompt,gold\na,b\n")
+    held_out = {"path": "held.csv"}
+    lacks = ("rewards[0].column", needs("exact", "answer", "the evaluation data"))
+    assert told(check(evaluation=held_out)) == [lacks]
+    own = held_out | {"rewards": [{"name": "exact", "column": "gold"}, {"name": "exact", "column": "godl"}]}
+    (problem,) = check(evaluation=own)
+    assert (problem.key, problem.nearest) == ("evaluation.rewards[1].column", "gold")
+
+
+def test_columns_of_rows_given_in_python_and_of_data_that_is_not_read(check: Check) -> None:
+    rows = datasets.Dataset.from_list([{"prompt": "a", "gold": "b"}] * 9)
+    assert told(check(given=Given(dataset=rows))) == [("rewards[0].column", needs("exact", "answer"))]
+    assert check({"name": "exact", "column": "gold"}, data={"path": "org/set"}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        (
+            "by_place",
+            "takes 'completions' by position, and grpox gives all arguments by name",
+        ),
+        ("Silent", "is a class whose objects cannot be called"),
+        (
+            "Wants",
+            "is built without an argument, as it has no Config, which its __init__ does not take: "
+            "missing a required argument: 'config'",
+        ),
+    ],
+)
+def test_a_function_that_cannot_be_called(check: Check, name: str, what: str) -> None:
+    assert told(check({"path": f"r.py:{name}"})) == [("rewards[0]", f"reward '{name}' {what}")]
+
+
+@pytest.mark.parametrize("parts", [{}, {"text_config": {"max_position_embeddings": 30}}, {"n_positions": 30}])
+def test_lengths_beyond_the_positions_of_the_model(check: Check, tmp_path: Path, parts: dict[str, Any]) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps(parts or {"max_position_embeddings": 30}))
+    assert check(data={"path": "train.jsonl", "max_prompt_length": 20}) == []
+    (problem,) = check(data={"path": "train.jsonl", "max_prompt_length": 21})
+    assert (problem.key, problem.given, problem.allowed) == ("data.max_prompt_length", "21", "at most 20")
+    (problem,) = check(sampling={"max_completion_length": 30})
+    assert (problem.key, problem.allowed) == ("sampling.max_completion_length", "less than 30")
+    longer = {"path": "train.jsonl", "sampling": {"max_completion_length": 40}}
+    (problem,) = check(evaluation=longer)
+    assert problem.key == "evaluation.sampling.max_completion_length"
+
+
+def test_a_model_without_positions_takes_any_length(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert check(sampling={"max_completion_length": 10**6}) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "keys"),
+    [
+        ({"rewards": [3, {"name": "exat"}], "data": {"path": None}}, {"rewards[0]", "rewards[1]", "data"}),
+        (
+            {"rewards": [{"name": "exact", "colum": "a", "weight": "b"}, "exat"]},
+            {"rewards[0].weight", "rewards[1]"},
+        ),
+        ({"environment": [{"path": "r.py:Wants"}], "train": 3}, {"environment[0]", "train"}),
+        ({"plugins": {"disable": 3}, "loss": "dapoo"}, {"plugins.disable", "loss"}),
+    ],
+)
+def test_a_wrong_section_hides_no_mistake_of_a_component(
+    check: Check, sections: dict[str, Any], keys: set[str]
+) -> None:
+    assert {problem.key for problem in check(**sections)} == keys

@@ -128,62 +128,60 @@ def test_the_warm_up_of_a_ratio_is_that_of_its_steps() -> None:
 # -- What is refused -------------------------------------------------------------------------------------
 
 
-def test_an_unknown_argument_is_told_with_the_nearest() -> None:
-    config = train_config("cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1, "num_cycle": 1})
-    assert told(config) == [("train.lr_scheduler_kwargs.num_cycle", "unknown key", "num_cycles")]
-
-
-@pytest.mark.parametrize("name", ["linear", "constant", "constant_with_warmup"])
-def test_a_schedule_without_arguments_takes_none(name: str) -> None:
-    [(key, what, _)] = told(train_config(name, lr_scheduler_kwargs={"power": 2}))
-    assert (key, what) == ("train.lr_scheduler_kwargs.power", "unknown key")
-
-
-def test_a_missing_argument_is_named() -> None:
-    [(key, what, _)] = told(train_config("warmup_stable_decay"))
-    assert (key, what) == ("train.lr_scheduler_kwargs.num_decay_steps", "a value is required")
-
-
-@pytest.mark.parametrize("kwargs", [{}, {"min_lr": 1e-4, "min_lr_rate": 0.1}])
-def test_a_least_rate_is_given_in_one_way(kwargs: dict[str, float]) -> None:
-    [(key, what, _)] = told(train_config("cosine_with_min_lr", lr_scheduler_kwargs=kwargs))
-    assert (key, what) == ("train.lr_scheduler_kwargs", "give exactly one of 'min_lr' and 'min_lr_rate'")
+@pytest.mark.parametrize(
+    ("name", "kwargs", "key", "what"),
+    [
+        ("linear", {"power": 2}, "power", "unknown key"),
+        ("constant_with_warmup", {"power": 2}, "power", "unknown key"),
+        ("warmup_stable_decay", {}, "num_decay_steps", "a value is required"),
+        ("warmup_stable_decay", {"num_decay_steps": "many"}, "num_decay_steps", "should be a valid integer"),
+        (
+            "warmup_stable_decay",
+            {"num_decay_steps": 4, "decay_type": "sqrt"},
+            "decay_type",
+            "should be 'linear'",
+        ),
+        ("cosine_with_restarts", {"num_cycles": 0.5}, "num_cycles", "should be a valid integer"),
+        ("cosine_with_min_lr", {}, "", "give exactly one of 'min_lr' and 'min_lr_rate'"),
+        ("cosine_with_min_lr", {"min_lr": 1e-4, "min_lr_rate": 0.1}, "", "give exactly one of"),
+        ("cosine_with_min_lr", {"min_lr_rate": 1.5}, "min_lr_rate", "should be less than or equal to 1"),
+        ("cosine_with_min_lr", {"min_lr": 0.02}, "min_lr", "is above train.learning_rate, 0.01"),
+        ("polynomial", {"lr_end": 0.01}, "lr_end", "is not below train.learning_rate, 0.01"),
+        ("inverse_sqrt", {"timescale": 0}, "timescale", "should be greater than or equal to 1"),
+    ],
+)
+def test_arguments_that_make_no_schedule(name: str, kwargs: dict[str, Any], key: str, what: str) -> None:
+    [(told_key, told_what, _)] = told(train_config(name, lr_scheduler_kwargs=kwargs))
+    assert told_key == "train.lr_scheduler_kwargs" + (f".{key}" if key else "")
+    assert told_what.startswith(what)
 
 
 @pytest.mark.parametrize(
-    ("name", "kwargs", "key"),
+    ("name", "values", "key", "what", "near"),
     [
-        ("warmup_stable_decay", {"num_decay_steps": "many"}, "num_decay_steps"),
-        ("warmup_stable_decay", {"num_decay_steps": 4, "decay_type": "sqrt"}, "decay_type"),
-        ("cosine_with_restarts", {"num_cycles": 0.5}, "num_cycles"),
-        ("cosine_with_min_lr", {"min_lr_rate": 1.5}, "min_lr_rate"),
-        ("cosine_with_min_lr", {"min_lr": 0.02}, "min_lr"),
-        ("polynomial", {"lr_end": 0.01}, "lr_end"),
-        ("inverse_sqrt", {"timescale": 0}, "timescale"),
+        ("cosin", {}, "lr_scheduler_type", "no such learning-rate schedule", "cosine"),
+        ("reduce_lr_on_plateau", {}, "lr_scheduler_type", "use a scheduler plugin (train.scheduler)", ""),
+        ("constant", {"warmup_steps": 2}, "warmup_steps", "use constant_with_warmup", ""),
+        ("constant", {"warmup_ratio": 0.5}, "warmup_ratio", "use constant_with_warmup", ""),
+        ("linear", {"warmup_steps": 2, "warmup_ratio": 0.5}, "warmup_ratio", "set only one of", ""),
+        # The default end, above a small peak.
+        ("polynomial", {"learning_rate": 1e-7}, "lr_scheduler_kwargs.lr_end", "is not below", ""),
+        (
+            "linear", {"scheduler": "mine", "lr_scheduler_kwargs": {"power": 2}},
+            "lr_scheduler_kwargs", "applies only to lr_scheduler_type, not to train.scheduler", "",
+        ),
+        (
+            "cosine_with_min_lr", {"lr_scheduler_kwargs": {"min_lr_rate": 0.1, "num_cycle": 1}},
+            "lr_scheduler_kwargs.num_cycle", "unknown key", "num_cycles",
+        ),
     ],
-)
-def test_a_value_that_makes_no_schedule_is_refused(name: str, kwargs: dict[str, Any], key: str) -> None:
-    assert [problem[0] for problem in told(train_config(name, lr_scheduler_kwargs=kwargs))] == [
-        f"train.lr_scheduler_kwargs.{key}"
-    ]
-
-
-def test_the_default_end_of_a_polynomial_may_be_above_a_small_peak() -> None:
-    [(key, what, _)] = told(train_config("polynomial", learning_rate=1e-7))
-    assert (key, what) == ("train.lr_scheduler_kwargs.lr_end", "is not below train.learning_rate, 1e-07")
-
-
-@pytest.mark.parametrize("key", ["warmup_steps", "warmup_ratio"])
-def test_a_constant_rate_has_no_warm_up(key: str) -> None:
-    value = 2 if key == "warmup_steps" else 0.5
-    assert [problem[0] for problem in told(train_config("constant", **{key: value}))] == [f"train.{key}"]
-
-
-def test_arguments_beside_a_scheduler_component_are_refused() -> None:
-    config = train_config(scheduler="mine", lr_scheduler_kwargs={"power": 2})
-    assert told(config) == [
-        ("train.lr_scheduler_kwargs", "applies only to lr_scheduler_type, not to train.scheduler", "")
-    ]
+)  # fmt: skip
+def test_schedules_and_warm_ups_that_are_none(
+    name: str, values: dict[str, Any], key: str, what: str, near: str
+) -> None:
+    [(told_key, told_what, told_near)] = told(train_config(name, **values))
+    assert (told_key, told_near) == (f"train.{key}", near)
+    assert told_what.startswith(what)
 
 
 def test_decay_and_warm_up_that_fill_more_than_the_run_are_refused() -> None:

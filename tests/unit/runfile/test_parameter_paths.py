@@ -85,9 +85,12 @@ def test_what_is_not_there_is_told_with_line_and_nearest_name(folder: Path) -> N
 
 def test_the_built_in_reward_model_is_checked_in_the_same_way(folder: Path) -> None:
     (folder / "judge" / "tokenizer.json").touch()
-    assert read(folder, "{name: reward_model, model: judge}").config.rewards[0].params == {
-        "model": str(folder / "judge")
-    }
+    for given, there in (
+        ("judge", str(folder / "judge")),
+        ("someone/judge", "someone/judge"),
+    ):  # an id of the hub
+        run = read(folder, f"{{name: reward_model, model: {given}}}")
+        assert run.config.rewards[0].params == {"model": there}
     (folder / "judge" / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"rewards\[0\]\.model: no config.json in this folder"):
         read(folder, "{name: reward_model, model: judge}")
@@ -115,11 +118,6 @@ def test_a_cache_that_cannot_be_a_folder_is_told(folder: Path, cache: str, what:
     [problem] = caught.value.problems
     assert (problem.key, problem.given) == ("rewards[0].cache", str(folder / cache))
     assert problem.what.startswith(what)
-
-
-def test_a_hub_id_stays_as_it_is(folder: Path) -> None:
-    run = read(folder, "{name: reward_model, model: someone/judge}")
-    assert run.config.rewards[0].params == {"model": "someone/judge"}
 
 
 def test_what_a_run_file_says_of_failures_reaches_the_function(folder: Path) -> None:

@@ -83,11 +83,6 @@ def test_what_reads_the_generators_log_probabilities_needs_them_unchanged(overri
     assert (problem.key, problem.given) == (key, "sampling with top_p 0.9")
 
 
-def test_a_ratio_to_the_generators_probabilities_is_corrected_by_nothing() -> None:
-    (problem,) = problems("train.old_logprobs=generator", "correction=token-truncate")
-    assert problem.key == "correction"
-
-
 def test_a_reference_may_follow_without_a_penalty_if_the_loss_needs_it() -> None:
     load_run("quickstart", [loss("Referred"), "train.sync_ref_model=true"])
     (problem,) = problems(loss("Sampled"), "train.sync_ref_model=true")
@@ -115,25 +110,6 @@ def test_a_budget_less_than_a_group_can_need_is_refused(prompt: str, least: int)
     load_run("quickstart", [loss("Sampled"), prompt, budget.format(least - 1)])
 
 
-def test_a_loss_of_groups_has_to_know_them() -> None:
-    (problem,) = problems(loss("Nameless"))
-    assert problem.key == "loss"
-    assert "group_ids" in problem.allowed
-
-
-def test_a_scope_that_is_none_is_refused() -> None:
-    (problem,) = problems(loss("OfRows"))
-    assert problem.key == "loss"
-    assert "'rows'" in problem.what
-
-
-def test_another_component_cannot_need_what_only_losses_are_given() -> None:
-    Path("scaler.py").write_text("class Mine:\n    needs = ('rewards',)\n    def scale(self, *_): ...\n")
-    (problem,) = problems("advantage={path: scaler.py:Mine}")
-    assert problem.key == "advantage"
-    assert "needs 'rewards'" in problem.what
-
-
 def test_the_memory_plan_counts_the_reference_that_a_loss_needs() -> None:
     from grpox.policy.memory_plan.of_run import run_setting
 
@@ -148,34 +124,36 @@ def test_the_memory_plan_counts_the_reference_that_a_loss_needs() -> None:
 
 def test_all_of_them_together_are_taken() -> None:
     load_run("quickstart", [NEAR, ROUNDS, "train.entropy_coef=0.01", "train.top_entropy_quantile=0.2"])
-
-
-@pytest.mark.parametrize(
-    ("start", "adaptive", "key", "given", "nearest"),
-    [
-        ("0", "{min: 0.5, max: 0.2}", "train.adaptive_entropy.min", "0.5", ""),
-        ("0", "{min: 0.01}", "train.entropy_coef", "0", "0.01"),
-        ("2", "{}", "train.entropy_coef", "2", "1"),
-    ],
-)
-def test_a_coefficient_outside_its_bounds_is_refused(
-    start: str, adaptive: str, key: str, given: str, nearest: str
-) -> None:
-    (problem,) = problems(f"train.entropy_coef={start}", f"train.adaptive_entropy={adaptive}")
-    assert (problem.key, problem.given, problem.nearest) == (key, given, nearest)
     load_run("quickstart", ["train.entropy_coef=0.02", "train.adaptive_entropy={min: 0.01, max: 0.02}"])
 
 
-def test_dynamic_sampling_needs_a_number_of_steps() -> None:
-    (problem,) = problems(ROUNDS, "train.max_steps=-1")
-    assert (problem.key, problem.given, problem.allowed) == ("train.max_steps", "-1", "at least 0")
-    assert "train.dynamic_sampling_rounds" in problem.what
+COEF, ADAPTIVE = "train.entropy_coef={}", "train.adaptive_entropy={{{}}}"
 
 
-def test_dynamic_sampling_does_not_sample_ahead() -> None:
-    (problem,) = problems(ROUNDS, "train.max_staleness=1", "generator=vllm-server")
-    assert (problem.key, problem.given) == ("train.dynamic_sampling_rounds", "2")
-    assert problem.allowed == "null, or train.max_staleness: 0"
+@pytest.mark.parametrize(
+    ("overrides", "key", "given", "cure"),
+    [
+        (["train.old_logprobs=generator", "correction=token-truncate"], "correction", "", "none"),
+        ([loss("Nameless")], "loss", "needs ()", "needs = ('group_ids',)"),
+        ([loss("OfRows")], "loss", "'rows'", ""),
+        (["advantage={path: scaler.py:Mine}"], "advantage", "needs ('rewards',)", "that does without it"),
+        ([COEF.format(0), ADAPTIVE.format("min: 0.5, max: 0.2")], "train.adaptive_entropy.min", "0.5", "0.2"),
+        ([COEF.format(0), ADAPTIVE.format("min: 0.01")], "train.entropy_coef", "0", "0.01"),
+        ([COEF.format(2), ADAPTIVE.format("")], "train.entropy_coef", "2", "1"),
+        ([ROUNDS, "train.max_steps=-1"], "train.max_steps", "-1", "at least 0"),
+        ([ROUNDS, AHEAD, SERVER], "train.dynamic_sampling_rounds", "2", "null, or train.max_staleness: 0"),
+        ([AHEAD, "generator=hf"], "train.max_staleness", "1", "0 or with generator vllm-server"),
+        ([AHEAD, "generator=vllm-colocate"], "train.max_staleness", "1", "0 or with generator vllm-server"),
+        ([AHEAD, SERVER, "correction=none"], "train.max_staleness", "1", "0, or a correction such as"),
+        ([AHEAD, SERVER, "correction=none"], "train.max_staleness", "1", "or train.old_logprobs: generator"),
+        ([AHEAD, SERVER, "sampling.top_p=0.9"], "train.max_staleness", "1, sampling with top_p 0.9, ", "0"),
+    ],
+)
+def test_what_does_not_go_together(overrides: list[str], key: str, given: str, cure: str) -> None:
+    Path("scaler.py").write_text("class Mine:\n    needs = ('rewards',)\n    def scale(self, *_): ...\n")
+    problem = next(problem for problem in problems(*overrides) if problem.key == key)
+    assert given in f"{problem.given} {problem.what}"
+    assert cure in f"{problem.nearest} {problem.allowed}"
 
 
 def test_the_plan_says_that_it_replaces_nothing() -> None:
@@ -196,26 +174,3 @@ def test_a_generator_that_samples_ahead_and_a_correction_are_taken() -> None:
     assert given.config.correction.name == "token-mask"
     of_generator = load_run("quickstart", [SERVER, AHEAD, "train.old_logprobs=generator"])
     assert of_generator.config.correction.name == "none"
-
-
-@pytest.mark.parametrize("generator", ["hf", "vllm-colocate"])
-def test_another_generator_is_refused_by_name(generator: str) -> None:
-    told = [
-        problem for problem in problems(AHEAD, f"generator={generator}") if problem.key == "train.max_staleness"
-    ]
-    assert [(problem.given, problem.allowed) for problem in told] == [("1", "0 or with generator vllm-server")]
-    assert f"generator '{generator}'" in told[0].what
-
-
-def test_a_lag_that_nothing_corrects_is_refused() -> None:
-    (problem,) = problems(AHEAD, SERVER, "correction=none")
-    assert (problem.key, problem.given) == ("train.max_staleness", "1")
-    for fact in ("0", "or a correction such as token-truncate", "or train.old_logprobs: generator"):
-        assert fact in problem.allowed.split(", ")
-
-
-def test_where_there_is_no_correction_it_says_so() -> None:
-    (problem,) = problems(AHEAD, SERVER, "sampling.top_p=0.9")
-    assert problem.given.startswith("1, sampling with top_p 0.9")
-    assert problem.given.endswith("no correction supports")
-    assert problem.allowed == "0"

@@ -95,9 +95,10 @@ def test_answers_are_the_sums(name):
         assert row == {"prompt": f"{a}+{b}=", "answer": str(int(a) + int(b))}
 
 
-def test_the_folder_stays_small_enough_for_a_wheel():
-    files = [path for path in FOLDER.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert sum(path.stat().st_size for path in files) <= 4_000_000
+@pytest.mark.parametrize(("recipe", "most"), [("quickstart", 4_000_000), ("lake", 2_000_000)])
+def test_the_folder_of_a_recipe_stays_small_enough_for_a_wheel(recipe, most):
+    files = [path for path in FOLDER.with_name(recipe).rglob("*") if path.is_file()]
+    assert 0 < sum(path.stat().st_size for path in files if "__pycache__" not in path.parts) <= most
 
 
 def test_the_base_model_adds_but_forgets_to_carry(greedy):

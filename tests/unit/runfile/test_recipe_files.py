@@ -18,29 +18,21 @@ def refused(destination: Path, force: bool = False) -> Problem:
     return problem
 
 
-def test_a_destination_that_is_a_file_or_lies_below_one(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("mine")
-    assert refused(file) == Problem("is not a folder", given=str(file))
-    assert refused(file / "below") == Problem("is not a folder", given=str(file / "below"))
-    assert file.read_text() == "mine"
+def test_a_copy_that_cannot_be_written_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("file", "a/quickstart"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "b" / "quickstart.yaml").mkdir(parents=True)
+    for destination, given, what in (
+        ("file", "file", "is not a folder"),
+        ("file/below", "file/below", "is not a folder"),
+        ("a", "a/quickstart", "is not a folder"),  # also with force
+        ("b", "b/quickstart.yaml", "cannot be written: Is a directory"),
+    ):
+        problem = refused(tmp_path / destination, force=destination in "ab")
+        assert problem == Problem(what, given=str(tmp_path / given))
+    assert (tmp_path / "file").read_text() == "mine"
 
-
-def test_a_file_in_the_place_of_the_folder_of_inputs_even_with_force(tmp_path: Path) -> None:
-    (tmp_path / "quickstart").write_text("mine")
-    assert refused(tmp_path, force=True) == Problem("is not a folder", given=str(tmp_path / "quickstart"))
-
-
-def test_a_folder_in_the_place_of_the_run_file_even_with_force(tmp_path: Path) -> None:
-    (tmp_path / "quickstart.yaml").mkdir()
-    problem = refused(tmp_path, force=True)
-    assert (problem.what, problem.given) == (
-        "cannot be written: Is a directory",
-        str(tmp_path / "quickstart.yaml"),
-    )
-
-
-def test_the_message_has_the_systems_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(tmp_path / "quickstart.yaml"))
 

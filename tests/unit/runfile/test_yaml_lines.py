@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.observing.record import config_text
 from grpox.runfile.yaml_lines import Dumper, read_yaml
 
 
@@ -74,6 +72,9 @@ def test_an_explicit_tag_that_fits_decides_the_type() -> None:
             "not valid YAML: expected a single document in the stream but found another document",
         ),
         ("a: {<<: 3}\n", "run.yaml:1", "<< needs a mapping or a list of mappings"),
+        ("a: &x {b: *x}\n", "run.yaml:1", "an alias to something that contains it"),
+        ("a: 1\nb: 2\na: 3\n", "run.yaml:3", "key given twice, first on line 1"),
+        ("a: {b: 1, b: 2}\n", "run.yaml:1", "key given twice, first on line 1"),
     ],
 )
 def test_anchors_merges_and_documents_that_do_not_fit(text: str, where: str, what: str) -> None:
@@ -98,17 +99,3 @@ def test_an_alias_repeats_and_of_merged_mappings_the_first_wins() -> None:
 def test_a_text_that_looks_like_something_else_stays_a_text(text: str) -> None:
     written = yaml.dump({"key": text}, Dumper=Dumper)
     assert read_yaml(written, "f").data == {"key": text}
-
-
-def test_the_recorded_config_reads_back_with_such_a_name() -> None:
-    config = RunConfig.model_validate(
-        {
-            "model": {"path": "m"},
-            "data": {"path": "d.jsonl"},
-            "rewards": ["math"],
-            "tracking": {"mlflow": {"run_name": "1e-6"}},
-        }
-    )
-    read = read_yaml(config_text(config), "config.yaml").data
-    assert read["tracking"]["mlflow"]["run_name"] == "1e-6"
-    assert RunConfig.model_validate(read) == config

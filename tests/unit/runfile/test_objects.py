@@ -22,8 +22,8 @@ from transformers import (
 from grpox import Run, train
 from grpox.config import RunConfig
 from grpox.errors import ConfigError, Problem
-from grpox.runfile.given import GIVEN, MERGED, Given
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
+from grpox.runfile.objects import GIVEN, MERGED, Given
 from grpox.training import arguments as settings_of_adapters
 from grpox.training.arguments import LONGEST_STREAM, as_dataset, read_arguments
 
@@ -154,13 +154,6 @@ def test_paths_in_place_of_objects_start_from_the_working_directory(
     assert (problem.where, problem.key, problem.given) == ("Run()", "model.path", str(tmp_path / "none"))
 
 
-def test_a_problem_is_placed_at_the_argument_that_brought_it() -> None:
-    (problem,) = refused(load_run, "quickstart", ["evaluation=null"], given=given(rewards=[brevity, "exakt"]))
-    assert (problem.where, problem.key, problem.nearest) == ("Run()", "rewards[1]", "exact")
-    (problem,) = refused(load_run, "quickstart", given=given(dataset=ROWS))
-    assert problem.what == "one generation batch needs 16 prompts, but the data has 9"
-
-
 def test_a_stream_needs_a_number_of_steps() -> None:
     stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
     config = {"model": {"path": str(TOKENIZER)}, "rewards": ["exact"], "sampling": SHORT}
@@ -193,12 +186,6 @@ def test_functions_names_and_mappings_mix_and_keep_their_weights() -> None:
     assert run.build("rewards[3]") is judge
 
 
-@pytest.mark.parametrize("reward", [3, None, torch.nn.Linear(1, 1)])
-def test_what_is_no_reward_function(reward: Any) -> None:
-    (problem,) = refused(given, rewards=[brevity, reward])
-    assert (problem.where, problem.key, problem.what) == ("Run()", "rewards[1]", "is no reward function")
-
-
 def test_a_sequence_classification_model_is_the_component_reward_model() -> None:
     judge = LlamaForSequenceClassification(tiny(num_labels=1, pad_token_id=0))
     judge.name_or_path = str(TOKENIZER)
@@ -211,13 +198,6 @@ def test_a_sequence_classification_model_is_the_component_reward_model() -> None
     scores = built(prompts=["1+1=", "2+2="], completions=["2", "4"])
     tokens = AutoTokenizer.from_pretrained(TOKENIZER)(["1+1=2", "2+2=4"], return_tensors="pt")
     assert scores == pytest.approx(judge.eval()(**tokens).logits[:, 0].tolist(), abs=1e-6)
-
-
-def test_models_that_do_not_give_one_score() -> None:
-    nowhere = LlamaForSequenceClassification(tiny(num_labels=1, pad_token_id=0))
-    for judge in (LlamaForCausalLM(tiny()), LlamaForSequenceClassification(tiny()), nowhere):
-        (problem,) = refused(given, rewards=judge)
-        assert (problem.where, problem.key) == ("Run()", "rewards[0]")
 
 
 def test_a_function_takes_no_parameters() -> None:
@@ -280,7 +260,7 @@ def test_a_problem_with_an_argument_names_what_was_called(
 # -- Models and tokenizers -------------------------------------------------------------------------------
 
 
-def test_models_that_no_run_can_train(model: LlamaForCausalLM) -> None:
+def test_objects_that_no_run_can_use(model: LlamaForCausalLM) -> None:
     half = LlamaForCausalLM(tiny()).to(torch.float16)
     mixed = LlamaForCausalLM(tiny())
     mixed.lm_head.to(torch.bfloat16)
@@ -288,24 +268,42 @@ def test_models_that_no_run_can_train(model: LlamaForCausalLM) -> None:
         nowhere = LlamaForCausalLM(tiny())
     sharded = LlamaForCausalLM(tiny())
     next(sharded.parameters()).ds_id = 0
-    cases = [
-        (3, "is no transformers model"),
-        (torch.nn.Linear(1, 1), "is no transformers model"),
-        (LlamaModel(tiny()), "is no language model"),
-        (LlamaForSequenceClassification(tiny()), "is no language model"),
-        (half, "its weights are in float16"),
-        (mixed, "its weights are in bfloat16 and float32"),
-        (nowhere, "its weights are spread over devices, or on none"),
-        (sharded, "its weights are in the shards of a run that did not end"),
-        (shortened(LlamaForCausalLM(tiny())), "other weights, 9 in all: model.layers.0."),
-        (extended(LlamaForCausalLM(tiny())), "other weights, 1 in all: counts"),
-        (OfParts(tiny(), 3), "cannot be built from its configuration: TypeError: "),
+    rows = datasets.Dataset.from_list(ROWS)
+    unnamed = LlamaForSequenceClassification(tiny(num_labels=1, pad_token_id=0))
+    cases: list[tuple[str, Any, str]] = [
+        ("model", 3, "is no transformers model"),
+        ("model", torch.nn.Linear(1, 1), "is no transformers model"),
+        ("model", LlamaModel(tiny()), "is no language model"),
+        ("model", LlamaForSequenceClassification(tiny()), "is no language model"),
+        ("model", half, "its weights are in float16"),
+        ("model", mixed, "its weights are in bfloat16 and float32"),
+        ("model", nowhere, "its weights are spread over devices, or on none"),
+        ("model", sharded, "its weights are in the shards of a run that did not end"),
+        ("model", shortened(LlamaForCausalLM(tiny())), "other weights, 9 in all: model.layers.0."),
+        ("model", extended(LlamaForCausalLM(tiny())), "other weights, 1 in all: counts"),
+        ("model", OfParts(tiny(), 3), "cannot be built from its configuration: TypeError: "),
+        ("tokenizer", "gpt2", "is no tokenizer"),
+        ("data", datasets.DatasetDict({"train": rows, "test": rows}), "is several datasets or a mapping of"),
+        ("data", ["a", "b"], "holds no rows"),
+        ("data", 3, "holds no rows"),
+        ("data", [{"prompt": object()}], "its rows do not make a table"),
+        ("rewards[1]", 3, "is no reward function"),
+        ("rewards[1]", None, "is no reward function"),
+        ("rewards[1]", torch.nn.Linear(1, 1), "is no reward function"),
+        ("rewards[1]", LlamaForCausalLM(tiny()), "is no sequence-classification model with one output"),
+        ("rewards[1]", LlamaForSequenceClassification(tiny()), "is no sequence-classification model with one"),
+        ("rewards[1]", unnamed, "the model does not say where it came from"),
     ]
-    for candidate, what in cases:
-        (problem,) = refused(given, model=candidate)
-        assert (problem.where, problem.key) == ("Run()", "model")
+    for key, value, what in cases:
+        name = {"data": "dataset", "rewards[1]": "rewards"}.get(key, key)
+        (problem,) = refused(given, **{name: [brevity, value] if name == "rewards" else value})
+        assert (problem.where, problem.key) == ("Run()", key)
         assert what in problem.what
     assert given(model=model).model is model
+    (problem,) = refused(load_run, "quickstart", ["evaluation=null"], given=given(rewards=[brevity, "exakt"]))
+    assert (problem.where, problem.key, problem.nearest) == ("Run()", "rewards[1]", "exact")
+    (problem,) = refused(load_run, "quickstart", given=given(dataset=ROWS))
+    assert problem.what == "one generation batch needs 16 prompts, but the data has 9"
 
 
 def test_a_model_from_nowhere_needs_a_tokenizer(model: LlamaForCausalLM) -> None:
@@ -320,11 +318,6 @@ def test_a_loaded_model_takes_no_arguments_of_loading(model: LlamaForCausalLM) -
     config = {"train": BATCH, "model": {"path": str(TOKENIZER), "init": {"revision": "main"}}}
     (problem,) = refused(resolved, config, given(model, None, ROWS, None, brevity))
     assert problem.key == "model.init"
-
-
-def test_what_is_no_tokenizer() -> None:
-    (problem,) = refused(given, tokenizer="gpt2")
-    assert (problem.key, problem.what) == ("tokenizer", "is no tokenizer")
 
 
 # -- Data ------------------------------------------------------------------------------------------------
@@ -342,22 +335,6 @@ def test_the_format_of_a_dataset_is_set_aside() -> None:
     assert isinstance(made, datasets.Dataset)
     assert made[0] == {"prompt": "a", "level": 3}
     assert type(formatted[0]["level"]) is torch.Tensor
-
-
-def test_what_holds_no_rows() -> None:
-    both = datasets.DatasetDict(
-        {"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS)}
-    )
-    cases: list[tuple[Any, str]] = [
-        (both, "is several datasets or a mapping of columns, not rows: train, test"),
-        (["a", "b"], "holds no rows"),
-        (3, "holds no rows"),
-        ([{"prompt": object()}], "its rows do not make a table"),
-    ]
-    for value, what in cases:
-        (problem,) = refused(given, dataset=value)
-        assert (problem.where, problem.key) == ("Run()", "data")
-        assert problem.what.startswith(what)
 
 
 def test_a_stream_of_held_out_prompts_is_read_to_its_end() -> None:
@@ -406,12 +383,6 @@ def test_several_sets_of_held_out_prompts(tmp_path: Path) -> None:
     }
     (problem,) = refused(given, held_out={"easy": ["a"]})
     assert (problem.key, problem.what) == ("evaluation.sets.easy", "holds no rows")
-
-
-def test_no_rows_at_all() -> None:
-    config = CONFIG | {"rewards": ["exact"]}
-    (problem,) = refused(resolved, config, given(dataset=[]))
-    assert problem.what == "one generation batch needs 2 prompts, but the data has 0"
 
 
 # -- The door itself -------------------------------------------------------------------------------------
@@ -475,21 +446,6 @@ def test_an_argument_of_trl_without_counterpart_is_answered_with_its_cure(
     assert (problem.where, problem.key, problem.nearest) == (where, name, "")
     assert problem.what.startswith(f"is no argument of {where}: ")
     assert cure in problem.what
-
-
-@pytest.mark.parametrize(
-    ("key", "near"),
-    [
-        ("num_train_epochs", "train.num_train_epochs"),
-        ("beta", "train.beta"),
-        ("reward_funcs", "rewards"),
-        ("args", "train"),
-        ("vllm_gpu_memory_utilization", "generator.gpu_memory_utilization"),
-    ],
-)
-def test_a_key_of_trl_is_answered_with_ours(key: str, near: str) -> None:
-    (problem,) = refused(resolved, CONFIG | {key: 1}, given(dataset=ROWS, rewards=["exact"]))
-    assert (problem.key, problem.what, problem.nearest) == (key, "unknown key", near)
 
 
 # -- Adapters of peft ------------------------------------------------------------------------------------

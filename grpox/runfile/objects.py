@@ -72,40 +72,36 @@ class Given:
         return self.dataset is not None and self.num_prompts is None
 
     def merged(self, data: Mapping[str, Any] | RunConfig) -> Mapping[str, Any] | RunConfig:
-        """Return a copy of `data` with the objects' sections in it."""
+        """Return a copy of `data` with the objects' sections in it.
+
+        Raises:
+            ConfigError: keys of the section `model` contradict the model.
+        """
         if not self.changes:
             return data
         merged = data.model_dump() if isinstance(data, RunConfig) else dict(data)
         for name, changes in self.changes.items():
+            section = {} if merged.get(name) is None else merged[name]
             if not isinstance(changes, Mapping):
                 merged[name] = list(changes)
-                continue
-            section = {} if merged.get(name) is None else merged[name]
-            if not isinstance(section, Mapping):
-                continue  # the schema refuses it
-            replaced = _REPLACED.get(name, ())
-            others = {key: value for key, value in section.items() if key not in replaced}
-            path = {} if "sets" in changes else {"path": section.get("path") or GIVEN}
-            merged[name] = path | others | dict(changes)
-        self._check_model(merged.get("model"))
-        return merged
-
-    def _check_model(self, section: Any) -> None:
-        """Refuse keys of the section `model` that contradict the model."""
-        if self.model is None or not isinstance(section, dict):
-            return
-        problems = []
-        if section.get("init"):
+            elif isinstance(section, Mapping):  # else the schema refuses it
+                replaced = _REPLACED.get(name, ())
+                others = {key: value for key, value in section.items() if key not in replaced}
+                path = {} if "sets" in changes else {"path": section.get("path") or GIVEN}
+                merged[name] = path | others | dict(changes)
+        problems, model = [], merged.get("model")
+        if self.model is None or not isinstance(model, dict):
+            return merged
+        if init := model.get("init"):
             what = "has no effect, because the model is already loaded"
-            problems.append(Problem(what, key="model.init", given=str(section["init"])))
-        dtype = str(self.model.dtype).removeprefix("torch.")
-        if section.get("dtype", AUTO) == AUTO:
-            section["dtype"] = dtype
-        elif section["dtype"] != dtype:
+            problems.append(Problem(what, key="model.init", given=str(init)))
+        dtype, asked = str(self.model.dtype).removeprefix("torch."), model.get("dtype", AUTO)
+        if asked not in (AUTO, dtype):
             what = f"the model given is in {dtype}"
-            problems.append(Problem(what, "model.dtype", given=str(section["dtype"]), allowed=dtype))
-        if self.tokenizer is None and section["path"] == GIVEN:
+            problems.append(Problem(what, "model.dtype", given=str(asked), allowed=dtype))
+        if self.tokenizer is None and model["path"] == GIVEN:
             what = "the tokenizer is unknown, because the model does not say where it was loaded from"
             problems.append(Problem(what, key="model", allowed="tokenizer=, or model.path in the config"))
         if problems:
             raise ConfigError(problems)
+        return merged | {"model": model | {"dtype": dtype}}
