@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,12 @@ import torch
 from grpox.config import EvaluationConfig, EvaluationSamplingConfig, SamplingConfig
 from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
-from grpox.rollout.collector import Scorer
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.sampler import CompletionSampler
+from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import World
-from grpox.training.evaluation import Evaluation, Evaluator
+from grpox.training.assembly import EvaluationInputs
+from grpox.training.evaluation import Evaluation
 
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -67,19 +69,17 @@ def equals(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[
     return [float(c == a) for c, a in zip(completions, answer, strict=True)]
 
 
-def evaluator(generator: Recording, rewards: Sequence[NamedReward] | None = None, **config: Any) -> Evaluator:
+def evaluation(generator: Recording, rewards: Sequence[NamedReward] | None = None, **config: Any) -> Evaluation:
     engine: Any = SimpleNamespace(steps=0, weights=lambda: iter(()))
     of_training = NamedReward("training", lambda completions, **_: [9.0] * len(completions))
     rows = datasets.Dataset.from_dict({"prompt": list("abcde"), "answer": list("abxde")})
     sampler = CompletionSampler(engine, generator, ALONE, seed=3)
-    scorer = Scorer([of_training] if rewards is None else rewards)
-    held_out = PromptSet(rows, "prompt", Letters())
-    chosen = EvaluationConfig(path="heldout.jsonl", **config)
-    return Evaluator(sampler, scorer, held_out, chosen, SamplingConfig(top_p=0.5, max_completion_length=9))
-
-
-def evaluate(evaluator: Evaluator, step: int = 0) -> dict[str, float]:
-    return Evaluation({"": evaluator}, evaluator.config).evaluate(state(step))
+    single = EvaluationInputs("", PromptSet(rows, "prompt", Letters()), rewards or [of_training])
+    chosen, sampling = (
+        EvaluationConfig(path="heldout.jsonl", **config),
+        SamplingConfig(top_p=0.5, max_completion_length=9),
+    )
+    return Evaluation(sampler, [single], chosen, sampling, False, WarnOnce(get_logger(__name__)))
 
 
 def state(step: int = 0) -> TrainerState:
@@ -89,7 +89,7 @@ def state(step: int = 0) -> TrainerState:
 def test_a_prompt_is_drawn_with_one_seed_whatever_the_batch_and_with_another_at_another_step() -> None:
     def seeds(step: int, batch_size: int) -> list[int | None]:
         generator = Recording()
-        evaluate(evaluator(generator, batch_size=batch_size), step)
+        evaluation(generator, batch_size=batch_size).evaluate(state(step))
         return [prompt.seed for prompt in generator.asked]
 
     assert seeds(0, 2) == seeds(0, 5)
@@ -100,7 +100,7 @@ def test_a_prompt_is_drawn_with_one_seed_whatever_the_batch_and_with_another_at_
 def test_the_sampling_is_the_runs_but_for_what_the_evaluation_says() -> None:
     generator = Recording()
     own_keys = {"max_completion_length": 4, "top_k": 7}
-    evaluate(evaluator(generator, temperature=0.5, sampling=own_keys))
+    evaluation(generator, temperature=0.5, sampling=own_keys).evaluate(state())
     [sampling] = generator.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_completion_length) == (
         0.5,
@@ -109,7 +109,7 @@ def test_the_sampling_is_the_runs_but_for_what_the_evaluation_says() -> None:
         4,
     )
     own = EvaluationSamplingConfig(temperature=0.8)
-    evaluate(evaluator(generator, sampling=own))
+    evaluation(generator, sampling=own).evaluate(state())
     assert generator.sampling[-1].temperature == 0.8
 
 
@@ -126,11 +126,9 @@ def test_every_key_of_sampling_may_be_another_and_with_the_same_bounds() -> None
 
 def test_rewards_of_its_own_take_the_place_of_the_runs() -> None:
     generator = Recording()
-    assert evaluate(evaluator(generator))["rewards/training/mean"] == 9.0
-    own = evaluator(
-        generator, [NamedReward("equals", equals)], num_generations=2, temperature=1.0, pass_at_k=[2]
-    )
-    metrics = evaluate(own)
+    assert evaluation(generator).evaluate(state())["rewards/training/mean"] == 9.0
+    own = {"num_generations": 2, "temperature": 1.0, "pass_at_k": [2]}
+    metrics = evaluation(generator, [NamedReward("equals", equals)], **own).evaluate(state())
     assert metrics["rewards/equals/mean"] == metrics["pass_at_2"] == 0.8
     assert "accuracy" not in metrics
     assert "rewards/training/mean" not in metrics
@@ -143,7 +141,7 @@ def test_the_random_numbers_of_the_process_go_on_as_if_nothing_was_evaluated() -
         random.seed(1)
         np.random.seed(1)
         if evaluated:
-            evaluate(evaluator(Recording()))
+            evaluation(Recording()).evaluate(state())
         return random.random(), float(np.random.rand()), float(torch.rand(1))
 
     assert next_numbers(True) == next_numbers(False)
@@ -151,7 +149,7 @@ def test_the_random_numbers_of_the_process_go_on_as_if_nothing_was_evaluated() -
 
 def test_progress_is_told_after_each_batch_and_the_generator_stays_awake() -> None:
     generator, told = Recording(), []
-    evaluator(generator, batch_size=2).sample(state(), told.append)
+    evaluation(generator, batch_size=2).sample(state(), told.append)
     assert told == [2, 4, 5]
     assert generator.slept == 0
 
@@ -161,20 +159,19 @@ def test_what_functions_log_is_weighed_by_completions() -> None:
         log_metric("size", len(completions))
         return [0.0] * len(completions)
 
-    metrics = evaluate(evaluator(Recording(), [NamedReward("judge", judge)], batch_size=3))
+    metrics = evaluation(Recording(), [NamedReward("judge", judge)], batch_size=3).evaluate(state())
     assert metrics["size"] == (3 * 3 + 2 * 2) / 5
 
 
 def test_sets_are_reported_by_name_and_all_completions_together() -> None:
     """`easy` has 4 of 5 right, and its copy with other answers 1 of 2: together 5 of 7."""
     generator, told = Recording(), []
-    easy = evaluator(generator, [NamedReward("equals", equals)], batch_size=2, accuracy="equals")
+    easy = evaluation(generator, [NamedReward("equals", equals)], batch_size=2, accuracy="equals")
     rows = datasets.Dataset.from_dict({"prompt": ["a", "b"], "answer": ["a", "x"]})
-    other = PromptSet(rows, "prompt", Letters())
-    hard = Evaluator(easy.sampler, easy.scorer, other, easy.config, SamplingConfig(), place=1)
-    evaluation = Evaluation({"easy": easy, "hard": hard}, easy.config)
-    sampled = evaluation.sample(state(), told.append)
-    metrics = evaluation.metrics(sampled)
+    hard = EvaluationInputs("hard", PromptSet(rows, "prompt", Letters()), easy.sets[0].rewards)
+    both = replace(easy, sets=[replace(easy.sets[0], name="easy"), hard])
+    sampled = both.sample(state(), told.append)
+    metrics = both.metrics(sampled)
     assert told == [2, 4, 5, 7]
     assert (metrics["easy/accuracy"], metrics["hard/accuracy"], metrics["accuracy"]) == (0.8, 0.5, 5 / 7)
     assert metrics["hard/completions/mean_length"] == 1.0
@@ -182,7 +179,6 @@ def test_sets_are_reported_by_name_and_all_completions_together() -> None:
     seeds = [prompt.seed for prompt in generator.asked]
     assert len(set(seeds)) == 7
     alone = Recording()
-    assert Evaluation({"": evaluator(alone, easy.scorer.rewards, accuracy="equals")}, easy.config).evaluate(
-        state()
-    ) == {name.removeprefix("easy/"): value for name, value in metrics.items() if name.startswith("easy/")}
+    single = evaluation(alone, easy.sets[0].rewards, accuracy="equals").evaluate(state())
+    assert single == {name[5:]: value for name, value in metrics.items() if name.startswith("easy/")}
     assert [prompt.seed for prompt in alone.asked] == seeds[:5]
