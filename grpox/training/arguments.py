@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 from torch import nn
@@ -25,10 +25,6 @@ from grpox.runfile.load import keys_by_name
 from grpox.runfile.model_options import media_parts
 from grpox.runfile.overrides import ARGUMENT
 from grpox.runfile.paths import input_path
-
-if TYPE_CHECKING:
-    pass
-
 
 _OF_TRAINER = {
     "args": "config, a run file or a mapping; `grpox import-trl` converts a GRPOConfig",
@@ -102,7 +98,8 @@ def read_arguments(
             merged = {MERGED: _digest_of_adapter(model)} if changed else {}
             lora = {"lora": lora_of(model)}
             model = model.merge_and_unload()
-        check_model(model)
+        if what := _unfit(model):
+            raise _refused("model", what, model, "a transformers PreTrainedModel, a folder, or a hub id")
         path = {"path": input_path(name, Path.cwd())} if (name := model.name_or_path) else {}
         changes["model"] = path | lora
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -136,13 +133,14 @@ def read_arguments(
         for place, keys in enumerate(references):
             if "class" in keys:
                 functions[f"environment[{place}]"] = own = keys.pop("class")
-                references[place] = {"name": _name_of(own)} | keys
+                references[place] = {"name": getattr(own, "__name__", type(own).__name__)} | keys
     if tools is not None:
         changes["tools"] = names = []
         for place, tool in enumerate([tools] if isinstance(tools, str) or callable(tools) else tools):
             if not isinstance(tool, str):
                 functions[f"tools[{place}]"] = tool
-                tool = f"{getattr(tool, '__module__', '')}:{_name_of(tool)}"
+                name = getattr(tool, "__name__", type(tool).__name__)
+                tool = f"{getattr(tool, '__module__', '')}:{name}"
             names.append(tool)
     observers = read_callbacks(callbacks)
     return Given(model, tokenizer, rows, eval_sets, functions, models, changes, merged, observers)
@@ -156,19 +154,8 @@ def _references(values: Any, under: str, is_alone: bool) -> list[dict[str, Any]]
     ]
 
 
-def _name_of(value: Any) -> str:
-    return getattr(value, "__name__", type(value).__name__)
-
-
 def refuse_arguments(others: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse arguments that `grpox.train` lacks, and name what stands for an argument of TRL or a key.
-
-    Args:
-        known: the arguments of `grpox.train`.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse arguments that `grpox.train` lacks, and name what stands for an argument of TRL or a key."""
     problems = []
     for name, value in others.items():
         near, cure = _counterpart(name, known)
@@ -207,12 +194,7 @@ def _read_reward(
     models: dict[str, PreTrainedModel],
     fingerprints: dict[str, str],
 ) -> dict[str, Any]:
-    """Add a function or model to those of the run, and return its reference as a run file has it.
-
-    Args:
-        keys: other keys of the reference beside ``function``.
-        fingerprints: gets the digest of an adapter that is merged into a reward model.
-    """
+    """Add a function or model to those of the run, and return its reference as a run file has it."""
     key, reward, digest = f"rewards[{place}]", keys.pop("function"), ""
     if is_peft_model(reward):
         # Before the merge, which takes the adapter apart.
@@ -262,13 +244,7 @@ def _digest_of_adapter(model: nn.Module) -> str:
 
 
 def lora_of(model: Any) -> dict[str, Any]:
-    """Return the section `model.lora` with the settings of a PeftModel's adapter.
-
-    The adapter is merged, and the run trains a new one with these settings.
-
-    Raises:
-        ConfigError: `model.lora` cannot say the same.
-    """
+    """Return the section `model.lora` with the settings of a PeftModel's adapter; ConfigError if it cannot."""
     allowed = "one LoRA adapter that model.lora can describe, or the model after merge_and_unload()"
     if len(model.peft_config) != 1:
         raise _refused("model", f"has {len(model.peft_config)} adapters", model, allowed)
@@ -301,11 +277,7 @@ def lora_of(model: Any) -> dict[str, Any]:
 
 
 def read_callbacks(callbacks: Any) -> tuple[object, ...]:
-    """Check objects with the methods of observers, and mark the methods as hooks.
-
-    Raises:
-        ConfigError: one is no object with such methods.
-    """
+    """Check objects with the methods of observers, and mark the methods as hooks; raises ConfigError."""
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise _refused("callbacks", "is no list of observers", callbacks, "a list of objects")
     for place, callback in enumerate(callbacks):
@@ -369,12 +341,7 @@ def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableData
 
 
 def _rows_of_stream(value: datasets.IterableDataset, key: str) -> datasets.Dataset:
-    """Read held-out rows to the end: every one of them is completed in each evaluation.
-
-    Raises:
-        ConfigError: there are more than `LONGEST_STREAM`, so that the stream may have no end; none; or they
-            cannot be read.
-    """
+    """Read held-out rows to the end: every one of them is completed in each evaluation."""
     try:
         rows = list(value.with_format(None).take(LONGEST_STREAM + 1))
         table = datasets.Dataset.from_list(rows, features=value.features)
@@ -397,19 +364,8 @@ def _refused(
     return ConfigError(what, key=key, where=ARGUMENT, given=type(value).__name__, allowed=allowed)
 
 
-def check_model(model: Any) -> None:
-    """Refuse a model that a run cannot train.
-
-    Raises:
-        ConfigError: it is no transformers model; its weights are quantised, spread over devices, on none,
-            in another dtype than float32 or bfloat16, or sharded by an earlier run that failed; or its
-            configuration describes another model.
-    """
-    if what := _unfit(model):
-        raise _refused("model", what, model, "a transformers PreTrainedModel, a folder, or a hub id")
-
-
 def _unfit(model: Any) -> str:
+    """Return the reason why a run cannot train a model; empty if it can."""
     if not isinstance(model, PreTrainedModel):
         if isinstance(adapters := getattr(model, "peft_config", None), Mapping):
             kinds = {str(getattr(each.peft_type, "value", each.peft_type)) for each in adapters.values()}
