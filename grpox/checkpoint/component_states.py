@@ -110,7 +110,20 @@ class ComponentStates:
             RunFailed: a state cannot be saved, or differs between ranks.
         """
         entries = on_every_rank(self._world, self._times, self._entries)
-        self._check_ranks(entries)
+        if self._world.size == 1:
+            return entries
+        shared = [key for key in entries if self._components[key].kind != "observer"]
+        ranks = self._world.gather([{key: state_hashes(entries[key]["state"]) for key in shared}])
+        for key in shared:
+            others = [rank for rank, states in enumerate(ranks) if states.get(key) != ranks[0][key]]
+            if others:
+                paths = changed_attributes(ranks[0][key], ranks[others[0]].get(key, {}))
+                raise RunFailed(
+                    f"{self._components[key]} ({key}) has another state on rank "
+                    f"{', '.join(map(str, others))} than on rank 0, at {', '.join(paths[:3])}: a run has one "
+                    "state per component. Ranks call a component for their own parts of a batch: change the "
+                    "state in end_step, whose statistics are the same on all ranks (docs/state-and-steps.md)"
+                )
         return entries
 
     def _entries(self) -> dict[str, dict[str, Any]]:
@@ -125,23 +138,6 @@ class ComponentStates:
             }
             for key, component in self._stateful().items()
         }
-
-    def _check_ranks(self, entries: Mapping[str, dict[str, Any]]) -> None:
-        """Check that all ranks have the same states; a collective."""
-        if self._world.size == 1:
-            return
-        shared = [key for key in entries if self._components[key].kind != "observer"]
-        ranks = self._world.gather([{key: state_hashes(entries[key]["state"]) for key in shared}])
-        for key in shared:
-            others = [rank for rank, states in enumerate(ranks) if states.get(key) != ranks[0][key]]
-            if others:
-                paths = changed_attributes(ranks[0][key], ranks[others[0]].get(key, {}))
-                raise RunFailed(
-                    f"{self._components[key]} ({key}) has another state on rank "
-                    f"{', '.join(map(str, others))} than on rank 0, at {', '.join(paths[:3])}: a run has one "
-                    "state per component. Ranks call a component for their own parts of a batch: change the "
-                    "state in end_step, whose statistics are the same on all ranks (docs/state-and-steps.md)"
-                )
 
     def _warn_of_changes(self) -> None:
         before, self._before = self._before, None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -80,22 +79,8 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def state_hashes(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the hash of each single value of a `plain_state`, by its path."""
-    return {path: _hash(value, object, sys.maxsize) for path, value in _single_values(state, "")}
-
-
-def _single_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    # The empty containers themselves count, and their lengths.
-    if isinstance(value, dict):
-        yield f"{path} keys", list(value)
-        for name, item in value.items():
-            yield from _single_values(item, f"{path}[{name!r}]")
-    elif isinstance(value, list | tuple):
-        yield f"{path} length", (type(value).__name__, len(value))
-        for place, item in enumerate(value):
-            yield from _single_values(item, f"{path}[{place}]")
-    else:
-        yield path, value
+    """Return the hash of each value of a `plain_state`, by its key as in ``['count']``."""
+    return {f"[{name!r}]": _hash(value, object, sys.maxsize) for name, value in state.items()}
 
 
 def attribute_hashes(component: object) -> dict[str, str]:
@@ -142,8 +127,6 @@ class _ContentPickler(pickle.Pickler):
             return kind.__name__, sorted(_hash(item, self._owner, self._large) for item in part)
         if isinstance(part, Mapping | list | tuple | deque):
             return kind.__name__, list(part.items() if isinstance(part, Mapping) else part)
-        if isinstance(part, itertools.count):
-            return repr(part)
         if torch is not None and isinstance(part, torch.Generator):
             return part.get_state().tolist()
         is_own = kind.__module__ == self._owner.__module__ and kind is not self._owner

@@ -29,9 +29,9 @@ class RunComponents:
     def __init__(self, run: ResolvedRun, lock: Lock, world: World, times: PhaseTimes) -> None:
         self._run = run
         self._lock = lock
-        self.states = ComponentStates({}, world, times)
-        self.statistics = StepStatistics({})
         self._components: dict[str, RunComponent] = {}
+        self.states = ComponentStates(self._components, world, times)
+        self.statistics = StepStatistics({})
         self._world = world
         self._times = times
         self._observers: Observers | None = None
@@ -68,7 +68,6 @@ class RunComponents:
             ConfigError: a component asks for what no step has, or its optional methods do not fit together.
         """
         self._observers = observers
-        self.states = ComponentStates(self._components, self._world, self._times)
         wanted: dict[tuple[str, StatisticReduction], str] = {}
         for component in self._components.values():
             wanted |= _wanted_by(component, beta)

@@ -54,9 +54,9 @@ from grpox.runtime.setup import keep_freed_memory, quieten, seed_libraries
 from grpox.runtime.signals import first_signal_waits
 from grpox.runtime.watchdog import GRACE, Watchdog, enable_tcp_keepalive
 from grpox.runtime.world import World, start_world, translate_lost_ranks
-from grpox.training.assembly import open_assembly
+from grpox.training.assembly import Assembly, open_assembly
 from grpox.training.build import (
-    TrainerParts,
+    TrainInputs,
     build_engines,
     build_observers,
     build_trainer,
@@ -90,7 +90,7 @@ def train_run(
 class OpenRun:
     """A run whose parts are there: `trainer` takes steps, `train` takes what remains and saves the model."""
 
-    parts: TrainerParts
+    assembly: Assembly
     trainer: Trainer
     model: PreTrainedModel
     device: torch.device
@@ -114,7 +114,7 @@ class OpenRun:
 
     def _train(self) -> dict[str, Any]:
         trainer, summary = self.trainer, self.summary
-        config, context = self.parts.assembly.run.config, trainer.context
+        config, context = self.assembly.run.config, trainer.context
         summary |= trainer.run() | trainer.checkpoints.summary()
         if slower := unused_modes(trainer.policy.engine, trainer.policy.reference):
             summary["unused_forward_modes"] = slower
@@ -138,7 +138,7 @@ class OpenRun:
 
     def _save_model(self) -> None:
         """Save the trained model and its adapters, and note them in the summary; a collective."""
-        assembly, engine = self.parts.assembly, self.trainer.policy.engine
+        assembly, engine = self.assembly, self.trainer.policy.engine
         output_dir = self.trainer.context.output_dir
         trained, total = parameter_counts(engine.module)
         folder, adapter = output_dir / "model", output_dir / ADAPTER_FOLDER
@@ -152,7 +152,7 @@ class OpenRun:
     def release_model(self) -> None:
         """Give a model from Python its whole weights back; no step can be taken afterwards; a collective."""
         self.generating.close()
-        if self.parts.assembly.run.given.model is not None:
+        if self.assembly.run.given.model is not None:
             make_whole(self.model, self.trainer.policy.engine, self.device)
 
 
@@ -205,7 +205,7 @@ def open_run(
         seed_libraries(config.train.seed)
         _log(world, "reading the data: %s", config.data.path or "the dataset's rows")
         components = RunComponents(run, lock, world, assembly.times)
-        inputs = open_inputs(assembly, components)
+        inputs = open_inputs(assembly, components, lock)
         if resume and (done := finished(config, inputs.schedule.total_steps)):
             early = ", where it stopped early" if "stopped_early" in done else ""
             _log(world, "%s: the run is complete, %s steps%s", config.output_dir, done["steps"], early)
@@ -220,16 +220,17 @@ def open_run(
         elif needs_checkpoint:
             raise no_checkpoint(Path(config.output_dir))
         context = _context(run, world, inputs.schedule, data, started, checkpoint, resume and began(config))
-        observers = build_observers(run, world, components, lock)
+        observers = build_observers(inputs)
         if config.tracking:
             _log(world, "starting to track: %s", ", ".join(config.tracking))
-        parts = TrainerParts(assembly, inputs, components, context, observers, lock)
         with (
             Watchdog(config.watchdog, assembly.times, context.output_dir / "stalls", world.rank) as watchdog,
             _observed(context, observers, world) as summary,
             translate_lost_ranks(world, assembly.times),
             machine_metrics(context.output_dir, config.logging.system_metrics_every, world),
-            _opened(parts, generator, checkpoint, allow_changes, watchdog, summary) as opened,
+            _opened(
+                inputs, context, observers, generator, checkpoint, allow_changes, watchdog, summary
+            ) as opened,
         ):
             yield opened
         if world.is_main and config.hub is not None:  # last, so that a failed push loses nothing
@@ -309,7 +310,9 @@ def _observed(context: RunContext, observers: Observers, world: World) -> Iterat
 
 @contextmanager
 def _opened(
-    parts: TrainerParts,
+    inputs: TrainInputs,
+    context: RunContext,
+    observers: Observers,
     generator: Generator,
     checkpoint: Checkpoint | None,
     allow_changes: bool,
@@ -317,7 +320,7 @@ def _opened(
     summary: dict[str, Any],
 ) -> Iterator[OpenRun]:
     """Load the model, start the generator, and restore the checkpoint; the generator ends with the block."""
-    assembly, times = parts.assembly, parts.assembly.times
+    assembly, times = inputs.assembly, inputs.assembly.times
     run, world, config = assembly.run, assembly.world, assembly.run.config
     with translate_exits(FOREIGN), ExitStack() as generating:
         _log(world, "loading the model: %s", config.model.path)
@@ -326,21 +329,21 @@ def _opened(
         files = ShardFiles(config.checkpoint.background)
         _log(world, "setting up DeepSpeed, then the generator %s", run.components["generator"].label)
         with times.phase("shard"):
-            engine, reference = build_engines(parts, model, files)
+            engine, reference = build_engines(inputs, model, files)
         sampler = assembly.start_sampler(generator, for_generator, engine)
         generating.callback(times.phase("close")(generator.close))
-        trainer = build_trainer(parts, engine, reference, sampler, files)
+        trainer = build_trainer(inputs, context, observers, engine, reference, sampler, files)
         if checkpoint is not None:
             with times.phase("restore"):
-                states, schedule = parts.components.states, trainer.schedule
+                states, schedule = inputs.components.states, trainer.schedule
                 checkpoint.restore(
                     trainer.state, trainer.policy, states, schedule, config.train.seed, allow_changes
                 )
                 trainer.steering.restore()
-        parts.components.start()
+        inputs.components.start()
         enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
         times.take()  # none of this is the first step's
-        yield OpenRun(parts, trainer, model, device, generation_config, watchdog, generating, summary)
+        yield OpenRun(assembly, trainer, model, device, generation_config, watchdog, generating, summary)
 
 
 def make_whole(model: PreTrainedModel, engine: Engine, device: torch.device) -> None:

@@ -196,5 +196,5 @@ def test_all_that_is_damaged_is_named_each_with_its_own_fault(folder: Path) -> N
 
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(folder: Path) -> None:
     size = (folder / "engine").stat().st_size
-    assert faults(folder, {"engine": FileFacts(size, "")}) == ["engine cannot be read: it is no file"]
+    assert faults(folder, {"engine": FileFacts(size, "")}) == ["engine cannot be read: Is a directory"]
     assert faults(folder, {"run.json/a": FileFacts(1, "")}) == ["run.json/a cannot be read: Not a directory"]
