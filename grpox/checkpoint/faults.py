@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import PreTrainedTokenizerBase
 
-from grpox.checkpoint.folders import (
-    publish,
-    rank_file,
-    unfinished_of,
-    write_manifest,
-    write_text,
-)
+from grpox.checkpoint.folders import publish, rank_file, unfinished_of, write_manifest, write_text
 from grpox.checkpoint.rank_state import samples_state, write_state
 from grpox.checkpoint.save_model import weights_on_main
 from grpox.config import RunConfig
@@ -55,11 +49,7 @@ class Fault(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Fault:
-        """Read the description in the dump `folder`.
-
-        Raises:
-            ValueError: it is missing or cannot be read.
-        """
+        """Read the description in the dump `folder`; raises ValueError if it cannot be read."""
         try:
             return cls.model_validate(parse_json(read_small(folder / FAULT)))
         except (OSError, ValueError) as error:
@@ -99,12 +89,12 @@ class FaultDumps:
         config = redacted(self.config.model_dump(mode="json"))
         # A replay has the weights of this step, whatever moved them since the run began.
         config["train"] |= {**coefficients, "adaptive_entropy": None}
-        found = list(nonfinite)
-        fault = Fault(step=step, what=what, world_size=self.world.size, found=found, config=config)
 
         def begin() -> None:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
+            ranks, found = self.world.size, list(nonfinite)
+            fault = Fault(step=step, what=what, world_size=ranks, found=found, config=config)
             write_text(unfinished / FAULT, fault.model_dump_json(indent=1))
 
         def write_samples() -> None:

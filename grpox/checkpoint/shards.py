@@ -143,12 +143,7 @@ def _write(state: Any, path: Path) -> FileFacts:
 
 
 def _copied(value: Any, old: Iterator[torch.Tensor], copies: list[torch.Tensor]) -> Any:
-    """Copy a state into this machine's memory; where its tensors fit, into that of earlier copies.
-
-    Args:
-        old: copies of an earlier state of the same file, in their order.
-        copies: list to which the copies are added.
-    """
+    """Copy a state into this machine's memory; where its tensors fit, into that of `old` copies, in order."""
     if isinstance(value, dict):
         return {key: _copied(item, old, copies) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -156,11 +151,9 @@ def _copied(value: Any, old: Iterator[torch.Tensor], copies: list[torch.Tensor])
     if not isinstance(value, torch.Tensor):
         return value
     tensor, before = value.detach(), next(old, None)
-    layouts = [(each.shape, each.dtype, each.stride()) for each in (before, tensor) if each is not None]
-    if before is not None and layouts[0] == layouts[1]:
-        copies.append(before.copy_(tensor))
-    else:
-        copies.append(tensor.to("cpu", copy=True))
+    layout = tensor.shape, tensor.dtype, tensor.stride()
+    fits = before is not None and layout == (before.shape, before.dtype, before.stride())
+    copies.append(before.copy_(tensor) if before is not None and fits else tensor.to("cpu", copy=True))
     return copies[-1]
 
 

@@ -7,7 +7,6 @@ A program that calls `grpox.train` gets the records through its own handlers. gr
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -178,9 +177,3 @@ def _open_file(path: Path) -> _File:
     except OSError as error:
         problem = Problem(f"cannot be written: {text_of(error)}", "--log-file", given=str(own))
         raise ConfigError(problem) from error
-
-
-def show_logs_of_child() -> None:
-    """Show the records of a child process of a command, at the level of the command."""
-    if level := os.environ.get(LEVEL_VARIABLE):
-        show_logs(level)

@@ -34,7 +34,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from grpox.runtime.logs import get_logger, show_logs_of_child
+from grpox.runtime.logs import LEVEL_VARIABLE, get_logger, show_logs
 
 logger = get_logger(__name__)
 LOOK_SECONDS = 0.1
@@ -406,7 +406,8 @@ def serving_parent() -> Iterator[Connection]:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     with ends_with_connection():
-        show_logs_of_child()
+        if level := os.environ.get(LEVEL_VARIABLE):
+            show_logs(level)
         yield connection
 
 

@@ -88,7 +88,6 @@ class RunComponents:
 
     def start(self) -> None:
         """Note the attributes and states of components before the first step of this process; a collective."""
-
         on_every_rank(self._world, self._times, self.states.begin)
 
     def begin_step(self, step: int, progress: TrainerState) -> None:
@@ -139,11 +138,7 @@ def _own_values(component: RunComponent, values: Statistics) -> dict[str, float 
 
 
 def _wanted_by(component: RunComponent, beta: float) -> Mapping[tuple[str, StatisticReduction], str]:
-    """Return the statistics that a component asks for, with its description.
-
-    Raises:
-        ConfigError: its optional methods do not fit together, or no step of this run has the statistic.
-    """
+    """Return the statistics that a component asks for, with its description; ConfigError if no step has one."""
     if problem := methods_problem(component.instance):
         raise ConfigError(f"{component} {problem}", component.key)
     statistics = statistics_of(component.instance)

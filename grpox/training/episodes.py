@@ -27,11 +27,7 @@ from grpox.runtime.world import World
 
 
 class RunEpisodes:
-    """The environments and tools of a run; the environments are open on this rank.
-
-    Args:
-        environments: as `open_environments` opens them; None: only data is checked, without a `loop`.
-    """
+    """The environments and tools of a run, open on this rank; None: only data is checked, without a `loop`."""
 
     def __init__(self, run: ResolvedRun, environments: Environments | None) -> None:
         self.environments = environments
@@ -57,12 +53,7 @@ class RunEpisodes:
         ]
 
     def place_of(self, prompts: PromptSet, row: int) -> int:
-        """Return the place of a row's environment in the run's list.
-
-        Raises:
-            ConfigError: rows of a dataset do not fit; see `EnvironmentOfRow`.
-            RunFailed: a row of a stream does not fit.
-        """
+        """Return the place of a row's environment in the run's list; raises as `EnvironmentOfRow`."""
         return self._environments_of(prompts)(row)
 
     def _environments_of(self, prompts: PromptSet) -> EnvironmentOfRow:
@@ -99,9 +90,6 @@ class RunEpisodes:
 
     def loop(self, world: World, times: PhaseTimes, stop_token_ids: Sequence[int]) -> EpisodeLoop:
         """Return the loop that samples episodes on this rank.
-
-        Args:
-            stop_token_ids: EOS tokens of model and tokenizer.
 
         Raises:
             ConfigError: the model ends its turns otherwise than the chat template of data that was checked.

@@ -199,11 +199,7 @@ class GenerationFeed:
 
 
 def check_plain(columns: Mapping[str, Sequence[Any]]) -> None:
-    """Check that a checkpoint can hold the columns that a loss needs.
-
-    Raises:
-        RunFailed: a value is of another type.
-    """
+    """Check that a checkpoint can hold the columns that a loss needs; raises RunFailed."""
     types = (*PLAIN, bytes)
     for name, values in columns.items():
         if (odd := odd_part(list(values), types=types, keys=types)) is not None:
@@ -214,11 +210,7 @@ def check_plain(columns: Mapping[str, Sequence[Any]]) -> None:
 
 
 def keep_reported(samples: Sequence[Sample], generation: int, device: torch.device) -> None:
-    """Set pi_old to the log-probabilities that the generator reported.
-
-    Raises:
-        RunFailed: a trained token has none.
-    """
+    """Set pi_old to what the generator reported; raises RunFailed if a trained token has no log-probability."""
     missing = sum(int((np.isnan(each.sampler_logprobs) & each.token_mask).sum()) for each in samples)
     if missing:
         raise RunFailed(

@@ -24,7 +24,6 @@ from grpox.checkpoint.shards import ShardFiles
 from grpox.config.inputs import AUTO
 from grpox.config.training import tokens_on
 from grpox.contracts import Capability, Generator, RunContext
-from grpox.data.schedule import Schedule
 from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
 from grpox.observing.alarms import FILE as ALARMS
@@ -78,10 +77,7 @@ def train_run(
     needs_checkpoint: bool = False,
     started: float | None = None,
 ) -> dict[str, Any]:
-    """Train a resolved run to its end; a collective of all ranks. Returns the content of ``summary.json``.
-
-    The arguments are those of `open_run`.
-    """
+    """Train a run to its end, opened by `open_run`; a collective. Returns the content of ``summary.json``."""
     with open_run(run, resume, allow_changes, needs_checkpoint, started) as opened:
         return opened.train() if isinstance(opened, OpenRun) else opened
 
@@ -219,7 +215,7 @@ def open_run(
             check_changes(checkpoint, config, lock, data, world, allow_changes)
         elif needs_checkpoint:
             raise no_checkpoint(Path(config.output_dir))
-        context = _context(run, world, inputs.schedule, data, started, checkpoint, resume and began(config))
+        context = _context(inputs, data, started, checkpoint, resume and began(config))
         observers = build_observers(inputs)
         if config.tracking:
             _log(world, "starting to track: %s", ", ".join(config.tracking))
@@ -239,20 +235,19 @@ def open_run(
 
 
 def _context(
-    run: ResolvedRun,
-    world: World,
-    schedule: Schedule,
+    inputs: TrainInputs,
     data: Mapping[str, str],
     started: float,
     checkpoint: Checkpoint | None,
     starts_over: bool,
 ) -> RunContext:
+    run, schedule = inputs.assembly.run, inputs.schedule
     progress, config = checkpoint.progress if checkpoint else None, run.config
     return RunContext(
         config=config,
         output_dir=Path(config.output_dir),
         total_steps=schedule.total_steps,
-        world_size=world.size,
+        world_size=inputs.assembly.world.size,
         versions=versions([*run.distributions, *(["peft"] if config.model.lora else [])]),
         git_commit=git_commit(),
         source=run.source,

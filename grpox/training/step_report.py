@@ -75,14 +75,7 @@ class StepReport:
         update: Mapping[str, float],
         seconds: float,
     ) -> None:
-        """Report a finished step.
-
-        Args:
-            new: generation batches collected for the step.
-            micro_batches: this rank's samples of the step.
-            update: the metrics of `PolicyUpdate.step`.
-            seconds: duration of the whole step on this rank.
-        """
+        """Report a finished step, the metrics of whose `update` are those of `PolicyUpdate.step`."""
         phases = self.collector.sampler.times
         times, peak = phases.take(), phases.memory.take()
         for batch in new:

@@ -9,7 +9,7 @@ import torch
 
 from grpox.errors import RankLost, RunFailed
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import Failure, World, run_and_gather, translate_lost_ranks
+from grpox.runtime.world import World, run_and_gather, translate_lost_ranks
 
 
 class SentParts(World):
@@ -46,7 +46,7 @@ def test_the_phase_is_named_where_there_is_one(phase: str | None, message: str) 
 
     with pytest.raises(RunFailed, match="KeyError"):
         run_and_gather(SentParts(1, 2, torch.device("cpu")), times, work)
-    assert sent == [Failure(message)]
+    assert sent == [(message, [])]
 
 
 def test_a_rank_that_is_lost_between_phases_is_told_so() -> None:
