@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from grpox.errors import ConfigError, Problem
 
@@ -217,13 +218,9 @@ def first_host(nodes: str) -> str:
 def tasks_of_nodes(text: str) -> list[int]:
     """Parse the tasks on each machine from Slurm's short form: ``8(x3),4`` gives 8, 8, 8, 4; empty if
     invalid."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            return []
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()) for part in text.split(",")]
+    counts = [[int(part[1])] * int(part[2] or 1) for part in parts if part]
+    return list(chain(*counts)) if all(parts) else []
 
 
 def _tasks_here(environment: Mapping[str, str], size: int) -> int | None:

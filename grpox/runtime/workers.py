@@ -18,7 +18,6 @@ import contextlib
 import fcntl
 import io
 import os
-import random
 import select
 import signal
 import socket
@@ -442,15 +441,6 @@ def end_with(lifeline: int, number: int = signal.SIGKILL) -> None:
     poller.register(lifeline, select.POLLIN)
     if poller.poll(0):  # the other end was closed before the kernel was asked
         os._exit(1)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the random generators that a module may use without a generator of its own."""
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
 
 
 def main() -> None:

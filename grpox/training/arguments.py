@@ -42,15 +42,6 @@ HOOKS_OF_RUN = [
     if name[:6] == "grpox_" and "run" in signature(hook).parameters
 ]
 """Methods of an observer of a run."""
-_OF_CALLBACK = {
-    "on_train_begin": "grpox_run_started",
-    "on_step_end": "grpox_step_finished",
-    "on_log": "grpox_step_finished",
-    "on_evaluate": "grpox_evaluated",
-    "on_save": "grpox_checkpoint_saved",
-    "on_train_end": "grpox_run_finished",
-}
-"""Method of a callback of transformers -> the hook that sees the same."""
 _OF_LORA = ("r", "lora_alpha", "use_rslora", "target_modules", "target_parameters", "exclude_modules")
 """Settings of peft's LoRA that `model.lora` has as well."""
 _WITHOUT_EFFECT = (
@@ -286,7 +277,9 @@ def read_callbacks(callbacks: Any) -> tuple[object, ...]:
             raise _refused(key, f"is the class {callback.__name__}", callback, "an instance of it")
         methods = [name for name in HOOKS_OF_RUN if callable(getattr(callback, name, None))]
         if not methods:
-            near = next(filter(None, map(_hook_like, dir(callback))), "")
+            hooks = [hook.removeprefix("grpox_") for hook in HOOKS_OF_RUN]
+            names = [name.removeprefix("on_") for name in dir(callback) if not name.startswith("_")]
+            near = next((f"grpox_{like}" for name in names if (like := nearest(name, hooks))), "")
             what = "has none of the methods of an observer"
             raise ConfigError(what, key, ARGUMENT, type(callback).__name__, allowed, near)
         for name in methods:
@@ -298,14 +291,6 @@ def read_callbacks(callbacks: Any) -> tuple[object, ...]:
         except InvalidPlugin as error:
             raise ConfigError(text_of(error), key, ARGUMENT, type(callback).__name__, allowed) from error
     return tuple(callbacks)
-
-
-def _hook_like(name: str) -> str:
-    """Return the hook that a method of another name probably means; empty if none."""
-    if name.startswith("_"):
-        return ""
-    near = nearest(name.removeprefix("on_"), [hook.removeprefix("grpox_") for hook in HOOKS_OF_RUN])
-    return _OF_CALLBACK.get(name) or (near and f"grpox_{near}")
 
 
 def _shown(value: Any) -> str:

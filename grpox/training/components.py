@@ -16,7 +16,6 @@ from grpox.plugins.optional_methods import has_method, has_state, methods_proble
 from grpox.policy.batch import Sample
 from grpox.rollout.rewards.process import RemoteComponent, RewardProcess
 from grpox.runfile.load import ResolvedRun
-from grpox.runfile.lock.model import Lock
 from grpox.runtime.foreign_code import call
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank
@@ -26,9 +25,8 @@ from grpox.update.step_statistics import Statistics, StepStatistics
 class RunComponents:
     """Key of the run file -> the run's component on this rank; observers are on rank 0 only."""
 
-    def __init__(self, run: ResolvedRun, lock: Lock, world: World, times: PhaseTimes) -> None:
+    def __init__(self, run: ResolvedRun, world: World, times: PhaseTimes) -> None:
         self._run = run
-        self._lock = lock
         self._components: dict[str, RunComponent] = {}
         self.states = ComponentStates(self._components, world, times)
         self.statistics = StepStatistics({})
@@ -49,11 +47,9 @@ class RunComponents:
     def add(self, key: str, instance: Any) -> None:
         """Add the instance of the component under `key`, or the process that has it."""
         bound = self._run.components[key]
-        distribution = bound.offer.distribution if bound.offer is not None else None
-        locked = self._lock.distributions.get(distribution) if distribution is not None else None
-        version = locked.version if locked is not None else None
+        origin = (None, None) if bound.offer is None else (bound.offer.distribution, bound.offer.version)
         instance = RemoteComponent(instance) if isinstance(instance, RewardProcess) else instance
-        self._components[key] = RunComponent(key, bound.kind, bound.label, instance, distribution, version)
+        self._components[key] = RunComponent(key, bound.kind, bound.label, instance, *origin)
 
     def add_callback(self, key: str, observer: object) -> tuple[str, object]:
         """Add an observer given in Python; return its name in messages, and itself."""

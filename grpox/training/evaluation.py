@@ -131,7 +131,7 @@ def open_evaluation(
 ) -> Evaluation | None:
     """Build the evaluation of a run; None if it has none."""
     config, streams = run.config.evaluation, provides(run, Capability.STREAMING)
-    return config and Evaluation(sampler, inputs, config, run.config.sampling, streams, warn)
+    return None if config is None else Evaluation(sampler, inputs, config, run.config.sampling, streams, warn)
 
 
 def evaluation_metrics(

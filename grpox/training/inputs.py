@@ -224,9 +224,10 @@ def _prompt_set(
     own = config.model.chat_date, of_data.chat, of_data.allow_special_tokens, of_data.continue_final_message
     if run.most_rows is not None and isinstance(rows, datasets.Dataset):
         rows = rows.select(range(min(run.most_rows, len(rows))))
-    of_episodes = None if episodes is None else episodes.tools_of, config.has_episodes
-    column = of_data.prompt_column
-    prompts = PromptSet(rows, column, tokenizer, template, limit, data, vocabulary, *of_episodes, *own)
+    tools_of, column = None if episodes is None else episodes.tools_of, of_data.prompt_column
+    prompts = PromptSet(
+        rows, column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, *own
+    )
     for key, bound in run.components.items():
         check = getattr(bound.config, "check_prompts", None) if key.startswith(f"{rewards}[") else None
         if check is not None and (problems := check(prompts.chat.examples)):

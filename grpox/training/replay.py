@@ -115,8 +115,8 @@ def replay(folder: Path, fault: Fault, overrides: Sequence[str] = ()) -> Replay:
     step_loss = StepLoss.of(registry.build(bound), correction, config.train, bound.needs)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ranks = []
-    for path in (rank_file(folder, rank) for rank in range(fault.world_size)):
-        with reading(path):
+    for rank in range(fault.world_size):
+        with reading(path := rank_file(folder, rank)):
             ranks.append([samples_of_state(each, device) for each in read_state(path)["micro_batches"]])
     samples = [sample for of_rank in ranks for micro_batch in of_rank for sample in micro_batch]
     if step_loss.needs_reference and any(sample.reference_logprobs is None for sample in samples):

@@ -115,11 +115,20 @@ class OpenRun:
         if slower := unused_modes(trainer.policy.engine, trainer.policy.reference):
             summary["unused_forward_modes"] = slower
         self.generating.close()
+        folder, adapter, path = (
+            context.output_dir / name for name in ("model", ADAPTER_FOLDER, "summary.json")
+        )
         with trainer.times.phase("save"):
-            self._save_model()
+            engine, tokenizer = trainer.policy.engine, self.assembly.tokenizer
+            trained, total = parameter_counts(engine.module)
+            summary |= {"trained_parameters": trained, "parameters": total}
+            save_model(engine, tokenizer, self.generation_config, folder, trainer.world)
+            if config.model.lora is not None:
+                save_adapter(engine, self.model.name_or_path, adapter, trainer.world)
+                summary["adapter"] = str(adapter)
+        summary |= {"model": str(folder), "output_dir": str(context.output_dir), "source": context.source}
         self.release_model()
         if trainer.world.is_main:
-            folder, path = Path(summary["model"]), context.output_dir / "summary.json"
             with suppress(OSError):  # on a full disk, only the card is lost
                 card = model_card(config, summary, context.fingerprints, trainer.state.metrics)
                 write_atomically(folder / CARD, card)
@@ -129,21 +138,8 @@ class OpenRun:
                 write_atomically(path, as_strict_json(summary) + "\n")
             except OSError as error:
                 raise RunFailed(write_error_message(error, path)) from error
-            trainer.observers.checkpoint_saved(context, trainer.policy.engine.steps, folder)
+            trainer.observers.checkpoint_saved(context, engine.steps, folder)
         return summary
-
-    def _save_model(self) -> None:
-        """Save the trained model and its adapters, and note them in the summary; a collective."""
-        assembly, engine = self.assembly, self.trainer.policy.engine
-        output_dir = self.trainer.context.output_dir
-        trained, total = parameter_counts(engine.module)
-        folder, adapter = output_dir / "model", output_dir / ADAPTER_FOLDER
-        self.summary |= {"trained_parameters": trained, "parameters": total}
-        save_model(engine, assembly.tokenizer, self.generation_config, folder, assembly.world)
-        if assembly.run.config.model.lora is not None:
-            save_adapter(engine, self.model.name_or_path, adapter, assembly.world)
-            self.summary["adapter"] = str(adapter)
-        self.summary |= {"model": str(folder), "output_dir": str(output_dir), "source": assembly.run.source}
 
     def release_model(self) -> None:
         """Give a model from Python its whole weights back; no step can be taken afterwards; a collective."""
@@ -200,7 +196,7 @@ def open_run(
             check_hub(config.hub)
         seed_libraries(config.train.seed)
         _log(world, "reading the data: %s", config.data.path or "the dataset's rows")
-        components = RunComponents(run, lock, world, assembly.times)
+        components = RunComponents(run, world, assembly.times)
         inputs = open_inputs(assembly, components, lock)
         if resume and (done := finished(config, inputs.schedule.total_steps)):
             early = ", where it stopped early" if "stopped_early" in done else ""

@@ -135,9 +135,9 @@ class StepReport:
 
     def _likely_cause(self, batch: GenerationBatch, label: str) -> str:
         """Tell why a reward may give all completions the same score; empty where nothing hints at it."""
-        row, causes = batch.rows[0], []
-        pairs = zip(self.context.config.rewards, self.collector.scorer.rewards, strict=True)
-        ref, reward = next(pair for pair in pairs if pair[1].label == label)
+        row, causes, rewards = batch.rows[0], [], self.collector.scorer.rewards
+        place = [reward.label for reward in rewards].index(label)
+        ref, reward = self.context.config.rewards[place], rewards[place]
         [prompt] = self.collector.prompts.prompt_texts([row.rollout.prompt_ids])
         if (tag := OPENED.search(prompt)) and not ref.params.get("opened"):
             cure = " (set opened: true)" if ref.name == "format" else ""

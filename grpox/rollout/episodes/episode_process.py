@@ -21,7 +21,8 @@ from grpox.environments.calling import CANCEL_SECONDS, CallTimeout, Result, Sett
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import EnvironmentClass
 from grpox.rollout.episodes.messages import LAST, Request, Start
-from grpox.runtime.workers import ends_with_connection, flush_output, seed_everything
+from grpox.runtime.setup import seed_libraries
+from grpox.runtime.workers import ends_with_connection, flush_output
 
 REPEAT_SECONDS = 0.5
 """Seconds after which a call that went on in spite of CallTimeout is interrupted again."""
@@ -141,7 +142,7 @@ def _serve(
     own = os.getpid()
     with ends_with_connection():
         start: Start = pickle.loads(connection.recv_bytes()[1:])
-        seed_everything(start.seed)
+        seed_libraries(start.seed)
         host = Host(classes[start.environment], max_calls, seconds, limit)
         kind, message = Request.START, start
         while True:
