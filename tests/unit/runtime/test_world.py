@@ -1,4 +1,4 @@
-"""Interfaces on which ranks listen: loopback if all are on one machine, else the route to rank 0."""
+"""The ranks of a run: interfaces on which they listen, their GPUs, and work that fails on one of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ import os
 import socket
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from support.ports import free_port
 
-from grpox.errors import ConfigError, RunFailed
+from grpox.errors import ConfigError, RankLost, RunFailed
 from grpox.runtime import world
 from grpox.runtime.launch import Place
-from grpox.runtime.world import meeting_store, name_interface, not_met
+from grpox.runtime.phases import PhaseTimes
+from grpox.runtime.world import (
+    World,
+    _device,
+    meeting_store,
+    name_interface,
+    not_met,
+    run_and_gather,
+    translate_lost_ranks,
+)
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP", "TORCHELASTIC_USE_AGENT_STORE")
 
@@ -128,3 +139,82 @@ def test_a_failure_to_meet_names_the_machine() -> None:
     assert told.startswith("rank 1 of 2 could not connect to the others at gpu1:7")
     assert socket.gethostname() in told
     assert told.endswith("connection refused")
+
+
+def started_by(launcher: str, local_rank: int) -> Place:
+    return Place(launcher, local_rank, 8, local_rank, 8, "gpu1", 1)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine with GPUs, of which a test says how many."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return monkeypatch
+
+
+def test_the_gpu_of_the_ranks_number(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setattr(torch.cuda, "device_count", lambda: 8)
+    assert _device(started_by("torchrun or deepspeed", 3)) == torch.device("cuda", 3)
+
+
+def test_the_only_gpu_that_srun_shows_a_task(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setattr(torch.cuda, "device_count", lambda: 1)
+    assert _device(started_by("srun", 3)) == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(("launcher", "count"), [("torchrun or deepspeed", 1), ("srun", 2)])
+def test_more_processes_than_gpus_are_refused(gpus: pytest.MonkeyPatch, launcher: str, count: int) -> None:
+    gpus.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ConfigError) as refused:
+        _device(started_by(launcher, 3))
+    [problem] = refused.value.problems
+    assert (problem.key, problem.given) == ("LOCAL_RANK", "3")
+    assert problem.allowed == f"a number below {count}: one process for each GPU"
+
+
+def test_without_gpus_every_rank_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert _device(started_by("srun", 3)) == torch.device("cpu")
+
+
+class SentParts(World):
+    """A rank of two that gathers its own parts alone, and lists what it sends."""
+
+    def gather(self, parts: Any) -> Any:
+        sent.extend(parts)
+        return list(parts)
+
+
+sent: list[Any] = []
+
+
+def fail() -> None:
+    raise RunFailed("loss 'Mine' raised KeyError: 'cap'")
+
+
+@pytest.mark.parametrize(
+    ("phase", "message"),
+    [
+        ("update", "rank 1 failed in phase 'update': loss 'Mine' raised KeyError: 'cap'"),
+        (None, "rank 1 failed: loss 'Mine' raised KeyError: 'cap'"),
+    ],
+)
+def test_the_phase_is_named_where_there_is_one(phase: str | None, message: str) -> None:
+    sent.clear()
+    times = PhaseTimes()
+
+    def work() -> None:
+        if phase is None:
+            fail()
+        with times.phase(phase or ""):
+            fail()
+
+    with pytest.raises(RunFailed, match="KeyError"):
+        run_and_gather(SentParts(1, 2, torch.device("cpu")), times, work)
+    assert sent == [(message, [])]
+
+
+def test_a_rank_that_is_lost_between_phases_is_told_so() -> None:
+    world = World(rank=0, size=2, device=torch.device("cpu"))
+    with pytest.raises(RankLost, match="in phase 'between phases'"), translate_lost_ranks(world, PhaseTimes()):
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:5")
