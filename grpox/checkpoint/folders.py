@@ -158,16 +158,16 @@ def read_whole(folder: Path, read: Callable[[Path], Content]) -> Content:
 
 def faults(folder: Path, wanted: Mapping[str, FileFacts]) -> list[str]:
     """Return a line for each damaged or missing file of `folder`."""
-    found = []
+    damage = []
     for name, facts in wanted.items():
         try:
             now = FileFacts.of(folder / name)
             if now.size != facts.size:
-                found.append(f"{name} has {now.size} bytes, not {facts.size}")
+                damage.append(f"{name} has {now.size} bytes, not {facts.size}")
             elif now != facts:
-                found.append(f"{name} has another content than was written")
+                damage.append(f"{name} has another content than was written")
         except FileNotFoundError:
-            found.append(f"{name} is missing")
+            damage.append(f"{name} is missing")
         except OSError as error:
-            found.append(f"{name} cannot be read: {error.strerror}")
-    return found
+            damage.append(f"{name} cannot be read: {error.strerror}")
+    return damage

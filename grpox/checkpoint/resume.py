@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from grpox.checkpoint.component_states import FILE as COMPONENTS
-from grpox.checkpoint.component_states import ComponentStates
+from grpox.checkpoint.components import FILE as COMPONENTS
+from grpox.checkpoint.components import RunComponents
 from grpox.checkpoint.folders import checkpoints_in, faults, rank_file, read_manifest
 from grpox.checkpoint.progress import (
     PROGRESS,
@@ -71,7 +71,7 @@ class Checkpoint:
         self,
         state: TrainingState,
         policy: PolicyUpdate,
-        components: ComponentStates,
+        components: RunComponents,
         schedule: Schedule,
         seed: int,
         allow: bool = False,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpox.checkpoint.component_states import FILE as COMPONENTS
-from grpox.checkpoint.component_states import ComponentStates
+from grpox.checkpoint.components import FILE as COMPONENTS
+from grpox.checkpoint.components import RunComponents
 from grpox.checkpoint.folders import (
     checkpoints_in,
     clear_unfinished,
@@ -55,7 +55,7 @@ class CheckpointSaver:
     shards: ShardFiles
     policy: PolicyUpdate
     """Holds the engine and the reference."""
-    components: ComponentStates
+    components: RunComponents
     times: PhaseTimes
     warn: WarnOnce = field(default_factory=lambda: WarnOnce(get_logger(__name__)))
     _pending: bool = False

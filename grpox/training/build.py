@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from transformers import PreTrainedModel
 
-from grpox.checkpoint.faults import FaultDumps
+from grpox.checkpoint.components import RunComponents
+from grpox.checkpoint.faults import dump_fault
 from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
@@ -33,7 +35,6 @@ from grpox.rollout.sampler import CompletionSampler
 from grpox.runfile.lock.model import Lock, LockFile
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.training.assembly import Assembly, EvaluationInputs
-from grpox.training.components import RunComponents
 from grpox.training.evaluation import open_evaluation
 from grpox.training.generation_feed import GenerationFeed, TokenChoice
 from grpox.training.inputs import (
@@ -161,8 +162,8 @@ def build_trainer(
         prefetches=train.max_staleness > 0,
         rounds=train.dynamic_sampling_rounds or 0,
     )
-    dumps = FaultDumps(engine, config, inputs.assembly.tokenizer, world)
-    nonfinite = NonFinitePolicy(train, world, dumps, warn)
+    dump = partial(dump_fault, engine, config, inputs.assembly.tokenizer, world)
+    nonfinite = NonFinitePolicy(train, world, dump, warn)
     policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs, statistics)
     early_stop = config.evaluation.early_stop if config.evaluation is not None else None
     state = TrainingState(
@@ -199,7 +200,7 @@ def build_trainer(
             observers,
             files,
             policy,
-            components.states,
+            components,
             times,
             warn,
         ),

@@ -20,7 +20,7 @@ from grpox.rollout.episodes.pool import open_environments
 from grpox.rollout.episodes.turn_tokens import TurnTokens
 from grpox.rollout.episodes.waves import EnvironmentRows, EpisodeLoop
 from grpox.runfile.environment_rows import EnvironmentOfRow
-from grpox.runfile.environments import BoundEnvironment, bound_environments, bound_tools
+from grpox.runfile.environments import bound_environments, bound_tools
 from grpox.runfile.load import ResolvedRun
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
@@ -113,7 +113,14 @@ def opened_episodes(run: ResolvedRun) -> Iterator[RunEpisodes]:
     Raises:
         ConfigError: an environment or tool cannot be used.
     """
-    blueprints = [_blueprint(run, each) for each in bound_environments(run)] if run.config.environments else []
+    blueprints = []
+    for bound in bound_environments(run) if run.config.environments else ():
+        component = bound.component
+        target: Any = component.load()
+        if not bound.given:
+            path = run.config.environments[component.key].path
+            target = component.offer.spec.target if component.offer is not None else path
+        blueprints.append(Blueprint(bound.label, component.key, target, pickle.dumps(component.config)))
     functions = [
         Blueprint(each.name, f"tools[{place}]", each.function if each.given else each.reference)
         for place, each in enumerate(bound_tools(run))
@@ -123,12 +130,3 @@ def opened_episodes(run: ResolvedRun) -> Iterator[RunEpisodes]:
         yield RunEpisodes(run, environments)
     finally:
         environments.close()
-
-
-def _blueprint(run: ResolvedRun, bound: BoundEnvironment) -> Blueprint:
-    component = bound.component
-    target: Any = component.load()
-    if not bound.given:
-        path = run.config.environments[component.key].path
-        target = component.offer.spec.target if component.offer is not None else path
-    return Blueprint(bound.label, component.key, target, pickle.dumps(component.config))

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from grpox.checkpoint.components import RunComponents
 from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good, no_checkpoint
 from grpox.checkpoint.save_model import CARD, check_hub, model_card, push_model, save_model
 from grpox.checkpoint.shards import ShardFiles
@@ -62,7 +63,6 @@ from grpox.training.build import (
     open_inputs,
     unused_modes,
 )
-from grpox.training.components import RunComponents
 from grpox.training.inputs import decide_longest, model_config, open_model, provides
 from grpox.training.trainer import Trainer
 
@@ -326,7 +326,7 @@ def _opened(
         trainer = build_trainer(inputs, context, observers, engine, reference, sampler, files)
         if checkpoint is not None:
             with times.phase("restore"):
-                states, schedule = inputs.components.states, trainer.schedule
+                states, schedule = inputs.components, trainer.schedule
                 checkpoint.restore(
                     trainer.state, trainer.policy, states, schedule, config.train.seed, allow_changes
                 )

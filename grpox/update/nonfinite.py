@@ -5,9 +5,9 @@ A message names the term of the loss and the token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -90,21 +90,6 @@ MOST_NAMED = 4
 """Terms that a message names."""
 
 
-class FaultDumps(Protocol):
-    """Saves the batch of a step that was not taken, as `grpox.checkpoint.faults.FaultDumps` does."""
-
-    def dump(
-        self,
-        step: int,
-        what: str,
-        nonfinite: Sequence[NonFinite],
-        micro_batches: Sequence[Sequence[Sample]],
-        coefficients: Mapping[str, float],
-    ) -> str:
-        """Save the batch and return a line with its folder; a collective."""
-        ...
-
-
 @dataclass
 class SkippedSteps:
     """Steps of a run that were not taken."""
@@ -120,8 +105,8 @@ class NonFinitePolicy:
 
     config: TrainConfig
     world: World
-    dumps: FaultDumps | None = None
-    """Saves the batches; None: none are saved."""
+    dump: Callable[..., str] | None = None
+    """Saves a batch, as the last arguments of `grpox.checkpoint.faults.dump_fault`; None: none is saved."""
     warn: WarnOnce = field(default_factory=lambda: WarnOnce(get_logger(__name__)))
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
 
@@ -157,8 +142,8 @@ class NonFinitePolicy:
         self.skipped.total += 1
         self.skipped.in_a_row += 1
         message = f"{what} in step {step}{_where(nonfinite)}"
-        if self.dumps is not None:
-            message += f"\n    {self.dumps.dump(step, what, nonfinite, micro_batches, coefficients)}"
+        if self.dump is not None:
+            message += f"\n    {self.dump(step, what, nonfinite, micro_batches, coefficients)}"
         if self.config.on_nonfinite == "stop":
             hint = "train.on_nonfinite=skip goes on without such steps"
             raise RunFailed(f"{message}\n    no weight was changed; {hint} (docs/numerical-faults.md)")
