@@ -193,20 +193,14 @@ def push(folder: Path, **hub: Any) -> str:
 # -- Before the run --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("repo", ["ada/model", "org-1/Model_2.5-GRPO"])
-def test_a_name_that_the_hub_takes(repo: str) -> None:
-    assert list(hub_problems(HubConfig(repo=repo))) == []
-    assert list(hub_problems(None)) == []
-
-
 @pytest.mark.parametrize("repo", ["model", "a/b/c", "ada/mo del", "ada/-model", "ada/a..b", "", "ada/m.git"])
-def test_a_name_that_it_does_not(repo: str) -> None:
+def test_a_name_of_a_repository_or_branch_that_the_hub_does_not_take(repo: str) -> None:
     [problem] = hub_problems(HubConfig(repo=repo))
     assert (problem.key, problem.given, problem.allowed) == ("hub.repo", repo, "user/name")
-
-
-def test_a_branch_has_a_name() -> None:
-    assert [p.key for p in hub_problems(HubConfig(repo="ada/model", revision=" "))] == ["hub.revision"]
+    assert [p.key for p in hub_problems(HubConfig(repo="org-1/Model_2.5-GRPO", revision=" "))] == [
+        "hub.revision"
+    ]
+    assert [*hub_problems(HubConfig(repo="ada/model")), *hub_problems(None)] == []
 
 
 def refused(repo: str = "ada/model") -> str:

@@ -68,18 +68,29 @@ def network(monkeypatch: pytest.MonkeyPatch, towards: str, **interfaces: str) ->
     monkeypatch.setattr(world.socket, "socket", Probe)
 
 
-def test_gloo_listens_on_the_interface_that_leads_to_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    network(monkeypatch, "10.1.0.7", lo="127.0.0.1", eth0="192.168.0.7", ib0="10.1.0.7")
+@pytest.mark.parametrize(
+    ("variables", "towards", "interfaces", "expected"),
+    [
+        ({}, "10.1.0.7", {"lo": "127.0.0.1", "eth0": "192.168.0.7", "ib0": "10.1.0.7"}, ("ib0", "10.1.0.7")),
+        # Where rank 0's name is loopback: the only other interface.
+        ({}, "127.0.1.1", {"lo": "127.0.0.1", "eth0": "192.168.0.7"}, ("eth0", "192.168.0.7")),
+        ({"GLOO_SOCKET_IFNAME": "ib1"}, "10.1.0.7", {"ib0": "10.1.0.7"}, ("ib1", None)),
+        ({"LOCAL_WORLD_SIZE": "2"}, "10.1.0.7", {"ib0": "10.1.0.7"}, ("lo", "127.0.0.1")),
+    ],
+)
+def test_gloo_listens_on_the_users_interface_else_loopback_else_the_one_that_leads_to_rank_0(
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    towards: str,
+    interfaces: dict[str, str],
+    expected: tuple[str, str | None],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    network(monkeypatch, towards, **interfaces)
     name_interface(place("gpu1"))
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
-    assert os.environ["VLLM_HOST_IP"] == "10.1.0.7"
-    assert "NCCL_SOCKET_IFNAME" not in os.environ
-
-
-def test_where_rank_0s_name_is_loopback_it_is_the_only_other_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    network(monkeypatch, "127.0.1.1", lo="127.0.0.1", eth0="192.168.0.7")
-    name_interface(place("gpu1"))
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert (os.environ["GLOO_SOCKET_IFNAME"], os.environ.get("VLLM_HOST_IP")) == expected
+    assert "NCCL_SOCKET_IFNAME" not in os.environ  # weights may have to reach a server elsewhere
 
 
 def test_of_several_others_the_user_has_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,20 +101,6 @@ def test_of_several_others_the_user_has_to_choose(monkeypatch: pytest.MonkeyPatc
     assert (problem.key, problem.given) == ("MASTER_ADDR", "gpu1")
     for fact in ("(192.168.0.7, 10.1.0.7)", "GLOO_SOCKET_IFNAME"):
         assert fact in problem.allowed
-
-
-def test_an_interface_that_the_user_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib1")
-    network(monkeypatch, "10.1.0.7", ib0="10.1.0.7")
-    name_interface(place("gpu1"))
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib1"
-
-
-def test_ranks_of_one_machine_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    name_interface(place("gpu1"))
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "NCCL_SOCKET_IFNAME" not in os.environ  # its weights may have to reach a server elsewhere
 
 
 def test_a_machine_that_nobody_knows_is_told() -> None:
@@ -152,14 +149,16 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_the_gpu_of_the_ranks_number(gpus: pytest.MonkeyPatch) -> None:
-    gpus.setattr(torch.cuda, "device_count", lambda: 8)
-    assert _device(started_by("torchrun or deepspeed", 3)) == torch.device("cuda", 3)
-
-
-def test_the_only_gpu_that_srun_shows_a_task(gpus: pytest.MonkeyPatch) -> None:
-    gpus.setattr(torch.cuda, "device_count", lambda: 1)
-    assert _device(started_by("srun", 3)) == torch.device("cuda", 0)
+@pytest.mark.parametrize(
+    ("launcher", "count", "device"),
+    [("torchrun or deepspeed", 8, "cuda:3"), ("srun", 1, "cuda:0"), ("srun", 0, "cpu")],
+)
+def test_a_rank_has_the_gpu_of_its_number_or_the_only_one_that_srun_shows(
+    gpus: pytest.MonkeyPatch, launcher: str, count: int, device: str
+) -> None:
+    gpus.setattr(torch.cuda, "is_available", lambda: count > 0)
+    gpus.setattr(torch.cuda, "device_count", lambda: count)
+    assert _device(started_by(launcher, 3)) == torch.device(device)
 
 
 @pytest.mark.parametrize(("launcher", "count"), [("torchrun or deepspeed", 1), ("srun", 2)])
@@ -170,11 +169,6 @@ def test_more_processes_than_gpus_are_refused(gpus: pytest.MonkeyPatch, launcher
     [problem] = refused.value.problems
     assert (problem.key, problem.given) == ("LOCAL_RANK", "3")
     assert problem.allowed == f"a number below {count}: one process for each GPU"
-
-
-def test_without_gpus_every_rank_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert _device(started_by("srun", 3)) == torch.device("cpu")
 
 
 class SentParts(World):
