@@ -114,10 +114,10 @@ def read_arguments(
         eval_sets = {} if read is None else {"": read}
     if rewards is not None:
         is_alone = callable(rewards) or isinstance(rewards, str | Mapping)
-        changes["rewards"] = references = _references(rewards, "function", is_alone)
-        for place, keys in enumerate(references):
-            if "function" in keys:
-                references[place] = _read_reward(keys, place, functions, models, merged)
+        changes["rewards"] = [
+            _read_reward(keys, place, functions, models, merged) if "function" in keys else keys
+            for place, keys in enumerate(_references(rewards, "function", is_alone))
+        ]
     if environment is not None:
         is_alone = isinstance(environment, str | Mapping) or not isinstance(environment, Sequence)
         changes["environment"] = references = _references(environment, "class", is_alone)
@@ -241,14 +241,11 @@ def lora_of(model: Any) -> dict[str, Any]:
         raise _refused("model", f"has {len(model.peft_config)} adapters", model, allowed)
     [settings] = model.peft_config.values()
     given = settings.to_dict()
-    kind = str(getattr(given.get("peft_type"), "value", given.get("peft_type")))
-    others = {"peft_type": kind} if kind != "LORA" else {}
-    if not others:
+    others = {"peft_type": str(getattr(given.get("peft_type"), "value", given.get("peft_type")))}
+    if others["peft_type"] == "LORA":
         # Compared with peft's own defaults: 0 is a layer, and what a later peft adds is refused as well.
-        default, known = type(settings)().to_dict(), (*_OF_LORA, *_WITHOUT_EFFECT)
-        others = {
-            name: value for name, value in given.items() if name not in known and value != default.get(name)
-        }
+        known = type(settings)().to_dict() | {name: given.get(name) for name in (*_OF_LORA, *_WITHOUT_EFFECT)}
+        others = {name: value for name, value in given.items() if value != known.get(name)}
     targets, excluded = given.get("target_modules"), given.get("exclude_modules")
     if isinstance(targets, str) and targets != "all-linear":
         others["target_modules"] = targets
@@ -257,8 +254,7 @@ def lora_of(model: Any) -> dict[str, Any]:
     if others:
         what = f"its adapter has {', '.join(f'{name}={value}' for name, value in others.items())}"
         raise _refused("model", what, model, allowed)
-    names = {"r": "r", "lora_alpha": "alpha", "use_rslora": "use_rslora"}
-    lora = {ours: given[theirs] for theirs, ours in names.items()}
+    lora = {"r": given["r"], "alpha": given["lora_alpha"], "use_rslora": given["use_rslora"]}
     lora["target_modules"] = targets if isinstance(targets, str) else sorted(targets or ())
     if parameters := given.get("target_parameters"):
         lora["target_parameters"] = sorted(parameters)

@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 STREAM = 1
 """Seed component that separates random numbers of evaluations from those of training (0)."""
 
-BEFORE_TRAINING = TrainerState(global_step=0, max_steps=0, epoch=0.0)
-
-
 Sampled = tuple[list[ScoredRow], Logged]
 """Scored completions, prompt by prompt, and the values that functions logged."""
 
@@ -239,14 +236,13 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
         RunFailed: sampling or scoring failed.
     """
     with open_alone(run, scoring_key(run)) as assembly:
-        world = assembly.world
         inputs = assembly.bind(open_evaluation_prompts(run, assembly.tokenizer, assembly.episodes))
         count, completions = sum(len(each.prompts) for each in inputs), list[ScoredRollout]()
         with assembly.fixed_sampler(checkpoint) as sampler:
             evaluation = open_evaluation(run, sampler, inputs, WarnOnce(get_logger(__name__)))
             assert evaluation is not None
-            tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
-            sampled = evaluation.sample(BEFORE_TRAINING, tell)
+            tell = (lambda number: done(number, count)) if assembly.world.is_main else (lambda number: None)
+            sampled = evaluation.sample(TrainerState(global_step=0, max_steps=0, epoch=0.0), tell)
         metrics, size = evaluation.metrics(sampled), evaluation.config.num_generations
         for of_set, (rows, _) in zip(inputs, sampled, strict=True):
             completions += _completions(rows, of_set, size, len(completions) // size)

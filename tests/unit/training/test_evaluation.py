@@ -139,18 +139,6 @@ def test_rewards_of_its_own_take_the_place_of_the_runs() -> None:
     assert [prompt.num_samples for prompt in generator.asked[-5:]] == [2] * 5
 
 
-def test_the_random_numbers_of_the_process_go_on_as_if_nothing_was_evaluated() -> None:
-    def next_numbers(evaluated: bool) -> tuple[float, float, float]:
-        torch.manual_seed(1)
-        random.seed(1)
-        np.random.seed(1)
-        if evaluated:
-            evaluation(Recording()).evaluate(state())
-        return random.random(), float(np.random.rand()), float(torch.rand(1))
-
-    assert next_numbers(True) == next_numbers(False)
-
-
 def test_progress_is_told_after_each_batch_and_the_generator_stays_awake() -> None:
     generator, told = Recording(), []
     evaluation(generator, batch_size=2).sample(state(), told.append)
