@@ -193,16 +193,7 @@ def build_trainer(
         steering=steering,
         components=components,
         checkpoints=CheckpointSaver(
-            config.checkpoint,
-            context,
-            world,
-            inputs.lock,
-            observers,
-            files,
-            policy,
-            components,
-            times,
-            warn,
+            config.checkpoint, context, world, inputs.lock, observers, files, policy, components, times, warn
         ),
         times=times,
         has_own_numerics=not is_built_in or provides(run, Capability.OTHER_NUMERICS),
