@@ -134,12 +134,18 @@ def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
     return config
 
 
-@torch.no_grad()
 def _trained_model(checkpoint: Path, base: ModelConfig, config: ModelConfig) -> PreTrainedModel:
-    """Load `base`, add the adapters of `config`, and load the checkpoint's weights, unless another model's."""
+    """Load `base`, add the adapters of `config`, and load the checkpoint's weights."""
     model = load_model(base)
     if config.lora is not None:
         add_adapters(model, config.lora, seed=0)
+    load_weights(model, checkpoint)
+    return model
+
+
+@torch.no_grad()
+def load_weights(model: PreTrainedModel, checkpoint: Path) -> None:
+    """Replace the weights of `model` with those of a checkpoint; raises ConfigError for another model's."""
     places = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     # A checkpoint of adapters holds only the adapters.
     missing = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -160,4 +166,3 @@ def _trained_model(checkpoint: Path, base: ModelConfig, config: ModelConfig) -> 
     if missing:
         what = f"is not the model that {checkpoint} is of: they differ in {min(missing)}"
         raise ConfigError(what, "model.path", given=model.name_or_path)
-    return model
