@@ -100,12 +100,8 @@ def _checkpoint(source: Path) -> tuple[Path, Progress]:
         return source, _progress(source)
     if newest := newest_good(source, ALONE):
         return newest.folder, newest.progress
-    if not source.is_dir():
-        what = "no such folder"
-    elif checkpoints_in(source):
-        what = "holds no good checkpoint"
-    else:
-        what = f"is neither a checkpoint nor a run with {FOLDER}"
+    other = "no such folder" if not source.is_dir() else f"is neither a checkpoint nor a run with {FOLDER}"
+    what = "holds no good checkpoint" if checkpoints_in(source) else other
     allowed = "a run's folder, or one of its checkpoints"
     if runs := sorted(str(path.parent) for path in source.parent.glob(f"*/{FOLDER}") if path.is_dir()):
         allowed += f", such as {', '.join(runs[:5])}"
@@ -149,11 +145,7 @@ def _trained_model(checkpoint: Path, base: ModelConfig, config: ModelConfig) -> 
 
 @torch.no_grad()
 def load_weights(model: PreTrainedModel, checkpoint: Path) -> None:
-    """Replace the weights of `model` with those of a checkpoint.
-
-    Raises:
-        ConfigError: they are another model's.
-    """
+    """Replace the weights of `model` with those of a checkpoint; raises ConfigError for another model's."""
     places = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     # A checkpoint of adapters holds only the adapters.
     missing = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 import shutil
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,17 +92,12 @@ class Hashed:
     """A file that is hashed while it is written, from its beginning to its end."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._hash = xxh3_128()
-        self._size = 0
+        self._file, self._hash, self._size, self.flush = file, xxh3_128(), 0, file.flush
 
     def write(self, data: bytes) -> int:
         self._hash.update(data)
         self._size += len(data)
         return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
 
     @property
     def facts(self) -> FileFacts:
@@ -164,19 +158,16 @@ def read_whole(folder: Path, read: Callable[[Path], Content]) -> Content:
 
 def faults(folder: Path, wanted: Mapping[str, FileFacts]) -> list[str]:
     """Return a line for each damaged or missing file of `folder`."""
-    results = {name: _fault(folder / name, facts) for name, facts in wanted.items()}
-    return [f"{name} {fault}" for name, fault in results.items() if fault]
-
-
-def _fault(path: Path, wanted: FileFacts) -> str:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            return "cannot be read: it is no file"  # a pipe would be waited on
-        if status.st_size != wanted.size:
-            return f"has {status.st_size} bytes, not {wanted.size}"
-        return "" if FileFacts.of(path) == wanted else "has another content than was written"
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
+    damage = []
+    for name, facts in wanted.items():
+        try:
+            now = FileFacts.of(folder / name)
+            if now.size != facts.size:
+                damage.append(f"{name} has {now.size} bytes, not {facts.size}")
+            elif now != facts:
+                damage.append(f"{name} has another content than was written")
+        except FileNotFoundError:
+            damage.append(f"{name} is missing")
+        except OSError as error:
+            damage.append(f"{name} cannot be read: {error.strerror}")
+    return damage

@@ -126,11 +126,7 @@ class Progress(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Progress:
-        """Read the progress of the checkpoint in `folder`.
-
-        Raises:
-            ValueError: it is missing or cannot be read.
-        """
+        """Read the progress of the checkpoint in `folder`; raises ValueError if it cannot be read."""
         try:
             progress = cls.model_validate(parse_json(read_small(folder / PROGRESS)))
             plan_of(progress.config, progress.world_size)

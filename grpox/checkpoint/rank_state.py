@@ -52,15 +52,10 @@ CARRIED = ("rewards", "group_id", "sequence_id", "columns")
 
 def rank_state(state: TrainingState, world: World, times: PhaseTimes) -> dict[str, Any]:
     """Return the state of this rank between two steps, after waiting for prefetched batches; a collective."""
-    prefetched = state.prefetched.items()
-    return {
-        "keys": list(state.samples),
-        "samples": samples_state(list(state.samples.values())),
-        "prefetched": on_every_rank(
-            world, times, lambda: {generation: prefetched_state(batch) for generation, batch in prefetched}
-        ),
-        "random": random_state(),
-    }
+    batches = state.prefetched.items()
+    waited = on_every_rank(world, times, lambda: {number: prefetched_state(batch) for number, batch in batches})
+    samples = samples_state(list(state.samples.values()))
+    return {"keys": list(state.samples), "samples": samples, "prefetched": waited, "random": random_state()}
 
 
 def restore_rank(
@@ -75,22 +70,23 @@ def restore_rank(
     ranks = [world.rank] if saved == schedule.plan else range(progress.world_size)
     states = {rank: read_state(rank_file(folder, rank)) for rank in ranks}
     used = list(states.values()) if same_steps(saved, schedule.plan) else []
-    samples = {key: sample for each in used for key, sample in _samples(each, world.device).items()}
-    keys = keys_of_rank({generation for generation, _ in samples}, schedule, world.rank)
-    state.samples = {key: samples[key] for key in keys}
-    state.prefetched = _prefetched(used, world)
+    samples: dict[Key, Sample] = {}
+    for each in used:
+        keys = (tuple(key) for key in each["keys"])
+        samples |= zip(keys, samples_of_state(each["samples"], world.device), strict=True)
+    state.samples = {
+        (generation, row): samples[generation, row]
+        for generation in sorted({generation for generation, _ in samples})
+        for micro_batch in schedule.slices_of(generation)
+        for row in micro_batch.rank_rows(world.rank)
+    }
+    # Every rank has prefetched the same generation batches.
+    state.prefetched = {
+        generation: prefetched_of([each["prefetched"][generation] for each in used], world.rank, world.size)
+        for generation in (used[0]["prefetched"] if used else ())
+    }
     mine = states.get(world.rank)
     set_random_state(mine["random"] if mine else fresh_random_state(seed, world.rank, progress.step))
-
-
-def keys_of_rank(generations: set[int], schedule: Schedule, rank: int) -> list[Key]:
-    """List the samples of these generation batches that `rank` trains on, in the order of the schedule."""
-    return [
-        (generation, row)
-        for generation in sorted(generations)
-        for micro_batch in schedule.slices_of(generation)
-        for row in micro_batch.rank_rows(rank)
-    ]
 
 
 def write_state(state: dict[str, Any], path: Path) -> None:
@@ -128,7 +124,14 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
         known = [row for row in rows if row is not None]
         return [row is not None for row in rows], torch.cat(known).cpu() if known else None
 
-    carried = {name: [_plain(getattr(sample, name)) for sample in samples] for name in CARRIED}
+    carried = {
+        # As ``weights_only=True`` can read it.
+        name: [
+            each.tolist() if isinstance(each := getattr(sample, name), np.ndarray) else each
+            for sample in samples
+        ]
+        for name in CARRIED
+    }
     records = {place: each.token_record for place, each in enumerate(samples) if each.token_record}
     return {
         "prompt_lengths": [len(sample.prompt) for sample in samples],
@@ -149,11 +152,6 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
             for place, record in records.items()
         },
     }
-
-
-def _plain(value: Any) -> Any:
-    """Return a field's value as ``weights_only=True`` can read it."""
-    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sample]:
@@ -183,20 +181,6 @@ def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sam
     return samples
 
 
-def _samples(state: Mapping[str, Any], device: torch.device) -> dict[Key, Sample]:
-    keys = [tuple(key) for key in state["keys"]]
-    return dict(zip(keys, samples_of_state(state["samples"], device), strict=True))
-
-
-def _prefetched(states: Sequence[dict[str, Any]], world: World) -> dict[int, PrefetchedBatch]:
-    """Return this rank's part of the prefetched batches in `states`."""
-    generations = states[0]["prefetched"] if states else {}  # the same on every rank
-    return {
-        generation: prefetched_of([state["prefetched"][generation] for state in states], world.rank, world.size)
-        for generation in generations
-    }
-
-
 def prefetched_state(batch: PrefetchedBatch) -> dict[str, Any]:
     """Return a prefetched batch as plain values, once it is sampled."""
     return {
@@ -206,11 +190,7 @@ def prefetched_state(batch: PrefetchedBatch) -> dict[str, Any]:
 
 
 def prefetched_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> PrefetchedBatch:
-    """Return the part of a batch that `rank` of `size` has.
-
-    Args:
-        states: results of `prefetched_state` on each rank that saved the batch, or on this rank alone.
-    """
+    """Return the part of a batch that `rank` of `size` has; the states are those of the ranks that saved it."""
     rollouts = [_rollout(each) for state in states for each in state["rollouts"]]
     mine = [rollout for rollout in rollouts if rollout.group_id % size == rank]
     return PrefetchedBatch(states[0]["version"], mine)

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from grpox.checkpoint.component_states import FILE as COMPONENTS
-from grpox.checkpoint.component_states import ComponentStates
+from grpox.checkpoint.components import FILE as COMPONENTS
+from grpox.checkpoint.components import RunComponents
 from grpox.checkpoint.folders import checkpoints_in, faults, rank_file, read_manifest
 from grpox.checkpoint.progress import (
     PROGRESS,
@@ -72,7 +71,7 @@ class Checkpoint:
         self,
         state: TrainingState,
         policy: PolicyUpdate,
-        components: ComponentStates,
+        components: RunComponents,
         schedule: Schedule,
         seed: int,
         allow: bool = False,
@@ -125,8 +124,8 @@ def no_checkpoint(output_dir: Path) -> ConfigError:
     """Build the error of a run without a good checkpoint."""
     what = "holds no checkpoint to go on from" + (" that is whole" if checkpoints_in(output_dir) else "")
     # The config names another folder if this one has been moved.
-    words = ("grpox", "train", f"{output_dir}/config.yaml", "--resume", "auto", f"output_dir={output_dir}")
-    again = shlex.join(words)
+    config, own = f"{output_dir}/config.yaml", f"output_dir={output_dir}"
+    again = shlex.join(["grpox", "train", config, "--resume", "auto", own])
     return ConfigError(what, "--resume", given=str(output_dir), allowed=f"{again}, which begins anew")
 
 
@@ -207,10 +206,9 @@ def load_of_other_ranks(engine: Engine, folder: Path, name: str, steps: int) -> 
 
     The disk needs room for two more copies: rank 0 converts DeepSpeed's files beside the checkpoint, and then
     removes them.
-
-    Raises:
-        RunFailed: it cannot be converted.
     """
+    from deepspeed.utils import zero_to_fp32
+
     world = engine.world
     # `clear_unfinished` removes this name too, if the run is killed meanwhile.
     converted = folder.with_name(f".{folder.name}.universal.unfinished")
@@ -231,20 +229,12 @@ def load_of_other_ranks(engine: Engine, folder: Path, name: str, steps: int) -> 
         world.barrier()
         if world.is_main:
             shutil.rmtree(converted, ignore_errors=True)
-    _load_buffers(engine.module, folder / name)
+    with only_weights(), torch.no_grad():
+        file = zero_to_fp32.get_model_state_file(str(folder / name), zero_stage=3)
+        state = torch.load(file, map_location="cpu", weights_only=True)["module"]  # with rank 0's buffers
+        for buffer_name, buffer in persistent_buffers(engine.module):
+            buffer.copy_(state[buffer_name])
     engine.steps = steps
-
-
-@torch.no_grad()
-def _load_buffers(model: nn.Module, engine_folder: Path) -> None:
-    """Load rank 0's buffers from DeepSpeed's folder of a checkpoint."""
-    from deepspeed.utils import zero_to_fp32
-
-    with only_weights():
-        file = zero_to_fp32.get_model_state_file(str(engine_folder), zero_stage=3)
-        state = torch.load(file, map_location="cpu", weights_only=True)["module"]
-    for name, buffer in persistent_buffers(model):
-        buffer.copy_(state[name])
 
 
 def _mend(sharded: Any, saved: list[dict[str, Any]]) -> None:

@@ -19,15 +19,10 @@ def random_state() -> dict[str, Any]:
     """Return the state of Python's, numpy's and torch's generators, in plain values and tensors."""
     version, numbers, gauss = random.getstate()
     name, keys, place, has, cached = np.random.get_state(legacy=True)
+    of_numpy = torch.from_numpy(np.asarray(keys, dtype=np.int64)), int(place), int(has), float(cached)
     return {
         "python": (version, list(numbers), gauss),
-        "numpy": (
-            str(name),
-            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
-            int(place),
-            int(has),
-            float(cached),
-        ),
+        "numpy": (str(name), *of_numpy),
         "torch": torch.get_rng_state(),
         "cuda": [torch.cuda.get_rng_state(device) for device in _own_gpu()],
     }

@@ -94,11 +94,9 @@ def model_card(
         fingerprints: key of the run file -> fingerprint of the file it names.
         metrics: metrics of the last step, those of evaluations below ``evaluation/``.
     """
-    base = Path(config.model.path)
+    base, name = Path(config.model.path), _shown(config.model.path)
     # Only a hub id can be a link; a local path says nothing to others.
-    is_id = not base.is_absolute() and config.model.path != GIVEN
-    known = f"base_model: {base}\n" if is_id else ""
-    name = str(base) if is_id else base.name
+    known = f"base_model: {base}\n" if not base.is_absolute() and config.model.path != GIVEN else ""
     title = config.hub.repo.rpartition("/")[2] if config.hub else Path(config.output_dir).name or name
     shown = {
         metric: f"{value:.4g}"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grpox.checkpoint.component_states import FILE as COMPONENTS
-from grpox.checkpoint.component_states import ComponentStates
+from grpox.checkpoint.components import FILE as COMPONENTS
+from grpox.checkpoint.components import RunComponents
 from grpox.checkpoint.folders import (
     checkpoints_in,
     clear_unfinished,
@@ -55,7 +55,7 @@ class CheckpointSaver:
     shards: ShardFiles
     policy: PolicyUpdate
     """Holds the engine and the reference."""
-    components: ComponentStates
+    components: RunComponents
     times: PhaseTimes
     warn: WarnOnce = field(default_factory=lambda: WarnOnce(get_logger(__name__)))
     _pending: bool = False
@@ -88,12 +88,10 @@ class CheckpointSaver:
         if not self._pending:
             return
         self._pending = False
-        step = self._saved
-        folder = folder_of(self.context.output_dir, step)
+        step, folder = self._saved, folder_of(self.context.output_dir, self._saved)
         if self._fails("; ".join(_describe(error) for error in self.shards.finished())):
             return
-        unfinished = unfinished_of(folder)
-        written = self.shards.written.items()
+        unfinished, written = unfinished_of(folder), self.shards.written.items()
         own = [(path.relative_to(unfinished).as_posix(), facts) for path, facts in written]
         known = dict(self.world.gather(own))
 
@@ -141,23 +139,19 @@ class CheckpointSaver:
         self._pending = True
 
     def _fails_on_main(self, work: Callable[[], None]) -> bool:
-        failure = ""
-        if self.world.is_main:
-            try:
+        try:
+            if self.world.is_main:
                 work()
-            except OSError as error:
-                failure = _describe(error)
-        return self._fails(failure)
+        except OSError as error:
+            return self._fails(_describe(error))
+        return self._fails("")
 
     def _fails(self, failure: str) -> bool:
         """Tell whether any rank failed; then warn and remove the unfinished checkpoint."""
         failures = [each for each in self.world.gather([failure]) if each]
         if failures and self.world.is_main:
-            self.warn(
-                "checkpoint",
-                f"the checkpoint after step {self._saved} could not be saved: {'; '.join(failures)}\n"
-                "    the run goes on; checkpoints that were there are still there",
-            )
+            what = f"the checkpoint after step {self._saved} could not be saved: {'; '.join(failures)}"
+            self.warn("checkpoint", f"{what}\n    the run goes on; checkpoints that were there are still there")
             unfinished = unfinished_of(folder_of(self.context.output_dir, self._saved))
             shutil.rmtree(unfinished, ignore_errors=True)
         if failures:

@@ -118,12 +118,18 @@ def only_weights() -> Iterator[None]:
 
     DeepSpeed's own functions would let torch build any object in a file.
     """
+    from deepspeed.runtime.fp16 import loss_scaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
     with preserve_env(_FORCED, _REFUSED):
         os.environ.pop(_REFUSED, None)
         os.environ[_FORCED] = "1"
+        # Python 3.11.0 to 3.11.3 saves members of an enum by getattr.
+        of_enum: Any = (_member, "builtins.getattr")
+        known = [loss_scaler.LossScaler, loss_scaler.DynamicLossScaler, ZeroStageEnum, of_enum]
         # On exit torch removes all classes in its list, so classes of an outer block are not in it.
         allowed = torch.serialization.get_safe_globals()
-        with torch.serialization.safe_globals([each for each in _known_classes() if each not in allowed]):
+        with torch.serialization.safe_globals([each for each in known if each not in allowed]):
             yield
 
 
@@ -143,12 +149,7 @@ def _write(state: Any, path: Path) -> FileFacts:
 
 
 def _copied(value: Any, old: Iterator[torch.Tensor], copies: list[torch.Tensor]) -> Any:
-    """Copy a state into this machine's memory; where its tensors fit, into that of earlier copies.
-
-    Args:
-        old: copies of an earlier state of the same file, in their order.
-        copies: list to which the copies are added.
-    """
+    """Copy a state into this machine's memory; where its tensors fit, into that of `old` copies, in order."""
     if isinstance(value, dict):
         return {key: _copied(item, old, copies) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -156,21 +157,10 @@ def _copied(value: Any, old: Iterator[torch.Tensor], copies: list[torch.Tensor])
     if not isinstance(value, torch.Tensor):
         return value
     tensor, before = value.detach(), next(old, None)
-    layouts = [(each.shape, each.dtype, each.stride()) for each in (before, tensor) if each is not None]
-    if before is not None and layouts[0] == layouts[1]:
-        copies.append(before.copy_(tensor))
-    else:
-        copies.append(tensor.to("cpu", copy=True))
+    layout = tensor.shape, tensor.dtype, tensor.stride()
+    fits = before is not None and layout == (before.shape, before.dtype, before.stride())
+    copies.append(before.copy_(tensor) if before is not None and fits else tensor.to("cpu", copy=True))
     return copies[-1]
-
-
-def _known_classes() -> list[Any]:
-    from deepspeed.runtime.fp16 import loss_scaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-
-    # Python 3.11.0 to 3.11.3 saves members of an enum this way.
-    of_enum = (_member, "builtins.getattr")
-    return [loss_scaler.LossScaler, loss_scaler.DynamicLossScaler, ZeroStageEnum, of_enum]
 
 
 def _member(of: Any, name: str) -> Enum:

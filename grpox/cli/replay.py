@@ -57,16 +57,16 @@ def replay(
     from grpox.training.replay import replay as compute
 
     follow_log_options(log_level, log_file)
-    opened = open_dump(dump)
+    fault = open_dump(dump)
     console = Console()
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    say(f"in the run: {opened.fault.what} in step {opened.fault.step}")
-    for each in opened.fault.found[:MOST_LISTED]:
+    say(f"in the run: {fault.what} in step {fault.step}")
+    for each in fault.found[:MOST_LISTED]:
         say(f"    {each}")
-    result = compute(opened, overrides or ())
+    result = compute(dump, fault, overrides or ())
     console.print(_micro_batches(result))
     if result.nonfinite:
         console.print(_places(result))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import pickle
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import is_dataclass
-from types import SimpleNamespace
 from typing import Any
 
 PLAIN = (str, int, float, bool, type(None))
@@ -80,22 +79,8 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def state_hashes(state: Mapping[str, Any]) -> dict[str, str]:
-    """Return the hash of each single value of a `plain_state`, by its path."""
-    return {path: _hash(value, object, sys.maxsize) for path, value in _single_values(state, "")}
-
-
-def _single_values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    # The empty containers themselves count, and their lengths.
-    if isinstance(value, dict):
-        yield f"{path} keys", list(value)
-        for name, item in value.items():
-            yield from _single_values(item, f"{path}[{name!r}]")
-    elif isinstance(value, list | tuple):
-        yield f"{path} length", (type(value).__name__, len(value))
-        for place, item in enumerate(value):
-            yield from _single_values(item, f"{path}[{place}]")
-    else:
-        yield path, value
+    """Return the hash of each value of a `plain_state`, by its key as in ``['count']``."""
+    return {f"[{name!r}]": _hash(value, object, sys.maxsize) for name, value in state.items()}
 
 
 def attribute_hashes(component: object) -> dict[str, str]:
@@ -117,60 +102,45 @@ def changed_attributes(before: Mapping[str, str], after: Mapping[str, str]) -> l
     return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
 
 
-class _ContentPickler(pickle.Pickler):
-    """Pickles a value for comparison; an object whose content is not compared is replaced by its type's name.
+def _hash(value: Any, owner: type, large: int) -> str:
+    try:
+        return hashlib.sha256(repr(_content(value, owner, large, {})).encode()).hexdigest()
+    except Exception:  # noqa: BLE001 - what cannot be read, or is nested too deeply, counts by its type
+        return type(value).__qualname__
+
+
+def _content(value: Any, owner: type, large: int, entered: dict[int, Any]) -> Any:
+    """Return what is compared of a value, in parts with a `repr`; of other objects the name of their type.
 
     Args:
         owner: class of the component; objects of other classes of its module are compared.
         large: elements of a tensor or array above which its content is not compared.
+        entered: objects whose attributes have been read, as they may refer to each other.
     """
-
-    def __init__(self, write: Callable[[bytes], object], owner: type, large: int) -> None:
-        super().__init__(SimpleNamespace(write=write))
-        self.fast = True  # equal values give equal bytes, also if some of them are one object
-        self._owner, self._large = owner, large
-        self._entered: dict[int, Any] = {}
-
-    def persistent_id(self, part: Any) -> Any:
-        """Return what is pickled in place of a part; None: the part itself."""
-        kind, torch = type(part), sys.modules.get("torch")
-        if kind in (*PLAIN, bytes, complex, list, tuple, dict):
-            return None
-        if _is_tensor(part):
-            return _tensor_content(part, self._large)
-        if isinstance(part, set | frozenset):
-            return kind.__name__, sorted(_hash(item, self._owner, self._large) for item in part)
-        if isinstance(part, Mapping | list | tuple | deque):
-            return kind.__name__, list(part.items() if isinstance(part, Mapping) else part)
-        if isinstance(part, itertools.count):
-            return repr(part)
-        if torch is not None and isinstance(part, torch.Generator):
-            return part.get_state().tolist()
-        is_own = kind.__module__ == self._owner.__module__ and kind is not self._owner
-        is_record = hasattr(kind, "model_fields") or is_dataclass(kind)
-        if (is_own or is_record) and id(part) not in self._entered:
-            self._entered[id(part)] = part  # objects may refer to each other
-            return kind.__name__, dict(getattr(part, "__dict__", {}))
-        is_large = getattr(part, "size", 0) > self._large if kind.__module__ == "numpy" else False
-        if kind.__module__.partition(".")[0] in COMPARED and not hasattr(part, "__qualname__") and not is_large:
-            return None
-        return getattr(part, "__qualname__", kind.__qualname__)
-
-    def reducer_override(self, part: Any) -> Any:
-        """Return how a part is pickled; a module, or another that cannot be, counts by its type's name."""
-        try:
-            return part.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-        except Exception:  # noqa: BLE001 - a type may refuse as it likes
-            return str, (type(part).__qualname__,)
-
-
-def _hash(value: Any, owner: type, large: int) -> str:
-    digest = hashlib.sha256()
-    try:
-        _ContentPickler(digest.update, owner, large).dump(value)
-    except Exception:  # noqa: BLE001 - what cannot be pickled counts by its type
-        return type(value).__qualname__
-    return digest.hexdigest()
+    kind, torch = type(value), sys.modules.get("torch")
+    if kind in (*PLAIN, bytes, complex):
+        return value
+    is_own = kind.__module__ == owner.__module__ and kind is not owner
+    if isinstance(value, Mapping):
+        parts = [part for item in value.items() for part in item]
+    elif isinstance(value, set | frozenset | list | tuple | deque):
+        parts = list(value)
+    elif _is_tensor(value):
+        return _tensor_content(value, large)
+    elif torch is not None and isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    elif (is_own or hasattr(kind, "model_fields") or is_dataclass(kind)) and id(value) not in entered:
+        entered[id(value)] = value
+        parts = [getattr(value, "__dict__", {})]
+    else:
+        is_large = kind.__module__ == "numpy" and getattr(value, "size", 0) > large
+        is_compared = kind.__module__.partition(".")[0] in COMPARED and not hasattr(value, "__qualname__")
+        with suppress(Exception):  # a type may refuse to be pickled
+            if is_compared and not is_large:
+                return pickle.dumps(value)
+        return getattr(value, "__qualname__", kind.__qualname__)
+    content = [_content(part, owner, large, entered) for part in parts]
+    return kind.__name__, sorted(map(repr, content)) if isinstance(value, set | frozenset) else content
 
 
 def _tensor_content(tensor: Any, large: int) -> tuple[Any, ...]:

@@ -132,11 +132,7 @@ def _did_you_mean(name: str, known: list[str]) -> str:
 
 
 def offered(alone: pluggy.PluginManager, hook: str) -> Iterator[Any]:
-    """Yield what a discovery hook of a single plugin offers; the plugin has this manager of its own.
-
-    Raises:
-        InvalidPlugin: an offer is neither a component nor a command, or its name is invalid or not the first.
-    """
+    """Yield what a discovery hook of a single plugin offers; the plugin has this manager of its own."""
     names = set()
     for implementation in getattr(alone.hook, hook).get_hookimpls():
         try:

@@ -53,10 +53,8 @@ class Registry:
         if not offers:
             raise self._unknown(kind, name)
         if len(offers) > 1:
-            spellings = sorted({offer.qualified_name for offer in offers})
+            allowed = " or ".join(sorted({offer.qualified_name for offer in offers}))
             origins = " and ".join(sorted(offer.origin for offer in offers))
-            # One distribution may offer a name through two entry points, which no spelling distinguishes.
-            allowed = " or ".join(spellings) if len(spellings) > 1 else ""
             raise ConfigError(f"{origins} offer {with_article(kind)} '{bare}'", given=name, allowed=allowed)
         if offers[0].status != "ok":
             raise ConfigError(f"{offers[0]} cannot be used: {offers[0].reason}", given=name)
@@ -101,8 +99,15 @@ class Registry:
             config = check_params(model, ref.params, key, f"{kind} '{name}'", own)
         except ConfigError as error:
             raise _keyed(error, key) from error.__cause__
-        load, needs = partial(_load, kind, offer.spec.target), tuple(offer.spec.needs)
-        return BoundComponent(kind, name, key, load, config, offer, needs, _provided(offer))
+        load: Any = partial(pkgutil.resolve_name, offer.spec.target)
+        needs, provides = tuple(offer.spec.needs), tuple(offer.spec.provides)
+        if kind == "environment":
+            load = partial(_load_environment, offer.spec.target)
+            try:
+                provides = tuple(dict.fromkeys((*provides, *implied(load()))))
+            except BaseException as error:  # noqa: BLE001 - building it reports the failure
+                raise_if_signal(error)
+        return BoundComponent(kind, name, key, load, config, offer, needs, provides)
 
     def build(self, bound: BoundComponent) -> Any:
         """Build the component: ``Class(config)``, ``Class()`` without a config, or a reward's function.
@@ -186,25 +191,9 @@ def _refuse_own_keys(model: type[BaseModel] | None, ref: ComponentRef, owner: st
     return own
 
 
-def _load(kind: str, target: str) -> Any:
-    """Import a component; an environment in TRL's form is adapted."""
-    loaded = pkgutil.resolve_name(target)
-    return as_environment(loaded) if kind == "environment" else loaded
-
-
-def _provided(offer: Offer) -> tuple[str, ...]:
-    """Return what a component provides: what it declares, and an environment also by its methods.
-
-    The class of an environment imports nothing heavy.
-    """
-    declared = tuple(offer.spec.provides)
-    if offer.kind != "environment":
-        return declared
-    try:
-        return tuple(dict.fromkeys((*declared, *implied(_load(offer.kind, offer.spec.target)))))
-    except BaseException as error:  # noqa: BLE001 - building it reports the failure
-        raise_if_signal(error)
-        return declared
+def _load_environment(target: str) -> Any:
+    """Import an environment, which imports nothing heavy; one in TRL's form is adapted."""
+    return as_environment(pkgutil.resolve_name(target))
 
 
 def _keyed(error: ConfigError, key: str) -> ConfigError:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from grpox.errors import ConfigError, Problem
 
@@ -114,11 +115,7 @@ def place_of(environment: Mapping[str, str]) -> Place | None:
 
 
 def standard(environment: Mapping[str, str]) -> Place | None:
-    """Read the place from RANK and the other variables of torchrun; None if they are not set.
-
-    Raises:
-        ConfigError: they are incomplete, impossible, or contradict srun or mpirun.
-    """
+    """Read the place from RANK and the other variables of torchrun; None if they are not set."""
     if "RANK" not in environment and environment.get("WORLD_SIZE", "1") == "1":
         return None
     launcher = "torchrun or deepspeed"
@@ -153,12 +150,7 @@ def _refuse_contradiction(environment: Mapping[str, str], place: Place) -> None:
 
 
 def open_mpi_place(environment: Mapping[str, str]) -> Place | None:
-    """Read the place from mpirun's variables; None if mpirun did not start this process.
-
-    Raises:
-        ConfigError: the variables are incomplete or impossible, or the ranks are on several machines without an
-            address for the rendezvous.
-    """
+    """Read the place from mpirun's variables; None if mpirun did not start this process."""
     if not any(name in environment for name in OPEN_MPI):
         return None
     require(environment, OPEN_MPI, "mpirun")
@@ -176,11 +168,7 @@ def open_mpi_place(environment: Mapping[str, str]) -> Place | None:
 
 
 def slurm_place(environment: Mapping[str, str]) -> Place | None:
-    """Read the place from Slurm's variables; None if srun did not start this process, or only one task.
-
-    Raises:
-        ConfigError: Slurm's variables are incomplete or impossible.
-    """
+    """Read the place from Slurm's variables; None if srun did not start this process, or only one task."""
     tasks = _first_of(environment, ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"))
     if tasks is None or not any(name in environment for name in STEP):
         return None
@@ -203,16 +191,11 @@ def slurm_place(environment: Mapping[str, str]) -> Place | None:
 def _numbers(
     environment: Mapping[str, str], launcher: str, names: Sequence[str], here: int | None = None
 ) -> Place:
-    """Read a place, without an address, from the variables of rank, size, local rank and local size.
-
-    Args:
-        here: the local size if no variable gives it.
-    """
+    """Read a place, without an address, from the variables of rank, size, local rank and local size."""
     size = number(environment, names[1], 1)
-    rank = number(environment, names[0], most=size - 1)
     here = number(environment, names[3], 1, most=size) if names[3] in environment else here
     local_rank = number(environment, names[2], default=0, most=here - 1 if here else None)
-    return Place(launcher, rank, size, local_rank, here)
+    return Place(launcher, number(environment, names[0], most=size - 1), size, local_rank, here)
 
 
 def meeting_of_job(environment: Mapping[str, str]) -> tuple[str, int] | None:
@@ -235,13 +218,9 @@ def first_host(nodes: str) -> str:
 def tasks_of_nodes(text: str) -> list[int]:
     """Parse the tasks on each machine from Slurm's short form: ``8(x3),4`` gives 8, 8, 8, 4; empty if
     invalid."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            return []
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip()) for part in text.split(",")]
+    counts = [[int(part[1])] * int(part[2] or 1) for part in parts if part]
+    return list(chain(*counts)) if all(parts) else []
 
 
 def _tasks_here(environment: Mapping[str, str], size: int) -> int | None:
@@ -265,14 +244,7 @@ def number(
     default: int | None = None,
     most: int | None = None,
 ) -> int:
-    """Return the value of an environment variable.
-
-    Args:
-        default: value if the variable is not set; None: the variable must be set.
-
-    Raises:
-        ConfigError: the value is not a whole number from `least` to `most`.
-    """
+    """Return the value of an environment variable; without a default it must be set."""
     given = environment.get(name, "" if default is None else str(default)).strip()
     if given.isdecimal() and least <= int(given) and (most is None or int(given) <= most):
         return int(given)
@@ -287,11 +259,7 @@ def _port(environment: Mapping[str, str], default: int) -> int:
 
 
 def require(environment: Mapping[str, str], names: Sequence[str], launcher: str) -> None:
-    """Refuse a launch with only some of its variables set.
-
-    Raises:
-        ConfigError: some of `names` are not set.
-    """
+    """Refuse a launch with only some of its variables set."""
     given = [name for name in names if environment.get(name)]
     missing = [name for name in names if not environment.get(name)]
     if missing:

@@ -7,19 +7,15 @@ A program that calls `grpox.train` gets the records through its own handlers. gr
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
 from grpox.errors import ConfigError, Problem, text_of, visible
 from grpox.errors.redaction import redact
 from grpox.runtime import launch
-
-if TYPE_CHECKING:
-    from grpox.errors.console import Console
 
 ROOT = "grpox"
 LEVELS = ("debug", "info", "warning", "error")
@@ -125,33 +121,26 @@ class _Screen(logging.Handler):
     def __init__(self, shows_all: bool) -> None:
         super().__init__()
         self._shows_all = shows_all
-        self._console: Console | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        is_of_interest = launch.rank_or_zero() == 0 or record.levelno >= logging.WARNING or self._shows_all
-        stream: TextIO | None = sys.stderr
+        rank, stream = launch.rank_or_zero(), sys.stderr
+        is_of_interest = rank == 0 or record.levelno >= logging.WARNING or self._shows_all
         # There is no stream if grpox was started as `grpox ... 2>&-`.
         if not is_of_interest or hasattr(record, "is_displayed") or stream is None:
             return
         try:
-            if stream.isatty():
-                self._draw(record)
-            else:
+            if not stream.isatty():
                 stream.write(self.format(record) + "\n")
                 stream.flush()
-        except Exception:  # noqa: BLE001 - logging's own convention for records that cannot be written
-            self.handleError(record)
-
-    def _draw(self, record: logging.LogRecord) -> None:
-        if self._console is None:
+                return
             from grpox.errors.console import Console  # imported only for a terminal
 
-            self._console = Console(stderr=True)
-        kind = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        rank = f"[rank {launch.rank_or_zero()}] " if launch.rank_or_zero() else ""
-        text = "\n".join(filter(None, (f"{kind}{rank}{record.getMessage()}", record.exc_text)))
-        style = _STYLES.get(record.levelno)
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+            kind = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
+            line = f"{kind}{f'[rank {rank}] ' if rank else ''}{record.getMessage()}"
+            text, style = "\n".join(filter(None, (line, record.exc_text))), _STYLES.get(record.levelno)
+            Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        except Exception:  # noqa: BLE001 - logging's own convention for records that cannot be written
+            self.handleError(record)
 
 
 class _File(logging.FileHandler):
@@ -178,9 +167,3 @@ def _open_file(path: Path) -> _File:
     except OSError as error:
         problem = Problem(f"cannot be written: {text_of(error)}", "--log-file", given=str(own))
         raise ConfigError(problem) from error
-
-
-def show_logs_of_child() -> None:
-    """Show the records of a child process of a command, at the level of the command."""
-    if level := os.environ.get(LEVEL_VARIABLE):
-        show_logs(level)

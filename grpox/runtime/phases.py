@@ -62,29 +62,19 @@ WAITING = "gather"
 """The phase in which a rank waits for the others."""
 
 
-@contextmanager
-def translate_out_of_memory(phase: str, generator: str = "") -> Iterator[None]:
-    """Raise RunFailed for lack of memory within this block, with `phase`, this rank and the settings to lower.
-
-    Args:
-        generator: settings that reduce the memory of the run's generator.
-    """
-    try:
-        yield
-    except Exception as error:
-        if not ran_out_of_memory(error):
-            raise
-        message = f"out of memory on rank {launch.rank()} in phase '{phase}': {_requested(error)}"
-        message += f"\n    in use: {_in_use()}"
-        if phase in SETTINGS:
-            settings = SETTINGS[phase].replace(_GENERATOR, f"{generator}, " if generator else "")
-            message += f"\n    to reduce it: {settings}"
-        # Release the memory of the ended calls, because reporting the failure needs memory too.
-        for each in chain(error, with_contexts=True):
-            traceback.clear_frames(each.__traceback__)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        raise RunFailed(message) from error
+def _out_of_memory(error: Exception, phase: str, generator: str) -> RunFailed:
+    """Return the error with phase, rank and the settings to lower, among them those of the generator."""
+    message = f"out of memory on rank {launch.rank()} in phase '{phase}': {_requested(error)}"
+    message += f"\n    in use: {_in_use()}"
+    if phase in SETTINGS:
+        settings = SETTINGS[phase].replace(_GENERATOR, f"{generator}, " if generator else "")
+        message += f"\n    to reduce it: {settings}"
+    # Release the memory of the ended calls, because reporting the failure needs memory too.
+    for each in chain(error, with_contexts=True):
+        traceback.clear_frames(each.__traceback__)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return RunFailed(message)
 
 
 def ran_out_of_memory(raised: BaseException) -> bool:
@@ -173,8 +163,12 @@ class PhaseTimes:
         start, around = time.perf_counter(), self._now[0]
         self._now = name, start
         try:
-            with translate_out_of_memory(name, self.generator):
+            try:
                 yield
+            except Exception as error:
+                if not ran_out_of_memory(error):
+                    raise
+                raise _out_of_memory(error, name, self.generator) from error
         except BaseException as error:
             if error is not self._error:  # otherwise it comes from a phase within this one
                 self.failed, self._error = name, error

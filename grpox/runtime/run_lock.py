@@ -47,13 +47,14 @@ def hold(folder: Path, key: str = "") -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = _locked(folder)
     except Timeout as error:
-        what = f"is in use by {_holder(Path(error.lock_file))}"
+        owner, path = "another process", Path(error.lock_file)
+        with suppress(OSError, ValueError):  # there is no name in it
+            pid, host, *_ = read_small(path).splitlines()
+            owner = f"process {pid} on {host}"
         allowed = "a folder that no process uses: wait until that process has ended, or end it"
-        if Path(error.lock_file).name == MARKER:
-            allowed += (
-                f"; if the process no longer exists, for example after a reboot, remove {error.lock_file}"
-            )
-        raise ConfigError(what, key, given=str(folder), allowed=allowed) from error
+        if path.name == MARKER:
+            allowed += f"; if the process no longer exists, for example after a reboot, remove {path}"
+        raise ConfigError(f"is in use by {owner}", key, given=str(folder), allowed=allowed) from error
     except OSError as error:
         what = f"cannot be written: {error.strerror or error}"
         raise ConfigError(what, key, given=str(error.filename or folder)) from error
@@ -124,12 +125,3 @@ def _sign(descriptor: int) -> None:
     with suppress(OSError):  # on a full disk it holds without a name
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n{socket.gethostname()}\n".encode(), 0)
-
-
-def _holder(path: Path) -> str:
-    """Return the owner named in the file, such as ``process 123 on host``."""
-    try:
-        pid, host, *_ = read_small(path).splitlines()
-    except (OSError, ValueError):
-        return "another process"
-    return f"process {pid} on {host}"

@@ -6,19 +6,19 @@ import ctypes
 import logging
 import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 def seed_libraries(seed: int) -> None:
-    """Seed every library that draws random numbers in this process."""
-    import numpy as np
-    import torch
-
+    """Seed every library of this process from which code may draw without a generator of its own."""
     random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 def quieten() -> None:

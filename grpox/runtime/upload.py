@@ -43,10 +43,6 @@ def upload_together(arrays: Sequence[np.ndarray], device: torch.device, pinned: 
     tensors = []
     for begin, array in zip(begins, arrays, strict=False):
         # `data` has a version of its own: what changes one of the tensors in place changes no other.
-        part = moved.data[begin : begin + array.nbytes].view(_dtype(array.dtype))
-        tensors.append(part.view(array.shape))
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        tensors.append(moved.data[begin : begin + array.nbytes].view(dtype).view(array.shape))
     return tensors
-
-
-def _dtype(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -157,26 +157,27 @@ def enable_tcp_keepalive(seconds: float) -> int:
     """
     if not sys.platform.startswith("linux"):
         return 0
-    count = 0
+    count, between = 0, max(1, round(seconds / (PROBES + 1)))
+    limits = {
+        socket.TCP_KEEPIDLE: between,
+        socket.TCP_KEEPINTVL: between,
+        socket.TCP_KEEPCNT: PROBES,
+        # TCP sends no probes while data is unacknowledged; such data has its own limit.
+        socket.TCP_USER_TIMEOUT: max(1000, round(seconds * 1000)),
+    }
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # a socket that was closed meanwhile, or listens and has no peer
-            if stat.S_ISSOCK(Path(f"/proc/self/fd/{name}").stat().st_mode):
-                with socket.socket(fileno=os.dup(int(name))) as connection:
-                    count += _lose_if_silent(connection, seconds)
+            if not stat.S_ISSOCK(Path(f"/proc/self/fd/{name}").stat().st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                is_ip = connection.family in (socket.AF_INET, socket.AF_INET6)
+                if not is_ip or connection.type != socket.SOCK_STREAM:
+                    continue
+                peer = ipaddress.ip_address(str(connection.getpeername()[0]).partition("%")[0])
+                if (getattr(peer, "ipv4_mapped", None) or peer).is_loopback:
+                    continue
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option, value in limits.items():
+                    connection.setsockopt(socket.IPPROTO_TCP, option, value)
+                count += 1
     return count
-
-
-def _lose_if_silent(connection: socket.socket, seconds: float) -> bool:
-    """Set the limits if the connection leads to another machine; return True if it does."""
-    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-        return False
-    peer = ipaddress.ip_address(str(connection.getpeername()[0]).partition("%")[0])
-    if (getattr(peer, "ipv4_mapped", None) or peer).is_loopback:
-        return False
-    between = max(1, round(seconds / (PROBES + 1)))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", between), ("TCP_KEEPINTVL", between), ("TCP_KEEPCNT", PROBES)):
-        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    # TCP sends no probes while data is unacknowledged; such data has its own limit.
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, round(seconds * 1000)))
-    return True

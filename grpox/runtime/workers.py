@@ -18,7 +18,6 @@ import contextlib
 import fcntl
 import io
 import os
-import random
 import select
 import signal
 import socket
@@ -34,7 +33,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from grpox.runtime.logs import get_logger, show_logs_of_child
+from grpox.runtime.logs import LEVEL_VARIABLE, get_logger, show_logs
 
 logger = get_logger(__name__)
 LOOK_SECONDS = 0.1
@@ -406,7 +405,8 @@ def serving_parent() -> Iterator[Connection]:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     with ends_with_connection():
-        show_logs_of_child()
+        if level := os.environ.get(LEVEL_VARIABLE):
+            show_logs(level)
         yield connection
 
 
@@ -441,15 +441,6 @@ def end_with(lifeline: int, number: int = signal.SIGKILL) -> None:
     poller.register(lifeline, select.POLLIN)
     if poller.poll(0):  # the other end was closed before the kernel was asked
         os._exit(1)
-
-
-def seed_everything(seed: int) -> None:
-    """Seed the random generators that a module may use without a generator of its own."""
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
 
 
 def main() -> None:

@@ -245,13 +245,6 @@ def _device(place: Place) -> torch.device:
     raise ConfigError(what, key="LOCAL_RANK", given=given, allowed=allowed)
 
 
-@dataclass(frozen=True)
-class Failure:
-    """The failure of a rank's work, in the form sent to other ranks."""
-
-    message: str
-
-
 def run_and_gather(world: World, times: PhaseTimes, work: Callable[[], Item]) -> list[Item]:
     """Run `work` on every rank and gather the results in rank order; a collective after the work.
 
@@ -265,21 +258,20 @@ def run_and_gather(world: World, times: PhaseTimes, work: Callable[[], Item]) ->
     """
     if world.size == 1:
         return [work()]
-    part: Item | Failure
-    error = None
+    done, failure, error = list[Item](), "", None
     try:
-        part = work()
+        done.append(work())
     except Exception as raised:  # noqa: BLE001 - raised again when the others know
         error = raised
         phase = f" in phase '{times.failed}'" if times.failed != "none" else ""
-        part = Failure(f"rank {world.rank} failed{phase}: {describe_failure(raised)}")
+        failure = f"rank {world.rank} failed{phase}: {describe_failure(raised)}"
     with times.phase(WAITING):
-        parts = world.gather([part])
+        parts = world.gather([(failure, done)])
     if error is not None:
         raise error
-    if failures := [each.message for each in parts if isinstance(each, Failure)]:
+    if failures := [text for text, _ in parts if text]:
         raise RunFailed("\n".join(failures))
-    return [each for each in parts if not isinstance(each, Failure)]
+    return [item for _, results in parts for item in results]
 
 
 def on_every_rank(world: World, times: PhaseTimes, work: Callable[[], Item]) -> Item:

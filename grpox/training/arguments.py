@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 from torch import nn
@@ -26,10 +26,6 @@ from grpox.runfile.objects import GIVEN, MERGED, Changes, Given
 from grpox.runfile.overrides import ARGUMENT
 from grpox.runfile.paths import input_path
 
-if TYPE_CHECKING:
-    pass
-
-
 _OF_TRAINER = {
     "args": "config, a run file or a mapping; `grpox import-trl` converts a GRPOConfig",
     "reward_funcs": "rewards",
@@ -46,15 +42,6 @@ HOOKS_OF_RUN = [
     if name[:6] == "grpox_" and "run" in signature(hook).parameters
 ]
 """Methods of an observer of a run."""
-_OF_CALLBACK = {
-    "on_train_begin": "grpox_run_started",
-    "on_step_end": "grpox_step_finished",
-    "on_log": "grpox_step_finished",
-    "on_evaluate": "grpox_evaluated",
-    "on_save": "grpox_checkpoint_saved",
-    "on_train_end": "grpox_run_finished",
-}
-"""Method of a callback of transformers -> the hook that sees the same."""
 _OF_LORA = ("r", "lora_alpha", "use_rslora", "target_modules", "target_parameters", "exclude_modules")
 """Settings of peft's LoRA that `model.lora` has as well."""
 _WITHOUT_EFFECT = (
@@ -102,7 +89,8 @@ def read_arguments(
             merged = {MERGED: _digest_of_adapter(model)} if changed else {}
             lora = {"lora": lora_of(model)}
             model = model.merge_and_unload()
-        check_model(model)
+        if what := _unfit(model):
+            raise _refused("model", what, model, "a transformers PreTrainedModel, a folder, or a hub id")
         path = {"path": input_path(name, Path.cwd())} if (name := model.name_or_path) else {}
         changes["model"] = path | lora
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -126,23 +114,24 @@ def read_arguments(
         eval_sets = {} if read is None else {"": read}
     if rewards is not None:
         is_alone = callable(rewards) or isinstance(rewards, str | Mapping)
-        changes["rewards"] = references = _references(rewards, "function", is_alone)
-        for place, keys in enumerate(references):
-            if "function" in keys:
-                references[place] = _read_reward(keys, place, functions, models, merged)
+        changes["rewards"] = [
+            _read_reward(keys, place, functions, models, merged) if "function" in keys else keys
+            for place, keys in enumerate(_references(rewards, "function", is_alone))
+        ]
     if environment is not None:
         is_alone = isinstance(environment, str | Mapping) or not isinstance(environment, Sequence)
         changes["environment"] = references = _references(environment, "class", is_alone)
         for place, keys in enumerate(references):
             if "class" in keys:
                 functions[f"environment[{place}]"] = own = keys.pop("class")
-                references[place] = {"name": _name_of(own)} | keys
+                references[place] = {"name": getattr(own, "__name__", type(own).__name__)} | keys
     if tools is not None:
         changes["tools"] = names = []
         for place, tool in enumerate([tools] if isinstance(tools, str) or callable(tools) else tools):
             if not isinstance(tool, str):
                 functions[f"tools[{place}]"] = tool
-                tool = f"{getattr(tool, '__module__', '')}:{_name_of(tool)}"
+                name = getattr(tool, "__name__", type(tool).__name__)
+                tool = f"{getattr(tool, '__module__', '')}:{name}"
             names.append(tool)
     observers = read_callbacks(callbacks)
     return Given(model, tokenizer, rows, eval_sets, functions, models, changes, merged, observers)
@@ -156,19 +145,8 @@ def _references(values: Any, under: str, is_alone: bool) -> list[dict[str, Any]]
     ]
 
 
-def _name_of(value: Any) -> str:
-    return getattr(value, "__name__", type(value).__name__)
-
-
 def refuse_arguments(others: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse arguments that `grpox.train` lacks, and name what stands for an argument of TRL or a key.
-
-    Args:
-        known: the arguments of `grpox.train`.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse arguments that `grpox.train` lacks, and name what stands for an argument of TRL or a key."""
     problems = []
     for name, value in others.items():
         near, cure = _counterpart(name, known)
@@ -207,12 +185,7 @@ def _read_reward(
     models: dict[str, PreTrainedModel],
     fingerprints: dict[str, str],
 ) -> dict[str, Any]:
-    """Add a function or model to those of the run, and return its reference as a run file has it.
-
-    Args:
-        keys: other keys of the reference beside ``function``.
-        fingerprints: gets the digest of an adapter that is merged into a reward model.
-    """
+    """Add a function or model to those of the run, and return its reference as a run file has it."""
     key, reward, digest = f"rewards[{place}]", keys.pop("function"), ""
     if is_peft_model(reward):
         # Before the merge, which takes the adapter apart.
@@ -262,26 +235,17 @@ def _digest_of_adapter(model: nn.Module) -> str:
 
 
 def lora_of(model: Any) -> dict[str, Any]:
-    """Return the section `model.lora` with the settings of a PeftModel's adapter.
-
-    The adapter is merged, and the run trains a new one with these settings.
-
-    Raises:
-        ConfigError: `model.lora` cannot say the same.
-    """
+    """Return the section `model.lora` with the settings of a PeftModel's adapter; ConfigError if it cannot."""
     allowed = "one LoRA adapter that model.lora can describe, or the model after merge_and_unload()"
     if len(model.peft_config) != 1:
         raise _refused("model", f"has {len(model.peft_config)} adapters", model, allowed)
     [settings] = model.peft_config.values()
     given = settings.to_dict()
-    kind = str(getattr(given.get("peft_type"), "value", given.get("peft_type")))
-    others = {"peft_type": kind} if kind != "LORA" else {}
-    if not others:
+    others = {"peft_type": str(getattr(given.get("peft_type"), "value", given.get("peft_type")))}
+    if others["peft_type"] == "LORA":
         # Compared with peft's own defaults: 0 is a layer, and what a later peft adds is refused as well.
-        default, known = type(settings)().to_dict(), (*_OF_LORA, *_WITHOUT_EFFECT)
-        others = {
-            name: value for name, value in given.items() if name not in known and value != default.get(name)
-        }
+        known = type(settings)().to_dict() | {name: given.get(name) for name in (*_OF_LORA, *_WITHOUT_EFFECT)}
+        others = {name: value for name, value in given.items() if value != known.get(name)}
     targets, excluded = given.get("target_modules"), given.get("exclude_modules")
     if isinstance(targets, str) and targets != "all-linear":
         others["target_modules"] = targets
@@ -290,8 +254,7 @@ def lora_of(model: Any) -> dict[str, Any]:
     if others:
         what = f"its adapter has {', '.join(f'{name}={value}' for name, value in others.items())}"
         raise _refused("model", what, model, allowed)
-    names = {"r": "r", "lora_alpha": "alpha", "use_rslora": "use_rslora"}
-    lora = {ours: given[theirs] for theirs, ours in names.items()}
+    lora = {"r": given["r"], "alpha": given["lora_alpha"], "use_rslora": given["use_rslora"]}
     lora["target_modules"] = targets if isinstance(targets, str) else sorted(targets or ())
     if parameters := given.get("target_parameters"):
         lora["target_parameters"] = sorted(parameters)
@@ -301,11 +264,7 @@ def lora_of(model: Any) -> dict[str, Any]:
 
 
 def read_callbacks(callbacks: Any) -> tuple[object, ...]:
-    """Check objects with the methods of observers, and mark the methods as hooks.
-
-    Raises:
-        ConfigError: one is no object with such methods.
-    """
+    """Check objects with the methods of observers, and mark the methods as hooks; raises ConfigError."""
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise _refused("callbacks", "is no list of observers", callbacks, "a list of objects")
     for place, callback in enumerate(callbacks):
@@ -314,7 +273,9 @@ def read_callbacks(callbacks: Any) -> tuple[object, ...]:
             raise _refused(key, f"is the class {callback.__name__}", callback, "an instance of it")
         methods = [name for name in HOOKS_OF_RUN if callable(getattr(callback, name, None))]
         if not methods:
-            near = next(filter(None, map(_hook_like, dir(callback))), "")
+            hooks = [hook.removeprefix("grpox_") for hook in HOOKS_OF_RUN]
+            names = [name.removeprefix("on_") for name in dir(callback) if not name.startswith("_")]
+            near = next((f"grpox_{like}" for name in names if (like := nearest(name, hooks))), "")
             what = "has none of the methods of an observer"
             raise ConfigError(what, key, ARGUMENT, type(callback).__name__, allowed, near)
         for name in methods:
@@ -326,14 +287,6 @@ def read_callbacks(callbacks: Any) -> tuple[object, ...]:
         except InvalidPlugin as error:
             raise ConfigError(text_of(error), key, ARGUMENT, type(callback).__name__, allowed) from error
     return tuple(callbacks)
-
-
-def _hook_like(name: str) -> str:
-    """Return the hook that a method of another name probably means; empty if none."""
-    if name.startswith("_"):
-        return ""
-    near = nearest(name.removeprefix("on_"), [hook.removeprefix("grpox_") for hook in HOOKS_OF_RUN])
-    return _OF_CALLBACK.get(name) or (near and f"grpox_{near}")
 
 
 def _shown(value: Any) -> str:
@@ -369,12 +322,7 @@ def as_dataset(value: Any, key: str) -> datasets.Dataset | datasets.IterableData
 
 
 def _rows_of_stream(value: datasets.IterableDataset, key: str) -> datasets.Dataset:
-    """Read held-out rows to the end: every one of them is completed in each evaluation.
-
-    Raises:
-        ConfigError: there are more than `LONGEST_STREAM`, so that the stream may have no end; none; or they
-            cannot be read.
-    """
+    """Read held-out rows to the end: every one of them is completed in each evaluation."""
     try:
         rows = list(value.with_format(None).take(LONGEST_STREAM + 1))
         table = datasets.Dataset.from_list(rows, features=value.features)
@@ -397,19 +345,8 @@ def _refused(
     return ConfigError(what, key=key, where=ARGUMENT, given=type(value).__name__, allowed=allowed)
 
 
-def check_model(model: Any) -> None:
-    """Refuse a model that a run cannot train.
-
-    Raises:
-        ConfigError: it is no transformers model; its weights are quantised, spread over devices, on none,
-            in another dtype than float32 or bfloat16, or sharded by an earlier run that failed; or its
-            configuration describes another model.
-    """
-    if what := _unfit(model):
-        raise _refused("model", what, model, "a transformers PreTrainedModel, a folder, or a hub id")
-
-
 def _unfit(model: Any) -> str:
+    """Return the reason why a run cannot train a model; empty if it can."""
     if not isinstance(model, PreTrainedModel):
         if isinstance(adapters := getattr(model, "peft_config", None), Mapping):
             kinds = {str(getattr(each.peft_type, "value", each.peft_type)) for each in adapters.values()}

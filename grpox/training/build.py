@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from transformers import PreTrainedModel
 
-from grpox.checkpoint.faults import FaultDumps
+from grpox.checkpoint.components import RunComponents
+from grpox.checkpoint.faults import dump_fault
 from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.checkpoint.shards import ShardFiles
@@ -21,24 +24,21 @@ from grpox.observing.observers import Observers
 from grpox.observing.record import LocalRecord, files_of_observers
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.layers import describe_training
+from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.policy.reference import BaseAsReference
 from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import OF_TRAINING, bind_rewards
 from grpox.rollout.sampler import CompletionSampler
-from grpox.runfile.load import ResolvedRun
 from grpox.runfile.lock.model import Lock, LockFile
 from grpox.runtime.logs import WarnOnce, get_logger
-from grpox.runtime.world import World
 from grpox.training.assembly import Assembly, EvaluationInputs
-from grpox.training.components import RunComponents
 from grpox.training.evaluation import open_evaluation
 from grpox.training.generation_feed import GenerationFeed, TokenChoice
 from grpox.training.inputs import (
     check_scope,
     open_prompts,
-    open_reference,
     open_schedule,
     provides,
 )
@@ -53,8 +53,11 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class TrainInputs:
-    """Prompts of a run, the functions that score their completions, and the plan of its steps."""
+    """A run that is checked, before its model is loaded, with the plan of its steps."""
 
+    assembly: Assembly
+    components: RunComponents
+    lock: Lock
     prompts: PromptSet
     rewards: Sequence[NamedReward]
     evaluation: Sequence[EvaluationInputs]
@@ -62,11 +65,8 @@ class TrainInputs:
     schedule: Schedule
 
 
-def open_inputs(assembly: Assembly, components: RunComponents) -> TrainInputs:
-    """Open and check the inputs of a run.
-
-    Args:
-        components: the reward functions and the dataset's component are added to them.
+def open_inputs(assembly: Assembly, components: RunComponents, lock: Lock) -> TrainInputs:
+    """Open and check the inputs of a run, and add the components among them to `components`.
 
     Raises:
         ConfigError: an input cannot be used; see `grpox.training.inputs`.
@@ -80,31 +80,21 @@ def open_inputs(assembly: Assembly, components: RunComponents) -> TrainInputs:
     for key, functions in assembly.rewards.items():
         for place, function in enumerate(functions):
             components.add(f"{key}[{place}]", function)
-    return TrainInputs(prompts, rewards, evaluation, open_schedule(run, prompts, assembly.world.size))
+    schedule = open_schedule(run, prompts, assembly.world.size)
+    return TrainInputs(assembly, components, lock, prompts, rewards, evaluation, schedule)
 
 
-@dataclass(frozen=True)
-class TrainerParts:
-    """A run that is checked, before its model is loaded."""
-
-    assembly: Assembly
-    inputs: TrainInputs
-    components: RunComponents
-    context: RunContext
-    observers: Observers
-    lock: Lock
-
-
-def build_observers(run: ResolvedRun, world: World, components: RunComponents, lock: Lock) -> Observers:
+def build_observers(inputs: TrainInputs) -> Observers:
     """Build the observers of rank 0: the run's own record and trackers; other ranks have none."""
+    run, components = inputs.assembly.run, inputs.components
     selected: list[tuple[str, object]] = []
-    if world.is_main:
+    if inputs.assembly.world.is_main:
         # Registered before the record, so called after it, when the folder exists; the trackers come last.
         trackers = [(name, components.build(f"tracking.{name}")) for name in run.config.tracking]
         for place, callback in enumerate(run.given.observers):
             trackers.append(components.add_callback(f"callbacks[{place}]", callback))
         record = LocalRecord(files_of_observers(tracker for _, tracker in trackers))
-        selected = [("plugin lock", LockFile(lock)), ("record", record), ("terminal", TerminalDisplay())]
+        selected = [("plugin lock", LockFile(inputs.lock)), ("record", record), ("terminal", TerminalDisplay())]
         selected += trackers
         # The latest is called first: trackers may upload the finished report.
         selected.append(("run report", RunReport()))
@@ -112,20 +102,19 @@ def build_observers(run: ResolvedRun, world: World, components: RunComponents, l
 
 
 def build_engines(
-    parts: TrainerParts, model: PreTrainedModel, files: ShardFiles
+    inputs: TrainInputs, model: PreTrainedModel, files: ShardFiles
 ) -> tuple[Engine, FrozenEngine | BaseAsReference | None]:
     """Shard the policy, and the reference where there is one; a collective."""
-    run, world = parts.assembly.run, parts.assembly.world
+    run, world, build = inputs.assembly.run, inputs.assembly.world, inputs.components.build
     config, train = run.config, run.config.train
     reference: FrozenEngine | BaseAsReference | None = None
     if run.needs_reference and config.model.lora is None:
         # Before the policy's engine takes the weights that the reference begins with.
-        reference = FrozenEngine(open_reference(run, model), config, world)
-    build = parts.components.build
+        same = load_model(config.model) if run.given.model is None else copy.deepcopy(model)
+        reference = FrozenEngine(same, config, world)
     optimizer = build("train.optimizer") if train.optimizer else AdamW(train)
     scheduler = build("train.scheduler") if train.scheduler else NamedSchedule(train)
-    steps = parts.inputs.schedule.total_steps
-    engine = Engine(model, config, world, steps, optimizer, scheduler, files)
+    engine = Engine(model, config, world, inputs.schedule.total_steps, optimizer, scheduler, files)
     if engine.chosen_attention and world.is_main:
         logger.info("attention: %s", engine.chosen_attention)
     for name, reason in unused_modes(engine, reference).items():
@@ -139,10 +128,7 @@ def build_engines(
 
 
 def unused_modes(engine: Engine, reference: FrozenEngine | BaseAsReference | None) -> dict[str, str]:
-    """Return for each engine of a run why it cannot use faster forward passes; empty if it uses all.
-
-    A reference whose reason is the policy's is left out.
-    """
+    """Return for each engine of a run why it cannot use faster forward passes; the same reason counts once."""
     reasons = {"policy": engine.unused_modes}
     if isinstance(reference, FrozenEngine) and reference.unused_modes != engine.unused_modes:
         reasons["reference"] = reference.unused_modes
@@ -150,17 +136,19 @@ def unused_modes(engine: Engine, reference: FrozenEngine | BaseAsReference | Non
 
 
 def build_trainer(
-    parts: TrainerParts,
+    inputs: TrainInputs,
+    context: RunContext,
+    observers: Observers,
     engine: Engine,
     reference: FrozenEngine | BaseAsReference | None,
     sampler: CompletionSampler,
     files: ShardFiles,
 ) -> Trainer:
     """Put the loop together."""
-    run, world, times, inputs = parts.assembly.run, parts.assembly.world, parts.assembly.times, parts.inputs
-    config, train, components, warn = run.config, run.config.train, parts.components, WarnOnce(logger)
+    run, world, times = inputs.assembly.run, inputs.assembly.world, inputs.assembly.times
+    config, train, components, warn = run.config, run.config.train, inputs.components, WarnOnce(logger)
     loss, correction, scaler = map(components.build, ("loss", "correction", "advantage"))
-    components.complete(parts.observers, train.beta)
+    components.complete(observers, train.beta)
     check_scope(run, loss)
     needs, statistics = run.components["loss"].needs, components.statistics
     collector = Collector(
@@ -173,8 +161,8 @@ def build_trainer(
         prefetches=train.max_staleness > 0,
         rounds=train.dynamic_sampling_rounds or 0,
     )
-    dumps = FaultDumps(engine, config, parts.assembly.tokenizer, world)
-    nonfinite = NonFinitePolicy(train, world, dumps.dump, warn)
+    dump = partial(dump_fault, engine, config, inputs.assembly.tokenizer, world)
+    nonfinite = NonFinitePolicy(train, world, dump, warn)
     policy = PolicyUpdate(engine, reference, loss, correction, config, world, nonfinite, needs, statistics)
     early_stop = config.evaluation.early_stop if config.evaluation is not None else None
     state = TrainingState(
@@ -186,12 +174,11 @@ def build_trainer(
     )
     tokens, every = config.record.tokens, config.logging.save_completions_every
     choice = TokenChoice(inputs.schedule, tokens, every) if tokens else None
-    in_use = any(world.gather([parts.observers.uses_control]))
+    in_use = any(world.gather([observers.uses_control]))
     steered = {"loss": loss, "correction": correction, "advantage": scaler}
     steering = Steering(world, policy, steered, config, state.control, in_use)
     promised, is_main, control = provides(run, Capability.LOGPROBS), world.is_main, steering.control
     is_built_in = getattr(run.components["generator"].offer, "distribution", "") == "grpox"
-    context, observers, states = parts.context, parts.observers, components.states
     return Trainer(
         context=context,
         world=world,
@@ -205,7 +192,7 @@ def build_trainer(
         steering=steering,
         components=components,
         checkpoints=CheckpointSaver(
-            config.checkpoint, context, world, parts.lock, observers, files, policy, states, times, warn
+            config.checkpoint, context, world, inputs.lock, observers, files, policy, components, times, warn
         ),
         times=times,
         has_own_numerics=not is_built_in or provides(run, Capability.OTHER_NUMERICS),

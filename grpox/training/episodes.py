@@ -20,18 +20,14 @@ from grpox.rollout.episodes.pool import open_environments
 from grpox.rollout.episodes.turn_tokens import TurnTokens
 from grpox.rollout.episodes.waves import EpisodeLoop
 from grpox.runfile.data_files import EnvironmentOfRow
-from grpox.runfile.environments import BoundEnvironment, bound_environments, bound_tools
+from grpox.runfile.environments import bound_environments, bound_tools
 from grpox.runfile.load import ResolvedRun
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 
 
 class RunEpisodes:
-    """The environments and tools of a run; the environments are open on this rank.
-
-    Args:
-        environments: as `open_environments` opens them; None: only data is checked, without a `loop`.
-    """
+    """The environments and tools of a run, open on this rank; None: only data is checked, without a `loop`."""
 
     def __init__(self, run: ResolvedRun, environments: Environments | None) -> None:
         self.environments = environments
@@ -57,12 +53,7 @@ class RunEpisodes:
         ]
 
     def place_of(self, prompts: PromptSet, row: int) -> int:
-        """Return the place of a row's environment in the run's list.
-
-        Raises:
-            ConfigError: rows of a dataset do not fit; see `EnvironmentOfRow`.
-            RunFailed: a row of a stream does not fit.
-        """
+        """Return the place of a row's environment in the run's list; raises as `EnvironmentOfRow`."""
         return self._environments_of(prompts)(row)
 
     def _environments_of(self, prompts: PromptSet) -> EnvironmentOfRow:
@@ -100,9 +91,6 @@ class RunEpisodes:
     def loop(self, world: World, times: PhaseTimes, stop_token_ids: Sequence[int]) -> EpisodeLoop:
         """Return the loop that samples episodes on this rank.
 
-        Args:
-            stop_token_ids: EOS tokens of model and tokenizer.
-
         Raises:
             ConfigError: the model ends its turns otherwise than the chat template of data that was checked.
         """
@@ -125,7 +113,14 @@ def opened_episodes(run: ResolvedRun) -> Iterator[RunEpisodes]:
     Raises:
         ConfigError: an environment or tool cannot be used.
     """
-    blueprints = [_blueprint(run, each) for each in bound_environments(run)] if run.config.environments else []
+    blueprints = []
+    for bound in bound_environments(run) if run.config.environments else ():
+        component = bound.component
+        target: Any = component.load()
+        if not bound.given:
+            path = run.config.environments[component.key].path
+            target = component.offer.spec.target if component.offer is not None else path
+        blueprints.append(Blueprint(bound.label, component.key, target, pickle.dumps(component.config)))
     functions = [
         Blueprint(each.name, f"tools[{place}]", each.function if each.given else each.reference)
         for place, each in enumerate(bound_tools(run))
@@ -135,12 +130,3 @@ def opened_episodes(run: ResolvedRun) -> Iterator[RunEpisodes]:
         yield RunEpisodes(run, environments)
     finally:
         environments.close()
-
-
-def _blueprint(run: ResolvedRun, bound: BoundEnvironment) -> Blueprint:
-    component = bound.component
-    target: Any = component.load()
-    if not bound.given:
-        path = run.config.environments[component.key].path
-        target = component.offer.spec.target if component.offer is not None else path
-    return Blueprint(bound.label, component.key, target, pickle.dumps(component.config))

@@ -23,14 +23,13 @@ from grpox.checkpoint.rng import preserve_random_state
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.config.sampling import sampling_of
 from grpox.contracts import Capability, ScoredRollout, TrainerState
-from grpox.data.prompts import PromptSet
 from grpox.rollout.collector import Scorer, reward_matrix, sample_and_score
 from grpox.rollout.episode_metrics import INFO, SUCCESS, episode_metrics, success_rate
 from grpox.rollout.metrics import error_metrics, length_metrics, mean
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged, weighted_sum, with_logged
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
-from grpox.runtime.logs import WarnOnce
+from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.training.assembly import EvaluationInputs, open_alone
 from grpox.training.inputs import open_evaluation_prompts, provides, scoring_key
 
@@ -41,86 +40,29 @@ if TYPE_CHECKING:
 STREAM = 1
 """Seed component that separates random numbers of evaluations from those of training (0)."""
 
-BEFORE_TRAINING = TrainerState(global_step=0, max_steps=0, epoch=0.0)
-
-
 Sampled = tuple[list[ScoredRow], Logged]
 """Scored completions, prompt by prompt, and the values that functions logged."""
 
 
-@dataclass(frozen=True)
-class Evaluator:
-    """Samples completions of every held-out prompt of a set and reports means over all of them.
+@dataclass
+class Evaluation:
+    """Samples completions of the held-out prompts, set by set, and reports means over all of them.
 
     Each prompt is sampled with its own seed, so that the completions depend on neither the number of ranks nor
     the batch size. The random state of the process is restored afterwards.
+
+    Args:
+        sets: a single one has an empty name.
+        sampling: the run's settings, which the evaluation's own override.
+        streams: True if the generator provides `Capability.STREAMING`.
     """
 
     sampler: CompletionSampler
-    scorer: Scorer
-    prompts: PromptSet
+    sets: Sequence[EvaluationInputs]
     config: EvaluationConfig
     sampling: SamplingConfig
-    """The run's settings, which the evaluation's own override."""
-    place: int = 0
-    """Place of the set among several, which has its own seeds."""
-
-    @property
-    def _stream(self) -> tuple[int, ...]:
-        # The first set has the seeds of a single one.
-        return (STREAM, self.place) if self.place else (STREAM,)
-
-    def sample(self, state: TrainerState, done: Callable[[int], None] = lambda prompts: None) -> Sampled:
-        """Return the scored completions, prompt by prompt, and the values that functions logged; a collective.
-
-        Args:
-            done: called after each batch with the number of finished prompts.
-        """
-        rows: list[ScoredRow] = []
-        logs: list[tuple[Logged, int]] = []
-        per_batch = self.config.batch_size * self.sampler.world.size
-        with preserve_random_state():
-            for start in range(0, len(self.prompts), per_batch):
-                indices = range(start, min(start + per_batch, len(self.prompts)))
-                request = SampleRequest(
-                    self.prompts,
-                    indices,
-                    self.config.num_generations,
-                    sampling_of(self.config, self.sampling),
-                    (*self._stream, state.global_step, start),
-                    [self._seed(state, index) for index in indices],
-                )
-                scored, logged = sample_and_score(self.sampler, self.scorer, request, state)
-                rows += scored
-                logs.append((logged, len(scored)))
-                done(indices.stop)
-        return rows, weighed_mean_logged(logs)
-
-    def metrics(self, rows: Sequence[ScoredRow], logged: Logged) -> dict[str, float]:
-        """Compute the metrics of a result of `sample`."""
-        metrics, renamed = with_logged(evaluation_metrics(rows, self.scorer.rewards, self.config), logged)
-        if not self.config.says_accuracy:  # the scores of the first reward may be anything
-            del metrics["accuracy"]
-        if self.sampler.world.is_main:
-            self.scorer.warn.all({what: what for what in renamed})
-        return metrics
-
-    def _seed(self, state: TrainerState, index: int) -> int:
-        """Return the seed of the completions of the prompt at `index`, after the steps of `state`."""
-        entropy = [self.sampler.seed, *self._stream, state.global_step, index]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
-
-
-class Evaluation:
-    """The sets of held-out prompts of a run, evaluated one after the other.
-
-    Args:
-        sets: the evaluators by name; a single one under an empty name.
-    """
-
-    def __init__(self, sets: Mapping[str, Evaluator], config: EvaluationConfig) -> None:
-        self.sets = sets
-        self.config = config
+    streams: bool
+    warn: WarnOnce
 
     def is_due(self, step: int, total_steps: int) -> bool:
         """Tell whether to evaluate after `step`, as after the last one in any case."""
@@ -136,47 +78,57 @@ class Evaluation:
         Args:
             done: called after each batch with the number of finished prompts of all sets.
         """
-        sampled, finished = [], 0
-        for evaluator in self.sets.values():
-
-            def tell(prompts: int, before: int = finished) -> None:
-                done(before + prompts)
-
-            sampled.append(evaluator.sample(state, tell))
-            finished += len(evaluator.prompts)
+        sampled, finished, step = list[Sampled](), 0, state.global_step
+        per_batch, sampling = (
+            self.config.batch_size * self.sampler.world.size,
+            sampling_of(self.config, self.sampling),
+        )
+        for place, inputs in enumerate(self.sets):
+            # The first set has the seeds of a single one.
+            stream = (STREAM, place, step) if place else (STREAM, step)
+            scorer = Scorer(inputs.rewards, self.streams, self.warn)
+            rows, logs, count = list[ScoredRow](), list[tuple[Logged, int]](), len(inputs.prompts)
+            with preserve_random_state():
+                for start in range(0, count, per_batch):
+                    indices = range(start, min(start + per_batch, count))
+                    entropies = [[self.sampler.seed, *stream, index] for index in indices]
+                    seeds = [int(np.random.SeedSequence(each).generate_state(1)[0]) for each in entropies]
+                    samples, draw = self.config.num_generations, (*stream, start)
+                    request = SampleRequest(inputs.prompts, indices, samples, sampling, draw, seeds)
+                    scored, logged = sample_and_score(self.sampler, scorer, request, state)
+                    rows += scored
+                    logs.append((logged, len(scored)))
+                    done(finished + indices.stop)
+            finished += count
+            sampled.append((rows, weighed_mean_logged(logs)))
         return sampled
 
     def metrics(self, sampled: Sequence[Sampled]) -> dict[str, float]:
         """Compute the metrics over the completions of all sets, and of each named set below its name."""
-        evaluators = list(self.sets.values())
         rows = [row for of_set, _ in sampled for row in of_set]
         logged = weighed_mean_logged((logs, len(of_set)) for of_set, logs in sampled)
-        metrics = evaluators[0].metrics(rows, logged)
-        for name, evaluator, (of_set, logs) in zip(self.sets, evaluators, sampled, strict=True):
-            if name:
-                own = evaluator.metrics(of_set, logs)
-                metrics |= {f"{name}/{metric}": value for metric, value in own.items()}
+        metrics = self._metrics(self.sets[0], rows, logged)
+        for inputs, (of_set, logs) in zip(self.sets, sampled, strict=True):
+            if inputs.name:
+                own = self._metrics(inputs, of_set, logs)
+                metrics |= {f"{inputs.name}/{metric}": value for metric, value in own.items()}
+        return metrics
+
+    def _metrics(self, inputs: EvaluationInputs, rows: Sequence[ScoredRow], logged: Logged) -> dict[str, float]:
+        metrics, renamed = with_logged(evaluation_metrics(rows, inputs.rewards, self.config), logged)
+        if not self.config.says_accuracy:  # the scores of the first reward may be anything
+            del metrics["accuracy"]
+        if self.sampler.world.is_main:
+            self.warn.all({what: what for what in renamed})
         return metrics
 
 
 def open_evaluation(
-    run: ResolvedRun,
-    sampler: CompletionSampler,
-    inputs: Sequence[EvaluationInputs],
-    warn: WarnOnce | None = None,
+    run: ResolvedRun, sampler: CompletionSampler, inputs: Sequence[EvaluationInputs], warn: WarnOnce
 ) -> Evaluation | None:
     """Build the evaluation of a run; None if it has none."""
-    config = run.config.evaluation
-    if config is None:
-        return None
-    streams = provides(run, Capability.STREAMING)
-    sets = {
-        each.name: Evaluator(
-            sampler, Scorer(each.rewards, streams, warn), each.prompts, config, run.config.sampling, place
-        )
-        for place, each in enumerate(inputs)
-    }
-    return Evaluation(sets, config)
+    config, streams = run.config.evaluation, provides(run, Capability.STREAMING)
+    return None if config is None else Evaluation(sampler, inputs, config, run.config.sampling, streams, warn)
 
 
 def evaluation_metrics(
@@ -284,14 +236,13 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
         RunFailed: sampling or scoring failed.
     """
     with open_alone(run, scoring_key(run)) as assembly:
-        world = assembly.world
         inputs = assembly.bind(open_evaluation_prompts(run, assembly.tokenizer, assembly.episodes))
         count, completions = sum(len(each.prompts) for each in inputs), list[ScoredRollout]()
         with assembly.fixed_sampler(checkpoint) as sampler:
-            evaluation = open_evaluation(run, sampler, inputs)
+            evaluation = open_evaluation(run, sampler, inputs, WarnOnce(get_logger(__name__)))
             assert evaluation is not None
-            tell = (lambda number: done(number, count)) if world.is_main else (lambda number: None)
-            sampled = evaluation.sample(BEFORE_TRAINING, tell)
+            tell = (lambda number: done(number, count)) if assembly.world.is_main else (lambda number: None)
+            sampled = evaluation.sample(TrainerState(global_step=0, max_steps=0, epoch=0.0), tell)
         metrics, size = evaluation.metrics(sampled), evaluation.config.num_generations
         for of_set, (rows, _) in zip(inputs, sampled, strict=True):
             completions += _completions(rows, of_set, size, len(completions) // size)

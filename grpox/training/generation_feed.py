@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -72,19 +73,17 @@ class TokenChoice:
 
     def _record(self, generation: int, row: int, batch: GenerationBatch) -> TokenRecord:
         rollout = batch.rollouts[row]
-        mask = rollout.model_mask
-        # A rollout that names no turns has one.
-        turns = np.where(np.ones(len(rollout.completion_ids), np.bool_) if mask is None else mask, 0, -1)
-        if rollout.turns:
-            turns[:] = -1
+        turns = np.full(len(rollout.completion_ids), -1, np.int32)
         for number, turn in enumerate(rollout.turns):
             turns[turn.start : turn.end] = number
+        if not rollout.turns:  # it has one
+            turns[np.full(len(turns), True) if rollout.model_mask is None else np.array(rollout.model_mask)] = 0
         step = self.schedule.first_steps(generation)[0]
-        part, other = 1, generation - 1
-        while other >= 0 and self.schedule.first_steps(other)[0] == step:
-            part += self._is_saved(other)
-            other -= 1
-        return TokenRecord(step, part, rollout.group_id, rollout.sample, turns.astype(np.int32))
+        before = takewhile(
+            lambda other: self.schedule.first_steps(other)[0] == step, range(generation - 1, -1, -1)
+        )
+        part = 1 + sum(map(self._is_saved, before))
+        return TokenRecord(step, part, rollout.group_id, rollout.sample, turns)
 
 
 @dataclass
@@ -199,11 +198,7 @@ class GenerationFeed:
 
 
 def check_plain(columns: Mapping[str, Sequence[Any]]) -> None:
-    """Check that a checkpoint can hold the columns that a loss needs.
-
-    Raises:
-        RunFailed: a value is of another type.
-    """
+    """Check that a checkpoint can hold the columns that a loss needs; raises RunFailed."""
     types = (*PLAIN, bytes)
     for name, values in columns.items():
         if (odd := odd_part(list(values), types=types, keys=types)) is not None:
@@ -214,11 +209,7 @@ def check_plain(columns: Mapping[str, Sequence[Any]]) -> None:
 
 
 def keep_reported(samples: Sequence[Sample], generation: int, device: torch.device) -> None:
-    """Set pi_old to the log-probabilities that the generator reported.
-
-    Raises:
-        RunFailed: a trained token has none.
-    """
+    """Set pi_old to what the generator reported; raises RunFailed if a trained token has no log-probability."""
     missing = sum(int((np.isnan(each.sampler_logprobs) & each.token_mask).sum()) for each in samples)
     if missing:
         raise RunFailed(

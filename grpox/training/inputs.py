@@ -73,19 +73,12 @@ def open_model(run: ResolvedRun) -> PreTrainedModel:
     return model
 
 
-def open_reference(run: ResolvedRun, model: PreTrainedModel) -> PreTrainedModel:
-    """Return another model with the weights of `model`, before an engine shards them."""
-    return load_model(run.config.model) if run.given.model is None else copy.deepcopy(model)
-
-
 def open_tokenizer(
     run: ResolvedRun, world: World | None = None, functions: Sequence[Any] = (), day: date | None = None
 ) -> PreTrainedTokenizerBase:
     """Return the tokenizer; EOS pads in a copy of a Python argument without padding token.
 
-    Args:
-        world: fix `model.chat_date` where a chat template of the run writes it; a collective.
-        day: the date of the run that is resumed.
+    With a `world`, also fix `model.chat_date`, by default the `day` of the run that is resumed; a collective.
     """
     model, tokenizer = run.config.model, run.given.tokenizer
     if tokenizer is None:
@@ -110,10 +103,6 @@ def open_prompts(
 ) -> tuple[PromptSet, dict[str, PromptSet]]:
     """Open and check the prompts to train on, and those of the evaluation by set; none without one.
 
-    Args:
-        build: builds the dataset component under a key; default: `ResolvedRun.build`.
-        episodes: environments and tools, which each row is checked for.
-
     Raises:
         ConfigError: data cannot be opened, or a prompt is invalid or too long, see `PromptSet`; the tokenizer's
             special tokens are not the model's; or the model is one of more than text.
@@ -136,7 +125,7 @@ def _training_prompts(
     if problem := media_problem(model.to_dict(), "model.path", config.model.path):
         raise ConfigError(problem)
     check_routers(model, config.train.router_aux_loss_coef)
-    return _prompt_set(run, tokenizer, lambda: _training_rows(run, build), config.sampling, episodes)
+    return _prompt_set(run, tokenizer, _training_rows(run, build), config.sampling, episodes)
 
 
 def open_evaluation_prompts(
@@ -146,17 +135,13 @@ def open_evaluation_prompts(
     evaluation = run.config.evaluation
     if evaluation is None:
         return {}
-    given, sampling = run.given.eval_datasets, sampling_of(evaluation, run.config.sampling)
-
-    def opened(name: str, chosen: EvaluationSetConfig) -> PromptSet:
+    prompts, sampling = dict[str, PromptSet](), sampling_of(evaluation, run.config.sampling)
+    for name, chosen in evaluation.named_sets.items():
+        given = run.given.eval_datasets.get(name)
+        rows = _evaluation_rows(chosen, path_key(name)) if given is None else given
         data = f"the evaluation data of {name}" if name else "the evaluation data"
-
-        def rows() -> datasets.Dataset:
-            return given[name] if name in given else _evaluation_rows(chosen, path_key(name))
-
-        return _prompt_set(run, tokenizer, rows, sampling, episodes, data, scoring_key(run))
-
-    return {name: opened(name, chosen) for name, chosen in evaluation.named_sets.items()}
+        prompts[name] = _prompt_set(run, tokenizer, rows, sampling, episodes, data, scoring_key(run))
+    return prompts
 
 
 def scoring_key(run: ResolvedRun) -> str:
@@ -226,7 +211,7 @@ def _evaluation_rows(chosen: EvaluationSetConfig, key: str) -> datasets.Dataset:
 def _prompt_set(
     run: ResolvedRun,
     tokenizer: PreTrainedTokenizerBase,
-    rows: Callable[[], datasets.Dataset | RowStream],
+    rows: datasets.Dataset | RowStream,
     sampling: SamplingConfig,
     episodes: RunEpisodes | None,
     data: str = "the data",
@@ -234,15 +219,14 @@ def _prompt_set(
 ) -> PromptSet:
     config, model = run.config, model_config(run)
     check_special_tokens(tokenizer, model, config.model.path)
-    limit, vocabulary = PromptLimit.of_run(config.data, sampling, model), vocabulary_of(model)
-    column, template = config.data.prompt_column, config.model.chat_template_kwargs
-    opened, of_data = rows(), config.data
+    of_data, template = config.data, config.model.chat_template_kwargs
+    limit, vocabulary = PromptLimit.of_run(of_data, sampling, model), vocabulary_of(model)
     own = config.model.chat_date, of_data.chat, of_data.allow_special_tokens, of_data.continue_final_message
-    if run.most_rows is not None and isinstance(opened, datasets.Dataset):
-        opened = opened.select(range(min(run.most_rows, len(opened))))
-    tools_of = None if episodes is None else episodes.tools_of
+    if run.most_rows is not None and isinstance(rows, datasets.Dataset):
+        rows = rows.select(range(min(run.most_rows, len(rows))))
+    tools_of, column = None if episodes is None else episodes.tools_of, of_data.prompt_column
     prompts = PromptSet(
-        opened, column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, *own
+        rows, column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, *own
     )
     for key, bound in run.components.items():
         check = getattr(bound.config, "check_prompts", None) if key.startswith(f"{rewards}[") else None
@@ -255,15 +239,9 @@ def _prompt_set(
 
 
 def check_scope(run: ResolvedRun, loss: PolicyLoss | None = None) -> None:
-    """Check that the run does not part the groups of a loss of scope "group".
+    """Check that the run does not part the groups of a loss of scope "group"; raises ConfigError.
 
-    The checks of a run file do not import every loss, and so do not see all scopes.
-
-    Args:
-        loss: once it is built; its class is enough for most.
-
-    Raises:
-        ConfigError: the run would part its groups.
+    The checks of a run file do not import every loss, and so do not see all scopes. For most, the class tells.
     """
     bound = run.components["loss"]
     scope = declared_scope(bound, imports=True) if loss is None else getattr(loss, "scope", "token")
@@ -278,14 +256,13 @@ def open_schedule(run: ResolvedRun, prompts: PromptSet, world_size: int) -> Sche
         ConfigError: the batch sizes do not divide, or the data does not fill one generation batch.
         RunFailed: the first generation batch of a stream cannot be read.
     """
-    train = run.config.train
-    plan = BatchPlan.from_config(train, world_size)
+    train, plan = run.config.train, BatchPlan.from_config(run.config.train, world_size)
     size = plan.prompts_per_generation
-    sampler: PromptSampler | StreamSampler
-    if prompts.stream is None:
-        sampler = PromptSampler(len(prompts), size, train.shuffle_dataset, train.seed)
-    else:
-        sampler = StreamSampler(prompts.stream, prompts, size)
+    sampler: PromptSampler | StreamSampler = (
+        PromptSampler(len(prompts), size, train.shuffle_dataset, train.seed)
+        if prompts.stream is None
+        else StreamSampler(prompts.stream, prompts, size)
+    )
     return Schedule(plan, sampler, train.max_steps, train.num_train_epochs)
 
 

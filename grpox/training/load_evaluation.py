@@ -51,11 +51,6 @@ class NamedModel:
     code: tuple[str, ...] = ()
     """Arguments in `keys` that run code of others, for which a checkpoint is not enough."""
 
-    @property
-    def overrides(self) -> list[str]:
-        """Overrides of a run file with these keys; JSON is YAML too."""
-        return [f"model.{key}={json.dumps(value)}" for key, value in self.keys.items()]
-
 
 def named_model(given: str) -> NamedModel:
     """Return the model that MODEL names; a plain folder is checked later, with the run file.
@@ -119,14 +114,9 @@ def load_evaluation(
     Raises:
         ConfigError: one problem for each error.
     """
+    what, allowed = "is no part of an evaluation", f"{', '.join(SECTIONS)}, train.seed"
     problems = [
-        Problem(
-            "is no part of an evaluation",
-            key,
-            COMMAND_LINE,
-            allowed=f"{', '.join(SECTIONS)}, train.seed",
-            nearest=nearest(key.partition(".")[0], SECTIONS),
-        )
+        Problem(what, key, COMMAND_LINE, allowed=allowed, nearest=nearest(key.partition(".")[0], SECTIONS))
         for key in (override.partition("=")[0].strip() for override in overrides)
         if key and key != "train.seed" and key.partition(".")[0].partition("[")[0] not in SECTIONS
     ]
@@ -139,7 +129,8 @@ def load_evaluation(
         what = f"the checkpoint asks for {', '.join(model.code)}: that may run code which comes with its model"
         allowed = f"{TRUST}=true, where you trust {model.keys['path']}"
         raise ConfigError(what, TRUST, given=model.given, allowed=allowed)
-    data, origin = read_run(run, [*model.overrides, *overrides])
+    own = [f"model.{key}={json.dumps(value)}" for key, value in model.keys.items()]  # JSON is YAML too
+    data, origin = read_run(run, [*own, *overrides])
     if isinstance(section := data.get("model"), dict) and section.get("chat_date", AUTO) == AUTO:
         with suppress(ConfigError, KeyError):  # of no run, or of one without a date
             section |= {"chat_date": recorded_choices(Path(own_config(model.given)).parent)[CHAT_DATE]}

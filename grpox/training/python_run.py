@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ from grpox.runfile.load import load_run, resolve_config
 from grpox.runfile.overrides import ARGUMENT
 from grpox.runtime.launch import rank_or_zero
 from grpox.runtime.logs import get_logger
+from grpox.runtime.world import World
 from grpox.training.arguments import read_arguments, refuse_arguments
 from grpox.training.run import OpenRun, open_run
 
@@ -96,16 +98,16 @@ class Run:
         self._summary: dict[str, Any] | None = None
         stack = ExitStack()
         opened = stack.enter_context(open_run(run, resume))
+        self._opened: OpenRun | None = None
         if isinstance(opened, dict):
             stack.close()
-            self._opened: OpenRun | None = None
             self._summary, self._ended = opened, "it is complete"
             self._table = StepTable(run.config.output_dir, opened["steps"], opened["steps"])
             return
-        self._opened, self._ended = opened, ""
-        total = opened.trainer.schedule.total_steps
+        self._opened, self._ended, total = opened, "", opened.trainer.schedule.total_steps
         self._table = StepTable(run.config.output_dir, total, opened.trainer.policy.engine.steps)
-        opened.trainer.follow = _follower(opened, self._table)
+        # Without a reference to this object, so that a run that nothing refers to ends.
+        opened.trainer.follow = partial(_follow, opened.trainer.world, self._table)
         self._finalizer = weakref.finalize(self, _end, stack, "the program ended, or nothing refers to the run")
         self._stack = stack
         _current[:] = [weakref.ref(self)]
@@ -373,17 +375,12 @@ def _end(stack: ExitStack, reason: str) -> None:
     stack.__exit__(RunClosed, RunClosed(reason), None)
 
 
-def _follower(opened: OpenRun, table: StepTable) -> Callable[[str, int, Mapping[str, float]], None]:
-    """Return a function that fills the table of every rank; it holds no reference to the `Run`."""
-    world = opened.trainer.world
-
-    def follow(kind: str, step: int, metrics: Mapping[str, float]) -> None:
-        [shared] = world.gather([dict(metrics)] if world.is_main else [])
-        table.add(kind, step, shared)
-        if world.is_main:
-            table.show()
-
-    return follow
+def _follow(world: World, table: StepTable, kind: str, step: int, metrics: Mapping[str, float]) -> None:
+    """Fill the table of every rank."""
+    [shared] = world.gather([dict(metrics)] if world.is_main else [])
+    table.add(kind, step, shared)
+    if world.is_main:
+        table.show()
 
 
 @torch.no_grad()

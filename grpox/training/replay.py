@@ -43,15 +43,7 @@ REPLAYED = (
 """Keys that change what a replay computes. The dump holds the tokens with the highest entropy."""
 
 
-@dataclass(frozen=True)
-class Dump:
-    """A dump whose files match its manifest."""
-
-    folder: Path
-    fault: Fault
-
-
-def open_dump(folder: Path) -> Dump:
+def open_dump(folder: Path) -> Fault:
     """Check the files of a dump and read its description.
 
     Raises:
@@ -65,7 +57,7 @@ def open_dump(folder: Path) -> Dump:
         near = nearest(str(folder), dumps)
         raise ConfigError(what, "DUMP", given=str(folder), allowed=allowed, nearest=near)
     try:
-        return Dump(folder, read_whole(folder, Fault.read))
+        return read_whole(folder, Fault.read)
     except ValueError as error:
         raise ConfigError(f"the dump is damaged: {error}", "DUMP", given=str(folder)) from error
 
@@ -107,7 +99,7 @@ class Replay(Result):
     tokenizer: PreTrainedTokenizerBase
 
 
-def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
+def replay(folder: Path, fault: Fault, overrides: Sequence[str] = ()) -> Replay:
     """Compute the step of a dump again, with the run's loss and correction or others.
 
     Args:
@@ -116,15 +108,15 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     Raises:
         ConfigError: an override is wrong, or a component is missing here.
     """
-    config = _config(dump, overrides)
+    config = _config(folder, fault, overrides)
     registry = Registry(discover(config.plugins.disable))
     bound = registry.parse("loss", config.loss, "loss")
     correction = registry.build(registry.parse("correction", config.correction, "correction"))
     step_loss = StepLoss.of(registry.build(bound), correction, config.train, bound.needs)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     ranks = []
-    for path in (rank_file(dump.folder, rank) for rank in range(dump.fault.world_size)):
-        with reading(path):
+    for rank in range(fault.world_size):
+        with reading(path := rank_file(folder, rank)):
             ranks.append([samples_of_state(each, device) for each in read_state(path)["micro_batches"]])
     samples = [sample for of_rank in ranks for micro_batch in of_rank for sample in micro_batch]
     if step_loss.needs_reference and any(sample.reference_logprobs is None for sample in samples):
@@ -160,12 +152,12 @@ def replay(dump: Dump, overrides: Sequence[str] = ()) -> Replay:
     return Replay(loss, _norm(whole), replayed, in_order(nonfinite), tokenizer)
 
 
-def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:
-    data: dict[str, Any] = copy.deepcopy(dict(dump.fault.config))
+def _config(folder: Path, fault: Fault, overrides: Sequence[str]) -> RunConfig:
+    data: dict[str, Any] = copy.deepcopy(dict(fault.config))
     # A model's own code is trusted when the user says so here, not because a file does.
     attention = {k: v for k, v in data["model"]["init"].items() if k == "attn_implementation"}
     # In the dump's model, adapters are merged.
-    data["model"] |= {"path": str((dump.folder / MODEL).absolute()), "init": attention, "lora": None}
+    data["model"] |= {"path": str((folder / MODEL).absolute()), "init": attention, "lora": None}
     problems = [
         Problem("changes nothing of a replay", key, COMMAND_LINE, allowed=", ".join(REPLAYED))
         for key in apply_overrides(data, overrides)
@@ -173,7 +165,7 @@ def _config(dump: Dump, overrides: Sequence[str]) -> RunConfig:
     ]
     # Rewards, trackers and the generator are not used, and so need no secrets.
     needed = {name: data[name] for name in ("loss", "correction", "model")}
-    problems += restore_secrets(needed, dump.folder.absolute().parents[1])
+    problems += restore_secrets(needed, folder.absolute().parents[1])
     if problems:
         raise ConfigError(problems)
     data |= needed

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from grpox.checkpoint.components import RunComponents
 from grpox.checkpoint.resume import Checkpoint, check_changes, fingerprints, newest_good, no_checkpoint
 from grpox.checkpoint.save_model import CARD, check_hub, model_card, push_model, save_model
 from grpox.checkpoint.shards import ShardFiles
 from grpox.config.inputs import AUTO
 from grpox.config.training import tokens_on
 from grpox.contracts import Capability, Generator, RunContext
-from grpox.data.schedule import Schedule
 from grpox.errors import RunFailed
 from grpox.errors.redaction import redacted
 from grpox.observing.alarms import FILE as ALARMS
@@ -54,16 +54,15 @@ from grpox.runtime.setup import keep_freed_memory, quieten, seed_libraries
 from grpox.runtime.signals import first_signal_waits
 from grpox.runtime.watchdog import GRACE, Watchdog, enable_tcp_keepalive
 from grpox.runtime.world import World, start_world, translate_lost_ranks
-from grpox.training.assembly import open_assembly
+from grpox.training.assembly import Assembly, open_assembly
 from grpox.training.build import (
-    TrainerParts,
+    TrainInputs,
     build_engines,
     build_observers,
     build_trainer,
     open_inputs,
     unused_modes,
 )
-from grpox.training.components import RunComponents
 from grpox.training.inputs import decide_longest, model_config, open_model, provides
 from grpox.training.trainer import Trainer
 
@@ -78,10 +77,7 @@ def train_run(
     needs_checkpoint: bool = False,
     started: float | None = None,
 ) -> dict[str, Any]:
-    """Train a resolved run to its end; a collective of all ranks. Returns the content of ``summary.json``.
-
-    The arguments are those of `open_run`.
-    """
+    """Train a run to its end, opened by `open_run`; a collective. Returns the content of ``summary.json``."""
     with open_run(run, resume, allow_changes, needs_checkpoint, started) as opened:
         return opened.train() if isinstance(opened, OpenRun) else opened
 
@@ -90,7 +86,7 @@ def train_run(
 class OpenRun:
     """A run whose parts are there: `trainer` takes steps, `train` takes what remains and saves the model."""
 
-    parts: TrainerParts
+    assembly: Assembly
     trainer: Trainer
     model: PreTrainedModel
     device: torch.device
@@ -114,16 +110,25 @@ class OpenRun:
 
     def _train(self) -> dict[str, Any]:
         trainer, summary = self.trainer, self.summary
-        config, context = self.parts.assembly.run.config, trainer.context
+        config, context = self.assembly.run.config, trainer.context
         summary |= trainer.run() | trainer.checkpoints.summary()
         if slower := unused_modes(trainer.policy.engine, trainer.policy.reference):
             summary["unused_forward_modes"] = slower
         self.generating.close()
+        folder, adapter, path = (
+            context.output_dir / name for name in ("model", ADAPTER_FOLDER, "summary.json")
+        )
         with trainer.times.phase("save"):
-            self._save_model()
+            engine, tokenizer = trainer.policy.engine, self.assembly.tokenizer
+            trained, total = parameter_counts(engine.module)
+            summary |= {"trained_parameters": trained, "parameters": total}
+            save_model(engine, tokenizer, self.generation_config, folder, trainer.world)
+            if config.model.lora is not None:
+                save_adapter(engine, self.model.name_or_path, adapter, trainer.world)
+                summary["adapter"] = str(adapter)
+        summary |= {"model": str(folder), "output_dir": str(context.output_dir), "source": context.source}
         self.release_model()
         if trainer.world.is_main:
-            folder, path = Path(summary["model"]), context.output_dir / "summary.json"
             with suppress(OSError):  # on a full disk, only the card is lost
                 card = model_card(config, summary, context.fingerprints, trainer.state.metrics)
                 write_atomically(folder / CARD, card)
@@ -133,26 +138,13 @@ class OpenRun:
                 write_atomically(path, as_strict_json(summary) + "\n")
             except OSError as error:
                 raise RunFailed(write_error_message(error, path)) from error
-            trainer.observers.checkpoint_saved(context, trainer.policy.engine.steps, folder)
+            trainer.observers.checkpoint_saved(context, engine.steps, folder)
         return summary
-
-    def _save_model(self) -> None:
-        """Save the trained model and its adapters, and note them in the summary; a collective."""
-        assembly, engine = self.parts.assembly, self.trainer.policy.engine
-        output_dir = self.trainer.context.output_dir
-        trained, total = parameter_counts(engine.module)
-        folder, adapter = output_dir / "model", output_dir / ADAPTER_FOLDER
-        self.summary |= {"trained_parameters": trained, "parameters": total}
-        save_model(engine, assembly.tokenizer, self.generation_config, folder, assembly.world)
-        if assembly.run.config.model.lora is not None:
-            save_adapter(engine, self.model.name_or_path, adapter, assembly.world)
-            self.summary["adapter"] = str(adapter)
-        self.summary |= {"model": str(folder), "output_dir": str(output_dir), "source": assembly.run.source}
 
     def release_model(self) -> None:
         """Give a model from Python its whole weights back; no step can be taken afterwards; a collective."""
         self.generating.close()
-        if self.parts.assembly.run.given.model is not None:
+        if self.assembly.run.given.model is not None:
             make_whole(self.model, self.trainer.policy.engine, self.device)
 
 
@@ -204,8 +196,8 @@ def open_run(
             check_hub(config.hub)
         seed_libraries(config.train.seed)
         _log(world, "reading the data: %s", config.data.path or "the dataset's rows")
-        components = RunComponents(run, lock, world, assembly.times)
-        inputs = open_inputs(assembly, components)
+        components = RunComponents(run, world, assembly.times)
+        inputs = open_inputs(assembly, components, lock)
         if resume and (done := finished(config, inputs.schedule.total_steps)):
             early = ", where it stopped early" if "stopped_early" in done else ""
             _log(world, "%s: the run is complete, %s steps%s", config.output_dir, done["steps"], early)
@@ -219,17 +211,18 @@ def open_run(
             check_changes(checkpoint, config, lock, data, world, allow_changes)
         elif needs_checkpoint:
             raise no_checkpoint(Path(config.output_dir))
-        context = _context(run, world, inputs.schedule, data, started, checkpoint, resume and began(config))
-        observers = build_observers(run, world, components, lock)
+        context = _context(inputs, data, started, checkpoint, resume and began(config))
+        observers = build_observers(inputs)
         if config.tracking:
             _log(world, "starting to track: %s", ", ".join(config.tracking))
-        parts = TrainerParts(assembly, inputs, components, context, observers, lock)
         with (
             Watchdog(config.watchdog, assembly.times, context.output_dir / "stalls", world.rank) as watchdog,
             _observed(context, observers, world) as summary,
             translate_lost_ranks(world, assembly.times),
             machine_metrics(context.output_dir, config.logging.system_metrics_every, world),
-            _opened(parts, generator, checkpoint, allow_changes, watchdog, summary) as opened,
+            _opened(
+                inputs, context, observers, generator, checkpoint, allow_changes, watchdog, summary
+            ) as opened,
         ):
             yield opened
         if world.is_main and config.hub is not None:  # last, so that a failed push loses nothing
@@ -238,20 +231,19 @@ def open_run(
 
 
 def _context(
-    run: ResolvedRun,
-    world: World,
-    schedule: Schedule,
+    inputs: TrainInputs,
     data: Mapping[str, str],
     started: float,
     checkpoint: Checkpoint | None,
     starts_over: bool,
 ) -> RunContext:
+    run, schedule = inputs.assembly.run, inputs.schedule
     progress, config = checkpoint.progress if checkpoint else None, run.config
     return RunContext(
         config=config,
         output_dir=Path(config.output_dir),
         total_steps=schedule.total_steps,
-        world_size=world.size,
+        world_size=inputs.assembly.world.size,
         versions=versions([*run.distributions, *(["peft"] if config.model.lora else [])]),
         git_commit=git_commit(),
         source=run.source,
@@ -309,7 +301,9 @@ def _observed(context: RunContext, observers: Observers, world: World) -> Iterat
 
 @contextmanager
 def _opened(
-    parts: TrainerParts,
+    inputs: TrainInputs,
+    context: RunContext,
+    observers: Observers,
     generator: Generator,
     checkpoint: Checkpoint | None,
     allow_changes: bool,
@@ -317,7 +311,7 @@ def _opened(
     summary: dict[str, Any],
 ) -> Iterator[OpenRun]:
     """Load the model, start the generator, and restore the checkpoint; the generator ends with the block."""
-    assembly, times = parts.assembly, parts.assembly.times
+    assembly, times = inputs.assembly, inputs.assembly.times
     run, world, config = assembly.run, assembly.world, assembly.run.config
     with translate_exits(FOREIGN), ExitStack() as generating:
         _log(world, "loading the model: %s", config.model.path)
@@ -326,21 +320,21 @@ def _opened(
         files = ShardFiles(config.checkpoint.background)
         _log(world, "setting up DeepSpeed, then the generator %s", run.components["generator"].label)
         with times.phase("shard"):
-            engine, reference = build_engines(parts, model, files)
+            engine, reference = build_engines(inputs, model, files)
         sampler = assembly.start_sampler(generator, for_generator, engine)
         generating.callback(times.phase("close")(generator.close))
-        trainer = build_trainer(parts, engine, reference, sampler, files)
+        trainer = build_trainer(inputs, context, observers, engine, reference, sampler, files)
         if checkpoint is not None:
             with times.phase("restore"):
-                states, schedule = parts.components.states, trainer.schedule
+                states, schedule = inputs.components, trainer.schedule
                 checkpoint.restore(
                     trainer.state, trainer.policy, states, schedule, config.train.seed, allow_changes
                 )
                 trainer.steering.restore()
-        parts.components.start()
+        inputs.components.start()
         enable_tcp_keepalive(config.watchdog.host_lost_after)  # connections of engine and generator too
         times.take()  # none of this is the first step's
-        yield OpenRun(parts, trainer, model, device, generation_config, watchdog, generating, summary)
+        yield OpenRun(assembly, trainer, model, device, generation_config, watchdog, generating, summary)
 
 
 def make_whole(model: PreTrainedModel, engine: Engine, device: torch.device) -> None:

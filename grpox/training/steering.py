@@ -15,8 +15,6 @@ from grpox.observing.control import ControlState, RunControl
 from grpox.runtime.world import World
 from grpox.update.policy_update import PolicyUpdate
 
-STEERED = ("loss", "advantage", "correction")
-"""Kinds of components whose parameters may change."""
 _MOVED = "train.adaptive_entropy moves it after each step; train.adaptive_entropy=null lets observers set it"
 
 
@@ -52,7 +50,13 @@ class Steering:
         self.world = world
         self.state = state
         self.in_use = in_use
-        self._settings = {**_settings_of_update(policy, config), **_settings_of_components(components)}
+        self._settings = _settings_of_update(policy, config) | {
+            f"{kind}.{name}": _setting_of_component(kind, component, name)
+            for kind, component in components.items()
+            for name in getattr(component, "hyperparameters", ())
+            # A setting that is off stays off.
+            if getattr(getattr(component, "config", None), name, name) is not None
+        }
         values = {name: setting.value for name, setting in self._settings.items()}
         fixed = {"entropy_coef": _MOVED} if config.train.adaptive_entropy is not None else {}
         self.control = RunControl(values, {name: each.check for name, each in self._settings.items()}, fixed)
@@ -100,23 +104,8 @@ def _check_not_negative(value: float) -> None:
         raise ValueError(f"{value:g} is negative")
 
 
-def _settings_of_components(components: Mapping[str, object]) -> dict[str, Hyperparameter]:
-    return {
-        f"{kind}.{name}": _setting_of_component(kind, component, name)
-        for kind, component in components.items()
-        if kind in STEERED
-        for name in getattr(component, "hyperparameters", ())
-        # A setting that is off stays off.
-        if getattr(getattr(component, "config", None), name, name) is not None
-    }
-
-
 def _setting_of_component(kind: str, component: Any, name: str) -> Hyperparameter:
-    """Make a field of a component's config a hyperparameter.
-
-    Raises:
-        ConfigError: the component keeps no config with this field, or the field holds no number.
-    """
+    """Make a field of a component's config a hyperparameter; raises ConfigError if it holds no number."""
     config, owner = getattr(component, "config", None), type(component).__name__
     if not isinstance(config, BaseModel) or name not in type(config).model_fields:
         what = f"{kind} '{owner}' declares the hyperparameter '{name}', which its attribute config lacks"

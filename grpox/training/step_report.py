@@ -75,14 +75,7 @@ class StepReport:
         update: Mapping[str, float],
         seconds: float,
     ) -> None:
-        """Report a finished step.
-
-        Args:
-            new: generation batches collected for the step.
-            micro_batches: this rank's samples of the step.
-            update: the metrics of `PolicyUpdate.step`.
-            seconds: duration of the whole step on this rank.
-        """
+        """Report a finished step, the metrics of whose `update` are those of `PolicyUpdate.step`."""
         phases = self.collector.sampler.times
         times, peak = phases.take(), phases.memory.take()
         for batch in new:
@@ -142,9 +135,9 @@ class StepReport:
 
     def _likely_cause(self, batch: GenerationBatch, label: str) -> str:
         """Tell why a reward may give all completions the same score; empty where nothing hints at it."""
-        row, causes = batch.rows[0], []
-        pairs = zip(self.context.config.rewards, self.collector.scorer.rewards, strict=True)
-        ref, reward = next(pair for pair in pairs if pair[1].label == label)
+        row, causes, rewards = batch.rows[0], [], self.collector.scorer.rewards
+        place = [reward.label for reward in rewards].index(label)
+        ref, reward = self.context.config.rewards[place], rewards[place]
         [prompt] = self.collector.prompts.prompt_texts([row.rollout.prompt_ids])
         if (tag := OPENED.search(prompt)) and not ref.params.get("opened"):
             cure = " (set opened: true)" if ref.name == "format" else ""

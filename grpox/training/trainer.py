@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from grpox.checkpoint.components import RunComponents
 from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.saver import CheckpointSaver
 from grpox.config.sampling import PREFIX, bare_name
@@ -22,7 +23,6 @@ from grpox.runtime.determinism import deterministic_algorithms
 from grpox.runtime.phases import WAITING, PhaseTimes
 from grpox.runtime.signals import Terminated, first_signal_waits, raise_if_signalled, signalled
 from grpox.runtime.world import World
-from grpox.training.components import RunComponents
 from grpox.training.evaluation import Evaluation, outcomes_of
 from grpox.training.generation_feed import GenerationFeed
 from grpox.training.steering import Steering

@@ -149,15 +149,3 @@ def test_a_killed_run_with_states_goes_on_bit_by_bit(runs: tuple[Path, int, str]
 def test_a_schedule_follows_begin_step(runs: tuple[Path, int, str]) -> None:
     caps = [float(line.split()[1]) for line in runs[2].splitlines() if line.startswith("cap ")]
     assert list(dict.fromkeys(caps)) == [4 - 2 * step / 6 for step in range(1, 7)]
-
-
-def test_states_are_restored_on_another_number_of_ranks(runs: tuple[Path, int, str], tmp_path: Path) -> None:
-    folder, ranks, _ = runs
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    before = max((tmp_path / "runs" / "killed" / "checkpoints").iterdir())
-    saved = torch.load(before / "components.pt", weights_only=True)
-    overrides = TWO if ranks == 1 else ONE
-    finish(tmp_path, "--resume", "runs/killed", *overrides, ranks=3 - ranks)
-    after = states_in(tmp_path / "runs" / "killed", 6)
-    assert after["loss"]["state"]["steps"] == 6  # counted on from the checkpoint
-    assert after["loss"]["state"]["longest"] >= saved["loss"]["state"]["longest"]

@@ -237,7 +237,7 @@ def test_a_step_that_is_not_finite_is_replayed_with_the_adapters_merged_in(
 
     shown = CliRunner().invoke(app, ["replay", str(dump)])
     assert (shown.exit_code, "appears again: loss nan" in shown.output) == (0, True), shown.output
-    mended = replay(open_dump(dump), ["loss=dapo"])
+    mended = replay(dump, open_dump(dump), ["loss=dapo"])
     assert mended.finite
     for made in mended.micro_batches:
         mask = made.batch.token_mask

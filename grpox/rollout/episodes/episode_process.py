@@ -21,7 +21,7 @@ from grpox.environments.calling import CANCEL_SECONDS, CallTimeout, Settled, dri
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import EnvironmentClass
 from grpox.rollout.episodes.messages import LAST, Request
-from grpox.runtime.workers import ends_with_connection, flush_output, seed_everything
+from grpox.runtime.workers import ends_with_connection, flush_output
 
 REPEAT_SECONDS = 0.5
 """Seconds after which a call that went on in spite of CallTimeout is interrupted again."""
@@ -110,7 +110,7 @@ def serve_episode(
                 received = connection.recv_bytes()
                 kind, message = Request(received[0]), pickle.loads(received[1:])
                 if host is None:
-                    seed_everything(message.seed)
+                    seed_libraries(message.seed)
                     host = Host(classes[message.environment], max_calls, seconds, limit)
                 answer = drive(host.answer(kind, message), limit.run)
                 if os.getpid() != own:  # the environment forked, and this is the child

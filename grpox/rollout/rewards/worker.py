@@ -24,7 +24,8 @@ from grpox.plugins.registry import Registry
 from grpox.rollout.rewards.call import CallFailed, called, defined_at, failure_by
 from grpox.rollout.rewards.lists import ListShape
 from grpox.rollout.rewards.messages import ATTRIBUTES, WHERE, Blueprint, Ready, Reply, Request
-from grpox.runtime.workers import flush_output, seed_everything, serving_parent
+from grpox.runtime.setup import seed_libraries
+from grpox.runtime.workers import flush_output, serving_parent
 
 
 def main() -> None:
@@ -96,7 +97,7 @@ def _value(function: Any, request: Request) -> Any:
     if request.method:
         value = getattr(function, request.method)(*request.arguments)
         return plain_state(value) if request.method == "state_dict" else None
-    seed_everything(request.seed)
+    seed_libraries(request.seed)
     try:
         return called(function, request.arguments, request.count, request.lengths)
     except KeyboardInterrupt as error:  # the function's own: this process is in no terminal's foreground

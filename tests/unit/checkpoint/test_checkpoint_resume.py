@@ -15,7 +15,6 @@ import pytest
 import torch
 from support.logs import LOGGED, LoggedText
 
-from grpox.checkpoint import resume
 from grpox.checkpoint.export import checkpoint_model, export_checkpoint
 from grpox.checkpoint.folders import (
     FORMAT,
@@ -37,7 +36,6 @@ from grpox.data.schedule import PromptCursor, PromptSampler
 from grpox.errors import ConfigError, Problem
 from grpox.observing.alarms import Alarms
 from grpox.observing.early_stop import EarlyStop, EarlyStopState
-from grpox.runfile.lock.differences import FREE, FREE_KEYS
 from grpox.runfile.lock.model import Lock, LockedComponent
 from grpox.runfile.objects import MERGED
 from grpox.runtime.world import World
@@ -226,38 +224,6 @@ def test_the_folders_are_those_that_rank_0_sees(tmp_path: Path) -> None:
 # -- restoring -------------------------------------------------------------------------------------------
 
 
-class Noted:
-    """Notes every call of any method, with its arguments."""
-
-    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
-        self.calls = calls
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *given: self.calls.append((name, *given))
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    made: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(resume, "read_reference", lambda *given: made.append(("reference", *given)))
-    monkeypatch.setattr(
-        resume, "load_of_other_ranks", lambda engine, *given: made.append(("load_of_other_ranks", *given))
-    )
-    monkeypatch.setattr(resume, "restore_rank", lambda *given: made.append(("rank", *given)))
-    return made
-
-
-SCHEDULE: Any = object()
-"""The run that goes on."""
-
-
-def restored(calls: list[tuple[Any, ...]], folder: Path, progress: Progress, world: World) -> None:
-    """Restore a run from a checkpoint, with every call noted."""
-    policy: Any = SimpleNamespace(engine=Noted(calls), world=world)
-    states: Any = SimpleNamespace(restore=lambda folder, allow: calls.append(("components", folder, allow)))
-    Checkpoint(folder, progress).restore(TrainingState(), policy, states, SCHEDULE, seed=7)
-
-
 @pytest.mark.parametrize("has_parts", [True, False])
 def test_the_state_of_the_loop_becomes_what_it_was(has_parts: bool) -> None:
     state = TrainingState()
@@ -277,34 +243,6 @@ def test_the_state_of_the_loop_becomes_what_it_was(has_parts: bool) -> None:
     assert saved.pop("alarms", None) == (state.alarms.state if state.alarms else None)
     assert saved == {name: getattr(progress, name) for name in saved}
     assert len(saved) == (10 if has_parts else 7)
-
-
-@pytest.mark.parametrize(
-    ("saved", "now", "told"),
-    [
-        (1, 2, "from 1 rank to 2 ranks"),
-        (4, 2, "from 4 ranks to 2 ranks"),
-        (2, 1, "from 2 ranks to 1 rank"),
-        (2, 2, ""),
-    ],
-)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_engines_states_of_other_ranks_are_taken_over_and_told_by_rank_0(
-    tmp_path: Path,
-    calls: list[tuple[Any, ...]],
-    logged: LoggedText,
-    saved: int,
-    now: int,
-    told: str,
-    rank: int,
-) -> None:
-    world, progress = World(rank, now, CPU), progress_of(world_size=saved)
-    restored(calls, tmp_path, progress, world)
-    load = "load_of_other_ranks" if told else "load"
-    assert calls[0] == (load, tmp_path, "engine", 5)
-    # The rank comes last, because building anything may draw random numbers.
-    assert [name for name, *_ in calls] == [load, "reference", "components", "rank"]
-    assert logged() == (f"taking {tmp_path} {told}\n" if told and rank == 0 else "")
 
 
 # -- changes ---------------------------------------------------------------------------------------------
@@ -374,15 +312,6 @@ def test_a_key_that_is_like_a_free_one_is_not_free(key: str) -> None:
 )
 def test_what_changes_nothing_that_is_computed_is_free(sections: dict[str, Any]) -> None:
     assert problems_of(progress_of(), config_of(**sections)) == []
-
-
-def test_sections_that_are_free_are_so_whatever_they_hold() -> None:
-    saved = config_of().model_dump(mode="json")
-    assert set(FREE) <= set(saved)
-    for name in FREE:
-        for there in ("else", ["else"], {"deep": {"er": 1}}):
-            assert problems_of(progress_of(config=saved | {name: there}), config_of()) == []
-    assert FREE_KEYS == ("train.on_nonfinite", "train.max_skips_in_a_row", "evaluation.early_stop")
 
 
 def test_early_stopping_may_be_changed_for_a_run_that_stopped_by_it() -> None:
@@ -461,11 +390,6 @@ def test_changes_that_are_allowed_are_told_by_rank_0(rank: int, logged: LoggedTe
     assert (lines[0] if lines else "") == ("warning: going on in spite of changes:" if rank == 0 else "")
     keys = [line.split(":")[0].strip() for line in lines[1:] if ": " in line]
     assert keys == (["loss.name", "train.beta", "data.path"] if rank == 0 else [])
-
-
-def test_where_nothing_has_changed_nothing_is_told(logged: LoggedText) -> None:
-    assert problems_of(progress_of(), config_of(), allow=True) == []
-    assert logged() == ""
 
 
 @pytest.mark.parametrize("allow", [False, True])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.logs import LoggedText
 
-from grpox.checkpoint.component_states import FILE, ComponentStates, RunComponent
+from grpox.checkpoint.components import FILE, RunComponent, RunComponents
 from grpox.checkpoint.rank_state import write_state
 from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.phases import PhaseTimes
@@ -49,12 +49,13 @@ class Fails(Counts):
         raise KeyError("total")
 
 
-def states(world: World = ALONE, **instances: Any) -> ComponentStates:
-    components = {
-        key: RunComponent(key, "observer" if key == "tracker" else key, key, each, "my-plugin", "1.2")
-        for key, each in instances.items()
-    }
-    return ComponentStates(components, world, PhaseTimes())
+def states(world: World = ALONE, **instances: Any) -> RunComponents:
+    run: Any = None
+    components = RunComponents(run, world, PhaseTimes())
+    for key, each in instances.items():
+        kind = "observer" if key == "tracker" else key
+        components.by_key[key] = RunComponent(key, kind, key, each, "my-plugin", "1.2")
+    return components
 
 
 def saved(folder: Path, **instances: Any) -> Path:
@@ -104,9 +105,10 @@ def test_a_state_and_a_component_that_do_not_fit_are_refused_or_warned_of(
 def test_another_component_under_a_key_does_not_get_the_state(tmp_path: Path) -> None:
     saved(tmp_path, loss=Counts(5))
     other = Counts()
-    component = RunComponent("loss", "loss", "another", other, "my-plugin", "1.2")
+    components = states()
+    components.by_key["loss"] = RunComponent("loss", "loss", "another", other, "my-plugin", "1.2")
     with pytest.raises(ConfigError) as error:
-        ComponentStates({"loss": component}, ALONE, PhaseTimes()).restore(tmp_path)
+        components.restore(tmp_path)
     assert len(error.value.problems) == 3
     assert other.count == 0
 
@@ -150,7 +152,7 @@ def test_a_component_that_forgets_is_told_once_at_the_first_checkpoint(logged: L
     silent = Counts()
     silent.stateless = True  # type: ignore[attr-defined]
     all_of_them = states(advantage=forgets, loss=declares, correction=counts, reward=calm, dataset=silent)
-    all_of_them.begin()
+    all_of_them.start()
     forgets.seen = declares.seen = counts.count = silent.count = 1
     assert all_of_them.saved().keys() == {"correction"}
     text = logged()
@@ -162,8 +164,8 @@ def test_a_component_that_forgets_is_told_once_at_the_first_checkpoint(logged: L
 
 
 def test_a_state_that_no_checkpoint_can_hold_ends_the_run_before_its_first_step_and_at_a_checkpoint() -> None:
-    states(loss=Counts(3), reward=Declares()).begin()
+    states(loss=Counts(3), reward=Declares()).start()
     bad = states(loss=Counts({1}))
-    for call in (bad.begin, bad.saved):
+    for call in (bad.start, bad.saved):
         with pytest.raises(RunFailed, match=r"loss 'loss' of my-plugin 1.2: .*\['count'\] is a set"):
             call()

@@ -25,7 +25,7 @@ from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.policy.models import load_model
 from grpox.runfile.load import resolve_config
 from grpox.runfile.model_options import media_parts, media_problem
-from grpox.training.arguments import check_model
+from grpox.training.arguments import read_arguments
 from grpox.training.inputs import open_prompts, open_tokenizer
 from grpox.training.load_evaluation import NamedModel, load_evaluation
 
@@ -136,7 +136,7 @@ def test_a_model_object_of_more_than_text_is_refused() -> None:
     model = tiny_model("llama")
     model.config.vision_config = {"depth": 2}
     with pytest.raises(ConfigError, match="vision_config"):
-        check_model(model)
+        read_arguments(model, None, None, None, None)
 
 
 def test_an_evaluation_loses_nothing_and_takes_such_a_model(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.runfile.load import load_run, resolve_config
 from grpox.runfile.secrets import restore_secrets
-from grpox.training.replay import Dump, replay
+from grpox.training.replay import replay
 
 DRAWN = "q8Zt3vLw5Xc1Nb7Rk2Ym9Hd4Gs6Pj0Fa8Ue"
 """As a machine draws a secret."""
@@ -370,7 +370,7 @@ def test_a_replay_asks_for_the_secrets_of_the_parts_that_it_runs(folder: Path) -
     config["loss"]["api_key"] = config["rewards"][0]["api_key"] = MASK
     fault = Fault(step=1, what="NaN", world_size=1, found=[], config=config)
     with pytest.raises(ConfigError) as refused:
-        replay(Dump(folder / "faults" / "step-00000001", fault))
+        replay(folder / "faults" / "step-00000001", fault)
     assert [problem.key for problem in refused.value.problems] == ["loss.api_key"]
 
 

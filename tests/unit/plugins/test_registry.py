@@ -150,16 +150,6 @@ def test_one_name_of_two_distributions_is_refused_with_both_spellings(registry, 
     assert registry.find("loss", "Grpox_Foo:foo").distribution == "grpox-foo"
 
 
-def test_a_distribution_that_offers_a_name_twice_is_told_so(make_distribution):
-    source = "from grpox import ComponentSpec, hookimpl\n@hookimpl\ndef grpox_losses():\n    {}\n"
-    two = source.format("return [ComponentSpec('twin', 'a:B')]")
-    folder = make_distribution("grpox-two", two, entry_points={"a": "grpox_two", "b": "grpox_two_b"})
-    (folder / "grpox_two_b.py").write_text(two)
-    (problem,) = problems(Registry(discover()).find, "loss", "grpox-two:twin")
-    assert problem.what == "grpox-two 1.0 and grpox-two 1.0 offer a loss 'twin'"
-    assert problem.allowed == ""
-
-
 @pytest.mark.parametrize(
     ("name", "reason"), [("newer", "plugin API 99"), ("lacking", "pip install 'nothing-such>=1'")]
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.logs import LoggedText
 
-from grpox.checkpoint.component_states import ComponentStates, RunComponent
+from grpox.checkpoint.components import RunComponent, RunComponents
 from grpox.contracts import StepContext
 from grpox.errors import RunFailed
 from grpox.plugins.optional_methods import has_method, has_state, statistics_of
@@ -84,8 +84,10 @@ def test_a_reward_that_forgets_is_seen_in_its_process(forgets: RewardProcess, lo
     reward = RemoteComponent(forgets)
     assert not any(has_method(reward, name) for name in ("state_dict", "begin_step", "end_step"))
     component = RunComponent("rewards[0]", "reward", "Forgets", reward)
-    states = ComponentStates({"rewards[0]": component}, World(0, 1, torch.device("cpu")), PhaseTimes())
-    states.begin()
+    run: Any = None
+    states = RunComponents(run, World(0, 1, torch.device("cpu")), PhaseTimes())
+    states.by_key["rewards[0]"] = component
+    states.start()
     score(forgets, "a")
     assert states.saved() == {}
     assert "reward 'Forgets' (rewards[0]) changes its attribute calls" in logged()

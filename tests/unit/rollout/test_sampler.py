@@ -23,7 +23,8 @@ from grpox.rollout.rollout_checks import check_rollouts, rollout_problem
 from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
-from grpox.training.evaluation import Evaluator
+from grpox.training.assembly import EvaluationInputs
+from grpox.training.evaluation import Evaluation
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
 
@@ -223,8 +224,10 @@ def test_an_evaluation_counts_errors_over_its_batches_and_keeps_its_own_names(lo
     made = collector(Scripted(), NamedReward("judge", judge, on_error="abstain"))
     for named in ("judge", None):
         config = EvaluationConfig(path="heldout.jsonl", batch_size=2, accuracy=named)
-        evaluator = Evaluator(made.sampler, made.scorer, prompt_set(), config, SamplingConfig())
-        metrics = evaluator.metrics(*evaluator.sample(STATE))
+        sets = [EvaluationInputs("", prompt_set(), made.scorer.rewards)]
+        metrics = Evaluation(made.sampler, sets, config, SamplingConfig(), False, made.scorer.warn).evaluate(
+            STATE
+        )
         assert metrics["rewards/judge/mean"] == 0.5
         assert metrics.get("accuracy") == (0.5 if named else None)
         assert metrics["judge/accuracy"] == 7.0

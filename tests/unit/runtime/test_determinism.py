@@ -59,36 +59,28 @@ def test_other_errors_stay_what_they_are() -> None:
         torch.zeros(3).view(2, 2)
 
 
-def test_cublas_gets_a_workspace_and_keeps_one_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(WORKSPACE, "")
-    monkeypatch.delenv(WORKSPACE)
-    prepare_determinism()
-    assert os.environ[WORKSPACE] == ":4096:8"
-    monkeypatch.setenv(WORKSPACE, ":16:8")
-    prepare_determinism()
-    assert os.environ[WORKSPACE] == ":16:8"
-
-
-def test_a_workspace_that_forbids_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(WORKSPACE, ":0:0")
-    with pytest.raises(ConfigError) as refused:
-        prepare_determinism()
-    [problem] = refused.value.problems
-    assert (problem.key, problem.given, problem.allowed) == (WORKSPACE, ":0:0", ":4096:8 or :16:8")
-
-
-def test_a_workspace_that_would_come_too_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("before", "after"), [("", ":4096:8"), (":4096:8", ":4096:8"), (":16:8", ":16:8"), (":0:0", "")]
+)
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_cublas_gets_a_workspace_unless_it_has_one_or_it_is_too_late(
+    monkeypatch: pytest.MonkeyPatch, before: str, after: str, has_begun: bool
+) -> None:
     """Torch reads the variable once, so setting it after CUDA has begun may change nothing."""
-    monkeypatch.setenv(WORKSPACE, "")
-    monkeypatch.delenv(WORKSPACE)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setenv(WORKSPACE, before)
+    if not before:
+        monkeypatch.delenv(WORKSPACE)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: has_begun)
+    if after and (before or not has_begun):
+        prepare_determinism()
+        assert os.environ[WORKSPACE] == after
+        return
     with pytest.raises(ConfigError) as refused:
         prepare_determinism()
     [problem] = refused.value.problems
-    assert (problem.key, problem.given, problem.allowed) == (WORKSPACE, "not set", ":4096:8 or :16:8")
-    assert WORKSPACE not in os.environ
-    monkeypatch.setenv(WORKSPACE, ":4096:8")
-    prepare_determinism()
+    given = before or "not set"
+    assert (problem.key, problem.given, problem.allowed) == (WORKSPACE, given, ":4096:8 or :16:8")
+    assert os.environ.get(WORKSPACE, "") == before
 
 
 @pytest.mark.parametrize(("has_own_numerics", "device"), [(True, CPU), (False, GPU), (False, CPU)])

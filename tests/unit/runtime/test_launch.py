@@ -74,54 +74,40 @@ def problem_of(environment: dict[str, str]) -> Problem:
     return problem
 
 
-def test_torchrun() -> None:
-    place = standard(TORCHRUN)
-    assert place == Place("torchrun or deepspeed", 11, 16, 3, 8, "gpu001", 29400)
+ALWAYS = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_NODELIST")
+"""Variables that srun has always set."""
+STEPS_OWN = {"SLURM_JOB_NODELIST": "gpu[001-004]", "SLURM_STEP_NODELIST": "gpu[003-004]"}
+SRUNS_PORT = FIRST_PORT + 6100
 
 
-def test_the_deepspeed_launcher() -> None:
-    place = standard(DEEPSPEED)
-    assert place == Place("torchrun or deepspeed", 5, 8, 1, 4, "10.0.0.1", 29500)
-
-
-def test_mpirun_on_several_machines_is_told_where_to_meet() -> None:
-    place = place_of(MPIRUN | {"MASTER_ADDR": "node7"})
-    assert place == Place("mpirun", 2, 4, 0, 2, "node7", 29500)
-
-
-def test_mpirun_on_one_machine_meets_there() -> None:
-    place = place_of(MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
-    assert place == Place("mpirun", 2, 4, 0, 4, "127.0.0.1", 29500)
-
-
-def test_mpirun_within_a_slurm_job_meets_on_its_first_machine() -> None:
-    # srun starts mpirun's daemons, one on each machine: those variables are not the ranks'.
-    place = place_of(SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"} | MPIRUN)
-    assert place is not None
-    assert (place.launcher, place.rank, place.world_size, place.address) == ("mpirun", 2, 4, "gpu003")
-
-
-def test_srun() -> None:
-    place = place_of(SRUN)
-    assert place == Place("srun", 9, 16, 1, 8, "gpu003", FIRST_PORT + 6100)
-
-
-def test_srun_with_no_more_than_the_variables_that_it_has_always_set() -> None:
-    names = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_NODELIST")
-    place = place_of({name: SRUN[name] for name in names} | {"SLURM_STEPID": "0"})
-    assert place == Place("srun", 9, 16, 1, None, "gpu003", FIRST_PORT + 6100)
-
-
-def test_a_place_and_port_that_the_user_names_win() -> None:
-    place = place_of(SRUN | {"MASTER_ADDR": "gpu003-ib", "MASTER_PORT": "1234"})
-    assert place is not None
-    assert (place.address, place.port) == ("gpu003-ib", 1234)
-
-
-def test_rank_0_is_on_the_first_machine_of_the_step_not_of_the_job() -> None:
-    place = place_of(SRUN | {"SLURM_JOB_NODELIST": "gpu[001-004]", "SLURM_STEP_NODELIST": "gpu[003-004]"})
-    assert place is not None
-    assert place.address == "gpu003"
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        (TORCHRUN, Place("torchrun or deepspeed", 11, 16, 3, 8, "gpu001", 29400)),
+        (DEEPSPEED, Place("torchrun or deepspeed", 5, 8, 1, 4, "10.0.0.1", 29500)),
+        (MPIRUN | {"MASTER_ADDR": "node7"}, Place("mpirun", 2, 4, 0, 2, "node7", 29500)),
+        (MPIRUN | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, Place("mpirun", 2, 4, 0, 4, "127.0.0.1", 29500)),
+        # srun starts mpirun's daemons, one on each machine: those variables are not the ranks'.
+        (
+            SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"} | MPIRUN,
+            Place("mpirun", 2, 4, 0, 2, "gpu003", SRUNS_PORT),
+        ),
+        (SRUN, Place("srun", 9, 16, 1, 8, "gpu003", SRUNS_PORT)),
+        (
+            {name: SRUN[name] for name in ALWAYS} | {"SLURM_STEPID": "0"},
+            Place("srun", 9, 16, 1, None, "gpu003", SRUNS_PORT),
+        ),
+        (
+            SRUN | {"MASTER_ADDR": "gpu003-ib", "MASTER_PORT": "1234"},
+            Place("srun", 9, 16, 1, 8, "gpu003-ib", 1234),
+        ),
+        (SRUN | STEPS_OWN, Place("srun", 9, 16, 1, 8, "gpu003", SRUNS_PORT)),
+    ],
+)
+def test_each_launcher_says_where_a_rank_is_and_where_all_meet(
+    environment: dict[str, str], place: Place
+) -> None:
+    assert (standard(environment) or place_of(environment)) == place
 
 
 def test_the_script_of_a_batch_job_is_no_task() -> None:
@@ -165,30 +151,24 @@ def test_tasks_on_each_machine(told: str, counts: list[int]) -> None:
     assert tasks_of_nodes(told) == counts
 
 
-@pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
-def test_an_incomplete_launch_is_refused(missing: str) -> None:
-    problem = problem_of({name: value for name, value in TORCHRUN.items() if name != missing})
-    assert problem.key == missing
-    assert "is not set" in problem.what
-
-
-@pytest.mark.parametrize("missing", sorted(MPIRUN))
-def test_an_incomplete_mpirun_is_refused(missing: str) -> None:
-    told = {name: value for name, value in MPIRUN.items() if name != missing}
-    assert problem_of(told | {"MASTER_ADDR": "a"}).key == missing
-
-
 @pytest.mark.parametrize(
-    ("missing", "key"),
+    ("environment", "missing", "key"),
     [
-        ("SLURM_PROCID", "SLURM_PROCID"),
-        ("SLURM_LOCALID", "SLURM_LOCALID"),
-        ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"),
-        ("SLURM_JOB_NODELIST", "SLURM_JOB_NODELIST"),
+        *(
+            (TORCHRUN, name, name)
+            for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        ),
+        *((MPIRUN | {"MASTER_ADDR": "a"}, name, name) for name in sorted(MPIRUN)),
+        (SRUN, "SLURM_PROCID", "SLURM_PROCID"),
+        (SRUN, "SLURM_LOCALID", "SLURM_LOCALID"),
+        (SRUN, "SLURM_JOB_ID", "SLURM_JOB_NODELIST"),
+        (SRUN, "SLURM_JOB_NODELIST", "SLURM_JOB_NODELIST"),
     ],
 )
-def test_an_srun_that_is_told_in_part(missing: str, key: str) -> None:
-    assert problem_of({name: value for name, value in SRUN.items() if name != missing}).key == key
+def test_an_incomplete_launch_is_refused(environment: dict[str, str], missing: str, key: str) -> None:
+    problem = problem_of({name: value for name, value in environment.items() if name != missing})
+    assert problem.key == key
+    assert environment is not TORCHRUN or "is not set" in problem.what
 
 
 def test_mpirun_over_machines_without_a_place_to_meet() -> None:

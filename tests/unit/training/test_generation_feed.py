@@ -1,22 +1,32 @@
-"""The samples of a generation batch carry what the run's loss needs, and no more."""
+"""The samples of a generation batch: what they carry for the loss, and whose tokens are recorded."""
 
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from pluggy import PluginManager
+from support.logs import LoggedText
 
 from grpox.checkpoint.progress import TrainingState
-from grpox.contracts import Rollout
+from grpox.contracts import Rollout, Turn
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
+from grpox.observing.observers import Observers
+from grpox.policy.batch import TokenRecord
 from grpox.rollout.advantages import Advantages
+from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import World
-from grpox.training.generation_feed import GenerationFeed, check_plain
+from grpox.training.generation_feed import GenerationFeed, TokenChoice, check_plain
+from grpox.training.step_report import StepReport
+from grpox.update.token_facts import TokenFacts
 
 ALL = ("rewards", "group_ids", "sequence_ids", "columns")
 FIELDS = ("rewards", "group_id", "sequence_id", "columns")
@@ -65,15 +75,13 @@ def collected(feed: GenerationFeed) -> GenerationFeed:
     return feed
 
 
-def test_samples_carry_nothing_unless_it_is_needed() -> None:
-    for sample in collected(feed_of("entropy", "reference_logprobs")).state.samples.values():
-        assert [getattr(sample, field) for field in FIELDS] == [None] * 4
-
-
-@pytest.mark.parametrize(("needed", "field"), list(zip(ALL, FIELDS, strict=True)))
-def test_samples_carry_only_what_is_needed(needed: str, field: str) -> None:
+@pytest.mark.parametrize(
+    ("needed", "fields"),
+    [*((need, {field}) for need, field in zip(ALL, FIELDS, strict=True)), ("entropy", set())],
+)
+def test_samples_carry_only_what_is_needed(needed: str, fields: set[str]) -> None:
     for sample in collected(feed_of(needed)).state.samples.values():
-        assert {each for each in FIELDS if getattr(sample, each) is not None} == {field}
+        assert {each for each in FIELDS if getattr(sample, each) is not None} == fields
 
 
 def test_numbers_differ_between_the_generation_batches_of_a_step() -> None:
@@ -109,3 +117,115 @@ def test_a_value_that_no_checkpoint_can_hold_is_refused_by_its_column() -> None:
     check_plain({"answer": ["4", None, 2.5, True, b"x", {"a": [1, ("b",)]}]})
     with pytest.raises(RunFailed, match="column 'day' holds a date"):
         check_plain({"answer": ["4"], "day": [{"at": [datetime.date(2026, 1, 1)]}]})
+
+
+GROUP = 2
+
+
+def schedule(plan: BatchPlan, steps: int = 20) -> Schedule:
+    return Schedule(plan, PromptSampler(100, plan.prompts_per_generation, False, 0), max_steps=steps)
+
+
+def batch_of(rewards: list[float], **fields: Any) -> Any:
+    rollouts = [
+        Rollout(row // GROUP, row % GROUP, (1,), (2, 3), "stop", 0, **fields) for row in range(len(rewards))
+    ]
+    return SimpleNamespace(rollouts=rollouts, totals=torch.tensor(rewards))
+
+
+def chosen(choice: TokenChoice, *batches: list[float], first: int = 0) -> dict[tuple[int, int], Any]:
+    return dict(choice.records({first + number: batch_of(each) for number, each in enumerate(batches)}))
+
+
+def test_completions_are_spread_over_the_rewards_and_unscored_ones_come_first() -> None:
+    choice = TokenChoice(schedule(BatchPlan(1, 8, 1, 1, GROUP)), 3, 1)
+    rewards = [0.5, 1.0, math.nan, 0.25, -1.0, 0.75, 0.0, 0.5]
+    # In order: nan, -1, 0, 0.25, 0.5 of row 0, 0.5 of row 7, 0.75, 1.
+    assert sorted(chosen(choice, rewards)) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_each_step_of_a_generation_batch_has_its_own() -> None:
+    choice = TokenChoice(schedule(BatchPlan(1, 4, 1, 3, GROUP, num_iterations=2)), 2, 1)
+    found = chosen(choice, [float(row) for row in range(12)])
+    assert sorted(found) == [(0, 0), (0, 3), (0, 4), (0, 7), (0, 8), (0, 11)]
+    assert {record.step for record in found.values()} == {1}
+    later = chosen(choice, [float(row) for row in range(12)], first=2)
+    assert {record.step for record in later.values()} == {13}
+    concerned = [choice.concerns(plan) for plan in choice.schedule.steps()][:6]
+    assert concerned == [True, True, True, False, False, False]
+
+
+def test_a_step_of_several_generation_batches_has_as_many_and_numbers_them_as_their_files() -> None:
+    choice = TokenChoice(schedule(BatchPlan(1, 4, 3, 1, GROUP)), 3, 1)
+    found = chosen(choice, [0.0, 1.0, 2.0, 3.0], [9.0] * 4, [-5.0] * 4, first=3)
+    assert [(key, record.step, record.part) for key, record in sorted(found.items())] == [
+        ((3, 2), 2, 1),
+        ((4, 3), 2, 2),
+        ((5, 0), 2, 3),
+    ]
+
+
+def test_batches_whose_completions_are_not_saved_have_none() -> None:
+    plan = schedule(BatchPlan(1, 4, 3, 1, GROUP))
+    found = chosen(TokenChoice(plan, 99, 2), *[[0.0] * 4] * 3)
+    assert {(key[0], record.part) for key, record in found.items()} == {(0, 1), (2, 2)}
+    for tokens, every in ((0, 1), (8, 0)):
+        choice = TokenChoice(plan, tokens, every)
+        assert chosen(choice, [0.0] * 4) == {}
+        assert not any(choice.concerns(step) for step in plan.steps())
+
+
+@pytest.mark.parametrize(
+    ("fields", "turns"),
+    [
+        ({}, [0, 0]),
+        ({"model_mask": (False, True)}, [-1, 0]),
+        ({"model_mask": (True, True), "turns": (Turn(0, 1, "stop", 0), Turn(1, 2, "stop", 0))}, [0, 1]),
+        ({"model_mask": (False, True), "turns": (Turn(1, 2, "stop", 0),)}, [-1, 0]),
+    ],
+)
+def test_turns_are_numbered_and_observations_have_none(fields: dict[str, Any], turns: list[int]) -> None:
+    choice = TokenChoice(schedule(BatchPlan(1, 4, 1, 1, GROUP)), 1, 1)
+    [(_, record)] = choice.records({0: batch_of([0.0] * 4, **fields)})
+    assert record.turns.tolist() == turns
+
+
+def test_ranks_record_the_rows_that_one_rank_would() -> None:
+    def recorded(rank: int, ranks: int) -> dict[tuple[int, int], int]:
+        plan = schedule(BatchPlan(ranks, 6 // ranks, 2, 1, GROUP), steps=1)
+        config: Any = SimpleNamespace(old_logprobs="policy", mask_truncated_completions=False)
+        collector: Any = Batches()
+        world = World(rank, ranks, torch.device("cpu"))
+        choice = TokenChoice(plan, 5, 1)
+        feed = GenerationFeed(config, plan, collector, TrainingState(), world, choice=choice)
+        [step] = plan.steps()
+        feed.collect(step)
+        samples = feed.state.samples.items()
+        return {key: each.token_record.part for key, each in samples if each.token_record is not None}
+
+    alone = recorded(0, 1)
+    assert len(alone) == 5
+    one, other = recorded(0, 2), recorded(1, 2)
+    assert one
+    assert other
+    assert one | other == alone
+    assert len(one) + len(other) == 5
+
+
+def test_tokens_that_cannot_be_written_end_no_run(tmp_path: Path, logged: LoggedText) -> None:
+    """A file in the way of the folder; and a tokenizer that fails."""
+    (tmp_path / "tokens").write_text("in the way")
+    record = TokenRecord(1, 1, 0, 0, np.zeros(0, np.int32))
+    truths, numbers = [np.zeros(0, np.bool_)] * 2, [np.zeros(0, np.float32)] * 6
+    facts = TokenFacts(record, np.zeros(0, np.int32), *truths, *numbers)
+    context: Any = SimpleNamespace(output_dir=tmp_path)
+    observers = Observers(PluginManager("grpox"), [])
+    for texts in (SimpleNamespace(of=lambda ids: [], special=None), None):
+        collector: Any = SimpleNamespace(prompts=SimpleNamespace(token_texts=texts))
+        warn = WarnOnce(get_logger("grpox.test"))
+        report = StepReport(context, TrainingState(), collector, observers, warn, is_main=True)
+        report.tokens_recorded(1, [facts])
+    told = logged()
+    assert told.count("observer 'record' failed in tokens_recorded: tokens are not saved: ") == 1
+    assert "tokens/step_000001.parquet" in told
+    assert observers.failures == {("record", "tokens_recorded"): 2}
