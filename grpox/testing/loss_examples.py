@@ -90,6 +90,11 @@ def example(
     return inputs
 
 
+def is_of_groups(loss: Any) -> bool:
+    """Tell whether the loss is given whole groups."""
+    return getattr(loss, "scope", "token") == "group"
+
+
 def tensors_of(inputs: DataclassInstance) -> dict[str, Tensor]:
     """Name the tensors of a dataclass, without the fields that are None."""
     named = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
@@ -238,6 +243,39 @@ def differences(value: Callable[[Tensor], Any], at: Tensor, mask: Tensor, step: 
         moved[row, column] = step
         slopes[row, column] = (value(at + moved) - value(at - moved)) / (2 * step)
     return slopes
+
+
+def depends_on_others(loss: Any, inputs: LossInputs) -> bool:
+    """Tell whether the log-probability of a token changes the loss of other tokens of its sequence."""
+    before = per_token_loss(loss, leaf(inputs)).loss.detach()
+    for token in range(inputs.token_mask.shape[1]):
+        others = inputs.token_mask.clone()
+        others[:, token] = False
+        moved = inputs.logprobs.clone()
+        moved[:, token] -= torch.where(inputs.token_mask[:, token], 0.05, 0.0)
+        after = per_token_loss(loss, leaf(replace(inputs, logprobs=moved))).loss.detach()
+        if not torch.equal(before[others], after[others]):
+            return True
+    return False
+
+
+def units_of(loss: Any, inputs: LossInputs) -> list[list[int]]:
+    """List the sequences that a run never parts: those of each group for a loss of groups, else single ones."""
+    if not is_of_groups(loss) or inputs.group_ids is None:
+        return [[row] for row in range(len(inputs.logprobs))]
+    groups = inputs.group_ids.tolist()
+    return [[row for row, other in enumerate(groups) if other == group] for group in dict.fromkeys(groups)]
+
+
+def without_gaps(inputs: LossInputs) -> tuple[LossInputs, tuple[Tensor, Tensor]]:
+    """Move the tokens that are masked within a sequence to its end.
+
+    Returns:
+        the inputs, and the rows and the places i64[B, T] at which their positions were.
+    """
+    order = torch.argsort((~inputs.token_mask).long(), dim=1, stable=True)
+    row = torch.arange(len(order)).unsqueeze(1).expand_as(order)
+    return mapped_tokens(inputs, lambda tensor: tensor.gather(1, order)), (row, order)
 
 
 def leaf(inputs: LossInputs) -> LossInputs:
