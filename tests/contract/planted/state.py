@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import skeletons
 import torch
-from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, ratio_of, totals
+from skeletons import clipped_loss, ratio_of, totals
 from torch import Tensor
 
 from grpox import hookimpl
@@ -29,7 +30,7 @@ class RunningBaseline:
         return LossOutput(-ratio_of(inputs) * (inputs.advantages - self.mean))
 
 
-class WarmsUpByCalls(SequenceMean):
+class WarmsUpByCalls(skeletons.SequenceMean):
     """GRPO whose clip range widens with each call, so that more micro-batches widen it sooner."""
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class WarmsUpByCalls(SequenceMean):
         self.calls = state["calls"]
 
 
-class _AdaptiveClip(TokenMean):
+class _AdaptiveClip(skeletons.TokenMean):
     """A clip range that follows the KL between pi_old and pi, as PPO's adaptive penalty does."""
 
     statistics: ClassVar[Mapping[str, Any]] = {"kl_old": "mean"}
@@ -90,7 +91,7 @@ class RestoresDefaults(_AdaptiveClip):
         self.steps = state.get("steps", 0)
 
 
-class RememberedMask(TokenMean):
+class RememberedMask(skeletons.TokenMean):
     """DAPO that computes its mask once per shape of a batch and reuses it, though masks differ."""
 
     stateless = True
@@ -103,7 +104,7 @@ class RememberedMask(TokenMean):
         return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28) * mask)
 
 
-class RunningStdForgotten(ByGroup):
+class RunningStdForgotten(skeletons.ByGroup):
     """REINFORCE++ by a running standard deviation of rewards, which no checkpoint holds."""
 
     def __init__(self) -> None:
@@ -131,7 +132,7 @@ class FirstBatchMeans:
         return result.float()
 
 
-class StateOfObjects(ByGroup):
+class StateOfObjects(skeletons.ByGroup):
     """Running maximum of rewards whose state is an object of its own, which a checkpoint cannot hold."""
 
     def __init__(self) -> None:
@@ -223,7 +224,7 @@ class CountsSteps:
         (run.output_dir / f"step-{self._count}.txt").write_text(f"{metrics.get('reward')}", encoding="utf-8")
 
 
-class MomentaElsewhere(Descent):
+class MomentaElsewhere(skeletons.Descent):
     """Lion whose momenta are in a dict of its own, not in the optimizer's state, which checkpoints save."""
 
     def __init__(self) -> None:

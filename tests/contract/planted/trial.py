@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import skeletons
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
@@ -27,8 +28,6 @@ from grpox.contracts import (
     completion_text,
 )
 from grpox.toolkit import weighted_sum
-from grpox_generators.configs import HfConfig
-from grpox_generators.hf import HfGenerator
 
 
 class Configured:
@@ -321,13 +320,8 @@ class TargetKl(Configured):
             control.set("beta", beta / 2)
 
 
-class AsksAgain(HfGenerator):
+class AsksAgain(skeletons.Hf):
     """Two turns: the model answers, is asked to add 1 to it, and answers again."""
-
-    provides = ("logprobs",)
-
-    def __init__(self) -> None:
-        super().__init__(HfConfig())
 
     def start(self, context: GeneratorContext) -> None:
         super().start(context)
