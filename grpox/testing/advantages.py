@@ -1,11 +1,4 @@
-"""Contract of every advantage scaler, as a suite of checks.
-
-from grpox.testing import AdvantageConformance
-
-class TestMine(AdvantageConformance):
-    component = "mine"
-    columns = {"difficulty": 0.5}                         # of the dataset, the same in every row
-"""
+"""Contract of every advantage scaler, as a suite of checks."""
 
 from __future__ import annotations
 

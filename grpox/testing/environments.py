@@ -1,14 +1,4 @@
-"""Contract of every environment: episodes played as a run plays them, each in a process of its own.
-
-from grpox.testing import EnvironmentConformance
-
-class TestMine(EnvironmentConformance):
-    component = "mine"
-    rows = ({"prompt": "37+48=", "answer": "85"},)   # of the dataset
-    turns = ("75", "85")                              # what the model writes, one after the other
-
-Without `rows` and `turns`, the attributes `example_rows` and `example_turns` of the class are played.
-"""
+"""Contract of every environment: episodes played as a run plays them, each in a process of its own."""
 
 from __future__ import annotations
 

@@ -56,14 +56,7 @@ TOLERANCES = {
 
 
 def compare_loss(loss: Any, reference: Reference, needs: Sequence[str], bounds: Sequence[float]) -> None:
-    """Compare value and gradient of a loss with those of a reference; see `grpox.testing.same_as`.
-
-    Args:
-        bounds: numbers among the parameters of the loss, near which its ratios are tried too.
-
-    Raises:
-        Violation: they differ.
-    """
+    """Compare value and gradient of a loss with those of a reference, also at ratios near `bounds`."""
     for inputs in _loss_cases(needs, bool(getattr(loss, "folds_correction", False)), bounds):
         measured, own = measured_on(loss, inputs), _formula_of(loss, reference, inputs, len(inputs.logprobs))
         result = own(inputs.logprobs)
@@ -76,12 +69,7 @@ def compare_loss(loss: Any, reference: Reference, needs: Sequence[str], bounds: 
 
 
 def compare_step(loss: Any, reference: Reference, reduction: StepReduction, needs: Sequence[str]) -> None:
-    """Compare the gradient of a step with that of a reference; see `grpox.testing.same_as`.
-
-    Raises:
-        Violation: they differ.
-        ConfigError: `reduction` has an unknown parameter.
-    """
+    """Compare the gradient of a step with that of a reference."""
     names = parameters_of(reduction, ("losses", "max_length"))
 
     def reduced(losses: Tensor, mask: Tensor) -> float:

@@ -1,10 +1,5 @@
 """Contracts of the parts that a training run is built from: datasets, optimizer factories and schedules.
 
-from grpox.testing import OptimizerConformance
-
-class TestMine(OptimizerConformance):
-    component = "mine"
-
 A dataset gives the same prompts and columns in each process. An optimizer steps on small quadratics, and on
 flat parts of parameters as ZeRO-3 has them. A schedule is followed over whole runs.
 """
@@ -68,7 +63,11 @@ class DatasetConformance(Conformance):
         for place, row in enumerate(_rows_of(self.build())):
             prompt = row.get(self.prompt_column)
             example = f"row {place}: {prompt!r:.100}"
-            is_prompt = bool(prompt) if isinstance(prompt, str) else _is_conversation(prompt)
+            is_list = isinstance(prompt, Sequence) and len(prompt) > 0
+            is_prompt = is_list and (
+                isinstance(prompt, str)
+                or all(isinstance(each, Mapping) and {"role", "content"} <= each.keys() for each in prompt)
+            )
             require(is_prompt, "a prompt is neither text nor messages", example)
             sorts.add(type(prompt).__name__)
             require(len(sorts) == 1, f"prompts are of {' and '.join(sorted(sorts))}", example)
@@ -130,11 +129,6 @@ def _rows_of(source: Any) -> list[Mapping[str, Any]]:
         return [dict(row) for row in islice(loaded, ROWS)]
     except Exception as error:
         raise Violation(f"reading a row raises {type(error).__name__}: {error}") from error
-
-
-def _is_conversation(prompt: Any) -> bool:
-    is_list = isinstance(prompt, Sequence) and len(prompt) > 0
-    return is_list and all(isinstance(each, Mapping) and {"role", "content"} <= each.keys() for each in prompt)
 
 
 class OptimizerConformance(Conformance):

@@ -8,16 +8,16 @@ from string import Formatter
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from grpox import config
 from grpox.contracts import CachePath, Message, ModelPath, TokenizerPath
 from grpox.errors import Problem
 
 
-class Parameters(BaseModel):
-    """Parameters that refuse unknown names, and numbers that are not finite."""
+class Parameters(config.Parameters):
+    """Parameters of a reward, and what is known of it before it is built."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
     is_binary: ClassVar[Any] = False
     """True: every score is 0 or 1."""
 
