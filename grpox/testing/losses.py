@@ -100,8 +100,9 @@ class LossConformance(TensorConformance):
                 what = "it declares folds_correction, and other correction weights change no loss or gradient"
                 advice = "the core leaves the correction to it: apply the weights, or drop the declaration"
                 require(not all(map(torch.equal, *pair)), what, shown(inputs), advice)
-            # Where a reward function abstained, from all sequences or from one.
-            for places in ((..., 0), (0,)) if inputs.rewards is not None else ():
+            if inputs.rewards is None:
+                continue
+            for places in ((..., 0), (0,)):  # where a reward function abstained, from all sequences or from one
                 rewards = inputs.rewards.clone()
                 rewards[places] = float("nan")
                 at = replace(inputs, rewards=rewards)
@@ -137,7 +138,8 @@ class LossConformance(TensorConformance):
                 declared = getattr(loss, "expected_gradient", None)
                 what = "it declares gradient = 'surrogate' and has no method expected_gradient"
                 advice = "def expected_gradient(self, inputs): d loss / d log pi of each token, [B, T]"
-                require(callable(declared), what, advice=advice)
+                if not callable(declared):
+                    raise Violation(what, advice=advice)
                 expected, source = (
                     torch.where(inputs.token_mask, declared(inputs), 0.0),
                     "expected_gradient says",

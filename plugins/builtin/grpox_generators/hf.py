@@ -93,7 +93,9 @@ class HfGenerator:
                 config, size = distribution_config(sampling, ends), self.config.batch_size
                 completions = complete(self.model, prompts, sampling, config, size, seed)
             else:
-                batches = self._batches(prompts)
+                batches = list(cut(prompts, self.config.batch_size))
+                if self.in_step:  # as many on each rank: the missing ones are empty
+                    batches += [[]] * (most_of_all_ranks(len(batches)) - len(batches))
                 completions = chain.from_iterable(self._complete(batch, sampling, ends) for batch in batches)
             for prompt, sample, token_ids, logprobs, stop in completions:
                 ends_at = [place + 1 for place, token in enumerate(token_ids) if token in ends][:1]
@@ -119,13 +121,6 @@ class HfGenerator:
     def close(self) -> None:
         del self.model
         self._weights, self._packed = {}, []
-
-    def _batches(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-        """Return this rank's batches. If ranks generate in step, empty batches fill up to the largest number of
-        a rank."""
-        batches = list(cut(prompts, self.config.batch_size))
-        idle = most_of_all_ranks(len(batches)) - len(batches) if self.in_step else 0
-        return batches + [[]] * idle
 
     def _complete(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, end_ids: Sequence[int]
