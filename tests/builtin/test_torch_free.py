@@ -55,13 +55,13 @@ def test_names() -> None:
 
 @each_spec
 def test_a_spec_and_every_parameter_are_documented(package: str, spec: ComponentSpec) -> None:
-    assert issubclass(load(spec.config), BaseModel)
-    assert load(spec.config).model_config["extra"] == "forbid"
-    assert spec.summary
-    assert len(spec.summary) <= 100
+    assert 0 < len(spec.summary) <= 100
     assert spec.formula
-    undocumented = [name for name, field in load(spec.config).model_fields.items() if not field.description]
-    assert undocumented == []
+    if spec.config:
+        model = load(spec.config)
+        assert issubclass(model, BaseModel)
+        assert model.model_config["extra"] == "forbid"
+        assert [name for name, field in model.model_fields.items() if not field.description] == []
 
 
 def test_every_correction_but_none_needs_the_generators_log_probabilities() -> None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from grpox_corrections.configs import (
     GeometricMaskConfig,
-    NoCorrectionConfig,
     SequenceMaskConfig,
     SequenceTruncateConfig,
     TokenMaskConfig,
@@ -61,9 +60,6 @@ class NoCorrection:
 
     weighs_by_raw = False
     corrects = False
-
-    def __init__(self, config: NoCorrectionConfig) -> None:
-        self.config = config
 
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Weigh every token by 1."""

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from grpox.contracts import AdvantageScaler
-from grpox_advantages.configs import CentredConfig, GroupConfig, ScaledConfig
+from grpox_advantages.configs import GroupConfig, ScaledConfig
 from grpox_advantages.scalers import Batch, Centred, Group
 
 NAN = math.nan
@@ -57,7 +57,7 @@ def reference(
     return advantages
 
 
-SCALERS = {"group": Group(GroupConfig()), "batch": Batch(ScaledConfig()), "none": Centred(CentredConfig())}
+SCALERS = {"group": Group(GroupConfig()), "batch": Batch(ScaledConfig()), "none": Centred()}
 each_scaler = pytest.mark.parametrize("kind", SCALERS)
 
 

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 from grpox.contracts import Correction
 from grpox_corrections.configs import (
     GeometricMaskConfig,
-    NoCorrectionConfig,
     SequenceMaskConfig,
     SequenceTruncateConfig,
     TokenMaskConfig,
@@ -33,7 +32,7 @@ from grpox_corrections.corrections import (
 NAN, INF = math.nan, math.inf
 Rows = Sequence[Sequence[float]]
 CORRECTIONS: dict[str, Correction] = {
-    "none": NoCorrection(NoCorrectionConfig()),
+    "none": NoCorrection(),
     "token-truncate": TokenTruncate(TokenTruncateConfig()),
     "token-mask": TokenMask(TokenMaskConfig()),
     "sequence-truncate": SequenceTruncate(SequenceTruncateConfig()),
@@ -182,7 +181,6 @@ BAND = ({"low": -0.1}, {"low": 1.1}, {"high": 0.9}, {"high": INF}, {"low": 5.0, 
 @pytest.mark.parametrize(
     ("config", "defaults", "refused"),
     [
-        (NoCorrectionConfig, {}, ()),
         (TokenTruncateConfig, {"cap": 2.0}, CAP),
         (TokenMaskConfig, {"low": 0.5, "high": 5.0}, BAND),
         (SequenceTruncateConfig, {"cap": 2.0}, CAP),

@@ -27,7 +27,6 @@ from grpox.update.packing import LossTraits, StepTotals
 from grpox.update.token_metrics import TokenMetrics, places_of
 from grpox_corrections.configs import (
     GeometricMaskConfig,
-    NoCorrectionConfig,
     SequenceMaskConfig,
     SequenceTruncateConfig,
     TokenMaskConfig,
@@ -47,7 +46,7 @@ from grpox_losses.losses import Dapo, Grpo
 CPU = torch.device("cpu")
 LN2 = math.log(2)
 NAN = math.nan
-NONE = NoCorrection(NoCorrectionConfig())
+NONE = NoCorrection()
 DAPO, GRPO = Dapo(ClippedConfig()), Grpo(ClippedConfig())
 CORRECTIONS: dict[str, Correction] = {
     "none": NONE,
