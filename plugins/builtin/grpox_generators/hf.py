@@ -25,7 +25,7 @@ from grpox.toolkit import is_own_memory, persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import Completion, complete
 from grpox_generators.decoding import Batch, cut, generating, most_of_all_ranks
-from grpox_generators.limits import build_rollout, check_length, end_ids, longest_completion
+from grpox_generators.limits import check_length, end_ids, longest_completion
 from grpox_generators.packed_linear import PackedLinear, pack
 from grpox_generators.sampling import NoProbabilities, distribution_config, keeps_rows, refused_kwargs
 
@@ -101,8 +101,8 @@ class HfGenerator:
                 ends_at = [place + 1 for place, token in enumerate(token_ids) if token in ends][:1]
                 ends_at += [stop] if stop is not None and stop <= len(token_ids) else []
                 length = min(ends_at, default=len(token_ids))
-                reason, tokens = "stop" if ends_at else "length", token_ids[:length]
-                yield build_rollout(prompt, sample, tokens, logprobs[:length], reason, self.version)
+                of = prompt.group_id, sample, prompt.token_ids, tuple(token_ids[:length])
+                yield Rollout(*of, "stop" if ends_at else "length", self.version, tuple(logprobs[:length]))
 
     def sleep(self) -> None:
         """Release the blocks of packed layers, which are made again.

@@ -130,8 +130,8 @@ def serving(settings: ServerSettings) -> Iterator[Server]:
     with ExitStack() as stack:
 
         def folder(prefix: str, parent: Path | str | None) -> Path:  # private to this user
-            made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-            return Path(stack.enter_context(made))
+            temporary = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+            return Path(stack.enter_context(temporary))
 
         shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
         weights = folder("grpox-weights-", settings.weights_dir or shared)

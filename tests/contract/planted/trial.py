@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import skeletons
@@ -129,6 +129,16 @@ def _groups(group_ids: Tensor) -> list[Tensor]:
     return [group_ids == group for group in group_ids.unique()]
 
 
+def _less_baseline(total: Tensor, group_ids: Tensor, baseline: Callable[[Tensor], Tensor]) -> Tensor:
+    """Subtract a baseline of each group from its scored totals; 0 for the others."""
+    result = torch.zeros_like(total)
+    for group in _groups(group_ids):
+        rows = group & ~total.isnan()
+        if rows.any():
+            result[rows] = total[rows] - baseline(total[rows])
+    return result
+
+
 class RunningStd(Configured):
     """The reward less its group's mean, over a running standard deviation of these differences."""
 
@@ -141,11 +151,7 @@ class RunningStd(Configured):
 
     def scale(self, inputs: AdvantageInputs) -> Tensor:
         total = weighted_sum(inputs.rewards, inputs.weights)
-        centred = torch.zeros_like(total)
-        for group in _groups(inputs.group_ids):
-            rows = group & ~total.isnan()
-            if rows.any():
-                centred[rows] = total[rows] - total[rows].mean()
+        centred = _less_baseline(total, inputs.group_ids, Tensor.mean)
         scored = ~total.isnan()
         if scored.any():
             self.batches += 1
@@ -169,14 +175,9 @@ class QuantileBaseline(Configured):
         quantile: float = Field(0.75, ge=0, le=1)
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        quantile = self.config.quantile
         total = weighted_sum(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in _groups(group_ids):
-            rows = group & ~total.isnan()
-            # A group whose rewards are equal teaches nothing.
-            if rows.any():
-                result[rows] = total[rows] - total[rows].quantile(self.config.quantile)
-        return result.float()
+        return _less_baseline(total, group_ids, lambda values: values.quantile(quantile)).float()
 
 
 class ByDifficulty(Configured):
@@ -188,12 +189,7 @@ class ByDifficulty(Configured):
     def scale(self, inputs: AdvantageInputs) -> Tensor:
         total = weighted_sum(inputs.rewards, inputs.weights)
         factors = total.new_tensor([float(value) for value in inputs.columns[self.config.column]])
-        result = torch.zeros_like(total)
-        for group in _groups(inputs.group_ids):
-            rows = group & ~total.isnan()
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
-        return (result * factors).float()
+        return (_less_baseline(total, inputs.group_ids, Tensor.mean) * factors).float()
 
 
 class RewardToGo:
