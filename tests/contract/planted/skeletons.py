@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -107,6 +107,24 @@ def ratio_of(inputs: LossInputs) -> Tensor:
 
 def clipped_loss(ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
     return -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+class AdaptiveClip(TokenMean):
+    """A clip range that follows the KL between pi_old and pi, as PPO's adaptive penalty does."""
+
+    statistics: ClassVar[Mapping[str, Any]] = {"kl_old": "mean"}
+
+    def __init__(self) -> None:
+        self.width = 0.2
+        self.steps = 0
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, self.width, self.width))
+
+    def end_step(self, statistics: Mapping[str, Any]) -> None:
+        self.steps += 1
+        factor = 0.9 if statistics["kl_old"] > 0.01 else 1.1
+        self.width = min(0.5, max(0.05, self.width * factor ** (1 / self.steps)))
 
 
 def totals(rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -48,29 +48,11 @@ class WarmsUpByCalls(skeletons.SequenceMean):
         self.calls = state["calls"]
 
 
-class _AdaptiveClip(skeletons.TokenMean):
-    """A clip range that follows the KL between pi_old and pi, as PPO's adaptive penalty does."""
-
-    statistics: ClassVar[Mapping[str, Any]] = {"kl_old": "mean"}
-
-    def __init__(self) -> None:
-        self.width = 0.2
-        self.steps = 0
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, self.width, self.width))
-
-    def end_step(self, statistics: Mapping[str, Any]) -> None:
-        self.steps += 1
-        factor = 0.9 if statistics["kl_old"] > 0.01 else 1.1
-        self.width = min(0.5, max(0.05, self.width * factor ** (1 / self.steps)))
-
-
-class ClipForgotten(_AdaptiveClip):
+class ClipForgotten(skeletons.AdaptiveClip):
     """Adaptive clip range without state methods: a resumed run begins with 0.2 again."""
 
 
-class StepsForgotten(_AdaptiveClip):
+class StepsForgotten(skeletons.AdaptiveClip):
     """Adaptive clip range whose checkpoint holds the range and not the number of steps it has averaged."""
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -80,7 +62,7 @@ class StepsForgotten(_AdaptiveClip):
         self.width = state["width"]
 
 
-class RestoresDefaults(_AdaptiveClip):
+class RestoresDefaults(skeletons.AdaptiveClip):
     """Adaptive clip range that restores by .get with a misspelt key, and so the default."""
 
     def state_dict(self) -> Mapping[str, Any]:

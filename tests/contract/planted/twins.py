@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any
 
 import datasets
 import skeletons
@@ -119,22 +119,8 @@ def FadingPositions(inputs: LossInputs) -> Tensor:
     return loss * 0.99**position
 
 
-class AdaptiveClip(skeletons.TokenMean):
+class AdaptiveClip(skeletons.AdaptiveClip):
     """GRPO whose clip range follows the KL between pi_old and pi, and is part of checkpoints."""
-
-    statistics: ClassVar[Mapping[str, Any]] = {"kl_old": "mean"}
-
-    def __init__(self) -> None:
-        self.width = 0.2
-        self.steps = 0
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, self.width, self.width))
-
-    def end_step(self, statistics: Mapping[str, Any]) -> None:
-        self.steps += 1
-        factor = 0.9 if statistics["kl_old"] > 0.01 else 1.1
-        self.width = min(0.5, max(0.05, self.width * factor ** (1 / self.steps)))
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"width": self.width, "steps": self.steps}
