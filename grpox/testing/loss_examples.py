@@ -31,7 +31,6 @@ BY_SEQUENCE = ("rewards", "group_ids", "sequence_ids")
 """Inputs of a loss that have no position of a token."""
 GROUP = 2
 """Sequences of a group."""
-REWARD_FUNCTIONS = 2
 LONGEST = 8
 """Longest completion that a run would allow, for `Reduction.SEQUENCE_SUM_BY_MAX_LENGTH`."""
 COLUMNS: Mapping[str, Sequence[Any]] = {"answer": ("yes", "no")}
@@ -78,7 +77,7 @@ def example(
     further = {
         Capability.REFERENCE_LOGPROBS: (old + SPREAD * (uniform(shape) - 0.5)).clamp(max=-0.01),
         Capability.SAMPLER_LOGPROBS: (old + SPREAD * (uniform(shape) - 0.5)).clamp(max=-0.01),
-        Capability.REWARDS: uniform((sequences, REWARD_FUNCTIONS)),
+        Capability.REWARDS: uniform((sequences, 2)),
         Capability.GROUP_IDS: row // GROUP + 3,
         Capability.SEQUENCE_IDS: row + 100,
         Capability.COLUMNS: {name: [values[n % len(values)] for n in row] for name, values in columns.items()},
