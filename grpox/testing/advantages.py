@@ -1,11 +1,4 @@
-"""Contract of every advantage scaler, as a suite of checks.
-
-from grpox.testing import AdvantageConformance
-
-class TestMine(AdvantageConformance):
-    component = "mine"
-    columns = {"difficulty": 0.5}                         # of the dataset, the same in every row
-"""
+"""Contract of every advantage scaler, as a suite of checks."""
 
 from __future__ import annotations
 
@@ -55,11 +48,6 @@ class Batch:
             own = "" if advantages is None else f"  advantage {float(advantages[row]):.6g}"
             lines.append(f"row {row}  group {int(group)}  rewards {_numbers(rewards)}{own}")
         return "\n".join([*lines, f"weights {_numbers(self.weights.tolist())}"])
-
-    @property
-    def totals(self) -> Tensor:
-        """The weighted sum of each completion's rewards: f32[N]."""
-        return (self.rewards * self.weights).sum(1)
 
     def is_better(self, row: int, other: int) -> bool:
         """Tell whether no function rates `row` lower than `other` of its group, by the signs of the weights."""
@@ -153,7 +141,7 @@ class AdvantageConformance(TensorConformance):
         if getattr(scaler, "monotone", True) is False:
             raise SkipTest("it declares monotone = False")
         refuses = getattr(scaler, "needs_nonnegative_rewards", False)
-        batches = [each for each in DIFFERENT if not refuses or bool((each.totals >= 0).all())]
+        batches = [each for each in DIFFERENT if not refuses or bool((each.rewards @ each.weights >= 0).all())]
         advice = "check the sign: A grows with the reward. If that is not the point, declare monotone = False"
         for given in batches:
             scaled = _scale(self.build(), given)

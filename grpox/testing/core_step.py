@@ -12,9 +12,8 @@ from torch import Tensor
 
 from grpox.config import TrainConfig
 from grpox.contracts import Capability
-from grpox.errors import ConfigError, Problem, nearest, text_of
+from grpox.errors import ConfigError, Problem, nearest
 from grpox.errors.validation import problems_of
-from grpox.plugins.component import BoundComponent
 from grpox.plugins.registry import bind, installed
 from grpox.runtime.world import World
 from grpox.testing.loss_examples import BY_SEQUENCE
@@ -97,7 +96,11 @@ def step_gradient(
     except ValidationError as error:
         raise ConfigError(problems_of(error, Settings)) from error
     bound, corrects = bind("loss", loss), installed().build(bind("correction", correction))
-    needed = _needed_names(bound, beta > 0, entropy_coef > 0 or top_entropy_quantile < 1)
+    if Capability.COLUMNS in bound.needs:
+        raise ConfigError(f"{bound} needs columns, and no dataset is here", "loss", given=bound.label)
+    needed = [*REQUIRED, *(["ref_logprobs"] if beta > 0 else [])]
+    needed += ["entropy"] if entropy_coef > 0 or top_entropy_quantile < 1 else []
+    needed += [name for capability, name in INPUT_NAMES.items() if capability in bound.needs]
     inputs = _all_inputs(micro_batches, needed, top_entropy_quantile)
     step_loss = StepLoss.of(installed().build(bound), corrects, settings, bound.needs)
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
@@ -107,15 +110,6 @@ def step_gradient(
     total = torch.stack([step_loss.micro_batch(each, totals).loss for each in inputs]).sum()
     gradients = torch.autograd.grad(total, [each.logprobs for each in inputs])
     return total.detach(), list(gradients)
-
-
-def _needed_names(loss: BoundComponent, has_reference: bool, has_entropy: bool) -> list[str]:
-    """List the keys of a micro-batch that a step of this loss needs."""
-    if Capability.COLUMNS in loss.needs:
-        raise ConfigError(f"{loss} needs columns, and no dataset is here", "loss", given=loss.label)
-    needed = [*REQUIRED, *(["ref_logprobs"] * has_reference), *(["entropy"] * has_entropy)]
-    needed += [name for capability, name in INPUT_NAMES.items() if capability in loss.needs]
-    return list(dict.fromkeys(needed))
 
 
 def _all_inputs(micro_batches: Any, needed: Sequence[str], part: float) -> list[MicroBatchInputs]:
@@ -142,10 +136,11 @@ def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
         for name in given
         if name not in known
     ]
-    problems += [Problem("missing", f"{key}.{name}") for name in needed if given.get(name) is None]
+    missing = (name for name in dict.fromkeys(needed) if given.get(name) is None)
+    problems += [Problem("missing", f"{key}.{name}") for name in missing]
     if problems:
         raise ConfigError(problems)
-    tensors = {name: _tensor(f"{key}.{name}", value) for name, value in given.items() if value is not None}
+    tensors = {name: torch.as_tensor(value) for name, value in given.items() if value is not None}
     shape = tuple(tensors["logprobs"].shape)
     if len(shape) != 2:
         raise ConfigError("must have the shape [B, T]", f"{key}.logprobs", given=str(shape))
@@ -168,13 +163,3 @@ def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
     named["token_mask"] = tensors["token_mask"].bool()
     named["reference_logprobs"] = named.pop("ref_logprobs", None)
     return MicroBatchInputs(**named)
-
-
-def _tensor(key: str, value: Any) -> Tensor:
-    try:
-        tensor = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"is no tensor: {text_of(error)}", key, given=type(value).__name__) from error
-    if key.endswith(".token_mask") and not bool(((tensor == 0) | (tensor == 1)).all()):
-        raise ConfigError("holds something else than 0 and 1", key)
-    return tensor

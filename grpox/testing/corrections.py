@@ -1,10 +1,4 @@
-"""Contract of every importance-sampling correction, as a suite of checks.
-
-from grpox.testing import CorrectionConformance
-
-class TestMine(CorrectionConformance):
-    component = "mine"
-"""
+"""Contract of every importance-sampling correction, as a suite of checks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plays episodes as a run does, with turns of the model that a test gives; imports no torch.
 
-Started as ``python -m`` with component, row and turns as JSON, it plays episodes side by side in one process,
-and prints `Report` as JSON in its last line.
+Started by `grpox.runtime.workers` with component, row and turns as JSON, it plays episodes side by side in one
+process, and sends `Report` as JSON.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from grpox.rollout.episodes.messages import (
     Outcome,
     Start,
 )
+from grpox.runtime.workers import connect_to_parent
 
 STAGES = ("right after it was built", "after reset", "after its first turn", "at its end")
 """Moments at which an episode may end."""
@@ -63,18 +64,19 @@ class Played:
     def answers(self) -> list[Any]:
         """All that the model or the record would see, without times, as plain values."""
         shown: list[Any] = [
-            [_plain(each.content), [[it.content, it.failure] for it in each.results], each.done, each.state_key]
+            [
+                each.content
+                if isinstance(each.content, str | None)
+                else [dict(message) for message in each.content],
+                [[it.content, it.failure] for it in each.results],
+                *(each.done, each.state_key),
+            ]
             for each in self.observations
         ]
         if self.outcome is not None:
             rewards = None if self.outcome.rewards is None else dict(self.outcome.rewards)
             shown.append([rewards, list(self.outcome.turn_rewards), dict(self.outcome.info)])
         return shown
-
-
-def _plain(content: Any) -> Any:
-    """Return an observation's text or messages as plain values."""
-    return content if content is None or isinstance(content, str) else [dict(each) for each in content]
 
 
 def play(environments: Environments, starts: Mapping[int, Start], turns: Sequence[str]) -> dict[int, Played]:
@@ -142,6 +144,8 @@ def _example(kind: Mapping[str, Any], is_small: bool) -> Any:
 class Report:
     """Results of episodes in one process."""
 
+    imports_torch: bool = False
+    """The module of the component imports it."""
     alone: list[Any] = field(default_factory=list)
     """Answers of an episode by itself."""
     together: list[Any] = field(default_factory=list)
@@ -164,8 +168,8 @@ def report_of(component: str | Mapping[str, Any], row: Mapping[str, Any], turns:
     """
     bound = bind("environment", component)
     blueprint = Blueprint(bound.label, bound.key, bound.load(), pickle.dumps(bound.config))
+    report, before = Report("torch" in sys.modules), copy.deepcopy(dict(row))
     environments = LocalEnvironments([blueprint], [], EpisodesConfig(isolation="none"))
-    report, before = Report(), copy.deepcopy(dict(row))
     own = {1: Start(0, dict(row), SEED)}
     report.alone = play(environments, own, turns)[1].answers
     if (after := own[1].row) != before:
@@ -220,4 +224,5 @@ def _left_overs() -> dict[object, str]:
 
 
 if __name__ == "__main__":
-    print(f"\n{json.dumps(asdict(report_of(**json.loads(sys.argv[1]))))}")  # below what the environment printed
+    parent = connect_to_parent()
+    parent.send_bytes(json.dumps(asdict(report_of(**json.loads(sys.argv[1])))).encode())

@@ -1,14 +1,4 @@
-"""Contract of every environment: episodes played as a run plays them, each in a process of its own.
-
-from grpox.testing import EnvironmentConformance
-
-class TestMine(EnvironmentConformance):
-    component = "mine"
-    rows = ({"prompt": "37+48=", "answer": "85"},)   # of the dataset
-    turns = ("75", "85")                              # what the model writes, one after the other
-
-Without `rows` and `turns`, the attributes `example_rows` and `example_turns` of the class are played.
-"""
+"""Contract of every environment: episodes played as a run plays them, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,13 +6,11 @@ import itertools
 import json
 import os
 import pickle
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -39,6 +27,7 @@ from grpox.errors import ConfigError
 from grpox.errors.formatting import format_bytes
 from grpox.rollout.episodes.messages import Action, Blueprint, Lost, Start
 from grpox.rollout.episodes.pool import ProcessEnvironments
+from grpox.runtime.workers import Child, ChildFailed, ChildLate
 from grpox.testing.conformance import Conformance, Violation, require
 from grpox.testing.environment_player import SEED, Played, Report, example_calls, play
 
@@ -59,10 +48,6 @@ LOAD_SECONDS = 30.0
 """Seconds in which the module of an environment is imported."""
 KEYS = itertools.count()
 """Keys of episodes, each used once."""
-IN_ANOTHER_PROCESS = (
-    "import sys, json; from grpox.plugins.registry import bind\n"
-    "bind('environment', json.loads(sys.argv[1])).load(); print('torch' in sys.modules)"
-)
 
 
 class EnvironmentConformance(Conformance):
@@ -98,9 +83,8 @@ class EnvironmentConformance(Conformance):
 
     def test_imports(self) -> None:
         """Imports no torch, which each episode's process would hold."""
-        done = self._python("-c", IN_ANOTHER_PROCESS, json.dumps(self._mention))
         advice = "import torch within the method that needs it, or serve the model by another process"
-        require(done.splitlines()[-1:] != ["True"], "it imports torch", advice=advice)
+        require(not self._report("1").imports_torch, "it imports torch", advice=advice)
 
     def test_tools(self) -> None:
         """Describes each tool to the model: its purpose, and each parameter with its type."""
@@ -268,41 +252,33 @@ class EnvironmentConformance(Conformance):
         """Play in one process; `hash_seed` decides its hashes of texts."""
         reports = type(self)._reports
         if hash_seed not in reports:
-            given = {"component": self._mention, "row": dict(self._rows[0]), "turns": list(self._turns)}
-            arguments = ("-m", "grpox.testing.environment_player", json.dumps(given, default=str))
             try:
-                printed = self._python(*arguments, hash_seed=hash_seed)
-                reports[hash_seed] = Report(**json.loads(printed.splitlines()[-1]))
+                reports[hash_seed] = self._report_of_process(hash_seed)
             except Violation as violation:
                 reports[hash_seed] = violation
         if isinstance(report := reports[hash_seed], Violation):
             raise report
         return report
 
-    def _python(self, *arguments: str, hash_seed: str = "0") -> str:
-        """Run Python on the component, and return what it prints."""
+    def _report_of_process(self, hash_seed: str) -> Report:
         limit = LOAD_SECONDS + 4 * self.seconds
+        given = {"component": self._mention, "row": dict(self._rows[0]), "turns": list(self._turns)}
         path = os.pathsep.join(filter(None, sys.path))
         variables = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
-        # Files, not pipes: a process that the environment leaves would keep a pipe open.
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            command = [sys.executable, *arguments]
-            process = subprocess.Popen(command, stdout=out, stderr=err, env=variables, start_new_session=True)
-            try:
-                code = process.wait(limit)
-            except subprocess.TimeoutExpired as error:
-                what = f"in a process that it shares with others, it takes longer than {limit:g} s"
-                raise Violation(what, advice="no method may block for ever") from error
-            finally:
-                with suppress(ProcessLookupError):  # it and the processes that it started
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            out.seek(0)
-            err.seek(0)
-            printed, errors = (file.read().decode("utf-8", "replace") for file in (out, err))
-        last = (errors.strip().splitlines() or ["it printed nothing"])[-1]
-        require(code == 0, f"a process that it shares with others ended with code {code}", last)
-        return printed
+        arguments = ["-m", "grpox.testing.environment_player", json.dumps(given, default=str)]
+        child = Child(arguments, limit, environment=variables)
+        try:
+            return Report(**json.loads(child.receive(time.monotonic() + limit)))
+        except ChildLate as error:
+            what = f"in a process that it shares with others, it takes longer than {limit:g} s"
+            raise Violation(what, advice="no method may block for ever") from error
+        except ChildFailed as error:
+            what = f"a process that it shares with others ended with code {child.end()}"
+            child.kill()
+            last = (child.printed.splitlines() or ["it printed nothing"])[-1]
+            raise Violation(what, last) from error
+        finally:
+            child.kill()
 
 
 @contextmanager

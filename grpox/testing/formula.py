@@ -1,4 +1,4 @@
-"""Compares a loss with its direction, and with the formula of its paper; see `grpox.testing.same_as`.
+"""Compares a loss with the formula of its paper; see `grpox.testing.same_as`.
 
 The inputs are random and extreme ones, from the smallest up, so that a difference shows on the first with one.
 The core computes the gradient of a step of several micro-batches as a run does, by the reduction that the loss
@@ -14,33 +14,27 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
-from unittest import SkipTest
 
 import torch
 from torch import Tensor
 
 from grpox.contracts import LossInputs
 from grpox.errors import ConfigError, nearest
-from grpox.testing.conformance import Violation, require
+from grpox.testing.conformance import Violation
 from grpox.testing.loss_examples import (
     BY_SEQUENCE,
     GROUP,
     LONGEST,
     differences,
     example,
+    is_of_groups,
     measured_on,
     rows,
     shown,
     step_gradient_of,
     tensors_of,
 )
-from grpox.testing.loss_inputs import is_of_groups
 
-NEAR = (0.0, 0.02, -0.02, 0.1, -0.1)
-"""Log-ratios on policy and near it."""
-FAR = (-1.0, 0.0, 1.0)
-"""Log-ratios at which the gradient is reported."""
-ROUNDING = 1e-9
 Reference = Callable[..., Sequence[Any]]
 """The formula: keyword arguments of lists -> a list."""
 StepReduction = Callable[..., float]
@@ -62,14 +56,7 @@ TOLERANCES = {
 
 
 def compare_loss(loss: Any, reference: Reference, needs: Sequence[str], bounds: Sequence[float]) -> None:
-    """Compare value and gradient of a loss with those of a reference; see `grpox.testing.same_as`.
-
-    Args:
-        bounds: numbers among the parameters of the loss, near which its ratios are tried too.
-
-    Raises:
-        Violation: they differ.
-    """
+    """Compare value and gradient of a loss with those of a reference, also at ratios near `bounds`."""
     for inputs in _loss_cases(needs, bool(getattr(loss, "folds_correction", False)), bounds):
         measured, own = measured_on(loss, inputs), _formula_of(loss, reference, inputs, len(inputs.logprobs))
         result = own(inputs.logprobs)
@@ -82,12 +69,7 @@ def compare_loss(loss: Any, reference: Reference, needs: Sequence[str], bounds: 
 
 
 def compare_step(loss: Any, reference: Reference, reduction: StepReduction, needs: Sequence[str]) -> None:
-    """Compare the gradient of a step with that of a reference; see `grpox.testing.same_as`.
-
-    Raises:
-        Violation: they differ.
-        ConfigError: `reduction` has an unknown parameter.
-    """
+    """Compare the gradient of a step with that of a reference."""
     names = parameters_of(reduction, ("losses", "max_length"))
 
     def reduced(losses: Tensor, mask: Tensor) -> float:
@@ -211,74 +193,3 @@ def require_same(name: str, values: Tensor, expected: Tensor, inputs: LossInputs
         of_reference = f"that of the reference {expected[place]:.6g}"
         what = f"at token {place} its {name} is {values[place]:.6g}, and {of_reference}"
         raise Violation(what, shown(inputs, **{name: values, "reference": expected}), advice)
-
-
-# -- The direction: a formula of the wrong sign trains without an error ------------------------------------
-
-
-def check_loss_sign(loss: Any, examples: Iterator[LossInputs], notes: list[str]) -> None:
-    """Check that a step raises the probability of tokens with positive advantage, and lowers the others.
-
-    Args:
-        examples: from the smallest up, each all that the loss is given at once.
-        notes: takes the gradient at some log-ratios.
-
-    Raises:
-        Violation: it does not, or it clips on the wrong side.
-    """
-    first = next(examples)
-    notes.append(_describe_gradients(loss, first))
-    if getattr(loss, "sign", "policy") == "other":
-        raise SkipTest("it declares sign = 'other'")
-    for inputs, advantage in product((first, *examples), (1.0, -1.0)):
-        for log_ratio in NEAR:
-            _check_direction(loss, _at(inputs, log_ratio, advantage), log_ratio)
-    _check_side(loss, first)
-
-
-def _check_direction(loss: Any, inputs: LossInputs, log_ratio: float) -> None:
-    """Check every token's gradient: on policy it is not 0, and nowhere of the wrong sign."""
-    gradient = measured_on(loss, inputs).gradient
-    raises = torch.where(inputs.token_mask, -gradient * inputs.advantages.sign(), 1.0)  # f64[B, T]
-    place = divmod(int(raises.argmin()), raises.shape[1])
-    advantage = inputs.advantages[place].item()
-    wanted, got = ("raises", "lowers") if advantage > 0 else ("lowers", "raises")
-    example = shown(inputs, gradient=gradient)
-    what = f"a step {got} the probability of a token with advantage {advantage:g}; policy gradient {wanted} it"
-    advice = "check the sign: the loss is minimised. Where that is the point, declare sign = 'other'"
-    require(raises[place].item() >= -ROUNDING, what, example, advice)
-    if log_ratio == 0:
-        what = f"on policy it does not train on a token with advantage {advantage:g}"
-        advice = "a clip, a mask or a clamp drops it. Where that is the point, declare sign = 'other'"
-        require(raises[place].item() > ROUNDING, what, example, advice)
-
-
-def _check_side(loss: Any, inputs: LossInputs) -> None:
-    """Check that tokens which moved against their advantage are not the only ones that are clipped."""
-
-    def is_clipped(log_ratio: float, advantage: float) -> bool:
-        return not bool((measured_on(loss, _at(inputs, log_ratio, advantage)).gradient != 0).any())
-
-    is_wrong = all(is_clipped(-sign, sign) and not is_clipped(sign, sign) for sign in (1.0, -1.0))
-    what = "it clips tokens that moved against their advantage, and goes on with those that moved with it"
-    advice = "the surrogate is the smaller of both branches: -torch.min(ratio * A, clipped * A)"
-    require(not is_wrong, what, shown(_at(inputs, -1.0, 1.0)), advice)
-
-
-def _describe_gradients(loss: Any, inputs: LossInputs) -> str:
-    texts = []
-    for advantage in (1.0, -1.0):
-        gradients = [measured_on(loss, _at(inputs, ratio, advantage)).gradient[0, 0].item() for ratio in FAR]
-        texts.append(f"{'  '.join(f'{gradient:.3g}' for gradient in gradients)} for A = {advantage:g}")
-    return f"d loss / d log pi at log-ratios {', '.join(f'{ratio:g}' for ratio in FAR)}: {'; '.join(texts)}"
-
-
-def _at(inputs: LossInputs, log_ratio: float, advantage: float) -> LossInputs:
-    """Move the inputs to a log-ratio and an advantage, the same at all tokens; the correction weighs 1."""
-    weights, mask = inputs.correction_weights, inputs.token_mask
-    return replace(
-        inputs,
-        logprobs=torch.where(mask, inputs.old_logprobs + log_ratio, 0.0),
-        advantages=torch.where(mask, torch.full_like(inputs.advantages, advantage), 0.0),
-        correction_weights=None if weights is None else torch.where(mask, torch.ones_like(weights), 0.0),
-    )

@@ -1,40 +1,124 @@
-"""Contract of every generator, as a suite of checks on a real model on CPU.
-
-from grpox.testing import GeneratorConformance
-
-class TestMine(GeneratorConformance):
-    component = "mine"
-"""
+"""Contract of every generator, as a suite of checks on the quickstart's model on CPU."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import SkipTest
 
 import torch
+from torch import Tensor
 
 from grpox.config import SamplingConfig
-from grpox.contracts import Capability, Rollout
+from grpox.contracts import Capability, Generator, GeneratorContext, Prompt, Rollout
 from grpox.rollout.rollout_checks import rollout_problem
 from grpox.testing.conformance import Conformance, require
 
 if TYPE_CHECKING:
-    from grpox.testing.generator_stage import Stage
+    from transformers import PreTrainedModel
 
 SAMPLING = SamplingConfig(max_completion_length=6, temperature=0.8)
 LARGEST_ERROR = {False: 1e-4, True: 1e-2}
 """Nats, in float32: of a generator with the trainer's own forward, and of one that provides other-numerics."""
 ROUNDING = 1e-3
 """Largest log-probability that is still 0 but for rounding."""
+TEXTS = ("12+7=", "5+5=", "48+37=")
+SEED = 3
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A generator, the quickstart's model as its policy, and prompts."""
+
+    generator: Generator
+    policy: PreTrainedModel
+    stop_token_ids: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
+
+    def sync(self, version: int) -> None:
+        """Give the generator the policy's weights."""
+        from grpox.policy.weight_stream import stream_weights
+
+        self.generator.sync(stream_weights(self.policy), version)
+
+    def sample(
+        self,
+        sampling: SamplingConfig,
+        seed: int = SEED,
+        samples: int = 4,
+        max_tokens: Sequence[int] | None = None,
+    ) -> list[Rollout]:
+        """Sample rollouts of all prompts, in row order; `max_tokens` is of each prompt."""
+        requests = self._requests(samples)
+        if max_tokens is not None:
+            requests = [replace(each, max_tokens=most) for each, most in zip(requests, max_tokens, strict=True)]
+        return _in_row_order(self.generator.generate(requests, sampling, seed))
+
+    def begin(self, sampling: SamplingConfig) -> Callable[[], list[Rollout]]:
+        """Sample in the background, by a generator that provides "ahead"; returns a reader of the rollouts."""
+        generator: Any = self.generator
+        begun: Iterable[Rollout] = generator.begin(self._requests(4), sampling, SEED)
+        return lambda: _in_row_order(begun)
+
+    def _requests(self, samples: int) -> list[Prompt]:
+        return [Prompt(group, ids, samples) for group, ids in enumerate(self.prompts)]
+
+    @torch.no_grad()
+    def logits(self, rollout: Rollout) -> Tensor:
+        """Compute the policy's logits for each completion token: f32[T, V]."""
+        ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
+        logits: Tensor = self.policy(input_ids=ids).logits[0].float()
+        return logits[len(rollout.prompt_ids) - 1 : -1]
+
+    @torch.no_grad()
+    def change_policy(self) -> None:
+        """Change the weights by noise, a quarter of their own standard deviation."""
+        random = torch.Generator().manual_seed(0)
+        for parameter in self.policy.parameters():
+            noise = torch.randn(parameter.shape, generator=random, dtype=torch.float32)
+            parameter.add_(0.25 * parameter.std(correction=0) * noise.to(parameter.dtype))
+
+
+def _set_stage(generator: Any, texts: Sequence[str] = TEXTS) -> _Stage:
+    """Start `generator` as a run on one rank does; it has weights from the first sync on."""
+    # Imported here, as they take seconds, which the suites of other kinds need not wait for.
+    from grpox.policy.models import architecture_of, stop_token_ids
+    from grpox.runfile.load import load_run
+    from grpox.training.inputs import open_model, open_tokenizer
+
+    run = load_run("quickstart", [])
+    tokenizer, model = open_tokenizer(run), open_model(run).eval()
+    stops = stop_token_ids(model, tokenizer)
+    context = GeneratorContext(
+        model_path=Path(run.config.model.path),
+        build_model=architecture_of(model),
+        tokenizer=tokenizer,
+        stop_token_ids=stops,
+        device=torch.device("cpu"),
+        rank=0,
+        world_size=1,
+        seed=0,
+        policy=model,
+    )
+    if hasattr(generator, "preflight"):
+        generator.preflight(model.config)
+    generator.start(context)
+    prompts = tuple(tuple(tokenizer(text, add_special_tokens=False).input_ids) for text in texts)
+    return _Stage(generator, model, stops, prompts)
+
+
+def _in_row_order(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    return sorted(rollouts, key=lambda rollout: (rollout.group_id, rollout.sample))
 
 
 class GeneratorConformance(Conformance):
     """The checks of a generator. It is started once, and closed by `teardown_class`."""
 
     kind = "generator"
-    _stage: ClassVar[Stage | None] = None
+    _stage: ClassVar[_Stage | None] = None
 
     def test_runs(self) -> None:
         """Returns every sample of every prompt once, with the prompt's own tokens and the version's number."""
@@ -120,11 +204,9 @@ class GeneratorConformance(Conformance):
         if Capability.LOGPROBS in self.bound.provides:
             self._check_log_probabilities(stage)
         memory = getattr(self.bound.config, "memory", None)
-        if memory is None or memory(False).holds != "shards":
-            self._check_own_weights(stage)
-
-    def _check_own_weights(self, stage: Stage) -> None:
-        """Check that it goes on with the weights of the last sync while the policy is updated."""
+        if memory is not None and memory(False).holds == "shards":
+            return
+        # It goes on with the weights of the last sync while the policy is updated.
         before = _drawn(stage.sample(SAMPLING))
         stage.change_policy()
         same = _drawn(stage.sample(SAMPLING)) == before
@@ -155,17 +237,14 @@ class GeneratorConformance(Conformance):
             cls._stage.generator.close()
             cls._stage = None
 
-    def _on_stage(self) -> Stage:
+    def _on_stage(self) -> _Stage:
         cls = type(self)
         if cls._stage is None:
-            # Imported here, as it takes seconds, which the suites of other kinds need not wait for.
-            from grpox.testing.generator_stage import set_stage
-
-            cls._stage = set_stage(self.build())
+            cls._stage = _set_stage(self.build())
             cls._stage.sync(0)
         return cls._stage
 
-    def _check_log_probabilities(self, stage: Stage, temperature: float = SAMPLING.temperature) -> None:
+    def _check_log_probabilities(self, stage: _Stage, temperature: float = SAMPLING.temperature) -> None:
         largest, allowed = 0.0, LARGEST_ERROR[Capability.OTHER_NUMERICS in self.bound.provides]
         for rollout in stage.sample(SAMPLING.model_copy(update={"temperature": temperature})):
             reported = torch.tensor(rollout.sampler_logprobs or ())
@@ -214,11 +293,6 @@ def check_rollout(rollout: Rollout, version: int) -> None:
         require(sound, "a rollout has a sampler log-probability that is none", rollout, advice)
     what = f"after a sync of version {version} a rollout is of version {rollout.policy_version}"
     require(rollout.policy_version == version, what, rollout, "keep the version that sync() is given")
-    _check_turns(rollout)
-
-
-def _check_turns(rollout: Rollout) -> None:
-    """Check that the turns are of versions up to the rollout's, and that the last ended as it did."""
     if not rollout.turns:
         return
     versions = [turn.policy_version for turn in rollout.turns]

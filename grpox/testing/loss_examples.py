@@ -31,7 +31,6 @@ BY_SEQUENCE = ("rewards", "group_ids", "sequence_ids")
 """Inputs of a loss that have no position of a token."""
 GROUP = 2
 """Sequences of a group."""
-REWARD_FUNCTIONS = 2
 LONGEST = 8
 """Longest completion that a run would allow, for `Reduction.SEQUENCE_SUM_BY_MAX_LENGTH`."""
 COLUMNS: Mapping[str, Sequence[Any]] = {"answer": ("yes", "no")}
@@ -78,7 +77,7 @@ def example(
     further = {
         Capability.REFERENCE_LOGPROBS: (old + SPREAD * (uniform(shape) - 0.5)).clamp(max=-0.01),
         Capability.SAMPLER_LOGPROBS: (old + SPREAD * (uniform(shape) - 0.5)).clamp(max=-0.01),
-        Capability.REWARDS: uniform((sequences, REWARD_FUNCTIONS)),
+        Capability.REWARDS: uniform((sequences, 2)),
         Capability.GROUP_IDS: row // GROUP + 3,
         Capability.SEQUENCE_IDS: row + 100,
         Capability.COLUMNS: {name: [values[n % len(values)] for n in row] for name, values in columns.items()},
@@ -88,6 +87,11 @@ def example(
     if inputs.entropy is not None and Capability.ENTROPY_GRADIENT in needs:
         inputs.entropy.requires_grad_()
     return inputs
+
+
+def is_of_groups(loss: Any) -> bool:
+    """Tell whether the loss is given whole groups."""
+    return getattr(loss, "scope", "token") == "group"
 
 
 def tensors_of(inputs: DataclassInstance) -> dict[str, Tensor]:
@@ -238,6 +242,39 @@ def differences(value: Callable[[Tensor], Any], at: Tensor, mask: Tensor, step: 
         moved[row, column] = step
         slopes[row, column] = (value(at + moved) - value(at - moved)) / (2 * step)
     return slopes
+
+
+def depends_on_others(loss: Any, inputs: LossInputs) -> bool:
+    """Tell whether the log-probability of a token changes the loss of other tokens of its sequence."""
+    before = per_token_loss(loss, leaf(inputs)).loss.detach()
+    for token in range(inputs.token_mask.shape[1]):
+        others = inputs.token_mask.clone()
+        others[:, token] = False
+        moved = inputs.logprobs.clone()
+        moved[:, token] -= torch.where(inputs.token_mask[:, token], 0.05, 0.0)
+        after = per_token_loss(loss, leaf(replace(inputs, logprobs=moved))).loss.detach()
+        if not torch.equal(before[others], after[others]):
+            return True
+    return False
+
+
+def units_of(loss: Any, inputs: LossInputs) -> list[list[int]]:
+    """List the sequences that a run never parts: those of each group for a loss of groups, else single ones."""
+    if not is_of_groups(loss) or inputs.group_ids is None:
+        return [[row] for row in range(len(inputs.logprobs))]
+    groups = inputs.group_ids.tolist()
+    return [[row for row, other in enumerate(groups) if other == group] for group in dict.fromkeys(groups)]
+
+
+def without_gaps(inputs: LossInputs) -> tuple[LossInputs, tuple[Tensor, Tensor]]:
+    """Move the tokens that are masked within a sequence to its end.
+
+    Returns:
+        the inputs, and the rows and the places i64[B, T] at which their positions were.
+    """
+    order = torch.argsort((~inputs.token_mask).long(), dim=1, stable=True)
+    row = torch.arange(len(order)).unsqueeze(1).expand_as(order)
+    return mapped_tokens(inputs, lambda tensor: tensor.gather(1, order)), (row, order)
 
 
 def leaf(inputs: LossInputs) -> LossInputs:

@@ -1,10 +1,4 @@
-"""Contract of every policy loss, checked on CPU in float64 through the core that trains.
-
-from grpox.testing import LossConformance
-
-class TestMine(LossConformance):
-    component = "mine"
-"""
+"""Contract of every policy loss, checked on CPU in float64 through the core that trains."""
 
 from __future__ import annotations
 
@@ -18,18 +12,21 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Capability, LossInputs, Reduction
-from grpox.errors import RunFailed
+from grpox.errors import RunFailed, nearest
 from grpox.plugins.component import level_of
+from grpox.plugins.optional_methods import statistics_of
 from grpox.testing.conformance import TensorConformance, Violation, require
-from grpox.testing.formula import Reference, StepReduction, check_loss_sign, compare_loss, compare_step
+from grpox.testing.formula import Reference, StepReduction, compare_loss, compare_step
 from grpox.testing.loss_examples import (
     COLUMNS,
     GROUP,
     SHAPES,
     Measured,
     close,
+    depends_on_others,
     example,
     filled,
+    is_of_groups,
     leaf,
     leaves,
     mapped,
@@ -41,22 +38,22 @@ from grpox.testing.loss_examples import (
     step_gradient_of,
     step_gradient_on,
     to_dtype,
-)
-from grpox.testing.loss_inputs import (
-    OPTIONAL,
-    check_abstentions,
-    check_constant_entropy,
-    check_correction,
-    check_entropy_gradient,
-    check_names,
-    check_scope,
-    depends_on_others,
-    is_of_groups,
     units_of,
     without_gaps,
 )
 from grpox.update.objective import per_token_loss
+from grpox.update.step_statistics import OF_COMPLETIONS, OF_TOKENS
 
+OPTIONAL = {
+    **{each.value: f"needs=('{each}',)" for each in Capability if each in LossInputs.__dataclass_fields__},
+    "correction_weights": "folds_correction = True",
+}
+"""Inputs that are None unless the loss declares them, and the declaration."""
+NEAR = (0.0, 0.02, -0.02, 0.1, -0.1)
+"""Log-ratios on policy and near it."""
+FAR = (-1.0, 0.0, 1.0)
+"""Log-ratios at which the gradient is reported."""
+ROUNDING = 1e-9
 LARGEST_LOG_RATIO = 20.0
 BFLOAT16_ERROR = 0.05
 """Tolerance as a share of the largest loss: about six roundings to eight bits of mantissa."""
@@ -78,17 +75,41 @@ class LossConformance(TensorConformance):
 
     def test_runs_on_what_it_declares(self) -> None:
         """Runs on what it declares to need, and returns one number for each token."""
-        for loss, inputs in self._examples():
-            check_scope(loss, inputs)
+        loss, capabilities = self.build(), [str(each) for each in Capability]
+        for name in self.bound.needs:
+            near, what = nearest(name, capabilities), f"it needs {name!r}, which is no capability"
+            require(name in capabilities or not near, what, advice=f"did you mean {near!r}?")
+        for inputs in self._cases():
+            what = "it has scope 'group' and does not ask which sequences belong together"
+            advice = "declare needs = ('group_ids',), in the ComponentSpec if it is a plugin's"
+            require(not is_of_groups(loss) or inputs.group_ids is not None, what, shown(inputs), advice)
             try:
-                values = per_token_loss(loss, leaf(inputs)).loss.detach()
+                output = per_token_loss(loss, leaf(inputs))
             except RunFailed as error:
                 raise Violation(str(error), shown(inputs), self._undeclared(inputs)) from error
-            is_finite = bool(values[inputs.token_mask].isfinite().all())
-            require(is_finite, "its loss is not finite", shown(inputs, loss=values))
-            check_names(loss, self.bound.needs, inputs)
-            check_correction(loss, inputs)
-            check_abstentions(loss, inputs)
+            is_finite = bool(output.loss[inputs.token_mask].isfinite().all())
+            require(is_finite, "its loss is not finite", shown(inputs, loss=output.loss.detach()))
+            known = [*OF_TOKENS, *OF_COMPLETIONS, *output.diagnostics]
+            for name in statistics_of(loss):
+                what = f"it asks for the statistic {name!r}, which no step has"
+                advice = f"there are {', '.join(known)}: those of a step, and its own diagnostics"
+                require(name in known, what, advice=advice)
+            if (weights := inputs.correction_weights) is not None:
+                others = (torch.full_like(weights, value) for value in (1.0, 0.5))
+                pair = [self._values(loss, replace(inputs, correction_weights=each)) for each in others]
+                what = "it declares folds_correction, and other correction weights change no loss or gradient"
+                advice = "the core leaves the correction to it: apply the weights, or drop the declaration"
+                require(not all(map(torch.equal, *pair)), what, shown(inputs), advice)
+            if inputs.rewards is None:
+                continue
+            for places in ((..., 0), (0,)):  # where a reward function abstained, from all sequences or from one
+                rewards = inputs.rewards.clone()
+                rewards[places] = float("nan")
+                at = replace(inputs, rewards=rewards)
+                is_finite = all(bool(each.isfinite().all()) for each in self._values(loss, at))
+                what = "where a reward function abstained, its loss or gradient is not finite"
+                advice = "rewards are NaN there: use nansum, nan_to_num, or mask by rewards.isnan()"
+                require(is_finite, what, shown(at), advice)
 
     def test_dtype(self) -> None:
         """Computes in the dtype of the log-probabilities."""
@@ -113,9 +134,16 @@ class LossConformance(TensorConformance):
     def test_gradient_is_that_of_its_value(self) -> None:
         """Its gradient is that of its value, or for a surrogate the one it declares."""
         for loss, inputs in self._examples():
-            gradient = measured_on(loss, inputs).gradient
             if getattr(loss, "gradient", "value") == "surrogate":
-                expected, source = _declared_gradient(loss, inputs), "expected_gradient says"
+                declared = getattr(loss, "expected_gradient", None)
+                what = "it declares gradient = 'surrogate' and has no method expected_gradient"
+                advice = "def expected_gradient(self, inputs): d loss / d log pi of each token, [B, T]"
+                if not callable(declared):
+                    raise Violation(what, advice=advice)
+                expected, source = (
+                    torch.where(inputs.token_mask, declared(inputs), 0.0),
+                    "expected_gradient says",
+                )
                 advice = "one of the two is wrong: expected_gradient is d loss / d log pi of each token"
             else:
                 expected, source = slope(loss, inputs), "the slope of its value is"
@@ -123,40 +151,63 @@ class LossConformance(TensorConformance):
                     "a detach() hides a part of the value from autograd. Where that is the point, as in cispo, "
                     "declare gradient = 'surrogate' and write expected_gradient"
                 )
-            place = divmod(int((gradient - expected).abs().argmax()), gradient.shape[1])
-            got, wanted = gradient[place].item(), expected[place].item()
-            require(
-                torch.allclose(gradient, expected, rtol=1e-5, atol=1e-7),
-                f"at token {place} autograd gives {got:.6g} and {source} {wanted:.6g}",
-                shown(inputs, gradient=gradient, expected=expected),
-                advice,
-            )
+            _require_gradient(measured_on(loss, inputs).gradient, expected, inputs, source, advice)
 
     def test_entropy(self) -> None:
         """Trains on the entropy that its value depends on, or declares that it does not."""
         for loss, inputs in self._examples():
-            check_constant_entropy(loss, inputs)
-            if getattr(loss, "gradient", "value") == "value":
-                check_entropy_gradient(loss, inputs)
+            entropy = inputs.entropy
+            if entropy is None:
+                return
+            if entropy.requires_grad and getattr(loss, "gradient", "value") == "value":
+                gradient, source = (
+                    measured_on(loss, inputs).by_entropy,
+                    "by the entropy, the slope of its value is",
+                )
+                advice = "a detach() hides a part of the value from autograd: use inputs.entropy as it is"
+                _require_gradient(gradient, slope(loss, inputs, "entropy"), inputs, source, advice)
+            if entropy.requires_grad or getattr(loss, "entropy_as_constant", False):
+                continue
+            gradient = measured_on(loss, replace(inputs, entropy=entropy.clone().requires_grad_())).by_entropy
+            what = "its value depends on the entropy, and its gradient does not: the entropy has none"
+            advice = (
+                "declare needs = ('entropy_gradient',) to train on the entropy, or entropy_as_constant = True "
+                "if it is meant as a constant"
+            )
+            example = shown(inputs, gradient_by_entropy=gradient)
+            require(not bool((gradient != 0).any()), what, example, advice)
 
     def test_on_policy_gradient(self) -> None:
         """On policy (pi = pi_old) its gradient is finite, and reported."""
         loss, inputs = self._example(1, 1)
-        inputs = replace(inputs, old_logprobs=inputs.logprobs.clone())
-        if inputs.correction_weights is not None:  # on policy the generator's distribution is pi_old as well
-            inputs = replace(inputs, correction_weights=torch.ones_like(inputs.correction_weights))
-        gradients = []
-        for advantage in (1.0, -1.0):
-            at = replace(inputs, advantages=torch.full_like(inputs.advantages, advantage))
-            gradients.append(_finite(loss, at).gradient.mean().item() / advantage)
+        gradients = (
+            _finite(loss, _at(inputs, 0.0, sign)).gradient.mean().item() / sign for sign in (1.0, -1.0)
+        )
         values = " and ".join(f"{value:.4g} A" for value in dict.fromkeys(gradients))
         self.notes.append(f"d loss / d log pi at pi = pi_old is {values}; the policy gradient's is -1 A")
 
     def test_sign(self) -> None:
         """A step raises the probability of tokens with positive advantage, and lowers the others'."""
         loss = self.build()
-        shapes = ((1, 1), (1, 3), (2, 2), (4, 6))
-        check_loss_sign(loss, (self._example(*shape, loss=loss)[1] for shape in shapes), self.notes)
+        cases = [self._example(*shape, loss=loss)[1] for shape in ((1, 1), (1, 3), (2, 2), (4, 6))]
+        texts = []
+        for sign in (1.0, -1.0):
+            of_ratios = [measured_on(loss, _at(cases[0], ratio, sign)).gradient[0, 0].item() for ratio in FAR]
+            texts.append(f"{'  '.join(f'{each:.3g}' for each in of_ratios)} for A = {sign:g}")
+        ratios = ", ".join(f"{ratio:g}" for ratio in FAR)
+        self.notes.append(f"d loss / d log pi at log-ratios {ratios}: {'; '.join(texts)}")
+        if getattr(loss, "sign", "policy") == "other":
+            raise SkipTest("it declares sign = 'other'")
+        for inputs, sign, log_ratio in product(cases, (1.0, -1.0), NEAR):
+            _check_direction(loss, _at(inputs, log_ratio, sign), log_ratio)
+
+        def is_clipped(log_ratio: float, sign: float) -> bool:
+            return not bool((measured_on(loss, _at(cases[0], log_ratio, sign)).gradient != 0).any())
+
+        is_wrong = all(is_clipped(-sign, sign) and not is_clipped(sign, sign) for sign in (1.0, -1.0))
+        what = "it clips tokens that moved against their advantage, and goes on with those that moved with it"
+        advice = "the surrogate is the smaller of both branches: -torch.min(ratio * A, clipped * A)"
+        require(not is_wrong, what, shown(_at(cases[0], -1.0, 1.0)), advice)
 
     def test_same_as_reference(self) -> None:
         """Is the formula of the reference, in value and gradient."""
@@ -391,10 +442,38 @@ def _finite(loss: Any, inputs: LossInputs) -> Measured:
     return measured
 
 
-def _declared_gradient(loss: Any, inputs: LossInputs) -> Tensor:
-    declared = getattr(loss, "expected_gradient", None)
-    if not callable(declared):
-        what = "it declares gradient = 'surrogate' and has no method expected_gradient"
-        advice = "def expected_gradient(self, inputs): d loss / d log pi of each token, [B, T]"
-        raise Violation(what, advice=advice)
-    return torch.where(inputs.token_mask, declared(inputs), 0.0)
+def _require_gradient(gradient: Tensor, expected: Tensor, inputs: LossInputs, source: str, advice: str) -> None:
+    """Require that the gradient f64[B, T] of autograd is the expected one."""
+    place = divmod(int((gradient - expected).abs().argmax()), gradient.shape[1])
+    got, wanted = gradient[place].item(), expected[place].item()
+    what = f"at token {place} autograd gives {got:.6g}, and {source} {wanted:.6g}"
+    example = shown(inputs, gradient=gradient, expected=expected)
+    require(torch.allclose(gradient, expected, rtol=1e-5, atol=1e-7), what, example, advice)
+
+
+def _check_direction(loss: Any, inputs: LossInputs, log_ratio: float) -> None:
+    """Check every token's gradient: on policy it is not 0, and nowhere of the wrong sign."""
+    gradient = measured_on(loss, inputs).gradient
+    raises = torch.where(inputs.token_mask, -gradient * inputs.advantages.sign(), 1.0)  # f64[B, T]
+    place = divmod(int(raises.argmin()), raises.shape[1])
+    advantage = inputs.advantages[place].item()
+    wanted, got = ("raises", "lowers") if advantage > 0 else ("lowers", "raises")
+    example = shown(inputs, gradient=gradient)
+    what = f"a step {got} the probability of a token with advantage {advantage:g}; policy gradient {wanted} it"
+    advice = "check the sign: the loss is minimised. Where that is the point, declare sign = 'other'"
+    require(raises[place].item() >= -ROUNDING, what, example, advice)
+    if log_ratio == 0:
+        what = f"on policy it does not train on a token with advantage {advantage:g}"
+        advice = "a clip, a mask or a clamp drops it. Where that is the point, declare sign = 'other'"
+        require(raises[place].item() > ROUNDING, what, example, advice)
+
+
+def _at(inputs: LossInputs, log_ratio: float, advantage: float) -> LossInputs:
+    """Move the inputs to a log-ratio and an advantage, the same at all tokens; the correction weighs 1."""
+    weights, mask = inputs.correction_weights, inputs.token_mask
+    return replace(
+        inputs,
+        logprobs=torch.where(mask, inputs.old_logprobs + log_ratio, 0.0),
+        advantages=torch.where(mask, torch.full_like(inputs.advantages, advantage), 0.0),
+        correction_weights=None if weights is None else mask.to(weights),
+    )

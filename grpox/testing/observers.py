@@ -1,10 +1,4 @@
-"""Contract of every observer, as a suite that calls it as the trainer does.
-
-from grpox.testing import ObserverConformance
-
-class TestMine(ObserverConformance):
-    component = "mine"
-"""
+"""Contract of every observer, as a suite that calls it as the trainer does."""
 
 from __future__ import annotations
 

@@ -1,13 +1,4 @@
-"""Contract of every reward function, called as a run calls it: by keyword, in a thread.
-
-from grpox.testing import RewardConformance
-
-class TestMine(RewardConformance):
-    component = "mine"
-    completions = ("<answer>42</answer>", "no answer")   # what tells good from bad
-    columns = {"answer": "42"}                            # of the dataset, the same in every row
-    ranked = ("<answer>42</answer>", "no answer")        # from the best to the worst
-"""
+"""Contract of every reward function, called as a run calls it: by keyword, in a thread."""
 
 from __future__ import annotations
 

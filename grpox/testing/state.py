@@ -42,9 +42,18 @@ def state_problems(
     def take_steps(component: Any, first: int) -> dict[str, str]:
         torch.manual_seed(first)
         results: dict[str, object] = {}
-        for step in range(first, first + CALLS):
-            result = _step(component, step, call)
+        for step in range(first, first + CALLS):  # on inputs that depend on the step alone
+            if has_method(component, "begin_step"):
+                component.begin_step(StepContext(step, 2 * CALLS, step / 10))
+            result = call(component, step)
             results[f"step {step}"] = list(result) if isinstance(result, tuple) else result
+            if has_method(component, "end_step"):
+                random = torch.Generator().manual_seed(step)
+                statistics = {
+                    name: 0.5 + torch.rand(12, generator=random) if reduction == "gather" else 0.5 + 0.1 * step
+                    for name, reduction in statistics_of(component).items()
+                }
+                component.end_step(statistics)
         return state_hashes(results)
 
     def state_of(component: Any) -> dict[str, str]:
@@ -109,22 +118,6 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_finite, value))
     return not isinstance(value, float | torch.Tensor) or bool(torch.as_tensor(value).isfinite().all())
-
-
-def _step(component: Any, step: int, call: Callable[[Any, int], object]) -> object:
-    """Take a step with a component: the result of a call on inputs that depend on the step alone."""
-    if has_method(component, "begin_step"):
-        component.begin_step(StepContext(step, 2 * CALLS, step / 10))
-    result = call(component, step)
-    if has_method(component, "end_step"):
-        random = torch.Generator().manual_seed(step)
-        component.end_step(
-            {
-                name: 0.5 + torch.rand(12, generator=random) if reduction == "gather" else 0.5 + 0.1 * step
-                for name, reduction in statistics_of(component).items()
-            }
-        )
-    return result
 
 
 def _call(

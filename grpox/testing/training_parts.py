@@ -1,10 +1,5 @@
 """Contracts of the parts that a training run is built from: datasets, optimizer factories and schedules.
 
-from grpox.testing import OptimizerConformance
-
-class TestMine(OptimizerConformance):
-    component = "mine"
-
 A dataset gives the same prompts and columns in each process. An optimizer steps on small quadratics, and on
 flat parts of parameters as ZeRO-3 has them. A schedule is followed over whole runs.
 """
@@ -66,9 +61,13 @@ class DatasetConformance(Conformance):
         """Every prompt is a text that is not empty, or messages with role and content, alike in all rows."""
         sorts = set()
         for place, row in enumerate(_rows_of(self.build())):
-            prompt = row.get(self.prompt_column)
+            prompt: Any = row.get(self.prompt_column)
             example = f"row {place}: {prompt!r:.100}"
-            is_prompt = bool(prompt) if isinstance(prompt, str) else _is_conversation(prompt)
+            is_list = isinstance(prompt, Sequence) and len(prompt) > 0
+            is_prompt = is_list and (
+                isinstance(prompt, str)
+                or all(isinstance(each, Mapping) and {"role", "content"} <= each.keys() for each in prompt)
+            )
             require(is_prompt, "a prompt is neither text nor messages", example)
             sorts.add(type(prompt).__name__)
             require(len(sorts) == 1, f"prompts are of {' and '.join(sorted(sorts))}", example)
@@ -132,11 +131,6 @@ def _rows_of(source: Any) -> list[Mapping[str, Any]]:
         raise Violation(f"reading a row raises {type(error).__name__}: {error}") from error
 
 
-def _is_conversation(prompt: Any) -> bool:
-    is_list = isinstance(prompt, Sequence) and len(prompt) > 0
-    return is_list and all(isinstance(each, Mapping) and {"role", "content"} <= each.keys() for each in prompt)
-
-
 class OptimizerConformance(Conformance):
     """The checks of an optimizer factory."""
 
@@ -161,7 +155,7 @@ class OptimizerConformance(Conformance):
     def test_direction(self) -> None:
         """Steps lower a quadratic, the first one against the gradient."""
         optimizer, parameters = self._start()
-        before = _copies(parameters)
+        before = copy.deepcopy(parameters)
         _take_steps(optimizer, parameters, 1)
         # The gradient is the parameter itself.
         along = sum(((new - old) * old).sum().item() for new, old in zip(parameters, before, strict=True))
@@ -176,7 +170,7 @@ class OptimizerConformance(Conformance):
     def test_decay(self) -> None:
         """Makes no weight larger by itself: on gradients of 0 weights stay, or decay."""
         optimizer, parameters = self._start()
-        before = _copies(parameters)
+        before = copy.deepcopy(parameters)
         _take_steps(optimizer, parameters, 3, torch.zeros_like)
         shrinks = all(bool((new.abs() <= old.abs()).all()) for new, old in zip(parameters, before, strict=True))
         advice = "weight decay multiplies by 1 - lr * decay"
@@ -185,7 +179,7 @@ class OptimizerConformance(Conformance):
     def test_learning_rate(self) -> None:
         """Moves no weight at a learning rate of 0, which the schedule sets on the groups before a step."""
         optimizer, parameters = self._start()
-        before = _copies(parameters)
+        before = copy.deepcopy(parameters)
         for group in optimizer.param_groups:
             group["lr"] = 0.0
         _take_steps(optimizer, parameters, 1)
@@ -199,7 +193,7 @@ class OptimizerConformance(Conformance):
         file = io.BytesIO()
         torch.save(optimizer.state_dict(), file)
         file.seek(0)
-        resumed, others = self._start(_copies(parameters))
+        resumed, others = self._start(copy.deepcopy(parameters))
         try:
             resumed.load_state_dict(torch.load(file, weights_only=True))
         except UnpicklingError as error:
@@ -283,10 +277,6 @@ class OptimizerConformance(Conformance):
 def _parameters() -> list[nn.Parameter]:
     generator = torch.Generator().manual_seed(0)
     return [nn.Parameter(1 + torch.rand(shape, generator=generator)) for shape in SHAPES]
-
-
-def _copies(parameters: Sequence[Tensor]) -> list[nn.Parameter]:
-    return [nn.Parameter(each.detach().clone()) for each in parameters]
 
 
 def _take_steps(

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
+
+
+def ratio_of(inputs: LossInputs) -> Tensor:
+    return torch.exp(inputs.logprobs - inputs.old_logprobs)
 
 
 class Right:
@@ -15,29 +21,90 @@ class Right:
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
+        ratio = ratio_of(inputs)
         return LossOutput(-ratio * inputs.advantages, {"mine/ratio": ratio})
 
 
-class NeedsUndeclared(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(super().per_token(inputs).loss - 0.01 * inputs.entropy)  # type: ignore[operator]
+def changed(change: Callable[[Tensor, LossInputs], Tensor], **declarations: Any) -> type:
+    """Make a loss of a change to `Right`'s."""
+
+    def per_token(self: Right, inputs: LossInputs) -> LossOutput:
+        return LossOutput(change(Right.per_token(self, inputs).loss, inputs))
+
+    return type("Changed", (Right,), {"per_token": per_token, "__module__": __name__, **declarations})
 
 
-class OneNumber(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(super().per_token(inputs).loss.mean())
+def drawn(loss: Tensor, inputs: LossInputs) -> Tensor:
+    torch.rand(1)
+    return loss
 
 
-class OfOneDtype(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(super().per_token(inputs).loss * torch.ones(1, dtype=torch.float64))
+def mixed(loss: Tensor, inputs: LossInputs) -> Tensor:
+    return -ratio_of(inputs) * (inputs.advantages - inputs.advantages.mean(0, keepdim=True))
 
 
-class DrawsNumbers(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        torch.rand(1)
-        return super().per_token(inputs)
+def of_the_first(loss: Tensor, inputs: LossInputs) -> Tensor:
+    first = torch.zeros_like(inputs.advantages)
+    first[0] = 1
+    return loss * first
+
+
+def on_their_device(loss: Tensor, inputs: LossInputs) -> Tensor:
+    one = torch.ones(1, dtype=inputs.logprobs.dtype, device=inputs.logprobs.device)
+    two = torch.tensor([1.0, 1.0], dtype=inputs.logprobs.dtype, device=inputs.logprobs.device)
+    scale = torch.tensor(1.0, dtype=inputs.logprobs.dtype)  # a number, which any device takes
+    rows = torch.arange(len(inputs.logprobs))  # an index may be of the CPU
+    return loss[rows] * one * two.mean() * scale * inputs.advantages.new_tensor([1.0]).mean().item()
+
+
+def by_row(loss: Tensor, inputs: LossInputs) -> Tensor:
+    return loss * torch.tensor(inputs.columns["difficulty"]).to(inputs.logprobs)[:, None]  # type: ignore[index]
+
+
+def of_sequences(loss: Tensor, inputs: LossInputs) -> Tensor:
+    log_ratio = ((inputs.logprobs - inputs.old_logprobs) * inputs.token_mask).sum(1, keepdim=True)
+    ratio = torch.exp(log_ratio / inputs.token_mask.sum(1, keepdim=True).clamp(min=1))
+    return -ratio * inputs.advantages
+
+
+def less_entropy(loss: Tensor, inputs: LossInputs) -> Tensor:
+    return loss - 0.01 * inputs.entropy  # type: ignore[operator]
+
+
+NeedsUndeclared = changed(less_entropy)
+OneNumber = changed(lambda loss, inputs: loss.mean())
+OfOneDtype = changed(lambda loss, inputs: loss * torch.ones(1, dtype=torch.float64))
+DrawsNumbers = changed(drawn)
+HiddenGradient = changed(lambda loss, inputs: -ratio_of(inputs).detach() * inputs.advantages * inputs.logprobs)
+ZeroOnlySaid = changed(lambda loss, inputs: loss + inputs.logprobs, zero_at_zero_advantage=True)
+MixesRows = changed(mixed)
+NeedsAToken = changed(lambda loss, inputs: loss + 0 * inputs.logprobs[inputs.token_mask].detach().max())
+Overflows = changed(lambda loss, inputs: -(ratio_of(inputs) ** 8) * inputs.advantages)
+LosesDigits = changed(lambda loss, inputs: -((ratio_of(inputs) + 1000) - 1000) * inputs.advantages)
+FirstSequenceOnly = changed(of_the_first, mixes_rows=True)  # found by the permutation, and by the split
+WrongSign = changed(lambda loss, inputs: -loss)
+OtherSign = changed(lambda loss, inputs: -loss, sign="other")
+PositiveOnly = changed(lambda loss, inputs: loss * (inputs.advantages > 0))
+OfTheirDevice = changed(on_their_device)
+EntropyWithoutGradient = changed(less_entropy, needs=("entropy",))
+EntropyAsConstant = changed(less_entropy, needs=("entropy",), entropy_as_constant=True)
+EntropyWithGradient = changed(less_entropy, needs=("entropy_gradient",))
+HiddenEntropyGradient = changed(
+    lambda loss, inputs: loss - 0.01 * inputs.entropy * inputs.entropy.detach(),  # type: ignore[operator, union-attr]
+    needs=("entropy_gradient",),
+)
+ZeroButForEntropy = changed(less_entropy, needs=("entropy_gradient",), zero_at_zero_advantage=True)
+NeedsRewards = changed(lambda loss, inputs: -inputs.rewards[:, :1] * inputs.logprobs)  # type: ignore[index]
+NeedsColumns = changed(lambda loss, inputs: loss * len(inputs.columns))  # type: ignore[arg-type]
+OwnColumns = changed(
+    by_row,
+    needs=("columns", "sequence_ids", "reference_logprobs", "sampler_logprobs"),
+    example_columns={"difficulty": [0.5, 2.0, 1.0]},
+)
+SequenceOnlySaid = changed(lambda loss, inputs: loss, level="sequence")
+TokenOnlySaid = changed(of_sequences, level="token")
+MisspeltNeed = changed(lambda loss, inputs: loss, needs=("entropi",))
+NotANumber = changed(lambda loss, inputs: loss * float("nan"))
 
 
 class TrainsItself(Right):
@@ -45,51 +112,14 @@ class TrainsItself(Right):
         self.scale = torch.ones((), requires_grad=True)
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        scale = self.scale.to(inputs.logprobs.dtype)
-        return LossOutput(super().per_token(inputs).loss * scale)
+        return LossOutput(super().per_token(inputs).loss * self.scale.to(inputs.logprobs.dtype))
 
 
-class HiddenGradient(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = torch.exp(inputs.logprobs - inputs.old_logprobs).detach()
-        return LossOutput(-ratio * inputs.advantages * inputs.logprobs)
-
-
-class SurrogateOfAnother(HiddenGradient):
+class SurrogateOfAnother(HiddenGradient):  # type: ignore[misc, valid-type]
     gradient = "surrogate"
 
-    def expected_gradient(self, inputs: LossInputs) -> torch.Tensor:
+    def expected_gradient(self, inputs: LossInputs) -> Tensor:
         return -inputs.advantages
-
-
-class ZeroOnlySaid(Right):
-    zero_at_zero_advantage = True
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(super().per_token(inputs).loss + inputs.logprobs)
-
-
-class MixesRows(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        advantages = inputs.advantages - inputs.advantages.mean(0, keepdim=True)
-        return LossOutput(-torch.exp(inputs.logprobs - inputs.old_logprobs) * advantages)
-
-
-class NeedsAToken(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        largest = inputs.logprobs[inputs.token_mask].detach().max()
-        return LossOutput(super().per_token(inputs).loss + 0 * largest)
-
-
-class Overflows(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(-torch.exp(8 * (inputs.logprobs - inputs.old_logprobs)) * inputs.advantages)
-
-
-class LosesDigits(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = torch.exp(inputs.logprobs - inputs.old_logprobs)
-        return LossOutput(-((ratio + 1000) - 1000) * inputs.advantages)
 
 
 class AveragesDiagnostics(Right):
@@ -97,41 +127,6 @@ class AveragesDiagnostics(Right):
         output = super().per_token(inputs)
         ratio = output.diagnostics["mine/ratio"].mean()
         return LossOutput(output.loss, {"mine/ratio": ratio.expand_as(output.loss)})
-
-
-class FirstSequenceOnly(Right):
-    """The place in the batch decides: told by the permutation, and by the split."""
-
-    mixes_rows = True
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        first = torch.zeros_like(inputs.advantages)
-        first[0] = 1
-        return LossOutput(super().per_token(inputs).loss * first)
-
-
-class WrongSign(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(-super().per_token(inputs).loss)
-
-
-class OtherSign(WrongSign):
-    sign = "other"
-
-
-class PositiveOnly(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(super().per_token(inputs).loss * (inputs.advantages > 0))
-
-
-class OfTheirDevice(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        one = torch.ones(1, dtype=inputs.logprobs.dtype, device=inputs.logprobs.device)
-        two = torch.tensor([1.0, 1.0], dtype=inputs.logprobs.dtype, device=inputs.logprobs.device)
-        scale = torch.tensor(1.0, dtype=inputs.logprobs.dtype)  # a number, which any device takes
-        rows = torch.arange(len(inputs.logprobs))  # an index may be of the CPU
-        mean = inputs.advantages.new_tensor([1.0]).mean().item()
-        return LossOutput(super().per_token(inputs).loss[rows] * one * two.mean() * scale * mean)
 
 
 class RemembersTheLargest(Right):
@@ -142,60 +137,6 @@ class RemembersTheLargest(Right):
     def per_token(self, inputs: LossInputs) -> LossOutput:
         self.largest = max(self.largest, inputs.logprobs.shape[1])
         return LossOutput(super().per_token(inputs).loss * self.largest)
-
-
-class EntropyWithoutGradient(Right):
-    needs = ("entropy",)
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(super().per_token(inputs).loss - 0.01 * inputs.entropy)  # type: ignore[operator]
-
-
-class EntropyAsConstant(EntropyWithoutGradient):
-    """Right: it says that the entropy is a constant."""
-
-    entropy_as_constant = True
-
-
-class EntropyWithGradient(EntropyWithoutGradient):
-    """Right: it is given a gradient."""
-
-    needs = ("entropy_gradient",)
-
-
-class HiddenEntropyGradient(EntropyWithGradient):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        assert inputs.entropy is not None
-        loss = super(EntropyWithoutGradient, self).per_token(inputs).loss
-        return LossOutput(loss - 0.01 * inputs.entropy * inputs.entropy.detach())
-
-
-class ZeroButForEntropy(EntropyWithGradient):
-    zero_at_zero_advantage = True
-
-
-class NeedsRewards(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        assert inputs.rewards is not None
-        return LossOutput(-inputs.rewards[:, :1] * inputs.logprobs)
-
-
-class NeedsColumns(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        assert inputs.columns is not None
-        return super().per_token(inputs)
-
-
-class OwnColumns(Right):
-    """Right: the suite gives it the columns that it names."""
-
-    needs = ("columns", "sequence_ids", "reference_logprobs", "sampler_logprobs")
-    example_columns: ClassVar = {"difficulty": [0.5, 2.0, 1.0]}
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        assert inputs.columns is not None
-        weights = torch.tensor(inputs.columns["difficulty"]).to(inputs.logprobs)
-        return LossOutput(super().per_token(inputs).loss * weights[:, None])
 
 
 class OfGroups(Right):
@@ -228,29 +169,7 @@ class GroupsByPlace(OfGroups):
         return LossOutput(loss * weights[:, None])
 
 
-class SequenceOnlySaid(Right):
-    level = "sequence"
-
-
-class TokenOnlySaid(Right):
-    level = "token"
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio = ((inputs.logprobs - inputs.old_logprobs) * inputs.token_mask).sum(1, keepdim=True)
-        ratio = torch.exp(log_ratio / inputs.token_mask.sum(1, keepdim=True).clamp(min=1))
-        return LossOutput(-ratio * inputs.advantages)
-
-
-class MisspeltNeed(Right):
-    needs = ("entropi",)
-
-
 class MisspeltStatistic(Right):
     statistics: ClassVar[dict[str, str]] = {"ratoi": "mean"}
 
     def end_step(self, statistics: dict[str, Any]) -> None: ...
-
-
-class NotANumber(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(super().per_token(inputs).loss * float("nan"))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -71,14 +75,22 @@ class OneForAllTurns(OfTurns):
         return [advantages[:1] for advantages in super().scale(inputs)]
 
 
-class OneNumber(Right):
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return super().scale(rewards, weights, group_ids).mean()
+def changed(change: Callable[[Callable[..., Any], Tensor, Tensor, Tensor], Any], **declarations: Any) -> type:
+    """Make a scaler of a function of the right one and its arguments."""
+
+    def scale(self: Right, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Any:
+        return change(partial(Right.scale, self), rewards, weights, group_ids)
+
+    return type("Changed", (Right,), {"scale": scale, "__module__": __name__, **declarations})
 
 
-class ScalesInPlace(Right):
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return super().scale(rewards.mul_(2), weights, group_ids)
+OneNumber = changed(lambda right, *given: right(*given).mean())
+ScalesInPlace = changed(lambda right, rewards, *others: right(rewards.mul_(2), *others))
+DeclaredWrongSign = changed(lambda right, *given: -right(*given), monotone=False)
+Distance = changed(lambda right, *given: right(*given).abs())  # from the mean, without a sign
+OnlyZeros = changed(lambda right, *given: 0 * right(*given))
+# Only tells weights of 0 from others.
+EqualWeights = changed(lambda right, rewards, weights, groups: right(rewards, (weights != 0).float(), groups))
 
 
 class RightCorrection:
@@ -125,32 +137,6 @@ class NeedsAToken(RightCorrection):
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         assert (old - sampler)[mask].max() < 100
         return super().correct(old, sampler, mask)
-
-
-class DeclaredWrongSign(Right):
-    monotone = False
-
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return -super().scale(rewards, weights, group_ids)
-
-
-class Distance(Right):
-    """The distance of a reward from the mean, without a sign."""
-
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return super().scale(rewards, weights, group_ids).abs()
-
-
-class OnlyZeros(Right):
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return 0 * super().scale(rewards, weights, group_ids)
-
-
-class EqualWeights(Right):
-    """Only tells weights of 0 from others."""
-
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        return super().scale(rewards, (weights != 0).float(), group_ids)
 
 
 class OfTheirDevice(Right):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import datasets
@@ -81,24 +81,14 @@ class RightSchedule:
         return max(0.0, 1 - step / total_steps)
 
 
-class BelowZero(RightSchedule):
-    def factor(self, step: int, total_steps: int) -> float:
-        return 1 - 2 * step / total_steps
+def schedule(factor: Callable[[int, int], float]) -> type:
+    return type("Changed", (RightSchedule,), {"factor": staticmethod(factor), "__module__": __name__})
 
 
-class AlwaysZero(RightSchedule):
-    def factor(self, step: int, total_steps: int) -> float:
-        return 0.0
-
-
-class AboveTheRate(RightSchedule):
-    def factor(self, step: int, total_steps: int) -> float:
-        return 2.0
-
-
-class EndsEarly(RightSchedule):
-    def factor(self, step: int, total_steps: int) -> float:
-        return ([1.0] * (total_steps // 2))[step]
+BelowZero = schedule(lambda step, total_steps: 1 - 2 * step / total_steps)
+AlwaysZero = schedule(lambda step, total_steps: 0.0)
+AboveTheRate = schedule(lambda step, total_steps: 2.0)
+EndsEarly = schedule(lambda step, total_steps: ([1.0] * (total_steps // 2))[step])
 
 
 class FirstGroupOnly(RightSchedule):
@@ -111,43 +101,18 @@ class FirstGroupOnly(RightSchedule):
 ROWS = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(8)]
 
 
-class RightData:
-    def load(self) -> Any:
-        return datasets.Dataset.from_list(ROWS)
+def data(load: Callable[[datasets.Dataset], Any] = lambda rows: rows) -> type:
+    """Make a dataset of what a function returns for the right rows."""
+    members = {"load": lambda self: load(datasets.Dataset.from_list(ROWS)), "__module__": __name__}
+    return type("Data", (), members)
 
 
-class Stream(RightData):
-    def load(self) -> Any:
-        return super().load().to_iterable_dataset()
-
-
-class AList(RightData):
-    def load(self) -> Any:
-        return ROWS
-
-
-class NoRows(RightData):
-    def load(self) -> Any:
-        return super().load().select([])
-
-
-class NoPrompts(RightData):
-    def load(self) -> Any:
-        return super().load().rename_column("prompt", "question")
-
-
-class EmptyPrompt(RightData):
-    def load(self) -> Any:
-        return datasets.Dataset.from_list([*ROWS, {"prompt": "", "answer": ""}])
-
-
-class TakesAnArgumentsName(RightData):
-    def load(self) -> Any:
-        return super().load().rename_column("answer", "completions")
-
-
-class OfItsProcess(RightData):
-    """Depends on the rank, as what is seeded by the process does."""
-
-    def load(self) -> Any:
-        return super().load().shuffle(seed=int(os.environ.get("RANK", "0")))
+RightData = data()
+Stream = data(lambda rows: rows.to_iterable_dataset())
+AList = data(lambda rows: ROWS)
+NoRows = data(lambda rows: rows.select([]))
+NoPrompts = data(lambda rows: rows.rename_column("prompt", "question"))
+EmptyPrompt = data(lambda rows: datasets.Dataset.from_list([*ROWS, {"prompt": "", "answer": ""}]))
+TakesAnArgumentsName = data(lambda rows: rows.rename_column("answer", "completions"))
+# Depends on the rank, as what is seeded by the process does.
+OfItsProcess = data(lambda rows: rows.shuffle(seed=int(os.environ.get("RANK", "0"))))

@@ -31,8 +31,8 @@ from grpox_rewards import math_worker, text
 from grpox_rewards.code import code_in
 from grpox_rewards.configs import FormatConfig, HttpConfig, JudgeConfig, RegexConfig, RepetitionConfig
 from grpox_rewards.judge import Judge, read_score
+from grpox_rewards.service import Http
 from grpox_rewards.text import Repetition
-from grpox_rewards.verifier import Http
 
 SHORT, LONG, MOST = 50_000, 200_000, 8.0
 NOISE = 0.03

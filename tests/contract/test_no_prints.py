@@ -12,7 +12,6 @@ ALLOWED = {
     "grpox/runtime/watchdog.py": "writes a heading into the file of stacks, not on the screen",
     "grpox/observing/display.py": "the live line and the tables of a run, which are no records",
     "grpox/data/prompts.py": "a progress bar",
-    "grpox/testing/environment_player.py": "its report, for the process that started it",
     "plugins/builtin/grpox_mlflow/commands.py": "commands, whose results they print",
     "plugins/builtin/grpox_vllm_serving/command.py": "a command, whose result it prints",
 }

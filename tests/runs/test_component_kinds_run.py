@@ -15,7 +15,7 @@ import importlib.resources
 import datasets
 import torch
 from grpox_advantages.scalers import Group, GroupConfig
-from grpox_corrections.corrections import NoCorrection, NoCorrectionConfig
+from grpox_corrections.corrections import NoCorrection
 from grpox_generators.hf import HfConfig, HfGenerator
 from grpox_losses.losses import ClippedConfig, Dapo
 
@@ -51,8 +51,7 @@ class Advantage(Steps, Group):
 
 
 class Corrects(Steps, NoCorrection):
-    def __init__(self):
-        NoCorrection.__init__(self, NoCorrectionConfig())
+    pass
 
 
 class Generator(Steps, HfGenerator):

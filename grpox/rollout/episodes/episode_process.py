@@ -21,6 +21,7 @@ from grpox.environments.calling import CANCEL_SECONDS, CallTimeout, Settled, dri
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import EnvironmentClass
 from grpox.rollout.episodes.messages import LAST, Request
+from grpox.runtime.setup import seed_libraries
 from grpox.runtime.workers import ends_with_connection, flush_output
 
 REPEAT_SECONDS = 0.5

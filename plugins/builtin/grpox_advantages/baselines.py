@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import AdvantageInputs
-from grpox_advantages.configs import CentredConfig, QuantileConfig, ScaledConfig
+from grpox_advantages.configs import QuantileConfig, ScaledConfig
 from grpox_advantages.scalers import centre, divisors, whiten
 
 
@@ -19,9 +19,6 @@ class Rloo:
     The baseline of a completion does not contain its own reward, so that the policy gradient is unbiased. With
     n scored members the advantage is `n / (n - 1)` times `r - mean_g`.
     """
-
-    def __init__(self, config: CentredConfig) -> None:
-        self.config = config
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         """rewards f32[N, K] (NaN: abstained), weights f32[K], group_ids i64[N] -> f32[N]."""
@@ -58,9 +55,6 @@ class MaxRl:
 
     needs_nonnegative_rewards: ClassVar[bool] = True
 
-    def __init__(self, config: CentredConfig) -> None:
-        self.config = config
-
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         """rewards f32[N, K] (NaN: abstained), weights f32[K], group_ids i64[N] -> f32[N].
 
@@ -84,9 +78,6 @@ class Opo:
     """
 
     signal = "sum"
-
-    def __init__(self, config: CentredConfig) -> None:
-        self.config = config
 
     def scale(self, inputs: AdvantageInputs) -> Tensor:
         """Return the advantages of N completions, f32[N]; they need not add up to 0 in a group."""

@@ -27,10 +27,6 @@ class GroupConfig(ScaledConfig):
     deviation over the batch (GDPO, arXiv 2601.05242)."""
 
 
-class CentredConfig(Parameters):
-    """Parameters of none, rloo, maxrl and opo: there are none."""
-
-
 class QuantileConfig(ScaledConfig):
     """Parameters of quantile."""
 

@@ -25,7 +25,6 @@ ADVANTAGES = (
     ComponentSpec(
         name="none",
         target="grpox_advantages.scalers:Centred",
-        config="grpox_advantages.configs:CentredConfig",
         summary="Reward minus the group's mean, not divided",
         formula="r - mean_g",
         source="Understanding R1-Zero-Like Training (Dr. GRPO), arXiv 2503.20783",
@@ -33,7 +32,6 @@ ADVANTAGES = (
     ComponentSpec(
         name="rloo",
         target="grpox_advantages.baselines:Rloo",
-        config="grpox_advantages.configs:CentredConfig",
         summary="Less the mean of the other rewards of the group, not divided",
         formula="r_i - mean_{j != i} r_j",
         source="Back to Basics (RLOO), arXiv 2402.14740",
@@ -49,7 +47,6 @@ ADVANTAGES = (
     ComponentSpec(
         name="maxrl",
         target="grpox_advantages.baselines:MaxRl",
-        config="grpox_advantages.configs:CentredConfig",
         summary="Centred by the group's mean and divided by that mean; rewards must not be negative",
         formula="(r - mean_g) / mean_g",
         source="Maximum Likelihood Reinforcement Learning, arXiv 2602.02710",
@@ -57,7 +54,6 @@ ADVANTAGES = (
     ComponentSpec(
         name="opo",
         target="grpox_advantages.baselines:Opo",
-        config="grpox_advantages.configs:CentredConfig",
         summary="Less the group's mean reward weighted by length, not divided",
         formula="r - sum_j n_j r_j / sum_j n_j",
         source="On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from grpox.toolkit import ROUNDING, weighted_sum
-from grpox_advantages.configs import CentredConfig, GroupConfig, ScaledConfig
+from grpox_advantages.configs import GroupConfig, ScaledConfig
 
 
 class Group:
@@ -51,9 +51,6 @@ class Batch:
 
 class Centred:
     """`r - mean_g`, on the scale of the rewards (Dr. GRPO, arXiv 2503.20783)."""
-
-    def __init__(self, config: CentredConfig) -> None:
-        self.config = config
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         """rewards f32[N, K] (NaN: abstained), weights f32[K], group_ids i64[N] -> f32[N]."""

@@ -70,7 +70,9 @@ class ReturnToGo:
         Raises:
             ValueError: gamma is 1, completions have several turns, and no turn has a reward of its own.
         """
-        if self.config.gamma == 1 and _has_several_turns(inputs) and not _has_rewards_of_turns(inputs):
+        lists = any(label in inputs.token_rewards for label in inputs.labels)
+        has_rewards = lists or any(turn.reward is not None for turns in inputs.turns for turn in turns)
+        if self.config.gamma == 1 and _has_several_turns(inputs) and not has_rewards:
             cure = (
                 "define turn_rewards() in the environment, let a reward function return a list of rewards, set "
                 "gamma below 1, or use advantage 'group', which gives the same"
@@ -153,8 +155,3 @@ def _has_several_turns(inputs: AdvantageInputs) -> bool:
     """Tell whether a scored completion has several turns."""
     scored = (~inputs.rewards.isnan().all(dim=1)).tolist()
     return any(len(turns) > 1 for turns, is_scored in zip(inputs.turns, scored, strict=True) if is_scored)
-
-
-def _has_rewards_of_turns(inputs: AdvantageInputs) -> bool:
-    lists = any(label in inputs.token_rewards for label in inputs.labels)
-    return lists or any(turn.reward is not None for turns in inputs.turns for turn in turns)

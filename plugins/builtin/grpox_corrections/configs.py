@@ -9,10 +9,6 @@ from pydantic import Field, ValidationInfo, field_validator
 from grpox.config import Parameters
 
 
-class NoCorrectionConfig(Parameters):
-    """Parameters of none: there are none."""
-
-
 class TokenTruncateConfig(Parameters):
     """Parameters of token-truncate."""
 

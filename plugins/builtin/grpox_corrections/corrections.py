@@ -12,7 +12,6 @@ from torch import Tensor
 
 from grpox_corrections.configs import (
     GeometricMaskConfig,
-    NoCorrectionConfig,
     SequenceMaskConfig,
     SequenceTruncateConfig,
     TokenMaskConfig,
@@ -46,26 +45,10 @@ def of_sequences(old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
     return of_tokens(old, sampler, mask).sum(dim=1, keepdim=True).expand(mask.shape)
 
 
-def of_sequence_means(old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
-    """`(1/n) sum_t d`, n the tokens of the completion, at least 1: f64[B, T]."""
-    tokens = mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return of_sequences(old, sampler, mask) / tokens
-
-
-def truncated(difference: Tensor, cap: float, dtype: torch.dtype) -> Tensor:
-    """`min(exp(d), cap)`"""
-    return _exp(difference).clamp(max=cap).to(dtype)
-
-
-def masked(difference: Tensor, keep: Tensor, dtype: torch.dtype) -> Tensor:
-    """`exp(d)` for kept tokens, else 0."""
-    return torch.where(keep, _exp(difference), 0.0).to(dtype)
-
-
-def inside(difference: Tensor, low: float, high: float) -> Tensor:
+def inside(difference: Tensor, config: TokenMaskConfig | SequenceMaskConfig | GeometricMaskConfig) -> Tensor:
     """Test `low <= exp(d) <= high` for each token: bool[B, T]."""
     ratio = difference.exp()
-    return (ratio >= low) & (ratio <= high)
+    return (ratio >= config.low) & (ratio <= config.high)
 
 
 def _exp(difference: Tensor) -> Tensor:
@@ -78,11 +61,8 @@ class NoCorrection:
     weighs_by_raw = False
     corrects = False
 
-    def __init__(self, config: NoCorrectionConfig) -> None:
-        self.config = config
-
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """old, sampler f32[B, T], mask bool[B, T] -> weights f32[B, T], keep bool[B, T]."""
+        """Weigh every token by 1."""
         return torch.ones_like(old), torch.ones_like(mask)
 
 
@@ -92,16 +72,17 @@ class TokenTruncate:
     `R = min(exp(d), cap)`. Truncation bounds the variance and drops no token (Yao et al. 2025).
     """
 
-    def __init__(self, config: TokenTruncateConfig) -> None:
+    def __init__(self, config: TokenTruncateConfig | SequenceTruncateConfig) -> None:
         self.config = config
 
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """old, sampler f32[B, T], mask bool[B, T] -> weights f32[B, T], keep bool[B, T] (all True).
+    def difference(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+        """d of each token: f64[B, T]."""
+        return of_tokens(old, sampler, mask)
 
-        Masked tokens, and those whose sampler log-probability is NaN, weigh 1.
-        """
-        difference = of_tokens(old, sampler, mask)
-        return truncated(difference, self.config.cap, old.dtype), torch.ones_like(mask)
+    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep all tokens; masked ones, and those whose sampler log-probability is NaN, have d = 0."""
+        weights = _exp(self.difference(old, sampler, mask)).clamp(max=self.config.cap)
+        return weights.to(old.dtype), torch.ones_like(mask)
 
 
 class TokenMask:
@@ -111,64 +92,46 @@ class TokenMask:
     implementations rather than between policies (IcePop; Ring-1T report, arXiv 2510.18855).
     """
 
-    def __init__(self, config: TokenMaskConfig) -> None:
+    def __init__(self, config: TokenMaskConfig | SequenceMaskConfig) -> None:
         self.config = config
 
+    def difference(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+        """d of each token: f64[B, T]."""
+        return of_tokens(old, sampler, mask)
+
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """old, sampler f32[B, T], mask bool[B, T] -> weights f32[B, T] (0 where dropped), keep bool[B, T].
-
-        Masked tokens, and those whose sampler log-probability is NaN, are kept and weigh 1.
-        """
-        difference = of_tokens(old, sampler, mask)
-        keep = inside(difference, self.config.low, self.config.high)
-        return masked(difference, keep, old.dtype), keep
+        """Drop tokens out of bounds; d is 0 of masked ones, and where the sampler's log-probability is NaN."""
+        difference = self.difference(old, sampler, mask)
+        keep = inside(difference, self.config)
+        return torch.where(keep, _exp(difference), 0.0).to(old.dtype), keep
 
 
-class SequenceTruncate:
+class _OfSequences:
+    """Whole completions are corrected: all positions of a row have one d, so one weight and one keep."""
+
+    def difference(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+        """`sum_t d` at each token: f64[B, T]."""
+        return of_sequences(old, sampler, mask)
+
+    def raw(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+        """`exp(sum_t d)` at each token, before any cap or mask; may be infinite: f64[B, T]."""
+        return of_sequences(old, sampler, mask).exp()
+
+
+class SequenceTruncate(_OfSequences, TokenTruncate):
     """Each completion weighted by its probability under the trainer over that under the generator, up to a cap.
 
     `R = min(exp(sum_t d), cap)`. Without the cap this weight is unbiased, unlike weights of single tokens, but
     its variance grows with length.
     """
 
-    def __init__(self, config: SequenceTruncateConfig) -> None:
-        self.config = config
 
-    def raw(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
-        """`exp(sum_t d)` at each token, before the cap; may be infinite: f64[B, T]."""
-        return of_sequences(old, sampler, mask).exp()
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """old, sampler f32[B, T], mask bool[B, T] -> weights f32[B, T], keep bool[B, T] (all True).
-
-        All positions of a row have the same weight. Tokens whose sampler log-probability is NaN add nothing.
-        """
-        difference = of_sequences(old, sampler, mask)
-        return truncated(difference, self.config.cap, old.dtype), torch.ones_like(mask)
-
-
-class SequenceMask:
+class SequenceMask(_OfSequences, TokenMask):
     """Each completion weighted by its ratio, or dropped whole if the ratio is outside the bounds.
 
     `R = exp(sum_t d)` inside [low, high], else 0. Sequence-level MIS of Liu, Li et al. 2025, "When Speed Kills
     Stability".
     """
-
-    def __init__(self, config: SequenceMaskConfig) -> None:
-        self.config = config
-
-    def raw(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
-        """`exp(sum_t d)` at each token, before the mask; may be infinite: f64[B, T]."""
-        return of_sequences(old, sampler, mask).exp()
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """old, sampler f32[B, T], mask bool[B, T] -> weights f32[B, T] (0 where dropped), keep bool[B, T].
-
-        Both are the same at all positions of a row. Tokens whose sampler log-probability is NaN add nothing.
-        """
-        difference = of_sequences(old, sampler, mask)
-        keep = inside(difference, self.config.low, self.config.high)
-        return masked(difference, keep, old.dtype), keep
 
 
 class GeometricMask:
@@ -183,15 +146,18 @@ class GeometricMask:
     def __init__(self, config: GeometricMaskConfig) -> None:
         self.config = config
 
+    def _mean(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
+        """`(1/n) sum_t d`, n the tokens of the completion, at least 1: f64[B, T]."""
+        return of_sequences(old, sampler, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+
     def raw(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
         """`exp((1/n) sum_t d)` at each token, which the bounds are for; may be infinite: f64[B, T]."""
-        return of_sequence_means(old, sampler, mask).exp()
+        return self._mean(old, sampler, mask).exp()
 
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """old, sampler f32[B, T], mask bool[B, T] -> weights f32[B, T] (0 where dropped), keep bool[B, T].
+        """Drop completions out of bounds. A token whose sampler log-probability is NaN has d = 0, counts in n.
 
-        keep is the same at all positions of a row. A token whose sampler log-probability is NaN has d = 0 and
-        counts in n. Weights are capped at exp(20), because nothing else bounds the weights of single tokens.
+        Weights are capped at exp(20), because nothing else bounds the weights of single tokens.
         """
-        keep = inside(of_sequence_means(old, sampler, mask), self.config.low, self.config.high)
-        return masked(of_tokens(old, sampler, mask), keep, old.dtype), keep
+        keep = inside(self._mean(old, sampler, mask), self.config)
+        return torch.where(keep, _exp(of_tokens(old, sampler, mask)), 0.0).to(old.dtype), keep

@@ -16,7 +16,6 @@ def grpox_corrections() -> tuple[ComponentSpec, ...]:
         ComponentSpec(
             name="none",
             target="grpox_corrections.corrections:NoCorrection",
-            config="grpox_corrections.configs:NoCorrectionConfig",
             summary="Assumes that generator and trainer have the same distribution",
             formula="R = 1",
         ),

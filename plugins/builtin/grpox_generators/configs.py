@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from grpox.config import RunConfig, SamplingConfig
+from grpox.config import Parameters, RunConfig, SamplingConfig
 from grpox.contracts import GeneratorMemory, InputPath
 from grpox.errors import Problem
 from grpox_generators.generation_kwargs import ALLOWED, OWNED, VLLM_ALLOWED, VLLM_OWNED, refused_keys
@@ -16,12 +16,6 @@ LEAST_WEIGHTS = 2**16
 """Number of weights of the smallest linear layer that hf multiplies in blocks on a CPU."""
 HOTTEST = 2.0
 """Highest temperature that vLLM accepts."""
-
-
-class Parameters(BaseModel):
-    """Parameters that refuse unknown names, and numbers that are not finite."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class HfConfig(Parameters):

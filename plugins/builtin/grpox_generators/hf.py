@@ -25,7 +25,7 @@ from grpox.toolkit import is_own_memory, persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import Completion, complete
 from grpox_generators.decoding import Batch, cut, generating, most_of_all_ranks
-from grpox_generators.limits import build_rollout, check_length, end_ids, longest_completion
+from grpox_generators.limits import check_length, end_ids, longest_completion
 from grpox_generators.packed_linear import PackedLinear, pack
 from grpox_generators.sampling import NoProbabilities, distribution_config, keeps_rows, refused_kwargs
 
@@ -93,14 +93,16 @@ class HfGenerator:
                 config, size = distribution_config(sampling, ends), self.config.batch_size
                 completions = complete(self.model, prompts, sampling, config, size, seed)
             else:
-                batches = self._batches(prompts)
+                batches = list(cut(prompts, self.config.batch_size))
+                if self.in_step:  # as many on each rank: the missing ones are empty
+                    batches += [[]] * (most_of_all_ranks(len(batches)) - len(batches))
                 completions = chain.from_iterable(self._complete(batch, sampling, ends) for batch in batches)
             for prompt, sample, token_ids, logprobs, stop in completions:
                 ends_at = [place + 1 for place, token in enumerate(token_ids) if token in ends][:1]
                 ends_at += [stop] if stop is not None and stop <= len(token_ids) else []
                 length = min(ends_at, default=len(token_ids))
-                reason, tokens = "stop" if ends_at else "length", token_ids[:length]
-                yield build_rollout(prompt, sample, tokens, logprobs[:length], reason, self.version)
+                of = prompt.group_id, sample, prompt.token_ids, tuple(token_ids[:length])
+                yield Rollout(*of, "stop" if ends_at else "length", self.version, tuple(logprobs[:length]))
 
     def sleep(self) -> None:
         """Release the blocks of packed layers, which are made again.
@@ -119,13 +121,6 @@ class HfGenerator:
     def close(self) -> None:
         del self.model
         self._weights, self._packed = {}, []
-
-    def _batches(self, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-        """Return this rank's batches. If ranks generate in step, empty batches fill up to the largest number of
-        a rank."""
-        batches = list(cut(prompts, self.config.batch_size))
-        idle = most_of_all_ranks(len(batches)) - len(batches) if self.in_step else 0
-        return batches + [[]] * idle
 
     def _complete(
         self, prompts: Sequence[Prompt], sampling: SamplingConfig, end_ids: Sequence[int]

@@ -1,4 +1,4 @@
-"""Requests and results, without torch: the end of a completion, positions, a rollout, a request to vLLM."""
+"""Requests, without torch: the end of a completion, positions, a request to vLLM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from grpox.config import SamplingConfig
-from grpox.contracts import Prompt, Rollout
+from grpox.contracts import Prompt
 from grpox.errors import ConfigError, RunFailed
 
 
@@ -59,26 +59,6 @@ def longest_completion(prompt: Prompt, sampling: SamplingConfig) -> int:
             f"a prompt of group {prompt.group_id} has max_tokens {prompt.max_tokens}; at least is 1"
         )
     return prompt.max_tokens
-
-
-def build_rollout(
-    prompt: Prompt,
-    sample: int,
-    token_ids: Sequence[int],
-    logprobs: Sequence[float],
-    finish_reason: str,
-    version: int,
-) -> Rollout:
-    """Build the rollout of completion number `sample` of the prompt's group, by a policy of `version`."""
-    return Rollout(
-        group_id=prompt.group_id,
-        sample=sample,
-        prompt_ids=prompt.token_ids,
-        completion_ids=tuple(token_ids),
-        finish_reason=finish_reason,
-        policy_version=version,
-        sampler_logprobs=tuple(logprobs),
-    )
 
 
 def request_params(

@@ -178,7 +178,9 @@ class ServerClient:
                 self.heard = time.monotonic()
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError, json.JSONDecodeError) as error:
-            raise _lost(self.url, error) from error
+            kind = ServerUnfit if isinstance(error, TimeoutError) else ServerLost
+            reason = " ".join(text_of(error).split()) or type(error).__name__
+            raise kind(f"{self.url}: {reason}") from error
 
 
 def _failure(url: str, path: str, status: int, text: str) -> Exception:
@@ -198,11 +200,6 @@ def _failure(url: str, path: str, status: int, text: str) -> Exception:
 
 def _refused(message: str) -> ConfigError:
     return ConfigError(f"vLLM does not accept these settings: {message}", "sampling")
-
-
-def _lost(url: str, error: BaseException) -> ServerLost:
-    kind = ServerUnfit if isinstance(error, TimeoutError) else ServerLost
-    return kind(f"{url}: {' '.join(text_of(error).split()) or type(error).__name__}")
 
 
 def end_if_signalled(silent_since: float = 0.0) -> None:

@@ -43,7 +43,7 @@ from grpox.toolkit import (
     write_adapter,
 )
 from grpox_generators.configs import VllmColocateConfig
-from grpox_generators.limits import build_rollout, check_length, end_ids, request_params, seed_of
+from grpox_generators.limits import check_length, end_ids, request_params, seed_of
 from grpox_generators.vllm_weights import as_stored, from_all_ranks
 from grpox_vllm_serving.launch import CPU_BLOCK_SIZE, SHARED_MEMORY
 from grpox_vllm_serving.weight_reload import as_loaded, head_is_embedding, pack_again, untouched
@@ -155,11 +155,12 @@ class VllmColocateGenerator:
         outputs = self._outputs(seeded, sampling)[mine]
         for prompt, output in zip(prompts, outputs, strict=True):
             for completion in sorted(output.outputs, key=lambda completion: completion.index):
-                token_ids, reason = completion.token_ids, completion.finish_reason
+                token_ids, reason = tuple(completion.token_ids), completion.finish_reason
                 if reason in ("abort", "error"):
                     raise RunFailed(f"vLLM broke off a completion of group {prompt.group_id}: {reason}")
-                chosen = [p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True)]
-                yield build_rollout(prompt, completion.index, token_ids, chosen, reason, self.version)
+                chosen = (p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True))
+                of = prompt.group_id, completion.index, prompt.token_ids, token_ids
+                yield Rollout(*of, reason, self.version, tuple(chosen))
 
     def sleep(self) -> None:
         """On CUDA, release the memory of weights and cache for the update."""

@@ -23,7 +23,7 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.logs import get_logger
 from grpox.toolkit import has_float32_head, stream_weights
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.limits import build_rollout, check_length, end_ids, request_params, seed_of
+from grpox_generators.limits import check_length, end_ids, request_params, seed_of
 from grpox_generators.server_client import (
     Completion,
     Fleet,
@@ -395,5 +395,6 @@ class VllmServerGenerator:
     def _read(self, pending: PendingRequests) -> Iterator[Rollout]:
         with self._translate_config_errors():
             for request, done in pending.arriving():
-                tokens, logprobs, reason = done.token_ids, done.logprobs, done.finish_reason
-                yield build_rollout(request.prompt, done.index, tokens, logprobs, reason, pending.version)
+                prompt, tokens, logprobs = request.prompt, tuple(done.token_ids), tuple(done.logprobs)
+                of = prompt.group_id, done.index, prompt.token_ids, tokens
+                yield Rollout(*of, done.finish_reason, pending.version, logprobs)

@@ -8,16 +8,16 @@ from string import Formatter
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from grpox.config import Parameters
 from grpox.contracts import CachePath, Message, ModelPath, TokenizerPath
 from grpox.errors import Problem
 
 
-class Parameters(BaseModel):
-    """Parameters that refuse unknown names, and numbers that are not finite."""
+class RewardParameters(Parameters):
+    """Parameters of a reward, and what is known of it before it is built."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
     is_binary: ClassVar[Any] = False
     """True: every score is 0 or 1."""
 
@@ -35,7 +35,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         raise ValueError(f"not a regular expression: {error.msg} at position {error.pos}") from error
 
 
-class ExactConfig(Parameters):
+class ExactConfig(RewardParameters):
     """Parameters of exact."""
 
     is_binary = True
@@ -47,14 +47,14 @@ class ExactConfig(Parameters):
     """True: ignore upper and lower case."""
 
 
-class EnvironmentConfig(Parameters):
+class EnvironmentConfig(RewardParameters):
     """Parameters of environment."""
 
     part: str | None = None
     """Name of one part of the environment's reward; default: the sum of all parts."""
 
 
-class RegexConfig(Parameters):
+class RegexConfig(RewardParameters):
     """Parameters of regex."""
 
     pattern: str
@@ -101,7 +101,7 @@ class RegexConfig(Parameters):
         return self
 
 
-class LengthConfig(Parameters):
+class LengthConfig(RewardParameters):
     """Parameters of length."""
 
     target: int = Field(ge=1)
@@ -113,7 +113,7 @@ class LengthConfig(Parameters):
     counts units."""
 
 
-class SoftOverlongConfig(Parameters):
+class SoftOverlongConfig(RewardParameters):
     """Parameters of soft_overlong."""
 
     max_length: int = Field(ge=1)
@@ -128,7 +128,7 @@ class SoftOverlongConfig(Parameters):
         return self
 
 
-class FormatConfig(Parameters):
+class FormatConfig(RewardParameters):
     """Parameters of format."""
 
     is_binary = True
@@ -148,7 +148,7 @@ class FormatConfig(Parameters):
         return tags
 
 
-class RewardModelConfig(Parameters):
+class RewardModelConfig(RewardParameters):
     """Parameters of reward_model."""
 
     model: ModelPath
@@ -182,7 +182,7 @@ class RewardModelConfig(Parameters):
         return [*prompt_problems(self, examples)]
 
 
-class CodeConfig(Parameters):
+class CodeConfig(RewardParameters):
     """Parameters of code."""
 
     column: str = "tests"
@@ -208,7 +208,7 @@ class CodeConfig(Parameters):
         return check_rows(rows, self)
 
 
-class MathConfig(Parameters):
+class MathConfig(RewardParameters):
     """Parameters of math."""
 
     is_binary = True
@@ -221,7 +221,7 @@ class MathConfig(Parameters):
     """Time limit in seconds for one completion; a slower one scores 0 and counts in math/timeouts."""
 
 
-class CosineConfig(Parameters):
+class CosineConfig(RewardParameters):
     """Parameters of cosine."""
 
     max_length: int = Field(ge=1)
@@ -251,7 +251,7 @@ class CosineConfig(Parameters):
         return self
 
 
-class RepetitionConfig(Parameters):
+class RepetitionConfig(RewardParameters):
     """Parameters of repetition."""
 
     size: int = Field(3, ge=1)
@@ -260,7 +260,7 @@ class RepetitionConfig(Parameters):
     """Unit: words of the text, ignoring case, or tokens of the completion."""
 
 
-class ServiceConfig(Parameters):
+class ServiceConfig(RewardParameters):
     """Parameters that the rewards of a service share: http and judge."""
 
     url: str

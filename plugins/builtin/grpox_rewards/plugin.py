@@ -98,7 +98,7 @@ REWARDS = (
     ),
     ComponentSpec(
         name="http",
-        target="grpox_rewards.verifier:Http",
+        target="grpox_rewards.service:Http",
         config="grpox_rewards.configs:HttpConfig",
         summary="Scores of a verifier service, to which prompts and completions are posted as JSON",
         formula="the scores that the service answers",

@@ -174,12 +174,10 @@ class Length:
             lengths = [len(ids) for ids in model_tokens(completion_ids, model_masks)]
         else:
             lengths = [len(completion_text(completion)) for completion in completions]
-        return [self._score(abs(length - self.config.target)) for length in lengths]
-
-    def _score(self, distance: int) -> float:
+        distances = [abs(length - self.config.target) for length in lengths]
         if self.config.scale == "absolute":
-            return -float(distance)
-        return max(-1.0, -distance / self.config.target)
+            return [-float(distance) for distance in distances]
+        return [max(-1.0, -distance / self.config.target) for distance in distances]
 
 
 class SoftOverlong:
@@ -264,14 +262,12 @@ class Repetition:
         **columns: Any,
     ) -> list[float]:
         """Return one score in (-1, 0] per completion."""
-        if self.config.unit == "tokens":
-            return [self._score(ids) for ids in model_tokens(completion_ids, model_masks)]
-        return [self._score(completion_text(completion).lower().split()) for completion in completions]
-
-    def _score(self, units: Sequence[Hashable]) -> float:
+        texts: Sequence[Sequence[Hashable]] = model_tokens(completion_ids, model_masks)
+        if self.config.unit == "words":
+            texts = [completion_text(completion).lower().split() for completion in completions]
         size = self.config.size
-        grams = [tuple(units[start : start + size]) for start in range(len(units) - size + 1)]
-        return len(set(grams)) / len(grams) - 1 if grams else 0.0
+        grams = [[tuple(text[at : at + size]) for at in range(len(text) - size + 1)] for text in texts]
+        return [len(set(each)) / len(each) - 1 if each else 0.0 for each in grams]
 
 
 class EnvironmentReward:

@@ -109,7 +109,9 @@ def serve(
     _refuse_used_address(host, port)
     if weights_dir is not None and not Path(weights_dir).is_dir():
         raise ConfigError("no such folder", "--weights-dir", given=weights_dir)
-    _hang_up_as_terminate()
+    # A closed terminal ends the server as SIGTERM does, unless under nohup.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
     token = read_or_make_token(token_file)
 
     import torch
@@ -177,12 +179,6 @@ def _model(given: str) -> tuple[str, str, bool, int | None]:
     if problems := list(model_problems("MODEL", path)):
         raise ConfigError(problems)
     return path, DTYPES[0], False, None
-
-
-def _hang_up_as_terminate() -> None:
-    """Make a closed terminal end the server as SIGTERM does, unless under nohup."""
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
 
 
 def _refuse_unknown(option: str, given: str | None, allowed: tuple[str, ...]) -> None:

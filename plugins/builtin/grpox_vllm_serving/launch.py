@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import secrets
-import shutil
 import signal
 import ssl
-import stat
 import sys
 import tempfile
 import time
@@ -30,8 +26,6 @@ FILE_BACKEND = "grpox_file"
 
 SHARED_MEMORY = Path("/dev/shm")
 SECONDS_TO_END = 15.0
-LOCK = "lock"
-"""File in a server's folder that the server locks while it runs."""
 
 CPU_BLOCK_SIZE = 32
 """Tokens of a block of keys and values on a CPU, the smallest size there. Samples of a group share only whole
@@ -134,10 +128,14 @@ def serving(settings: ServerSettings) -> Iterator[Server]:
     """Start a server, and end all its processes on leaving the context, for any reason."""
     refuse_owned(settings.extra)
     with ExitStack() as stack:
-        # Both files are private to this user.
-        shared = str(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else tempfile.gettempdir()
-        weights = stack.enter_context(_folder("grpox-weights-", settings.weights_dir or shared))
-        sockets = stack.enter_context(_folder("grpox-serve-", tempfile.gettempdir()))
+
+        def folder(prefix: str, parent: Path | str | None) -> Path:  # private to this user
+            temporary = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+            return Path(stack.enter_context(temporary))
+
+        shared = SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+        weights = folder("grpox-weights-", settings.weights_dir or shared)
+        sockets = folder("grpox-serve-", None)
         instance = secrets.token_hex(8)
         (weights / INSTANCE_FILE).write_text(instance, encoding="ascii")
         process = Child(
@@ -229,38 +227,6 @@ def environment(settings: ServerSettings, weights: Path, sockets: Path, instance
             # No worker besides the engine's core: each would occupy a core while it waits for the other.
             defaults |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     return {name: value for name, value in defaults.items() if name not in os.environ} | own
-
-
-@contextmanager
-def _folder(prefix: str, parent: str) -> Iterator[Path]:
-    """Create a folder for this server alone, and remove the folders of killed servers."""
-    for left in Path(parent).glob(f"{prefix}*"):
-        with suppress(OSError), _own(left, os.O_DIRECTORY) as own, _own(LOCK, os.O_RDWR, own) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel locks it while the server runs
-            shutil.rmtree(left)
-    temporary = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-    with temporary as folder, Path(folder, f"{LOCK}.unfinished").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(lock.name, Path(folder, LOCK))  # the folder never exists without its lock
-        yield Path(folder)
-
-
-@contextmanager
-def _own(path: Path | str, flags: int, folder: int | None = None) -> Iterator[int]:
-    """Open a folder or plain file of this user; refuse one that another user could have put there.
-
-    Raises:
-        OSError: it belongs to another user, or is a link, which is not followed, or a pipe, which is not
-            awaited.
-    """
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-    try:
-        status = os.fstat(descriptor)
-        if status.st_uid != os.geteuid() or not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-            raise PermissionError(errno.EPERM, "does not belong to this user", str(path))
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _end(process: Child) -> None:

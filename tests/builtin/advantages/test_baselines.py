@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from grpox.contracts import AdvantageInputs, Turn
 from grpox_advantages.baselines import MaxRl, Opo, Quantile, ReinforcePlusPlus, Rloo, rank_of
-from grpox_advantages.configs import CentredConfig, GroupConfig, QuantileConfig, ScaledConfig
+from grpox_advantages.configs import GroupConfig, QuantileConfig, ScaledConfig
 from grpox_advantages.scalers import Batch, Centred, Group
 
 NAN = math.nan
@@ -52,11 +52,11 @@ def checked(advantages: torch.Tensor) -> list[float]:
     return advantages.tolist()
 
 
-RLOO, MAXRL, OPO = Rloo(CentredConfig()), MaxRl(CentredConfig()), Opo(CentredConfig())
+RLOO, MAXRL, OPO = Rloo(), MaxRl(), Opo()
 EVERY: dict[str, Any] = {
     "group": Group(GroupConfig(eps=0.0, ddof=0)),
     "batch": Batch(ScaledConfig(eps=0.0, ddof=0)),
-    "none": Centred(CentredConfig()),
+    "none": Centred(),
     "rloo": RLOO,
     "reinforce_plus_plus": ReinforcePlusPlus(ScaledConfig(eps=0.0)),
     "maxrl": MAXRL,

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from grpox.contracts import AdvantageInputs, Turn
-from grpox.testing import AdvantageConformance
 from grpox_advantages.configs import GigpoConfig, GroupConfig, ReturnToGoConfig
 from grpox_advantages.scalers import Group
 from grpox_advantages.turns import Gigpo, ReturnToGo
@@ -198,41 +197,11 @@ def test_gigpo_compares_a_known_first_state_twice() -> None:
 
 
 @each
-@pytest.mark.parametrize("norm", ["std", "fixed"])
-def test_a_constant_added_to_all_rewards_changes_nothing_without_discount(name: str, norm: str) -> None:
-    episodes, groups = drawn(1)
-    raised = [(states, reward + 3.0, rewards) for states, reward, rewards in episodes]
-    before, after = (
-        flat(scale(name, inputs_of(each, groups), gamma=1.0, norm=norm)) for each in (episodes, raised)
-    )
-    assert any(before)
-    assert after == pytest.approx(before, abs=1e-5)
-
-
-@each
-def test_the_order_of_a_group_does_not_matter(name: str) -> None:
-    episodes, groups = drawn(2)
-    order = random.Random(0).sample(range(len(groups)), len(groups))
-    before = scale(name, inputs_of(episodes, groups))
-    after = scale(name, inputs_of([episodes[i] for i in order], [groups[i] for i in order]))
-    assert flat(after) == pytest.approx(flat([before[i] for i in order]), abs=1e-6)
-
-
-@each
 def test_equal_states_and_rewards_of_another_group_do_not_matter(name: str) -> None:
     episodes, groups = drawn(3)
     mine = [i for i, group in enumerate(groups) if group == 3]
     alone = scale(name, inputs_of([episodes[i] for i in mine], [3] * len(mine)))
     assert flat(alone) == pytest.approx(flat([scale(name, inputs_of(episodes, groups))[i] for i in mine]))
-
-
-@each
-def test_a_completion_that_no_function_scored_is_zero_for_all_its_turns(name: str) -> None:
-    episodes: list[Episode] = [("ab", NAN, (1.0, 2.0)), *[(s, r, (0.0,) * len(s)) for s, r, _ in LAKE]]
-    with_it = scale(name, inputs_of(episodes, [0] * 4))
-    without = scale(name, inputs_of(episodes[1:], [0] * 3))
-    assert with_it[0] == [0.0, 0.0]
-    assert flat(with_it[1:]) == pytest.approx(flat(without))
 
 
 @each
@@ -259,11 +228,3 @@ def test_return_to_go_refuses_to_be_group_under_another_name() -> None:
 @each
 def test_a_batch_of_lost_episodes_is_not_refused(name: str) -> None:
     assert flat(scale(name, inputs_of([("--", NAN, ()), ("-", NAN, ())], [0, 0]))) == [0.0] * 3
-
-
-class TestGigpo(AdvantageConformance):
-    component = "gigpo"
-
-
-class TestReturnToGo(AdvantageConformance):
-    component = "return-to-go"

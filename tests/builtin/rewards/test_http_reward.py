@@ -17,8 +17,7 @@ from grpox.contracts import FailedScore
 from grpox.errors import ConfigError
 from grpox.rollout.rewards.named import RewardCall
 from grpox_rewards.configs import HttpConfig
-from grpox_rewards.service import Service
-from grpox_rewards.verifier import Http
+from grpox_rewards.service import Http, Service
 
 KEY = "k-0123456789-abcdef"
 

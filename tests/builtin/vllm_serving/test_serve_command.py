@@ -14,7 +14,7 @@ from grpox.cli.app import app
 from grpox.errors import ConfigError
 from grpox.runfile.load import load_run
 from grpox_vllm_serving.command import serve
-from grpox_vllm_serving.launch import OWNED, ServerSettings, _folder, command, environment, refuse_owned
+from grpox_vllm_serving.launch import OWNED, ServerSettings, command, environment, refuse_owned
 
 TOKEN = "a-secret-0123456789"
 
@@ -135,49 +135,6 @@ def test_help_teaches(monkeypatch):
     text = CliRunner().invoke(app, ["serve", "--help"]).output
     assert "generator=vllm-server" in text
     assert "GRPOX_SERVER_TOKEN" in text
-
-
-def test_folders_of_servers_that_were_killed_are_removed_and_those_of_living_ones_stay(tmp_path):
-    killed = tmp_path / "grpox-weights-killed"
-    killed.mkdir()
-    (killed / "bucket").touch()
-    (killed / "lock").touch()
-    starting = tmp_path / "grpox-weights-starting"  # it has no lock yet
-    starting.mkdir()
-    with _folder("grpox-weights-", str(tmp_path)) as living:
-        assert not killed.exists()
-        with _folder("grpox-weights-", str(tmp_path)) as second:
-            assert living.is_dir()
-            assert second != living
-    assert [*tmp_path.iterdir()] == [starting]
-
-
-def test_what_others_put_in_the_place_of_a_servers_folder_is_neither_opened_nor_removed(tmp_path):
-    mine = tmp_path / "mine.txt"
-    mine.write_text("kept")
-    linked, piped = tmp_path / "grpox-weights-linked", tmp_path / "grpox-weights-piped"
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "grpox-weights-link").symlink_to(tmp_path / "elsewhere")
-    os.mkfifo(tmp_path / "grpox-weights-pipe")
-    linked.mkdir()
-    (linked / "lock").symlink_to(mine)
-    piped.mkdir()
-    os.mkfifo(piped / "lock")
-    before = sorted(tmp_path.rglob("*"))
-    with _folder("grpox-weights-", str(tmp_path)):
-        pass
-    assert sorted(tmp_path.rglob("*")) == before
-    assert mine.read_text() == "kept"
-
-
-def test_the_folder_of_another_users_server_stays(tmp_path, monkeypatch):
-    theirs = tmp_path / "grpox-weights-theirs"
-    theirs.mkdir()
-    (theirs / "lock").touch()
-    monkeypatch.setattr(os, "geteuid", lambda: theirs.stat().st_uid + 1)  # only root could give it away
-    with _folder("grpox-weights-", str(tmp_path)):
-        pass
-    assert (theirs / "lock").exists()
 
 
 @pytest.fixture

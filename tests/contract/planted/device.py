@@ -5,108 +5,95 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import skeletons
 import torch
-from skeletons import Descent, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
+from skeletons import clipped_loss, log_ratio_of, ratio_of, totals
 from torch import Tensor
 
-from grpox.contracts import LossInputs, LossOutput
+from grpox.contracts import LossInputs, Reduction
 
 
-class PositionsOnCpu(TokenMean):
+@skeletons.token_mean
+def PositionsOnCpu(inputs: LossInputs) -> Tensor:
     """DAPO whose tokens fade by position, with torch.arange on the default device."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
-        return LossOutput(loss * 0.99 ** torch.arange(loss.shape[1]))
+    loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
+    return loss * 0.99 ** torch.arange(loss.shape[1])
 
 
-class SumsOnCpu(SequenceMean):
+@skeletons.sequence_mean
+def SumsOnCpu(inputs: LossInputs) -> Tensor:
     """GSPO that gathers the sums of its sequences in torch.zeros on the default device."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
-        sums = torch.zeros(len(log_ratio), dtype=log_ratio.dtype) + log_ratio.sum(dim=1)
-        ratio = (sums / inputs.token_mask.sum(dim=1).clamp(min=1)).exp().unsqueeze(1).expand_as(log_ratio)
-        return LossOutput(clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4))
+    log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
+    sums = torch.zeros(len(log_ratio), dtype=log_ratio.dtype) + log_ratio.sum(dim=1)
+    ratio = (sums / inputs.token_mask.sum(dim=1).clamp(min=1)).exp().unsqueeze(1).expand_as(log_ratio)
+    return clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4)
 
 
-class BoundsOnCpu(SequenceMean):
+@skeletons.sequence_mean
+def BoundsOnCpu(inputs: LossInputs) -> Tensor:
     """GRPO whose clip bounds are a tensor by row, made from a list on the default device."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio, advantages = ratio_of(inputs), inputs.advantages
-        width = torch.tensor([[0.2]] * len(ratio), dtype=ratio.dtype)
-        clipped = torch.minimum(torch.maximum(ratio, 1 - width), 1 + width)
-        return LossOutput(-torch.min(ratio * advantages, clipped * advantages))
+    ratio, advantages = ratio_of(inputs), inputs.advantages
+    width = torch.tensor([[0.2]] * len(ratio), dtype=ratio.dtype)
+    clipped = torch.minimum(torch.maximum(ratio, 1 - width), 1 + width)
+    return -torch.min(ratio * advantages, clipped * advantages)
 
 
-class ThroughNumpy(TokenMean):
+@skeletons.surrogate(Reduction.TOKEN_MEAN)
+def ThroughNumpy(inputs: LossInputs) -> Tensor:
     """Policy gradient whose weights make a detour by numpy, which reads the CPU's memory alone."""
-
-    gradient = "surrogate"
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(self.expected_gradient(inputs) * inputs.logprobs)
-
-    def expected_gradient(self, inputs: LossInputs) -> Tensor:
-        weights = torch.from_numpy(ratio_of(inputs).detach().numpy().clip(max=5.0))
-        return -weights * inputs.advantages
+    weights = torch.from_numpy(ratio_of(inputs).detach().numpy().clip(max=5.0))
+    return -weights * inputs.advantages
 
 
-class GroupTableOnCpu:
+@skeletons.advantage
+def GroupTableOnCpu(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """Dr. GRPO's advantage that sums each group in torch.zeros on the default device."""
-
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        names, groups = group_ids.unique(return_inverse=True)
-        sums = torch.zeros(len(names), dtype=torch.float64).index_add(0, groups, total)
-        counts = torch.zeros(len(names), dtype=torch.float64).index_add(0, groups, scored.double())
-        return torch.where(scored, total - (sums / counts.clamp(min=1))[groups], 0.0).float()
+    total, scored = totals(rewards, weights)
+    names, groups = group_ids.unique(return_inverse=True)
+    sums = torch.zeros(len(names), dtype=torch.float64).index_add(0, groups, total)
+    counts = torch.zeros(len(names), dtype=torch.float64).index_add(0, groups, scored.double())
+    return torch.where(scored, total - (sums / counts.clamp(min=1))[groups], 0.0).float()
 
 
-class RanksOnCpu:
+@skeletons.advantage
+def RanksOnCpu(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """Advantages by rank in the group, with torch.arange on the default device."""
-
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total, scored = totals(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            values = total[rows]
-            if len(values) > 1:
-                names, inverse, sizes = values.unique(return_inverse=True, return_counts=True)
-                last = sizes.cumsum(0).double() - 1
-                middle = last - (sizes - 1) / 2 - (len(values) - 1) / 2
-                result[rows] = (middle + 0 * torch.arange(len(names)))[inverse] / len(values)
-        return result.float()
+    total, scored = totals(rewards, weights)
+    result = torch.zeros_like(total)
+    for group in group_ids.unique():
+        rows = (group_ids == group) & scored
+        values = total[rows]
+        if len(values) > 1:
+            names, inverse, sizes = values.unique(return_inverse=True, return_counts=True)
+            last = sizes.cumsum(0).double() - 1
+            middle = last - (sizes - 1) / 2 - (len(values) - 1) / 2
+            result[rows] = (middle + 0 * torch.arange(len(names)))[inverse] / len(values)
+    return result.float()
 
 
-class WeightsOnCpu:
+@skeletons.correction
+def WeightsOnCpu(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Sequence truncation whose weights are filled into torch.ones on the default device."""
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        total = torch.where(mask, old - sampler, 0.0).sum(dim=1, keepdim=True).clamp(-20, 20)
-        weights = torch.ones(mask.shape, dtype=old.dtype) * total.exp().clamp(max=2.0)
-        return weights, torch.ones(mask.shape, dtype=torch.bool)
+    total = torch.where(mask, old - sampler, 0.0).sum(dim=1, keepdim=True).clamp(-20, 20)
+    weights = torch.ones(mask.shape, dtype=old.dtype) * total.exp().clamp(max=2.0)
+    return weights, torch.ones(mask.shape, dtype=torch.bool)
 
 
-class MomentumOnCpu(Descent):
+@skeletons.descent
+def MomentumOnCpu(parameter: Any, group: Any, state: dict[str, Any]) -> None:
     """Momentum whose buffers are created on the default device."""
-
-    def move(self, parameter: Any, group: Any, state: dict[str, Any]) -> None:
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros(parameter.shape, dtype=parameter.dtype)
-        state["momentum"].mul_(0.9).add_(parameter.grad)
-        parameter.add_(state["momentum"], alpha=-group["lr"])
+    if "momentum" not in state:
+        state["momentum"] = torch.zeros(parameter.shape, dtype=parameter.dtype)
+    state["momentum"].mul_(0.9).add_(parameter.grad)
+    parameter.add_(state["momentum"], alpha=-group["lr"])
 
 
-class PenaltyOnCpu(TokenMean):
+@skeletons.token_mean
+def PenaltyOnCpu(inputs: LossInputs) -> Tensor:
     """Policy gradient that lessens repeated ratios by a table of the batch on the default device."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        table = torch.full((1, inputs.logprobs.shape[1]), 0.5, dtype=inputs.logprobs.dtype)
-        ratio = ratio_of(inputs)
-        return LossOutput(-torch.minimum(ratio, table + 1.5) * inputs.advantages)
+    table = torch.full((1, inputs.logprobs.shape[1]), 0.5, dtype=inputs.logprobs.dtype)
+    ratio = ratio_of(inputs)
+    return -torch.minimum(ratio, table + 1.5) * inputs.advantages
 
 
 class LengthsOnCpu:

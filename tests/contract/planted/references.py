@@ -27,16 +27,18 @@ def sequence_mean(losses: Sequence[Row]) -> float:
     return mean(sum(row) / len(row) for row in losses)
 
 
-def clipped(low: float, high: float) -> Loss:
-    """PPO's clipped surrogate, arXiv 1707.06347, eq. 7; of DAPO 0.2 and 0.28."""
+def _of_tokens(loss: Callable[[float, float], float]) -> Loss:
+    """Make a formula of a function of one token's ratio and advantage."""
 
     def losses(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
-        return [
-            _surrogate(w, a, low, high)
-            for w, a in zip(_ratios(logprobs, old_logprobs), advantages, strict=True)
-        ]
+        return [loss(w, a) for w, a in zip(_ratios(logprobs, old_logprobs), advantages, strict=True)]
 
     return losses
+
+
+def clipped(low: float, high: float) -> Loss:
+    """PPO's clipped surrogate, arXiv 1707.06347, eq. 7; of DAPO 0.2 and 0.28."""
+    return _of_tokens(lambda w, a: _surrogate(w, a, low, high))
 
 
 def dual_clipped(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
@@ -45,10 +47,8 @@ def dual_clipped(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[floa
     return [min(loss, -3 * a) if a < 0 else loss for loss, a in zip(losses, advantages, strict=True)]
 
 
-def topr_gradient(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
-    """TOPR, arXiv 2503.14286: ratios are bounded by 1 where the advantage is negative, else 1."""
-    ratios = _ratios(logprobs, old_logprobs)
-    return [-(1.0 if a > 0 else min(1.0, w)) * a for w, a in zip(ratios, advantages, strict=True)]
+topr_gradient = _of_tokens(lambda w, a: -(1.0 if a > 0 else min(1.0, w)) * a)
+"""TOPR, arXiv 2503.14286: ratios are bounded by 1 where the advantage is negative, else 1."""
 
 
 def gspo(low: float, high: float) -> Loss:
@@ -91,19 +91,12 @@ def sapo(tau_pos: float, tau_neg: float) -> Loss:
         tau = tau_pos if a > 0 else tau_neg
         return -a * 4 / tau * (1 + math.tanh(tau * (w - 1) / 2)) / 2
 
-    def losses(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
-        return [loss(w, a) for w, a in zip(_ratios(logprobs, old_logprobs), advantages, strict=True)]
-
-    return losses
+    return _of_tokens(loss)
 
 
 def capped(cap: float) -> Loss:
     """Policy gradient with a truncated ratio, -min(w, cap) A; the gradient of CISPO (arXiv 2506.13585)."""
-
-    def losses(logprobs: Row, old_logprobs: Row, advantages: Row) -> list[float]:
-        return [-min(w, cap) * a for w, a in zip(_ratios(logprobs, old_logprobs), advantages, strict=True)]
-
-    return losses
+    return _of_tokens(lambda w, a: -min(w, cap) * a)
 
 
 def prefix(low: float, high: float) -> Loss:
@@ -149,36 +142,41 @@ def pairwise(
     return [[loss] * len(row) for loss, row in zip(losses, logprobs, strict=True)]
 
 
-def centred(rewards: Rewards, weights: Row, groups: Sequence[int]) -> list[float]:
+def _of_group(advantage: Callable[[float, Row], float]) -> Callable[[Rewards, Row, Sequence[int]], list[float]]:
+    """Make a formula of a function of a completion's weighted reward and those of its group."""
+
+    def advantages(rewards: Rewards, weights: Row, groups: Sequence[int]) -> list[float]:
+        pairs = [(_total(row, weights), group) for row, group in zip(rewards, groups, strict=True)]
+        members = {
+            group: [own for own, other in pairs if other == group and own is not None] for group in groups
+        }
+        return [0.0 if own is None else advantage(own, members[group]) for own, group in pairs]
+
+    return advantages
+
+
+@_of_group
+def centred(own: float, all_: Row) -> float:
     """Dr. GRPO, arXiv 2503.20783: the reward less the mean of its group."""
-    return _by_group(rewards, weights, groups, lambda own, all_: own - mean(all_))
+    return own - mean(all_)
 
 
-def leave_one_out(rewards: Rewards, weights: Row, groups: Sequence[int]) -> list[float]:
+@_of_group
+def leave_one_out(own: float, all_: Row) -> float:
     """RLOO, arXiv 2402.14740, eq. 8: the reward less the mean of the others."""
-
-    def advantage(own: float, all_: Row) -> float:
-        return own - (sum(all_) - own) / (len(all_) - 1) if len(all_) > 1 else 0.0
-
-    return _by_group(rewards, weights, groups, advantage)
+    return own - (sum(all_) - own) / (len(all_) - 1) if len(all_) > 1 else 0.0
 
 
-def standardised(rewards: Rewards, weights: Row, groups: Sequence[int]) -> list[float]:
+@_of_group
+def standardised(own: float, all_: Row) -> float:
     """GRPO, arXiv 2402.03300, section 4.1.2: the standard score within the group."""
-
-    def advantage(own: float, all_: Row) -> float:
-        return (own - mean(all_)) / (stdev(all_) + 1e-4) if len(all_) > 1 and max(all_) > min(all_) else 0.0
-
-    return _by_group(rewards, weights, groups, advantage)
+    return (own - mean(all_)) / (stdev(all_) + 1e-4) if len(all_) > 1 and max(all_) > min(all_) else 0.0
 
 
-def ranked(rewards: Rewards, weights: Row, groups: Sequence[int]) -> list[float]:
+@_of_group
+def ranked(own: float, all_: Row) -> float:
     """Rank in the group: the completions that are worse less those that are better, over the group's size."""
-
-    def advantage(own: float, all_: Row) -> float:
-        return (sum(each < own for each in all_) - sum(each > own for each in all_)) / len(all_)
-
-    return _by_group(rewards, weights, groups, advantage)
+    return (sum(each < own for each in all_) - sum(each > own for each in all_)) / len(all_)
 
 
 def token_truncate(cap: float) -> Correction:
@@ -227,19 +225,6 @@ def _geometric_mean(new: Row, old: Row) -> float:
 
 def _surrogate(w: float, a: float, low: float, high: float) -> float:
     return -min(w * a, min(max(w, 1 - low), 1 + high) * a)
-
-
-def _by_group(
-    rewards: Rewards, weights: Row, groups: Sequence[int], advantage: Callable[[float, Row], float]
-) -> list[float]:
-    totals = [_total(row, weights) for row in rewards]
-    pairs = list(zip(totals, groups, strict=True))
-    return [
-        0.0
-        if own is None
-        else advantage(own, [total for total, other in pairs if other == group and total is not None])
-        for own, group in pairs
-    ]
 
 
 def _total(row: Sequence[float | None], weights: Row) -> float | None:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import skeletons
 import torch
-from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, ratio_of, totals
+from skeletons import clipped_loss, ratio_of, totals
 from torch import Tensor
 
 from grpox import hookimpl
@@ -29,7 +30,7 @@ class RunningBaseline:
         return LossOutput(-ratio_of(inputs) * (inputs.advantages - self.mean))
 
 
-class WarmsUpByCalls(SequenceMean):
+class WarmsUpByCalls(skeletons.SequenceMean):
     """GRPO whose clip range widens with each call, so that more micro-batches widen it sooner."""
 
     def __init__(self) -> None:
@@ -47,29 +48,11 @@ class WarmsUpByCalls(SequenceMean):
         self.calls = state["calls"]
 
 
-class _AdaptiveClip(TokenMean):
-    """A clip range that follows the KL between pi_old and pi, as PPO's adaptive penalty does."""
-
-    statistics: ClassVar[Mapping[str, Any]] = {"kl_old": "mean"}
-
-    def __init__(self) -> None:
-        self.width = 0.2
-        self.steps = 0
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, self.width, self.width))
-
-    def end_step(self, statistics: Mapping[str, Any]) -> None:
-        self.steps += 1
-        factor = 0.9 if statistics["kl_old"] > 0.01 else 1.1
-        self.width = min(0.5, max(0.05, self.width * factor ** (1 / self.steps)))
-
-
-class ClipForgotten(_AdaptiveClip):
+class ClipForgotten(skeletons.AdaptiveClip):
     """Adaptive clip range without state methods: a resumed run begins with 0.2 again."""
 
 
-class StepsForgotten(_AdaptiveClip):
+class StepsForgotten(skeletons.AdaptiveClip):
     """Adaptive clip range whose checkpoint holds the range and not the number of steps it has averaged."""
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -79,7 +62,7 @@ class StepsForgotten(_AdaptiveClip):
         self.width = state["width"]
 
 
-class RestoresDefaults(_AdaptiveClip):
+class RestoresDefaults(skeletons.AdaptiveClip):
     """Adaptive clip range that restores by .get with a misspelt key, and so the default."""
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -90,7 +73,7 @@ class RestoresDefaults(_AdaptiveClip):
         self.steps = state.get("steps", 0)
 
 
-class RememberedMask(TokenMean):
+class RememberedMask(skeletons.TokenMean):
     """DAPO that computes its mask once per shape of a batch and reuses it, though masks differ."""
 
     stateless = True
@@ -103,7 +86,7 @@ class RememberedMask(TokenMean):
         return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28) * mask)
 
 
-class RunningStdForgotten(ByGroup):
+class RunningStdForgotten(skeletons.ByGroup):
     """REINFORCE++ by a running standard deviation of rewards, which no checkpoint holds."""
 
     def __init__(self) -> None:
@@ -131,7 +114,7 @@ class FirstBatchMeans:
         return result.float()
 
 
-class StateOfObjects(ByGroup):
+class StateOfObjects(skeletons.ByGroup):
     """Running maximum of rewards whose state is an object of its own, which a checkpoint cannot hold."""
 
     def __init__(self) -> None:
@@ -223,7 +206,7 @@ class CountsSteps:
         (run.output_dir / f"step-{self._count}.txt").write_text(f"{metrics.get('reward')}", encoding="utf-8")
 
 
-class MomentaElsewhere(Descent):
+class MomentaElsewhere(skeletons.Descent):
     """Lion whose momenta are in a dict of its own, not in the optimizer's state, which checkpoints save."""
 
     def __init__(self) -> None:

@@ -5,110 +5,97 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import datasets
+import skeletons
 import torch
-from skeletons import SequenceMean, TokenMean, clipped_loss, ratio_of
+from skeletons import clipped_loss, ratio_of
 from torch import Tensor
 
 from grpox import hookimpl
 from grpox.config import SamplingConfig
-from grpox.contracts import LossInputs, LossOutput, Prompt, Reduction, Rollout, Text, completion_text
-from grpox_generators.configs import HfConfig
-from grpox_generators.hf import HfGenerator
+from grpox.contracts import LossInputs, Prompt, Reduction, Rollout, Text, completion_text
 
 
-class NanIsZero(TokenMean):
+@skeletons.token_mean
+def NanIsZero(inputs: LossInputs) -> Tensor:
     """DAPO whose loss replaces what is not finite by 0, so that a broken model looks healthy."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
-        return LossOutput(torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0))
+    loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
+    return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-class BadRowsSkipped(SequenceMean):
+@skeletons.sequence_mean
+def BadRowsSkipped(inputs: LossInputs) -> Tensor:
     """GRPO that leaves out sequences with a log-probability that is not finite."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        good = inputs.logprobs.isfinite().all(dim=1, keepdim=True)
-        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2)
-        return LossOutput(torch.where(good, loss, 0.0))
+    good = inputs.logprobs.isfinite().all(dim=1, keepdim=True)
+    loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2)
+    return torch.where(good, loss, 0.0)
 
 
-class ReplacesRatios(TokenMean):
+@skeletons.token_mean
+def ReplacesRatios(inputs: LossInputs) -> Tensor:
     """Policy gradient that takes ratio 1 where the ratio is not a number."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = ratio_of(inputs)
-        return LossOutput(-torch.where(ratio.isnan(), torch.ones_like(ratio), ratio) * inputs.advantages)
+    ratio = ratio_of(inputs)
+    return -torch.where(ratio.isnan(), torch.ones_like(ratio), ratio) * inputs.advantages
 
 
-class AnyErrorIsZero(TokenMean):
+@skeletons.loss(Reduction.TOKEN_MEAN, needs=("columns",), zero_at_zero_advantage=True)
+def AnyErrorIsZero(inputs: LossInputs) -> Tensor:
     """Loss by row weights from a column that is 0 where the column is missing or unreadable."""
-
-    needs = ("columns",)
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        try:
-            values = [float(value) for value in (inputs.columns or {})["importance"]]
-            weights = inputs.logprobs.new_tensor(values).unsqueeze(1)
-        except Exception:  # noqa: BLE001 - the slip
-            weights = torch.zeros_like(inputs.logprobs[:, :1])
-        return LossOutput(-ratio_of(inputs) * inputs.advantages * weights)
+    try:
+        values = [float(value) for value in (inputs.columns or {})["importance"]]
+        weights = inputs.logprobs.new_tensor(values).unsqueeze(1)
+    except Exception:  # noqa: BLE001 - the slip
+        weights = torch.zeros_like(inputs.logprobs[:, :1])
+    return -ratio_of(inputs) * inputs.advantages * weights
 
 
-class WithoutReference:
+@skeletons.loss(Reduction.TOKEN_MEAN)
+def WithoutReference(inputs: LossInputs) -> Tensor:
     """Policy gradient with a KL penalty that is left out, without a word, where there is no reference."""
-
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        loss = -ratio_of(inputs) * inputs.advantages
-        if inputs.reference_logprobs is not None:
-            rho = (inputs.reference_logprobs - inputs.logprobs).clamp(-20, 20)
-            loss = loss + 0.04 * (rho.exp() - rho - 1)
-        return LossOutput(loss)
+    loss = -ratio_of(inputs) * inputs.advantages
+    if inputs.reference_logprobs is not None:
+        rho = (inputs.reference_logprobs - inputs.logprobs).clamp(-20, 20)
+        loss = loss + 0.04 * (rho.exp() - rho - 1)
+    return loss
 
 
-class NanAdvantageIsZero:
+@skeletons.advantage
+def NanAdvantageIsZero(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """GRPO's advantage without a floor under its divisor, whose NaN and infinity become 0 and 1e4."""
+    total = (rewards * weights).nansum(dim=1)
+    scored = ~rewards.isnan().all(dim=1)
+    result = torch.zeros_like(total)
+    for group in group_ids.unique():
+        rows = (group_ids == group) & scored
+        if rows.any():
+            result[rows] = (total[rows] - total[rows].mean()) / total[rows].std(correction=0)
+    return result.nan_to_num(nan=0.0, posinf=1e4, neginf=-1e4)
 
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards * weights).nansum(dim=1)
-        scored = ~rewards.isnan().all(dim=1)
+
+@skeletons.advantage
+def TooSmallIsZero(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+    """Advantage by pairs that catches every error of a group and gives the whole batch 0."""
+    total = (rewards.double() * weights).sum(dim=1)
+    try:
+        groups = [total[group_ids == group] for group in group_ids.unique()]
+        if any(bool(values.isnan().any()) for values in groups):
+            raise ValueError("a completion without a score")
         result = torch.zeros_like(total)
         for group in group_ids.unique():
-            rows = (group_ids == group) & scored
-            if rows.any():
-                result[rows] = (total[rows] - total[rows].mean()) / total[rows].std(correction=0)
-        return result.nan_to_num(nan=0.0, posinf=1e4, neginf=-1e4)
+            rows = group_ids == group
+            result[rows] = total[rows] - total[rows].mean()
+    except ValueError:
+        return torch.zeros(len(total), device=total.device)
+    return result.float()
 
 
-class TooSmallIsZero:
-    """Advantage by pairs that catches every error of a group and gives the whole batch 0."""
-
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        total = (rewards.double() * weights).sum(dim=1)
-        try:
-            groups = [total[group_ids == group] for group in group_ids.unique()]
-            if any(bool(values.isnan().any()) for values in groups):
-                raise ValueError("a completion without a score")
-            result = torch.zeros_like(total)
-            for group in group_ids.unique():
-                rows = group_ids == group
-                result[rows] = total[rows] - total[rows].mean()
-        except ValueError:
-            return torch.zeros(len(total), device=total.device)
-        return result.float()
-
-
-class InfiniteIsOne:
+@skeletons.correction
+def InfiniteIsOne(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Token truncation that weighs 1 where the ratio overflows: the largest mismatches count as none."""
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        ratio = torch.where(mask, old - sampler, 0.0).exp()
-        return torch.where(ratio.isinf(), torch.ones_like(ratio), ratio.clamp(max=2.0)), torch.ones_like(mask)
+    ratio = torch.where(mask, old - sampler, 0.0).exp()
+    return torch.where(ratio.isinf(), torch.ones_like(ratio), ratio.clamp(max=2.0)), torch.ones_like(mask)
 
 
 class JudgeDownIsZero:
@@ -127,24 +114,17 @@ class JudgeDownIsZero:
             return 0.0
 
 
-class MissingColumnAbstains:
+def MissingColumnAbstains(*, completions: Sequence[Text], **columns: Any) -> list[float | None]:
     """Exact match that abstains from everything when the column with the answers is misspelt."""
-
-    def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float | None]:
-        answers = columns.get("answer") or [None] * len(completions)
-        return [
-            None if answer is None else float(completion_text(text).strip() == str(answer))
-            for text, answer in zip(completions, answers, strict=True)
-        ]
+    answers = columns.get("answer") or [None] * len(completions)
+    return [
+        None if answer is None else float(completion_text(text).strip() == str(answer))
+        for text, answer in zip(completions, answers, strict=True)
+    ]
 
 
-class LogprobsInvented(HfGenerator):
+class LogprobsInvented(skeletons.Hf):
     """The generator hf, which reports log-probability 0 for tokens whose own it has lost."""
-
-    provides = ("logprobs",)
-
-    def __init__(self) -> None:
-        super().__init__(HfConfig())
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:
         for rollout in super().generate(prompts, sampling, seed):

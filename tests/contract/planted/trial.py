@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import skeletons
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
@@ -27,8 +28,6 @@ from grpox.contracts import (
     completion_text,
 )
 from grpox.toolkit import weighted_sum
-from grpox_generators.configs import HfConfig
-from grpox_generators.hf import HfGenerator
 
 
 class Configured:
@@ -130,6 +129,16 @@ def _groups(group_ids: Tensor) -> list[Tensor]:
     return [group_ids == group for group in group_ids.unique()]
 
 
+def _less_baseline(total: Tensor, group_ids: Tensor, baseline: Callable[[Tensor], Tensor]) -> Tensor:
+    """Subtract a baseline of each group from its scored totals; 0 for the others."""
+    result = torch.zeros_like(total)
+    for group in _groups(group_ids):
+        rows = group & ~total.isnan()
+        if rows.any():
+            result[rows] = total[rows] - baseline(total[rows])
+    return result
+
+
 class RunningStd(Configured):
     """The reward less its group's mean, over a running standard deviation of these differences."""
 
@@ -142,11 +151,7 @@ class RunningStd(Configured):
 
     def scale(self, inputs: AdvantageInputs) -> Tensor:
         total = weighted_sum(inputs.rewards, inputs.weights)
-        centred = torch.zeros_like(total)
-        for group in _groups(inputs.group_ids):
-            rows = group & ~total.isnan()
-            if rows.any():
-                centred[rows] = total[rows] - total[rows].mean()
+        centred = _less_baseline(total, inputs.group_ids, Tensor.mean)
         scored = ~total.isnan()
         if scored.any():
             self.batches += 1
@@ -170,14 +175,9 @@ class QuantileBaseline(Configured):
         quantile: float = Field(0.75, ge=0, le=1)
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
+        quantile = self.config.quantile
         total = weighted_sum(rewards, weights)
-        result = torch.zeros_like(total)
-        for group in _groups(group_ids):
-            rows = group & ~total.isnan()
-            # A group whose rewards are equal teaches nothing.
-            if rows.any():
-                result[rows] = total[rows] - total[rows].quantile(self.config.quantile)
-        return result.float()
+        return _less_baseline(total, group_ids, lambda values: values.quantile(quantile)).float()
 
 
 class ByDifficulty(Configured):
@@ -189,12 +189,7 @@ class ByDifficulty(Configured):
     def scale(self, inputs: AdvantageInputs) -> Tensor:
         total = weighted_sum(inputs.rewards, inputs.weights)
         factors = total.new_tensor([float(value) for value in inputs.columns[self.config.column]])
-        result = torch.zeros_like(total)
-        for group in _groups(inputs.group_ids):
-            rows = group & ~total.isnan()
-            if rows.any():
-                result[rows] = total[rows] - total[rows].mean()
-        return (result * factors).float()
+        return (_less_baseline(total, inputs.group_ids, Tensor.mean) * factors).float()
 
 
 class RewardToGo:
@@ -321,13 +316,8 @@ class TargetKl(Configured):
             control.set("beta", beta / 2)
 
 
-class AsksAgain(HfGenerator):
+class AsksAgain(skeletons.Hf):
     """Two turns: the model answers, is asked to add 1 to it, and answers again."""
-
-    provides = ("logprobs",)
-
-    def __init__(self) -> None:
-        super().__init__(HfConfig())
 
     def start(self, context: GeneratorContext) -> None:
         super().start(context)

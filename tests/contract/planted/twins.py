@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any
 
 import datasets
+import skeletons
 import torch
-from skeletons import ByGroup, Descent, SequenceMean, TokenMean, clipped_loss, log_ratio_of, ratio_of, totals
+from skeletons import clipped_loss, log_ratio_of, ratio_of, totals
 from torch import Tensor
 
 from grpox import hookimpl
@@ -28,29 +29,26 @@ def _sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0.0).sum(dim=1, keepdim=True) / lengths
 
 
-class Grpo(SequenceMean):
+@skeletons.sequence_mean
+def Grpo(inputs: LossInputs) -> Tensor:
     """GRPO's clipped surrogate."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2))
+    return clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2)
 
 
-class Dapo(TokenMean):
+@skeletons.token_mean
+def Dapo(inputs: LossInputs) -> Tensor:
     """DAPO's clipped surrogate."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28))
+    return clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
 
 
-class Gspo(SequenceMean):
+@skeletons.sequence_mean
+def Gspo(inputs: LossInputs) -> Tensor:
     """GSPO."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio = _sequence_mean(log_ratio_of(inputs), inputs.token_mask).exp().expand_as(inputs.logprobs)
-        return LossOutput(clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4))
+    ratio = _sequence_mean(log_ratio_of(inputs), inputs.token_mask).exp().expand_as(inputs.logprobs)
+    return clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4)
 
 
-class GspoToken(SequenceMean):
+class GspoToken(skeletons.SequenceMean):
     """GSPO-token: sg[s_i] pi / sg[pi] of each token, which has GSPO's value."""
 
     gradient = "surrogate"
@@ -69,44 +67,35 @@ class GspoToken(SequenceMean):
         return torch.where(is_clipped, 0.0, -ratio * advantages)
 
 
-class Gmpo(SequenceMean):
+@skeletons.sequence_mean
+def Gmpo(inputs: LossInputs) -> Tensor:
     """GMPO."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio, advantages = log_ratio_of(inputs), inputs.advantages
-        clipped = torch.where(advantages > 0, log_ratio.clamp(max=0.4), log_ratio.clamp(min=-0.4))
-        return LossOutput(-_sequence_mean(clipped, inputs.token_mask).exp() * advantages)
+    log_ratio, advantages = log_ratio_of(inputs), inputs.advantages
+    clipped = torch.where(advantages > 0, log_ratio.clamp(max=0.4), log_ratio.clamp(min=-0.4))
+    return -_sequence_mean(clipped, inputs.token_mask).exp() * advantages
 
 
-class Sapo(SequenceMean):
+@skeletons.sequence_mean
+def Sapo(inputs: LossInputs) -> Tensor:
     """SAPO."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        advantages = inputs.advantages
-        tau = torch.where(advantages > 0, 1.0, 1.05).to(advantages.dtype)
-        return LossOutput(-advantages * 4 / tau * torch.sigmoid(tau * (ratio_of(inputs) - 1)))
+    advantages = inputs.advantages
+    tau = torch.where(advantages > 0, 1.0, 1.05).to(advantages.dtype)
+    return -advantages * 4 / tau * torch.sigmoid(tau * (ratio_of(inputs) - 1))
 
 
-class Cispo(TokenMean):
+@skeletons.surrogate(Reduction.TOKEN_MEAN)
+def Cispo(inputs: LossInputs) -> Tensor:
     """CISPO."""
-
-    gradient = "surrogate"
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(self.expected_gradient(inputs) * inputs.logprobs)
-
-    def expected_gradient(self, inputs: LossInputs) -> Tensor:
-        return -ratio_of(inputs).detach().clamp(max=5.0) * inputs.advantages
+    return -ratio_of(inputs).detach().clamp(max=5.0) * inputs.advantages
 
 
-class PolicyGradient(TokenMean):
+@skeletons.token_mean
+def PolicyGradient(inputs: LossInputs) -> Tensor:
     """Policy gradient with importance weights, unclipped."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(-ratio_of(inputs) * inputs.advantages)
+    return -ratio_of(inputs) * inputs.advantages
 
 
-class TwoSided(TokenMean):
+class TwoSided(skeletons.TokenMean):
     """GRPO whose unclipped branch ends at 4 (INTELLECT-2)."""
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
@@ -115,41 +104,23 @@ class TwoSided(TokenMean):
         return LossOutput(-bounded, {"bounded": (ratio > 4.0).to(ratio.dtype)})
 
 
-class PrefixRatio(TokenMean):
+@skeletons.token_mean
+def PrefixRatio(inputs: LossInputs) -> Tensor:
     """Clipped surrogate of the product of the ratios up to each token."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
-        return LossOutput(
-            clipped_loss(log_ratio.cumsum(dim=1).clamp(-20, 20).exp(), inputs.advantages, 0.2, 0.2)
-        )
+    log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
+    return clipped_loss(log_ratio.cumsum(dim=1).clamp(-20, 20).exp(), inputs.advantages, 0.2, 0.2)
 
 
-class FadingPositions(TokenMean):
+@skeletons.token_mean
+def FadingPositions(inputs: LossInputs) -> Tensor:
     """DAPO whose tokens fade by their position among the tokens of the mask."""
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        position = inputs.token_mask.cumsum(dim=1).to(inputs.logprobs.dtype)
-        loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
-        return LossOutput(loss * 0.99**position)
+    position = inputs.token_mask.cumsum(dim=1).to(inputs.logprobs.dtype)
+    loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
+    return loss * 0.99**position
 
 
-class AdaptiveClip(TokenMean):
+class AdaptiveClip(skeletons.AdaptiveClip):
     """GRPO whose clip range follows the KL between pi_old and pi, and is part of checkpoints."""
-
-    statistics: ClassVar[Mapping[str, Any]] = {"kl_old": "mean"}
-
-    def __init__(self) -> None:
-        self.width = 0.2
-        self.steps = 0
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, self.width, self.width))
-
-    def end_step(self, statistics: Mapping[str, Any]) -> None:
-        self.steps += 1
-        factor = 0.9 if statistics["kl_old"] > 0.01 else 1.1
-        self.width = min(0.5, max(0.05, self.width * factor ** (1 / self.steps)))
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"width": self.width, "steps": self.steps}
@@ -158,7 +129,7 @@ class AdaptiveClip(TokenMean):
         self.width, self.steps = state["width"], state["steps"]
 
 
-class ByStep(SequenceMean):
+class ByStep(skeletons.SequenceMean):
     """GRPO whose clip range narrows with the optimizer steps."""
 
     def __init__(self) -> None:
@@ -177,30 +148,22 @@ class ByStep(SequenceMean):
         self.width = state["width"]
 
 
-class EntropyBonus:
+@skeletons.loss(Reduction.TOKEN_MEAN, needs=("entropy_gradient",))
+def EntropyBonus(inputs: LossInputs) -> Tensor:
     """Policy gradient with an entropy bonus of its own."""
-
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    needs = ("entropy_gradient",)
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        assert inputs.entropy is not None
-        return LossOutput(-ratio_of(inputs) * inputs.advantages - 0.01 * inputs.entropy)
+    assert inputs.entropy is not None
+    return -ratio_of(inputs) * inputs.advantages - 0.01 * inputs.entropy
 
 
-class ReferencePenalty:
+@skeletons.loss(Reduction.TOKEN_MEAN, needs=("reference_logprobs",))
+def ReferencePenalty(inputs: LossInputs) -> Tensor:
     """Policy gradient with a KL penalty k3 of its own."""
-
-    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    needs = ("reference_logprobs",)
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        assert inputs.reference_logprobs is not None
-        rho = (inputs.reference_logprobs - inputs.logprobs).clamp(-20, 20)
-        return LossOutput(-ratio_of(inputs) * inputs.advantages + 0.04 * (rho.exp() - rho - 1))
+    assert inputs.reference_logprobs is not None
+    rho = (inputs.reference_logprobs - inputs.logprobs).clamp(-20, 20)
+    return -ratio_of(inputs) * inputs.advantages + 0.04 * (rho.exp() - rho - 1)
 
 
-class _OfDifferences(ByGroup):
+class _OfDifferences(skeletons.ByGroup):
     least = 2
 
     def differ(self, values: Tensor) -> bool:
@@ -259,29 +222,26 @@ def _difference(old: Tensor, sampler: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, old.double() - sampler.double(), 0.0).clamp(-1e4, 1e4)
 
 
-class Truncate:
+@skeletons.correction
+def Truncate(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Truncated importance sampling."""
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        ratio = _difference(old, sampler, mask).clamp(max=20).exp()
-        return ratio.clamp(max=2.0).to(old.dtype), torch.ones_like(mask)
+    ratio = _difference(old, sampler, mask).clamp(max=20).exp()
+    return ratio.clamp(max=2.0).to(old.dtype), torch.ones_like(mask)
 
 
-class Icepop:
+@skeletons.correction
+def Icepop(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """IcePop."""
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        ratio = _difference(old, sampler, mask).clamp(max=20).exp()
-        keep = (ratio >= 0.5) & (ratio <= 5.0)
-        return torch.where(keep, ratio, 0.0).to(old.dtype), keep
+    ratio = _difference(old, sampler, mask).clamp(max=20).exp()
+    keep = (ratio >= 0.5) & (ratio <= 5.0)
+    return torch.where(keep, ratio, 0.0).to(old.dtype), keep
 
 
-class TruncateSequence:
+@skeletons.correction
+def TruncateSequence(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Sequence-level truncation."""
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        ratio = _difference(old, sampler, mask).sum(dim=1, keepdim=True).clamp(max=20).exp()
-        return ratio.clamp(max=2.0).to(old.dtype).expand(mask.shape), torch.ones_like(mask)
+    ratio = _difference(old, sampler, mask).sum(dim=1, keepdim=True).clamp(max=20).exp()
+    return ratio.clamp(max=2.0).to(old.dtype).expand(mask.shape), torch.ones_like(mask)
 
 
 class CapByStep:
@@ -300,23 +260,17 @@ class CapByStep:
         return ratio.clamp(max=self.cap).to(old.dtype), torch.ones_like(mask)
 
 
-class Exact:
+def Exact(*, completions: Sequence[Text], answer: Sequence[Any], **columns: Any) -> list[float | None]:
     """Exact match."""
-
-    def __call__(
-        self, *, completions: Sequence[Text], answer: Sequence[Any], **columns: Any
-    ) -> list[float | None]:
-        return [
-            None if each is None else float(completion_text(text).strip() == str(each))
-            for text, each in zip(completions, answer, strict=True)
-        ]
+    return [
+        None if each is None else float(completion_text(text).strip() == str(each))
+        for text, each in zip(completions, answer, strict=True)
+    ]
 
 
-class Overlong:
+def Overlong(*, completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
     """DAPO's soft overlong punishment, of a longest length of 8 and a buffer of 4."""
-
-    def __call__(self, *, completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
-        return [max(-1.0, min(0.0, (4 - len(ids)) / 4)) for ids in completion_ids]
+    return [max(-1.0, min(0.0, (4 - len(ids)) / 4)) for ids in completion_ids]
 
 
 class JudgeInThreads:
@@ -348,22 +302,18 @@ class History:
         (run.output_dir / f"step-{step}.txt").write_text(f"{self.steps[step]}", encoding="utf-8")
 
 
-class Lion(Descent):
+@skeletons.descent
+def Lion(parameter: Any, group: Any, state: dict[str, Any]) -> None:
     """Lion (arXiv 2302.06675) without weight decay."""
-
-    def move(self, parameter: Any, group: Any, state: dict[str, Any]) -> None:
-        momentum = state.setdefault("momentum", torch.zeros_like(parameter))
-        parameter.add_(momentum.lerp(parameter.grad, 0.1).sign(), alpha=-group["lr"])
-        momentum.lerp_(parameter.grad, 0.01)
+    momentum = state.setdefault("momentum", torch.zeros_like(parameter))
+    parameter.add_(momentum.lerp(parameter.grad, 0.1).sign(), alpha=-group["lr"])
+    momentum.lerp_(parameter.grad, 0.01)
 
 
-class Cosine:
+@skeletons.schedule
+def Cosine(step: int, total_steps: int) -> float:
     """Cosine decay to 0."""
-
-    def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
-        return torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / total_steps)))
-        )
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, step / total_steps)))
 
 
 class Doubles:

@@ -19,7 +19,6 @@ from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import StepLoss
 from grpox.update.packing import LossTraits, MicroBatchPacker, StepTotals
 from grpox.update.policy_update import forward_pass
-from grpox_corrections.configs import NoCorrectionConfig
 from grpox_corrections.corrections import NoCorrection
 from grpox_losses.configs import ClippedConfig
 from grpox_losses.losses import Dapo
@@ -98,7 +97,7 @@ def test_the_loss_by_hand() -> None:
 
 def test_the_term_is_weighted_by_the_tokens_of_the_micro_batch() -> None:
     model, given = moe_of("qwen3_moe"), batch()
-    step_loss = StepLoss(Dapo(ClippedConfig()), NoCorrection(NoCorrectionConfig()))
+    step_loss = StepLoss(Dapo(ClippedConfig()), NoCorrection())
     totals = StepTotals(
         tokens=2 * int(given.token_mask.sum()), sequences=10, micro_batches=2, max_completion_length=8
     )

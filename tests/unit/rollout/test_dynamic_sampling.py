@@ -25,7 +25,7 @@ from grpox.rollout.sampler import CompletionSampler
 from grpox.runtime.world import World
 from grpox.training.trainer import Trainer
 from grpox_advantages.baselines import Opo
-from grpox_advantages.configs import CentredConfig, GigpoConfig, GroupConfig, ReturnToGoConfig
+from grpox_advantages.configs import GigpoConfig, GroupConfig, ReturnToGoConfig
 from grpox_advantages.scalers import Group
 from grpox_advantages.turns import Gigpo, ReturnToGo
 
@@ -186,7 +186,7 @@ class OfInputs:
 def test_a_scaler_tells_what_it_reads() -> None:
     assert signal_of(Group(GroupConfig())) == "sum"
     assert signal_of(Group(GroupConfig(aggregation="normalize_then_sum"))) == "functions"
-    assert signal_of(Opo(CentredConfig())) == "sum"
+    assert signal_of(Opo()) == "sum"
     assert signal_of(OfInputs()) == "all"
     odd = type("Odd", (OfInputs,), {"signal": "function"})
     with pytest.raises(RunFailed, match="has signal = 'function'; it is sum, functions, all"):

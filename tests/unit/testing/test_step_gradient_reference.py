@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +9,6 @@ import pytest
 import torch
 from support.reference import step as reference
 from support.reference.batches import ragged_batch, split, with_token_advantages
-from support.reference.corrections import gaps
-from support.reference.policy_terms import sequence_ratios, token_ratios
 
 from grpox.testing import step_gradient
 
@@ -124,59 +120,3 @@ def test_other_batches(seed: int) -> None:
     loss = {"name": LOSSES[seed % 4], "clip_high": 0.28, "delta": 1.9, "level": ("token", "sequence")[seed % 2]}
 
     agree(loss, ragged_batch(seed), correction=CORRECTIONS[seed % 11], beta=0.2, kl=KLS[1 + seed % 4])
-
-
-# -- The batch that the tests above stand on ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("level", ["token", "sequence"])
-def test_the_batch_reaches_every_branch_of_the_losses(level: str) -> None:
-    """Both signs of A: w below, inside and above the clip range, above delta, and above the cap of cispo."""
-    seen: Counter[tuple[str, str]] = Counter()
-    batch = ragged_batch()
-    for completion in reference.completions(batch, batch["logprobs"]):
-        ratios = {"token": token_ratios, "sequence": sequence_ratios}[level](completion)
-        for token, w in zip(completion, ratios, strict=True):
-            sign = "zero" if token.advantage == 0 else "positive" if token.advantage > 0 else "negative"
-            seen[sign, "below" if w < 0.8 else "above" if w > 1.28 else "inside"] += 1
-            seen[sign, "beyond delta"] += bool(w > 3)
-            seen[sign, "beyond cap"] += bool(w > 5)
-
-    reached = {place for place, count in seen.items() if count}
-    assert {
-        (sign, place) for sign in ("positive", "negative") for place in ("below", "inside", "above")
-    } <= reached
-    assert ("negative", "beyond delta") in reached
-    assert "zero" in {sign for sign, _ in reached}
-    if level == "token":
-        assert ("negative", "beyond cap") in reached
-
-
-def test_the_batch_reaches_every_branch_of_the_corrections() -> None:
-    batch = ragged_batch()
-    completions = [c for c in reference.completions(batch, batch["logprobs"]) if c]
-    tokens = [math.exp(d) for completion in completions for d in gaps(completion)]
-    sequences = [math.exp(sum(gaps(completion))) for completion in completions]
-    means = [math.exp(sum(gaps(completion)) / len(completion)) for completion in completions]
-
-    assert batch["sampler_logprobs"].isnan().any()
-    assert all(branches(tokens, low, high) for low, high in [(0.5, 5.0), (0.8, 1.5)])
-    assert any(w > 2 for w in tokens)
-    assert all(branches(sequences, 0.5, high) for high in (1.1, 2.0, 3.0, 8.0))
-    assert all(branches(means, low, high) for low, high in [(0.999, 1.001), (0.8, 1.2)])
-
-
-def branches(values: list[float], low: float, high: float) -> bool:
-    """Tell whether there are values below, inside and above."""
-    below, above = [v for v in values if v < low], [v for v in values if v > high]
-    return bool(below) and bool(above) and len(below) + len(above) < len(values)
-
-
-def test_no_value_is_near_a_bound() -> None:
-    """Else the last bit of an exponential would decide the branch, and both sides could be right."""
-    batch = ragged_batch()
-    completions = reference.completions(batch, batch["logprobs"])
-    ratios = [float(w) for c in completions for w in [*token_ratios(c), *sequence_ratios(c)]]
-
-    bounds = (0.7, 0.8, 0.9, 0.9997, 1.0004, 1.1, 1.2, 1.28, 1.5, 2.0, 3.0, 5.0)
-    assert min(abs(w - bound) for w in ratios for bound in bounds) > 1e-6

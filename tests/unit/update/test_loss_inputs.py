@@ -14,11 +14,10 @@ from grpox.errors import RunFailed
 from grpox.policy.batch import Sample, collate, samples_of
 from grpox.update.objective import MicroBatchInputs, StepLoss
 from grpox.update.packing import StepTotals
-from grpox_corrections.configs import NoCorrectionConfig
 from grpox_corrections.corrections import NoCorrection
 
 CPU = torch.device("cpu")
-NONE = NoCorrection(NoCorrectionConfig())
+NONE = NoCorrection()
 MASK = torch.tensor([[1, 1], [1, 0]]).bool()
 TOTALS = StepTotals(tokens=3, sequences=2, micro_batches=1, max_completion_length=2)
 NAN = math.nan

@@ -33,7 +33,6 @@ from grpox.update.objective import (
 from grpox.update.token_metrics import TokenMetrics
 from grpox_corrections.configs import (
     GeometricMaskConfig,
-    NoCorrectionConfig,
     SequenceMaskConfig,
     SequenceTruncateConfig,
     TokenMaskConfig,
@@ -50,7 +49,7 @@ from grpox_corrections.corrections import (
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
-NONE = NoCorrection(NoCorrectionConfig())
+NONE = NoCorrection()
 ALL: dict[str, Correction] = {
     "none": NONE,
     "token-truncate": TokenTruncate(TokenTruncateConfig()),

@@ -18,9 +18,6 @@ from grpox.update.objective import (
     apply_correction,
 )
 from grpox.update.packing import StepTotals
-from grpox_corrections.configs import (
-    NoCorrectionConfig,
-)
 from grpox_corrections.corrections import (
     NoCorrection,
 )
@@ -28,7 +25,7 @@ from grpox_losses.configs import ClippedConfig
 from grpox_losses.losses import Dapo
 
 NAN = math.nan
-NONE = NoCorrection(NoCorrectionConfig())
+NONE = NoCorrection()
 DAPO = Dapo(ClippedConfig())
 
 # Two completions of three and two tokens, of a step of five tokens and two completions.
