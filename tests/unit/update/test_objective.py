@@ -287,3 +287,29 @@ def test_declarations_are_read_from_a_loss_or_its_class_and_default_to_false():
 
     assert LossTraits.of(Noting()) == LossTraits(Reduction.TOKEN_MEAN, False, False)
     assert LossTraits.of(Folding()) == LossTraits(Reduction.SEQUENCE_SUM, True, True)
+
+
+def test_a_loss_that_folds_the_correction_is_given_it_and_not_multiplied_again():
+    class Folding:
+        reduction = Reduction.TOKEN_MEAN
+        folds_correction = True
+
+        def per_token(self, inputs: LossInputs) -> LossOutput:
+            return LossOutput(inputs.correction_weights * inputs.logprobs)
+
+    logprobs, _, _, advantages, mask = tensors()
+    weights = torch.where(mask, 1.0, 0.0).double()
+    inputs, factor = MicroBatchInputs(logprobs, mask, advantages), torch.full_like(logprobs, 3.0)
+    made = objective(Folding(), inputs, weights, factor=factor, folds_correction=True)
+    assert made.loss.item() == pytest.approx(3 * logprobs[mask].sum().item())
+
+
+def test_the_kl_to_the_old_policy_is_that_of_its_own_tokens():
+    """Over all 17 tokens, each weighed by pi_old, it is KL(pi_old || pi), however far pi has moved."""
+    generator = torch.Generator().manual_seed(0)
+    old, now = (torch.randn(2, 17, generator=generator, dtype=torch.float64) * 2.5).log_softmax(dim=1)
+    inputs = MicroBatchInputs(now[None], torch.ones(1, 17).bool(), torch.ones(1), old_logprobs=old[None])
+    measured = objective(Noting(), inputs, torch.ones(1, 17)).diagnostics["kl_old"][0]
+    exact = (old.exp() * (old - now)).sum()
+    assert exact > 2
+    torch.testing.assert_close((old.exp() * measured).sum(), exact)

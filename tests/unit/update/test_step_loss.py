@@ -10,23 +10,48 @@ import torch
 from torch import Tensor
 
 from grpox.config import TrainConfig
-from grpox.contracts import LossInputs, LossOutput, Reduction
+from grpox.contracts import Correction, LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
+from grpox.runtime.world import World
+from grpox.update.mismatch import mismatch_of
 from grpox.update.objective import (
     MicroBatchInputs,
+    MicroBatchLoss,
     StepLoss,
     apply_correction,
 )
 from grpox.update.packing import StepTotals
+from grpox.update.token_metrics import TokenMetrics, places_of
+from grpox_corrections.configs import (
+    GeometricMaskConfig,
+    SequenceMaskConfig,
+    SequenceTruncateConfig,
+    TokenMaskConfig,
+    TokenTruncateConfig,
+)
 from grpox_corrections.corrections import (
+    GeometricMask,
     NoCorrection,
+    SequenceMask,
+    SequenceTruncate,
+    TokenMask,
+    TokenTruncate,
 )
 from grpox_losses.configs import ClippedConfig
 from grpox_losses.losses import Dapo
 
+CPU = torch.device("cpu")
 NAN = math.nan
 NONE = NoCorrection()
 DAPO = Dapo(ClippedConfig())
+CORRECTIONS: dict[str, Correction] = {
+    "none": NONE,
+    "token-truncate": TokenTruncate(TokenTruncateConfig()),
+    "token-mask": TokenMask(TokenMaskConfig()),
+    "sequence-truncate": SequenceTruncate(SequenceTruncateConfig()),
+    "sequence-mask": SequenceMask(SequenceMaskConfig()),
+    "geometric-mask": GeometricMask(GeometricMaskConfig()),
+}
 
 # Two completions of three and two tokens, of a step of five tokens and two completions.
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0]]).bool()
@@ -259,3 +284,55 @@ def test_a_correction_that_is_none_is_named(make: Any, told: str) -> None:
     inputs = MicroBatchInputs(torch.zeros(2, 3, requires_grad=True), torch.ones(2, 3).bool(), torch.ones(2))
     with pytest.raises(RunFailed, match=f"correction 'Mine' {told}"):
         StepLoss(DAPO, Mine()).micro_batch(inputs, StepTotals(6, 2, 1, 3))
+
+
+def test_the_entropy_that_a_loss_is_given_is_detached() -> None:
+    class OfEntropy(LogPi):
+        def per_token(self, inputs: LossInputs) -> LossOutput:
+            assert inputs.entropy is not None
+            return LossOutput(inputs.logprobs * inputs.entropy)
+
+    inputs = inputs_of()
+    StepLoss(OfEntropy(), NONE, entropy_coef=0.1).micro_batch(inputs, TOTALS).loss.backward()
+    assert inputs.entropy is not None
+    assert inputs.entropy.grad is not None
+    same(inputs.entropy.grad, [[-0.02] * 3, [-0.02, -0.02, 0]])  # the bonus's alone
+
+
+def metrics_of(correction: Correction, made: MicroBatchLoss) -> dict[str, Any]:
+    """Mean, min and max over the tokens of all that a step measures."""
+    metrics = TokenMetrics()
+    mismatch = mismatch_of([made], correction)
+    metrics.add(mismatch)
+    metrics.add(made.diagnostics, places_of(MASK))
+    return metrics.named(metrics.reduce(World(0, 1, CPU)))
+
+
+@pytest.mark.parametrize("garbage", [NAN, math.inf, -math.inf, 1e30, 0.0, -3.0])
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_sampler_values_where_masked_change_nothing(name: str, garbage: float) -> None:
+    correction, found = CORRECTIONS[name], []
+    step_loss = StepLoss(DAPO, correction, off_policy_mask_threshold=0.05)
+    for there in (-0.7, garbage):
+        sampler = torch.where(MASK, MU, there)
+        inputs = inputs_of(old_logprobs=OLD, sampler_logprobs=sampler)
+        made = step_loss.micro_batch(inputs, TOTALS)
+        made.loss.backward()
+        assert inputs.logprobs.grad is not None
+        assert made.off_policy_keep is not None
+        assert made.corrected is not None
+        tensors = [
+            made.loss.detach(),
+            inputs.logprobs.grad,
+            made.corrected.old,
+            made.corrected.sampler,
+            made.corrected.factor,
+            made.off_policy_keep,
+            made.policy_loss,
+            *made.diagnostics.values(),
+        ]
+        found.append((tensors, metrics_of(correction, made)))
+    (expected, metrics), (tensors, others) = found
+    assert all(map(torch.equal, tensors, expected))
+    assert all(tensor.isfinite().all() for tensor in tensors)
+    assert others == metrics
