@@ -242,7 +242,7 @@ def _devices(parallel: int, ranks: int) -> list[dict[str, str]]:
     if parallel == 1:
         return [{}]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    devices = visible.split(",") if visible else [str(number) for number in range(len(gpus_here(os.environ)))]
+    devices = visible.split(",") if visible else [str(number) for number in range(len(gpus_here()))]
     if len(devices) < parallel * ranks:
         return [{}] * parallel
     groups = (devices[slot * ranks : (slot + 1) * ranks] for slot in range(parallel))
