@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fuzz_case import make_shared
+
+from grpox.plugins import discovery
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _entry_points_once() -> Iterator[None]:
+    """Read the entry points of the environment once: no case changes them."""
+    found = list(discovery._entry_points())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(discovery, "_entry_points", lambda: iter(found))
+        yield
 
 
 @pytest.fixture(scope="session")
