@@ -17,12 +17,11 @@ from typing import Any
 
 from surroundings import surroundings
 
-from grpox.contracts import Rollout, TrainerState
+from grpox.contracts import TrainerState
 from grpox.plugins.load_object import load_object
-from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.messages import Blueprint
+from grpox.rollout.rewards.named import NamedReward, call_together
 from grpox.rollout.rewards.process import RewardProcess
-from grpox.rollout.rewards.scoring import Unscored, score_rows
 
 CALLS = 50
 COMPLETIONS = 256
@@ -37,12 +36,17 @@ def milliseconds(function: Any) -> list[float]:
     """The time of each call, the first left out."""
     reward = NamedReward("right", function)
     texts = [f"{TEXT}{n}" for n in range(COMPLETIONS)]
-    rollouts = [Rollout(0, n, (1,), tuple(range(n, n + 256)), "stop", 0) for n in range(COMPLETIONS)]
+    arguments = {
+        "prompts": texts,
+        "completions": texts,
+        "completion_ids": [[n + token for token in range(256)] for n in range(COMPLETIONS)],
+        "answer": texts,
+        "trainer_state": TrainerState(1, 2, 0.5),
+    }
     times = []
     for _ in range(CALLS + 1):
         begun = time.perf_counter()
-        given = Unscored(rollouts, texts, texts, {"answer": texts}, texts)
-        score_rows([reward], given, TrainerState(1, 2, 0.5))
+        call_together([reward], arguments, COMPLETIONS)
         times.append(1000 * (time.perf_counter() - begun))
     return times[1:]
 

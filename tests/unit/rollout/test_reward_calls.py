@@ -98,19 +98,6 @@ def test_a_function_sees_the_callers_context_and_runs_in_a_daemon_thread():
     assert seen == [("caller", True)] * 2
 
 
-def test_a_plain_function_may_run_a_loop_of_its_own_where_one_is_running_already():
-    async def inner():
-        return 1.0
-
-    def plain(completions, **_):
-        return [asyncio.run(inner())] * len(completions)
-
-    async def notebook():
-        return scored(plain).values
-
-    assert asyncio.run(notebook()) == [[1.0, 1.0]]
-
-
 def test_a_function_that_sets_signal_handlers_is_called_in_the_main_thread_from_then_on():
     threads = []
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from reward_tables import score
 
-from grpox.contracts import TrainerState, completion_text
+from grpox.contracts import TrainerState
 from grpox.errors import RunFailed
 from grpox.rollout.rewards import NamedReward
 
@@ -43,37 +43,18 @@ def test_a_function_without_kwargs_gets_what_it_names():
     assert scored(against_column, ground_truth=["ab", "x"], other=[1, 2]).values == [[1.0, 0.0]]
 
 
-def test_conversational_completions_are_messages():
-    def thinks(completions, **kwargs):
-        pattern = r"^<think>.*?</think><answer>.*?</answer>$"
-        return [float(bool(re.match(pattern, completion[0]["content"]))) for completion in completions]
-
-    texts = ["<think>a</think><answer>b</answer>", "b"]
-    messages = [[{"role": "assistant", "content": text}] for text in texts]
-    table = score([NamedReward("thinks", thinks)], [[]] * 2, messages, [[1]] * 2, {}, STATE)
-    assert table.values == [[1.0, 0.0]]
-    assert [completion_text(m) for m in messages] == texts
-
-
-def test_functions_abstain_row_by_row():
-    def maths(task, **_):
-        return [1.0 if t == "math" else None for t in task]
-
-    def code(task, **_):
-        return [-1.0 if t == "code" else None for t in task]
-
-    assert scored(maths, code, task=["math", "code"]).values == [[1.0, None], [None, -1.0]]
-
-
-def test_async_functions_run_where_a_loop_is_running_already():
+def test_functions_run_where_a_loop_is_running_already_and_may_run_one_of_their_own():
     async def one(completions, **_):
         await asyncio.sleep(0)
         return [1.0] * len(completions)
 
-    async def notebook():
-        return scored(one).values
+    def plain(completions, **_):
+        return asyncio.run(one(completions))
 
-    assert asyncio.run(notebook()) == [[1.0, 1.0]]
+    async def notebook():
+        return scored(one, plain).values
+
+    assert asyncio.run(notebook()) == [[1.0, 1.0]] * 2
 
 
 @pytest.mark.parametrize(
@@ -103,14 +84,6 @@ def test_what_is_no_list_of_scores_is_refused_by_name(returned, told):
     assert "'f0'" in str(caught.value)
 
 
-def test_a_missing_column_is_named_with_the_nearest():
-    def needs_answer(completions, answer):
-        return [0.0] * len(completions)
-
-    with pytest.raises(RunFailed, match=r"(?s)'f0' needs column 'answer'.*did you mean  answers"):
-        scored(needs_answer, answers=["x", "y"])
-
-
 def test_an_empty_batch_calls_nothing():
     def never(**_):
         raise AssertionError("called")
@@ -136,8 +109,8 @@ def test_no_function_is_called_when_a_later_one_lacks_its_column():
     def second(completions, answer):
         return [0.0] * len(completions)
 
-    with pytest.raises(RunFailed, match="'f1' needs column 'answer'"):
-        scored(first, second)
+    with pytest.raises(RunFailed, match=r"(?s)'f1' needs column 'answer'.*did you mean  answers"):
+        scored(first, second, answers=["x", "y"])
     assert not called
 
 

@@ -212,26 +212,6 @@ def test_the_last_token_of_a_part_is_the_one_that_completes_it(
     assert lengths_of(shape, {"completions": [text], "completion_ids": [()]}) == [len(places)]
 
 
-class ByDifficulty:
-    """Twice the deviation for prompts of difficulty above 1."""
-
-    def scale(self, inputs: AdvantageInputs) -> torch.Tensor:
-        hard = torch.tensor([value > 1 for value in inputs.columns["difficulty"]])
-        centred = inputs.rewards[:, 0] - inputs.rewards[:, 0].view(-1, 2).mean(1).repeat_interleave(2)
-        return torch.where(hard, 2 * centred, centred)
-
-
-def length(completion_ids, **_):
-    return [float(len(ids)) for ids in completion_ids]
-
-
-def test_a_column_decides_the_advantage() -> None:
-    made = [rollout(0, [1]), rollout(1, [1, 1, 1]), rollout(0, [1], 1), rollout(1, [1, 1, 1], 1)]
-    batch = collect(ByDifficulty(), made, length, indices=[1, 0])
-    assert batch.advantages.tolist() == [-2, 2, -1, 1]
-    assert batch.scaled.tokens is None
-
-
 class Returns:
     """Returns what it was built with."""
 
@@ -354,19 +334,6 @@ not_finite.per = "token"
 def test_lists_of_the_wrong_kind_are_refused_by_label(function: Callable[..., Any], told: str) -> None:
     with pytest.raises(RunFailed, match=told):
         collect(TokenReturns(), [rollout(0, [1, 2])], function)
-
-
-async def later(completions, **_):
-    return [[0.25] * len(text) for text in completions]
-
-
-later.per = "token"
-
-
-def test_an_async_function_returns_lists_too() -> None:
-    batch = collect(TokenReturns(), [rollout(0, [1, 2])], later)
-    assert batch.scaled.tokens is not None
-    assert batch.scaled.tokens[0].tolist() == [0.5, 0.25]
 
 
 @pytest.mark.parametrize(
