@@ -21,8 +21,6 @@ from grpox.runtime.world import World
 if TYPE_CHECKING:
     from grpox.policy.batch import Sample
 
-    Dump = Callable[[int, str, Sequence["NonFinite"], Sequence[Sequence[Sample]], Mapping[str, float]], str]
-
 TERMS = (
     "reference log-probability",
     "log-probability",
@@ -107,8 +105,8 @@ class NonFinitePolicy:
 
     config: TrainConfig
     world: World
-    dump: Dump | None = None
-    """Saves the batch of a step, and returns a line with its folder; a collective. None: none are saved."""
+    dump: Callable[..., str] | None = None
+    """Saves a batch, as the last arguments of `grpox.checkpoint.faults.dump_fault`; None: none is saved."""
     warn: WarnOnce = field(default_factory=lambda: WarnOnce(get_logger(__name__)))
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
 

@@ -141,14 +141,6 @@ def test_a_script_as_trl_documents_it_becomes_a_run_that_validates(
     assert (run.config.train.num_train_epochs, run.config.model.dtype) == (2, "float32")
 
 
-def test_defaults_of_trl_that_are_not_ours_are_written_out(imported: Import) -> None:
-    data, text = imported(YAML)
-    assert data["train"] == {"num_train_epochs": 3.0, "gradient_checkpointing": True, "seed": 42}
-    assert data["sampling"] == {"max_completion_length": 512}
-    assert (data["model"]["dtype"], data["loss"], data["advantage"]) == ("bfloat16", "dapo", "group")
-    assert "seed: 42  # TRL's default" in text
-
-
 def test_the_run_file_as_it_is_written(imported: Import, golden: Golden) -> None:
     golden(imported(YAML)[1], "yaml")
     arguments = 'output_dir="b", learning_rate=LR, beta=0.04, use_vllm=True, vllm_mode="server", seed=seeds[0]'

@@ -16,16 +16,14 @@ import numpy as np
 import pytest
 import torch
 from support.small_models import far, gradient_of, model_of
-from test_packing import ALL_OFF, LONGEST, REGISTRY, WORLD, loss_of
-from test_policy_terms import TEMPERATURE, PlainEngine, expected, small_model
+from test_packing import ALL_OFF, WORLD
+from test_policy_terms import expected, small_model, update
 
-from grpox.config import ComponentRef, RunConfig
 from grpox.contracts import Rollout, Turn
 from grpox.data.schedule import MicroBatchPlan, StepPlan
 from grpox.policy.attention import set_attention
 from grpox.policy.batch import Sample, samples_of
 from grpox.training.generation_feed import keep_reported
-from grpox.update.policy_update import PolicyUpdate
 from grpox.update.step_statistics import StepStatistics
 
 Fill = Callable[[int], np.ndarray]
@@ -103,28 +101,17 @@ class Outcome:
     def __init__(
         self, micro_batches: list[list[Sample]], loss: str, correction: str, packed: bool = False, **train: Any
     ) -> None:
-        config = RunConfig.model_validate(
-            {
-                "model": {"path": "unused"},
-                "data": {"path": "unused"},
-                "rewards": ["exact"],
-                "train": train,
-                "sampling": {"max_completion_length": LONGEST, "temperature": TEMPERATURE},
-            }
-        )
         band = {"low": 0.0, "high": 1e6} if correction.endswith("mask") else {}  # keeps something
-        chosen = ComponentRef(name=correction, **band)
-        built = REGISTRY.build(REGISTRY.parse("correction", chosen, "correction"))
         names = ("ratio", "kl_old", "entropy", "advantages", "reward", "advantage", "length")
         statistics = StepStatistics({(name, "gather"): "a test" for name in names})
         model = small_model()
         if packed:
             set_attention(model, "grpox_varlen")
-        engine: Any = PlainEngine(model, config.train)
-        self.mode = engine.mode
-        update = PolicyUpdate(engine, None, loss_of(loss), built, config, WORLD, statistics=statistics)
-        update.score_old(micro_batches[1:])
-        self.metrics = update.step(micro_batches[:1])
+        chosen = {"name": correction, **band}
+        taken = update(model, loss, correction=chosen, statistics=statistics, **train)
+        self.mode = taken.engine.mode
+        taken.score_old(micro_batches[1:])
+        self.metrics = taken.step(micro_batches[:1])
         plan = StepPlan(1, (MicroBatchPlan(0, 0, range(8), 8),))
         reduced = statistics.reduce(plan, micro_batches[:1], WORLD)
         self.statistics = {name: values.numpy() for (name, _), values in reduced.items()}  # type: ignore[union-attr]

@@ -67,19 +67,22 @@ class PlainEngine:
         return torch.ones(3, dtype=torch.float64)
 
 
-def update(model: Any, loss: str, world: Any = WORLD, **train: Any) -> PolicyUpdate:
-    config = RunConfig.model_validate(
-        {
-            "model": {"path": "unused"},
-            "data": {"path": "unused"},
-            "rewards": ["exact"],
-            "train": train,
-            "sampling": {"max_completion_length": LONGEST, "temperature": TEMPERATURE},
-        }
-    )
-    correction = REGISTRY.build(REGISTRY.parse("correction", ComponentRef(name="none"), "correction"))
+def update(
+    model: Any,
+    loss: str,
+    world: Any = WORLD,
+    correction: dict[str, Any] | None = None,
+    statistics: Any = None,
+    **train: Any,
+) -> PolicyUpdate:
+    """The update of a run with these settings; by default without a correction."""
+    run: dict[str, Any] = {"model": {"path": "unused"}, "data": {"path": "unused"}, "rewards": ["exact"]}
+    sampling = {"max_completion_length": LONGEST, "temperature": TEMPERATURE}
+    config = RunConfig.model_validate(run | {"train": train, "sampling": sampling})
+    chosen = ComponentRef(**(correction or {"name": "none"}))
+    corrects = REGISTRY.build(REGISTRY.parse("correction", chosen, "correction"))
     engine: Any = PlainEngine(model, config.train)
-    return PolicyUpdate(engine, None, loss_of(loss), correction, config, world)
+    return PolicyUpdate(engine, None, loss_of(loss), corrects, config, world, statistics=statistics)
 
 
 def step_of(micro_batches: MicroBatches, loss: str = "grpo", **train: Any) -> tuple[Tensor, dict[str, float]]:

@@ -12,11 +12,10 @@ import pytest
 import torch
 from support.small_models import gradient_of
 from test_masked_positions import FILLS, MODES, episodes
-from test_packing import CPU, LONGEST, REGISTRY, WORLD, loss_of, micro_batches_of, packer_of
+from test_packing import CPU, micro_batches_of, packer_of
 from test_packing_budget import Beside
-from test_policy_terms import TEMPERATURE, PlainEngine, later, small_model
+from test_policy_terms import TEMPERATURE, later, small_model, update
 
-from grpox.config import ComponentRef, RunConfig
 from grpox.policy.attention import set_attention
 from grpox.policy.batch import Sample, TokenRecord
 from grpox.update.policy_update import PolicyUpdate
@@ -36,27 +35,16 @@ def record_all(micro_batches: list[list[Sample]]) -> list[list[Sample]]:
 def update_of(
     loss: str = "grpo", correction: str = "none", packed: bool = False, **train: Any
 ) -> tuple[PolicyUpdate, Any]:
-    config = RunConfig.model_validate(
-        {
-            "model": {"path": "unused"},
-            "data": {"path": "unused"},
-            "rewards": ["exact"],
-            "train": train,
-            "sampling": {"max_completion_length": LONGEST, "temperature": TEMPERATURE},
-        }
-    )
     band = {"low": 0.9, "high": 1.5} if correction == "token-mask" else {}
-    built = REGISTRY.build(REGISTRY.parse("correction", ComponentRef(name=correction, **band), "correction"))
     model = small_model()
     if packed:
         set_attention(model, "grpox_varlen")
-    engine: Any = PlainEngine(model, config.train)
-    return PolicyUpdate(engine, None, loss_of(loss), built, config, WORLD), model
+    return update(model, loss, correction={"name": correction, **band}, **train), model
 
 
-def facts_by_number(update: PolicyUpdate) -> dict[int, TokenFacts]:
-    found = {each.record.group: each for each in update.token_facts}
-    assert len(found) == len(update.token_facts)
+def facts_by_number(taken: PolicyUpdate) -> dict[int, TokenFacts]:
+    found = {each.record.group: each for each in taken.token_facts}
+    assert len(found) == len(taken.token_facts)
     return found
 
 
@@ -78,11 +66,11 @@ def test_facts_are_those_of_a_forward_by_hand(mode: str, is_later: bool) -> None
     if is_later:
         later(micro_batches)
     wanted = copy.deepcopy(micro_batches)
-    update, _ = update_of(packed=mode == "packed", **MODES[mode])
-    update.step(micro_batches)
-    assert update.packer.mode.packed == (mode == "packed")
-    assert bool(update.packer.mode.shared_width) == (mode in ("shared", "budget"))
-    found = facts_by_number(update)
+    taken, _ = update_of(packed=mode == "packed", **MODES[mode])
+    taken.step(micro_batches)
+    assert taken.packer.mode.packed == (mode == "packed")
+    assert bool(taken.packer.mode.shared_width) == (mode in ("shared", "budget"))
+    found = facts_by_number(taken)
     assert len(found) == 16
     for number, sample in enumerate(itertools.chain.from_iterable(wanted)):
         facts, mask = found[number], sample.token_mask
@@ -112,14 +100,14 @@ def test_correction_and_counted_tokens_are_those_of_the_loss(correction: str) ->
         apart = np.linspace(-0.7, 0.7, len(logprobs)) if place % 2 else np.zeros(len(logprobs))
         sample.sampler_logprobs = (logprobs - apart).astype(np.float32)
     wanted = copy.deepcopy(record_all(micro_batches))
-    update, _ = update_of(correction=correction)
-    update.step(micro_batches)
-    found, dropped = facts_by_number(update), 0
+    taken, _ = update_of(correction=correction)
+    taken.step(micro_batches)
+    found, dropped = facts_by_number(taken), 0
     for number, sample in enumerate(itertools.chain.from_iterable(wanted)):
         facts, mask = found[number], sample.token_mask
         raw = np.exp(by_hand(sample)[0] - sample.sampler_logprobs)
         if correction == "token-truncate":
-            limit = update.step_loss.correction.config.cap  # type: ignore[attr-defined]
+            limit = taken.step_loss.correction.config.cap  # type: ignore[attr-defined]
             np.testing.assert_allclose(facts.correction[mask], np.minimum(raw, limit)[mask], rtol=1e-4)
             assert facts.is_counted.tolist() == mask.tolist()
         else:
@@ -132,9 +120,9 @@ def test_correction_and_counted_tokens_are_those_of_the_loss(correction: str) ->
 def test_the_mask_follows_top_entropy_and_the_off_policy_mask() -> None:
     micro_batches = record_all(later(micro_batches_of(4)))
     kept = {"top_entropy_quantile": 0.3, "off_policy_mask_threshold": 3.8}
-    update, _ = update_of(**kept)
-    metrics = update.step(micro_batches)
-    facts = list(facts_by_number(update).values())
+    taken, _ = update_of(**kept)
+    metrics = taken.step(micro_batches)
+    facts = list(facts_by_number(taken).values())
     counted = [each.entropy[each.is_counted] for each in facts]
     threshold = metrics["top_entropy/threshold"]
     assert all((each >= threshold - 1e-3).all() for each in counted)
@@ -158,9 +146,9 @@ def test_recording_changes_no_bit_of_a_step(loss: str, mode: str) -> None:
         micro_batches = episodes()
         if records:
             record_all(micro_batches)
-        update, model = update_of(loss, "token-truncate", mode == "packed", **MODES[mode])
-        metrics = update.step(micro_batches)
-        assert len(update.token_facts) == 16 * records
+        taken, model = update_of(loss, "token-truncate", mode == "packed", **MODES[mode])
+        metrics = taken.step(micro_batches)
+        assert len(taken.token_facts) == 16 * records
         old = [s.old_logprobs.numpy().tobytes() for each in micro_batches for s in each]  # type: ignore[union-attr]
         results.append((metrics, gradient_of(model).numpy().tobytes(), old))
     assert results[0] == results[1]
@@ -168,11 +156,11 @@ def test_recording_changes_no_bit_of_a_step(loss: str, mode: str) -> None:
 
 def test_only_the_first_pass_is_recorded() -> None:
     micro_batches = record_all(micro_batches_of(1, count=1))
-    update, _ = update_of()
-    update.step([*micro_batches, *micro_batches])  # two iterations in one step
-    assert len(facts_by_number(update)) == 8
-    update.step(micro_batches)
-    assert update.token_facts == []
+    taken, _ = update_of()
+    taken.step([*micro_batches, *micro_batches])  # two iterations in one step
+    assert len(facts_by_number(taken)) == 8
+    taken.step(micro_batches)
+    assert taken.token_facts == []
 
 
 def test_completions_without_advantage_go_through_the_model_and_are_recorded() -> None:
@@ -180,10 +168,10 @@ def test_completions_without_advantage_go_through_the_model_and_are_recorded() -
     silent = [s for s in itertools.chain.from_iterable(micro_batches) if not s.has_advantage]
     assert silent
     numbers = [sample.token_record.group for sample in silent]  # type: ignore[union-attr]
-    update, _ = update_of()
-    assert update.packer.skips_backward
-    update.step(micro_batches)
-    found = facts_by_number(update)
+    taken, _ = update_of()
+    assert taken.packer.skips_backward
+    taken.step(micro_batches)
+    found = facts_by_number(taken)
     for number, sample in zip(numbers, silent, strict=True):
         logprobs, _ = by_hand(sample)
         mask = sample.token_mask
@@ -192,20 +180,20 @@ def test_completions_without_advantage_go_through_the_model_and_are_recorded() -
 
 def test_a_skipped_step_is_recorded_with_what_it_computed() -> None:
     micro_batches = record_all(micro_batches_of(1))
-    update, _ = update_of(on_nonfinite="skip")
-    update.engine.step = lambda loss: torch.tensor(math.inf, dtype=torch.float64)  # type: ignore[method-assign]
-    update.step(micro_batches)
-    assert update.nonfinite.skipped.total == 1
-    assert len(update.token_facts) == 24
-    assert all(np.isfinite(each.logprob[each.is_scored]).all() for each in update.token_facts)
+    taken, _ = update_of(on_nonfinite="skip")
+    taken.engine.step = lambda loss: torch.tensor(math.inf, dtype=torch.float64)  # type: ignore[method-assign]
+    taken.step(micro_batches)
+    assert taken.nonfinite.skipped.total == 1
+    assert len(taken.token_facts) == 24
+    assert all(np.isfinite(each.logprob[each.is_scored]).all() for each in taken.token_facts)
 
 
 def test_a_completion_in_which_nothing_is_trained_on_has_no_computed_fact() -> None:
     micro_batches = record_all(micro_batches_of(1, count=1))
     micro_batches[0][2].token_mask[:] = False
-    update, _ = update_of()
-    update.step(micro_batches)
-    facts = facts_by_number(update)[2]
+    taken, _ = update_of()
+    taken.step(micro_batches)
+    facts = facts_by_number(taken)[2]
     assert not facts.is_scored.any()
     assert not facts.is_counted.any()
 
@@ -226,9 +214,9 @@ def test_what_lies_at_observations_reaches_no_fact(fill: str) -> None:
         for sample in itertools.chain.from_iterable(micro_batches):
             hidden = ~sample.token_mask
             sample.sampler_logprobs[hidden] = FILLS[name](int(hidden.sum()))
-        update, _ = update_of(correction="sequence-truncate")
-        update.step(micro_batches)
-        found.append(facts_by_number(update))
+        taken, _ = update_of(correction="sequence-truncate")
+        taken.step(micro_batches)
+        found.append(facts_by_number(taken))
     for number, facts in found[0].items():
         other = found[1][number]
         for field in FIELDS:
