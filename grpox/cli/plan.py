@@ -13,9 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpox.cli.arguments import Overrides, Ranks, Run, load_named_run
-from grpox.config import RunConfig, TrainConfig
-from grpox.config.inputs import AUTO
-from grpox.config.training import TOKENS_ON_GPU
+from grpox.config import TrainConfig
 from grpox.data.schedule import BatchPlan, MicroBatchPlan, PromptSampler, Schedule
 from grpox.errors import ConfigError
 from grpox.errors.console import Console
@@ -102,7 +100,7 @@ def plan(
 
         setting, on_cpu = (run_setting(resolved, gpu, prompt_tokens) for gpu in (True, False))
         assumed = prompt_tokens is None and resolved.config.data.max_prompt_length is None
-        console.print(memory_report(setting, on_cpu, assumed, tuple(_automatic(resolved.config, setting))))
+        console.print(memory_report(setting, on_cpu, assumed))
         if gpu_gib is None:
             lines = list(verdict_lines(setting, on_cpu, host_here(), gpus_here()))
         else:
@@ -222,31 +220,17 @@ def _summary(schedule: Schedule, train: TrainConfig, num_prompts: int | None) ->
 # -- Memory ------------------------------------------------------------------------------------------------
 
 
-def _automatic(config: RunConfig, setting: Setting) -> Iterator[str]:
-    """Say what the tables take for values that depend on the device."""
-    if config.model.dtype == AUTO:
-        yield "model.dtype: auto counts as bfloat16 on GPUs, and as float32 without them."
-    if config.train.max_tokens_per_micro_batch == AUTO:
-        counted = "null, because of the loss."
-        if setting.budget is not None:
-            counted = f"{TOKENS_ON_GPU} on GPUs, and as null without them."
-        yield f"train.max_tokens_per_micro_batch: auto counts as {counted}"
-
-
-def memory_report(
-    setting: Setting, on_cpu: Setting, prompt_assumed: bool, automatic: Sequence[str] = ()
-) -> RenderableType:
+def memory_report(setting: Setting, on_cpu: Setting, prompt_assumed: bool) -> RenderableType:
     """Draw two tables, and notes on memory that they do not count.
 
     Args:
         setting: ranks with a GPU.
         on_cpu: the same ranks without one; a line gives their memory.
         prompt_assumed: the length of prompts is unknown, and a default is assumed.
-        automatic: notes on values that depend on the device.
     """
     parts = parts_of(setting)
     tables = (_parts_table(setting, parts), Text(), _phases_table(parts), Text())
-    return Group(*tables, *map(Text, automatic), *_notes(setting, on_cpu, prompt_assumed))
+    return Group(*tables, *_notes(setting, on_cpu, prompt_assumed))
 
 
 STYLES: Mapping[Answer, str] = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
@@ -298,6 +282,7 @@ def _phases_table(parts: Sequence[Part]) -> Table:
 
 
 def _notes(setting: Setting, on_cpu: Setting, prompt_assumed: bool) -> Iterator[Text]:
+    yield Text("The tables count what is auto in the run file as on GPUs, and the next line as without them.")
     without = peak_of(parts_of(on_cpu), on_host=True)
     yield Text(
         f"Without GPUs: {format_bytes(without.size)} of host memory for each rank, during: {without.phase}"

@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from grpox.cli import app as cli
 from grpox.cli import errors as cli_errors
 from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.runfile import recipe_files
 from grpox.runtime.signals import Terminated
 
 SURFACE = {
@@ -182,12 +181,6 @@ def test_a_copied_recipe_runs_from_its_copy_and_is_not_overwritten(tmp_path: Pat
     assert "--force" in again.stderr
     assert grpox("recipes", "copy", "quickstart", "mine", "--force", cwd=tmp_path).returncode == 0
     assert run.read_text() != "changed"
-
-
-def test_a_recipe_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        recipe_files.copy_recipe("quikstart", tmp_path)
-    assert caught.value.problems[0].nearest == "quickstart"
 
 
 # -- Errors ----------------------------------------------------------------------------------------------
