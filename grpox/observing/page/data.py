@@ -13,8 +13,9 @@ from grpox.errors import ConfigError, brief, nearest, visible
 from grpox.errors.formatting import spread
 from grpox.errors.redaction import redacted
 from grpox.observing.conversation import ends
-from grpox.observing.page.rows import FILE, FOLDER, batch_of, is_recorded, read_batch, row_of
+from grpox.observing.page.rows import FILE, FOLDER, batch_of, key_of, read_batch, row_of
 from grpox.observing.record_files import LAST_TIME, MOST_STEPS
+from grpox.observing.token_files import has_tokens
 from grpox.runfile.yaml_lines import leaves, read_yaml
 from grpox.runtime.files import parse_json, read_small
 
@@ -66,12 +67,12 @@ def compare(folders: Mapping[str, Path]) -> dict[str, Any]:
     """
     configs = [dict(leaves(redacted(read_config(folder)[1]))) for folder in folders.values()]
     keys = dict.fromkeys(key for config in configs for key in config if key not in OWN_KEYS)
-    rows = [[key, [_written(config[key]) if key in config else None for config in configs]] for key in keys]
+
+    def written(value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+    rows = [[key, [written(config[key]) if key in config else None for config in configs]] for key in keys]
     return {"runs": list(folders), "keys": [row for row in rows if len(set(row[1])) > 1]}
-
-
-def _written(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def check_folder(folder: Path) -> None:
@@ -163,7 +164,7 @@ def _sample_batch(folder: Path, stem: str, recorded: int) -> SampledBatch:
     rewards = [row["reward"] for row in rows if not math.isnan(row["reward"])]
     shown = set(spread(len(ranked), MOST_SAMPLES))
     if recorded:
-        known = [place for place, (_, values) in enumerate(ranked) if is_recorded(folder, stem, values)]
+        known = [place for place, (_, values) in enumerate(ranked) if has_tokens(folder, *key_of(stem, values))]
         shown |= {known[place] for place in spread(len(known), recorded)}
     return SampledBatch(
         label=f"step {step}" if part == 1 else f"step {step}, batch {part}",

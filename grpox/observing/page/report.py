@@ -103,9 +103,9 @@ def render(folders: Sequence[Path], warn: Callable[[str], None] = logger.warning
     if len(names) > 1:
         answers["compare"] = compare(names)
     shown = [{"name": name, "shown": True} for name in names]
-    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     title = f"{', '.join(run['source'] for run in runs.values())} \N{EN DASH} grpox"
-    return document({"made": made, "runs": shown, "answers": answers}, title)
+    return document({"made": now, "runs": shown, "answers": answers}, title)
 
 
 def _names(folders: Sequence[Path]) -> dict[str, Path]:

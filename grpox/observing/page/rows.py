@@ -58,11 +58,6 @@ def read_rows(folder: Path, ids: Sequence[str]) -> list[dict[str, Any]]:
     return [read[each] for each in ids if each in read]
 
 
-def is_recorded(folder: Path, stem: str, values: Mapping[str, Any]) -> bool:
-    """Return True if the tokens of a row are recorded."""
-    return has_tokens(folder, *_key(stem, values))
-
-
 def tokens_of(folder: Path, id: str) -> list[dict[str, Any]]:
     """Return the tokens of a completion with their numbers; empty if the run did not record them.
 
@@ -74,7 +69,7 @@ def tokens_of(folder: Path, id: str) -> list[dict[str, Any]]:
     if not matches:
         raise ConfigError("no saved completion has this id", "id", given=id)
     try:
-        return read_tokens(folder, *_key(stem, matches[0]))
+        return read_tokens(folder, *key_of(stem, matches[0]))
     except (OSError, ValueError) as error:
         raise ConfigError(f"tokens cannot be read: {text_of(error)}", "id", given=id) from error
 
@@ -138,11 +133,11 @@ def row_of(folder: Path, stem: str, row: int, values: Mapping[str, Any]) -> dict
         "tokens": values.get("model_length", values["completion_length"]),
         "turns": len(_items_of(values.get("turns"))),
         "messages": [list(each) for each in speeches(messages)],
-        "has_tokens": is_recorded(folder, stem, values),
+        "has_tokens": has_tokens(folder, *key_of(stem, values)),
     }
 
 
-def _key(stem: str, values: Mapping[str, Any]) -> tuple[int, int, int, int]:
+def key_of(stem: str, values: Mapping[str, Any]) -> tuple[int, int, int, int]:
     """Return the arguments of `read_tokens` behind the folder."""
     step, part = batch_of(stem)
     return step, values["group"], values["sample"], part

@@ -204,20 +204,15 @@ def test_a_step_without_the_value_counts_neither_way() -> None:
     assert counts == [0, 0, 0, 0, 1]
 
 
-def test_equal_rewards_near_the_best_of_a_run_are_a_solved_task() -> None:
+def test_equal_rewards_are_no_fault_near_the_best_of_a_run_or_where_a_scaler_compares_groups() -> None:
     best = FLAT | {"reward": 0.9, "alarms/lowest": 0.9}
     assert alarms_after([{}, *[best] * 9]) == []
     # The same rewards from the beginning, and equal rewards far from the best, are faults.
     always = best | {"alarms/highest": 0.9}
     assert [alarm.name for alarm in alarms_after([always] * 9)] == ["no_variance"]
     assert [alarm.name for alarm in alarms_after([{}, *[best | {"reward": 0.89}] * 9])] == ["no_variance"]
-
-
-def test_equal_rewards_within_groups_are_no_fault_of_a_scaler_that_compares_groups() -> None:
     assert alarms_after([FLAT | {"alarms/no_advantage": 0.9, "grad_norm": 0.1}] * 9) == []
-
-
-def test_fewer_useless_groups_than_all_may_be_a_fault_too() -> None:
+    # Fewer useless groups than all may be a fault too.
     assert alarms_after([{}] * 5, no_variance=0.91) == []
     (alarm,) = alarms_after([{}] * 5, no_variance=0.9)
     assert (alarm.name, alarm.value) == ("no_variance", 0.9)

@@ -98,22 +98,6 @@ def test_samples_come_every_so_many_steps_counted_from_the_last_sample(every: in
     assert [step for step in steps if f"completions for step {step}" in lines] == shown
 
 
-def test_sample_rows_span_best_to_worst_and_end_with_unscored() -> None:
-    rollouts = [scored(reward) for reward in (0.0, 1.0, math.nan, 0.5, 0.25, 0.75, -1.0)]
-    # Ranked: 1, .75, .5, .25, 0, -1, nan; the ranks 0, 2, 4, 6 of seven.
-    assert [row.reward for row in sample_rows(rollouts)] == pytest.approx(
-        [1.0, 0.5, 0.0, math.nan], nan_ok=True
-    )
-
-
-def test_shortening_keeps_start_and_end_within_the_width() -> None:
-    text = "start" + "x" * 100 + "answer"
-    short = shortened(text, 21)
-    assert short == "startxxx ... xxanswer"
-    assert len(short) == 21
-    assert shortened("x" * 21, 21) == "x" * 21
-
-
 def test_the_summary_tells_accuracy_and_success_before_and_after() -> None:
     display, console = plain()
     run = context()
@@ -272,3 +256,12 @@ def test_values_logged_by_rewards_are_beside_the_completions() -> None:
     display.grpox_rollouts_scored(context(), 1, rollouts)
     shown = console.export_text()
     assert all(text in shown for text in ("judge", "length", r"good\n[b]", "12", "bad"))
+
+
+def test_samples_span_best_to_worst_with_unscored_last_and_keep_start_and_end_of_a_text() -> None:
+    rollouts = [scored(reward) for reward in (0.0, 1.0, math.nan, 0.5, 0.25, 0.75, -1.0)]
+    # Ranked: 1, .75, .5, .25, 0, -1, nan; the ranks 0, 2, 4, 6 of seven.
+    rewards = [row.reward for row in sample_rows(rollouts)]
+    assert rewards == pytest.approx([1.0, 0.5, 0.0, math.nan], nan_ok=True)
+    assert shortened("start" + "x" * 100 + "answer", 21) == "startxxx ... xxanswer"
+    assert shortened("x" * 21, 21) == "x" * 21

@@ -54,6 +54,7 @@ def test_of_a_repeated_step_the_last_value_counts(folder: Path) -> None:
     source.run()
     append_metrics(folder, metrics_line(2, {"reward": 8.0}), metrics_line(3, {"reward": 9.0}))
     assert series(source, "reward") == [[1, 2, 3], [0.25, 8, 9]]
+    assert series(source, "reward", first=2, last=2) == [[2], [8]]
 
 
 @pytest.mark.parametrize("after", [1, 5])
@@ -178,11 +179,6 @@ def test_decimation_keeps_the_lowest_and_the_highest_value_and_gaps() -> None:
     assert in_gap.sum() > 20
     assert not np.isfinite(reduced[in_gap]).any()
     assert np.isfinite(reduced[(kept < 2900) | (kept > 6100)]).all()
-
-
-def test_a_window_of_steps(folder: Path) -> None:
-    append_metrics(folder, *(metrics_line(step, {"reward": step / 2}) for step in range(1, 6)))
-    assert series(RunSource(folder), "reward", first=2, last=4)[0] == [2, 3, 4]
 
 
 def test_phases_of_a_step(folder: Path) -> None:

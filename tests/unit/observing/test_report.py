@@ -122,13 +122,11 @@ def test_a_folder_whose_name_is_not_utf_8_has_a_report(tmp_path: Path) -> None:
 # -- Completions -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("count", "most", "places"),
-    [(0, 8, []), (1, 8, [0]), (3, 8, [0, 1, 2]), (12, 4, [0, 4, 7, 11]), (256, 3, [0, 128, 255]), (5, 1, [2])],
-)
-def test_places_are_spread_evenly_from_the_first_to_the_last(count: int, most: int, places: list[int]) -> None:
-    # 11 / 3 = 3.67 apart, and 255 / 2 = 127.5, rounded to even.
-    assert spread(count, most) == places
+def test_places_are_spread_evenly_from_the_first_to_the_last() -> None:
+    assert [spread(count, 8) for count in (0, 1, 3)] == [[], [0], [0, 1, 2]]
+    assert spread(5, 1) == [2]
+    assert spread(12, 4) == [0, 4, 7, 11]  # 11 / 3 = 3.67 apart
+    assert spread(256, 3) == [0, 128, 255]  # 255 / 2 = 127.5, rounded to even
 
 
 def test_of_a_batch_the_best_and_the_worst_are_shown_and_what_has_no_reward_last(tmp_path: Path) -> None:
@@ -384,19 +382,10 @@ def test_runs_on_one_page_have_names_of_their_own_and_the_keys_that_differ(tmp_p
     assert "compare" not in alone["answers"]
 
 
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        (0.123456, "0.1235"),
-        (-2.0, "\N{MINUS SIGN}2"),
-        (27207.0, "27,207"),
-        (math.nan, "nan"),
-        (None, "\N{EN DASH}"),
-        (-math.inf, "\N{MINUS SIGN}inf"),
-    ],
-)
-def test_numbers_have_four_digits_and_whole_ones_are_whole(value: float | None, told: str) -> None:
-    assert number(value) == told
+def test_numbers_have_four_digits_and_whole_ones_are_whole() -> None:
+    assert [number(value) for value in (0.123456, 27207.0, math.nan)] == ["0.1235", "27,207", "nan"]
+    assert [number(value) for value in (-2.0, -math.inf)] == ["\N{MINUS SIGN}2", "\N{MINUS SIGN}inf"]
+    assert number(None) == "\N{EN DASH}"
 
 
 def test_secrets_of_a_record_that_others_have_written_are_not_on_the_page(tmp_path: Path) -> None:
