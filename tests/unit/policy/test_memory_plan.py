@@ -385,8 +385,6 @@ def test_a_run_files_own_settings_count() -> None:
     assert (of_run.prompt, of_run.ranks, of_run.sampled) == (9, 2, 32)
     assert of_run.shape.parameters == 527_104
     assert run_setting(run, gpu=True, prompt_tokens=50).prompt == 50
-<<<<<<< HEAD
-=======
 
 
 def test_auto_counts_as_bfloat16_on_gpus_alone() -> None:
@@ -399,7 +397,6 @@ def test_auto_counts_as_bfloat16_on_gpus_alone() -> None:
     one, other = ([line for line in text.splitlines() if "Without GPUs" in line] for text in (auto, float32))
     assert len(one) == 1
     assert one == other
->>>>>>> lean-cli
 
 
 @pytest.mark.parametrize(
@@ -428,22 +425,6 @@ def output_of(*arguments: str, width: str = "120") -> str:
     return done.output
 
 
-<<<<<<< HEAD
-def test_the_command_says_what_auto_counts_as() -> None:
-    auto, float32 = (output_of(f"model.dtype={dtype}") for dtype in ("auto", "float32"))
-    note = "model.dtype: auto counts as bfloat16 on GPUs, and as float32 without them."
-    assert (note in auto, note in float32) == (True, False)
-    one, other = ([line for line in text.splitlines() if "Without GPUs" in line] for text in (auto, float32))
-    assert len(one) == 1
-    assert one == other
-    key = "train.max_tokens_per_micro_batch: auto counts as"
-    assert f"{key} 16384 on GPUs, and as null without them." in auto
-    assert f"{key} null, because of the loss." in output_of("loss=bnpo")
-    assert key not in output_of("train.max_tokens_per_micro_batch=null")
-
-
-=======
->>>>>>> lean-cli
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_the_command_prints_both_tables_and_what_it_leaves_out(width: str) -> None:
     output = output_of("--world-size", "2", width=width)
