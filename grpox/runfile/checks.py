@@ -100,11 +100,6 @@ class CheckContext:
 Check = Callable[[CheckContext], Iterable[Problem]]
 
 
-def of_section(name: str, check: Callable[..., Iterable[Problem]]) -> Check:
-    """Make a check from one that needs only a section of the run file."""
-    return lambda context: check(getattr(context.config, name))
-
-
 def missing_plugins(context: CheckContext) -> Iterator[Problem]:
     """Find entries of ``plugins.required``, such as ``grpox-foo>=1.2``, that no loaded plugin meets."""
     from packaging.requirements import Requirement
@@ -121,20 +116,6 @@ def missing_plugins(context: CheckContext) -> Iterator[Problem]:
         for record in records:
             if record.status != "ok":
                 yield Problem(f"{record} is {record.status}: {record.reason}", place, given=requirement)
-
-
-def biased_correction(context: CheckContext) -> Iterator[Problem]:
-    """Refuse a correction if sampling settings change the distribution: they change mu but not pi_old."""
-    correction = context.correction
-    if not context.changed_sampling or Capability.LOGPROBS not in correction.needs:
-        return
-    neutral = ", ".join(f"{name} {value:g}" for name, value in NEUTRAL.items())
-    what = (
-        f"{correction} would be biased: the generator reports log-probabilities of its own distribution, and "
-        "these settings change that distribution but not the trainer's"
-    )
-    allowed = f"correction none, or sampling with {neutral} and no generation_kwargs that change logits"
-    yield Problem(what, "correction", given=context.changed_sampling, allowed=allowed)
 
 
 def refused_by_components(context: CheckContext) -> Iterator[Problem]:
@@ -154,11 +135,19 @@ def refused_by_components(context: CheckContext) -> Iterator[Problem]:
 def logprobs_problems(context: CheckContext) -> Iterator[Problem]:
     """Find reasons why the generator's log-probabilities cannot be used by what reads them."""
     train, loss, correction = context.config.train, context.loss, context.correction
-    threshold = train.off_policy_mask_threshold
+    corrects, threshold = Capability.LOGPROBS in correction.needs, train.off_policy_mask_threshold
+    if corrects and context.changed_sampling:  # which changes mu, but not pi_old
+        what = (
+            f"{correction} would be biased: the generator reports log-probabilities of its own distribution, "
+            "and these settings change that distribution but not the trainer's"
+        )
+        neutral = ", ".join(f"{name} {value:g}" for name, value in NEUTRAL.items())
+        allowed = f"correction none, or sampling with {neutral} and no generation_kwargs that change logits"
+        yield Problem(what, "correction", given=context.changed_sampling, allowed=allowed)
     users = {}
     if train.old_logprobs == "generator":
         users["train.old_logprobs"] = ("generator", "policy")
-        if Capability.LOGPROBS in correction.needs:
+        if corrects:
             what = f"{correction} would correct nothing: the ratio already uses the generator's probabilities"
             yield Problem(what, "correction", allowed="none")
     if Capability.SAMPLER_LOGPROBS in loss.needs:
@@ -218,6 +207,8 @@ def train_problems(context: CheckContext) -> Iterator[Problem]:
             given, allowed = f"{given}, {context.changed_sampling}, which no correction supports", "0"
         what = f"{correction} does not correct for samples of an earlier policy"
         yield Problem(what, "train.max_staleness", given=given, allowed=allowed)
+    if declared_scope(context.loss) == "group":
+        yield from parted_groups(context.config, context.loss)
     if (rounds := train.dynamic_sampling_rounds) is not None and train.max_steps < 0:
         what = "set the number of steps: with train.dynamic_sampling_rounds a batch uses any number of prompts"
         yield Problem(what, "train.max_steps", given=str(train.max_steps), allowed="at least 0")
@@ -225,12 +216,6 @@ def train_problems(context: CheckContext) -> Iterator[Problem]:
         what = "does not work with dynamic sampling: groups are scored only after the updates they overlap with"
         allowed = "null, or train.max_staleness: 0"
         yield Problem(what, "train.dynamic_sampling_rounds", given=str(rounds), allowed=allowed)
-
-
-def group_scope_problems(context: CheckContext) -> Iterator[Problem]:
-    """Find keys that would part the groups of a loss that is given whole ones."""
-    if declared_scope(context.loss) == "group":
-        yield from parted_groups(context.config, context.loss)
 
 
 def parted_groups(config: RunConfig, loss: BoundComponent) -> Iterator[Problem]:

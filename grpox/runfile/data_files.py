@@ -127,19 +127,17 @@ def _parquet(path: Path, prompt_column: str, check: RowCheck | None) -> DataFile
     with parquet:
         if not parquet.metadata.num_rows:
             raise UnreadableData("has no record")
-        columns, media = parquet.schema_arrow, ""
-        nested = prompt_column in columns.names and pyarrow.types.is_nested(columns.field(prompt_column).type)
-        is_small = path.stat().st_size <= LOOKED_AT
-        misfit = None
-        if check is not None and is_small and set(check.columns) <= set(columns.names):
+        columns, media, misfit = parquet.schema_arrow, "", None
+        names, is_small = tuple(columns.names), path.stat().st_size <= LOOKED_AT
+        if check is not None and is_small and set(check.columns) <= set(names):
             rows = enumerate(parquet.read(list(check.columns)).to_pylist())
             problems = (check.find(row, f"row {number} (from 0) of {path.name}") for number, row in rows)
             misfit = next(filter(None, problems), None)
-        if nested and is_small:
+        if is_small and prompt_column in names and pyarrow.types.is_nested(columns.field(prompt_column).type):
             prompts = parquet.read([prompt_column]).column(prompt_column).to_pylist()
             places = (_media(prompt, f"row {number} (from 0)") for number, prompt in enumerate(prompts))
             media = next(filter(None, places), "")
-        return DataFile(tuple(columns.names), parquet.metadata.num_rows, media=media, misfit=misfit)
+        return DataFile(names, parquet.metadata.num_rows, media=media, misfit=misfit)
 
 
 class EnvironmentOfRow:
@@ -151,18 +149,14 @@ class EnvironmentOfRow:
     """
 
     def __init__(self, whens: Sequence[WhenConfig | None], prompts: PromptSet) -> None:
-        self._whens = whens
-        self._prompts = prompts
-        names = prompts.column_names
-        if problems := [*missing_columns(whens, names, prompts.data)]:
+        self._whens, self._prompts = whens, prompts
+        if problems := [*missing_columns(whens, prompts.column_names, prompts.data)]:
             raise ConfigError(problems)
         self._places: list[int] | None = None
         if prompts.stream is None:
             columns = {each.column: prompts.column(each.column) for each in whens if each is not None}
             rows = zip(*columns.values(), strict=True) if columns else ((),) * len(prompts)
-            self._places = [
-                self._place(index, dict(zip(columns, row, strict=True))) for index, row in enumerate(rows)
-            ]
+            self._places = [self._place(n, dict(zip(columns, row, strict=True))) for n, row in enumerate(rows)]
 
     def __call__(self, row: int) -> int:
         """Return the place of the row's environment in the run's list.

@@ -27,7 +27,7 @@ from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.runfile import checks
-from grpox.runfile.checks import Check, CheckContext, of_section
+from grpox.runfile.checks import Check, CheckContext
 from grpox.runfile.component_checks import environment_problems, reward_problems
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.evaluation import evaluation_problems
@@ -57,17 +57,15 @@ from grpox.runfile.yaml_lines import LONGEST, read_text, read_yaml
 from grpox.runtime import launch
 
 CHECKS: tuple[Check, ...] = (
-    checks.biased_correction,
     checks.refused_by_components,
     checks.missing_plugins,
-    of_section("train", schedule_problems),
-    of_section("train", checkpointing_problems),
-    of_section("deepspeed", deepspeed_problems),
-    of_section("hub", hub_problems),
+    lambda context: schedule_problems(context.config.train),
+    lambda context: checkpointing_problems(context.config.train),
+    lambda context: deepspeed_problems(context.config.deepspeed),
+    lambda context: hub_problems(context.config.hub),
     evaluation_problems,
     checks.logprobs_problems,
     checks.misplaced_needs,
-    checks.group_scope_problems,
     checks.train_problems,
     environment_problems,
     output_problems,

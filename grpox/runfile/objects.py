@@ -95,10 +95,10 @@ class Given:
         if init := model.get("init"):
             what = "has no effect, because the model is already loaded"
             problems.append(Problem(what, key="model.init", given=str(init)))
-        dtype, asked = str(self.model.dtype).removeprefix("torch."), model.get("dtype", AUTO)
-        if asked not in (AUTO, dtype):
+        dtype, given = str(self.model.dtype).removeprefix("torch."), model.get("dtype", AUTO)
+        if given not in (AUTO, dtype):
             what = f"the model given is in {dtype}"
-            problems.append(Problem(what, "model.dtype", given=str(asked), allowed=dtype))
+            problems.append(Problem(what, "model.dtype", given=str(given), allowed=dtype))
         if self.tokenizer is None and model["path"] == GIVEN:
             what = "the tokenizer is unknown, because the model does not say where it was loaded from"
             problems.append(Problem(what, key="model", allowed="tokenizer=, or model.path in the config"))
