@@ -31,8 +31,6 @@ from grpox.runfile.objects import MERGED
 from grpox.runtime.files import write_atomically
 from grpox.runtime.world import World
 
-ALONE = World(0, 1, torch.device("cpu"))
-
 
 def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Path:
     """Write a checkpoint's model, tokenizer and configs to `out`, whole or not at all; returns the checkpoint.
@@ -98,7 +96,7 @@ def checkpoint_model(checkpoint: Path, base: ModelConfig) -> PreTrainedModel:
 def _checkpoint(source: Path) -> tuple[Path, Progress]:
     if (source / MANIFEST).exists() or (source / PROGRESS).exists():
         return source, _progress(source)
-    if newest := newest_good(source, ALONE):
+    if newest := newest_good(source, World(0, 1, torch.device("cpu"))):
         return newest.folder, newest.progress
     other = "no such folder" if not source.is_dir() else f"is neither a checkpoint nor a run with {FOLDER}"
     what = "holds no good checkpoint" if checkpoints_in(source) else other

@@ -52,8 +52,6 @@ from grpox.runtime.world import World
 from grpox.update.policy_update import PolicyUpdate
 
 logger = get_logger(__name__)
-_OPTIMIZER = Path("zero") / "optimizer_state.pt"
-"""File of the state that belongs to no single parameter."""
 LARGE = 64 * 2**20
 """Bytes above which only size, beginning and end are hashed: the whole file could take minutes."""
 END = 2**20
@@ -220,7 +218,9 @@ def load_of_other_ranks(engine: Engine, folder: Path, name: str, steps: int) -> 
         engine.deepspeed._config.load_universal_checkpoint = True
         with only_weights():
             loaded, _ = engine.deepspeed.load_checkpoint(str(converted), tag=name)
-            saved = torch.load(converted / name / _OPTIMIZER, map_location="cpu", weights_only=True)
+            # The state that belongs to no single parameter.
+            path = converted / name / "zero" / "optimizer_state.pt"
+            saved = torch.load(path, map_location="cpu", weights_only=True)
         if loaded is None:
             raise RunFailed(f"DeepSpeed finds no checkpoint in {converted / name}")
         _mend(engine.deepspeed.optimizer, saved["param_groups"])

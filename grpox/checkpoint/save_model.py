@@ -29,8 +29,6 @@ from grpox.runtime.files import put_in_place, write_atomically, write_error_mess
 from grpox.runtime.world import World
 
 CARD = "README.md"
-DIGEST = 16
-"""Hexadecimal digits of a fingerprint that are shown."""
 HUB_SECONDS = 10.0
 """Time limit of the hub's answer."""
 _SHOWN = ("reward", "loss", "kl", "entropy", "grad_norm", "completions/mean_length")
@@ -162,7 +160,7 @@ def _digest(fingerprint: str | None) -> str:
     """Format `` (sha256 0123456789abcdef)``; a large file's hash is of its size, beginning and end."""
     if fingerprint is None:
         return ""
-    return f" (sha256 {fingerprint.rpartition(' ')[2][:DIGEST]})"
+    return f" (sha256 {fingerprint.rpartition(' ')[2][:16]})"
 
 
 def _shown(path: str) -> str:

@@ -38,11 +38,6 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "OVERFLOW!" not in message and "leaf module configuration did not match" not in message
 
 
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
-"""Parameters of glibc's mallopt."""
-LARGEST_THRESHOLD = 2**31 - 1
-
-
 def keep_freed_memory() -> None:
     """Let glibc keep the memory of freed tensors for the next ones, where training runs on a CPU.
 
@@ -51,8 +46,8 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
-        for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
-            mallopt(parameter, LARGEST_THRESHOLD)
+        for parameter in (-3, -1):  # the thresholds M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
+            mallopt(parameter, 2**31 - 1)
 
 
 @contextmanager

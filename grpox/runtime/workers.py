@@ -46,8 +46,6 @@ END_SECONDS = 2.0
 """Seconds that a child has to end after it has closed its connection."""
 MOST_PRINTED = 1 << 20
 """Bytes of a call that are passed on, of both streams together."""
-PIPE = 1 << 16
-"""Bytes that are read at a time: all that a pipe holds."""
 
 
 class ChildFailed(Exception):
@@ -359,7 +357,7 @@ class ChildOutput:
     def _read(self, end: int) -> bool:
         """Pass on what is there; return True at the end of the stream."""
         try:
-            read = os.read(end, PIPE)
+            read = os.read(end, 1 << 16)  # all that a pipe holds
         except BlockingIOError:  # the other thread was first
             return False
         shown = read[: self._left]

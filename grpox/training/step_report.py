@@ -24,9 +24,6 @@ from grpox.runtime.logs import WarnOnce
 from grpox.update.mismatch import mismatch_warnings
 from grpox.update.token_facts import TokenFacts
 
-OPENED = re.compile(r"(<\w+>)\s*\Z")
-"""Opening tag at the end of a prompt."""
-
 
 @dataclass
 class StepReport:
@@ -139,7 +136,7 @@ class StepReport:
         place = [reward.label for reward in rewards].index(label)
         ref, reward = self.context.config.rewards[place], rewards[place]
         [prompt] = self.collector.prompts.prompt_texts([row.rollout.prompt_ids])
-        if (tag := OPENED.search(prompt)) and not ref.params.get("opened"):
+        if (tag := re.search(r"(<\w+>)\s*\Z", prompt)) and not ref.params.get("opened"):
             cure = " (set opened: true)" if ref.name == "format" else ""
             causes.append(f"prompts end with {tag[1]}, so no completion has that opening tag{cure}")
         for column in reward.missing_columns(()):
