@@ -12,6 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from grpox.config import RunConfig
+from grpox.config.inputs import dtype_on
 from grpox.errors import ConfigError, Problem, describe
 from grpox.policy.precision import dtype_here
 from grpox.runfile.deepspeed_settings import without_auto
@@ -19,19 +20,24 @@ from grpox.runfile.deepspeed_settings import without_auto
 REFUSED = "DeepSpeed does not accept this value"
 
 
-def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
-    """Return the configuration of the policy's engine, as `deepspeed.initialize` accepts it."""
+def deepspeed_config(config: RunConfig, world_size: int, gpu: bool | None = None) -> dict[str, Any]:
+    """Return the configuration of the policy's engine, as `deepspeed.initialize` accepts it.
+
+    Args:
+        gpu: ranks have a GPU; default: as this process.
+    """
     micro_batch = config.train.per_device_train_batch_size
+    gpu = torch.cuda.is_available() if gpu is None else gpu
     own = {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": 1,
         "train_batch_size": micro_batch * world_size,
         "gradient_clipping": config.train.max_grad_norm,
-        "zero_optimization": _zero_optimization(config, world_size),
+        "zero_optimization": _zero_optimization(config, world_size, gpu),
         "zero_allow_untested_optimizer": True,
         # Offloaded states are updated by the run's own optimizer: DeepSpeed's CPUAdam is compiled on first use.
         "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": dtype_here(config.model) == "bfloat16"},
+        "bf16": {"enabled": dtype_on(config.model.dtype, gpu) == "bfloat16"},
         # Half-precision sums would make the gradient depend on the number of micro-batches.
         "communication_data_type": "fp32",
         "data_types": {"grad_accum_dtype": "fp32"},
@@ -81,19 +87,15 @@ AT_A_TIME_ON_CPU = 2**24
 buckets only take memory there, and fresh memory takes time."""
 
 
-def own_settings(config: RunConfig, gpu: bool) -> dict[str, int]:
-    """Return the settings of ZeRO that differ from DeepSpeed's defaults: sizes in elements, and a switch."""
-    if gpu:
-        return {}
-    # gloo sums a whole bucket in any case. To scatter it, DeepSpeed and gloo would make a copy of it each.
-    settings = {"reduce_bucket_size": AT_A_TIME_ON_CPU, "reduce_scatter": False}
-    # DeepSpeed calls the optimizer once for each part. AdamW changes each weight by itself; others may not.
-    return settings if config.train.optimizer else settings | {"sub_group_size": AT_A_TIME_ON_CPU}
-
-
-def _zero_optimization(run: RunConfig, world_size: int) -> dict[str, Any]:
+def _zero_optimization(run: RunConfig, world_size: int, gpu: bool) -> dict[str, Any]:
     config = run.deepspeed
-    zero: dict[str, Any] = {"stage": config.stage, **own_settings(run, torch.cuda.is_available())}
+    zero: dict[str, Any] = {"stage": config.stage}
+    if not gpu:
+        # gloo sums a whole bucket in any case. To scatter it, DeepSpeed and gloo would make a copy of it each.
+        zero |= {"reduce_bucket_size": AT_A_TIME_ON_CPU, "reduce_scatter": False}
+        if not run.train.optimizer:
+            # DeepSpeed calls the optimizer once a part. AdamW changes each weight by itself; others may not.
+            zero["sub_group_size"] = AT_A_TIME_ON_CPU
     if world_size == 1 and config.offload_param == "none":
         # The only shard of a weight is the weight: to release it frees nothing, and costs time at every layer.
         zero["stage3_param_persistence_threshold"] = sys.maxsize

@@ -237,7 +237,7 @@ class Engine:
 
     def weights(self) -> WeightStream:
         """Yield the current whole weights with merged adapters; a collective."""
-        return stream_weights(self.module)
+        return stream_weights(self.module, adapted=self.is_adapted)
 
     def save(self, folder: Path, name: str) -> None:
         """Write weights, optimizer and schedule to `folder`/`name`, one or more files per rank; a collective.

@@ -26,7 +26,7 @@ from grpox.policy.lora.layers import (
 BUCKET_BYTES = 256 * 2**20
 
 
-def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> WeightStream:
+def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES, adapted: bool = True) -> WeightStream:
     """Yield every whole parameter by name (tied parameters once), then the persistent buffers.
 
     If adapters are trained (`grpox.policy.lora`), each is merged into its layer's weight, and the names are
@@ -35,9 +35,13 @@ def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> Weigh
     A collective: every rank must exhaust the stream. At most one bucket is whole at a time, and a consumer that
     stops or fails leaves no parameter gathered. A yielded tensor may be the engine's own memory, for example
     the shard of a single rank: read it, and copy it if you need it after the next update.
+
+    Args:
+        adapted: look for adapters; False for a module that has none.
     """
-    layers = {id(adapted_weight(layer)): layer for layer in adapted_layers(module).values()}
-    yield from stream_parameters(base_parameters(module), bucket_bytes, layers)
+    layers = adapted_layers(module).values() if adapted else ()
+    by_weight = {id(adapted_weight(layer)): layer for layer in layers}
+    yield from stream_parameters(base_parameters(module), bucket_bytes, by_weight)
     yield from ((name, buffer.detach()) for name, buffer in base_buffers(module))
 
 

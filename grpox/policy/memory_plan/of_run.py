@@ -5,7 +5,6 @@ DeepSpeed needs the whole model on each GPU before it shards it; a model that do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from grpox.config.training import tokens_on
 from grpox.contracts import GeneratorMemory
 from grpox.errors import ConfigError, describe
 from grpox.errors.formatting import format_bytes
-from grpox.policy.deepspeed_config import own_settings
+from grpox.policy.deepspeed_config import deepspeed_config
 from grpox.policy.lora.add import parameter_targets, targets_of
 from grpox.policy.memory_plan.formula import (
     DEFAULTS,
@@ -36,7 +35,7 @@ from grpox.runfile.load import ResolvedRun
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from grpox.config import LoraConfig, ModelConfig, RunConfig
+    from grpox.config import LoraConfig, ModelConfig
     from grpox.runtime.world import World
 
 SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
@@ -54,7 +53,7 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
         ConfigError: see `model_shape`.
     """
     config, ranks, memory = run.config, run.plan.world_size, _generator_memory(run, gpu)
-    evaluation = config.evaluation
+    evaluation, zero = config.evaluation, deepspeed_config(config, ranks, gpu)["zero_optimization"]
     prompt = prompt_tokens or config.data.max_prompt_length or PROMPT
     sampled = -(-run.plan.prompts_per_generation // ranks) * config.train.num_generations
     if evaluation is not None:
@@ -71,7 +70,7 @@ def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -
         reference=run.needs_reference and config.model.lora is None,
         generator=memory,
         sampled=sampled,
-        zero=_zero_settings(config, gpu),
+        zero={name: int(float(zero.get(name, default))) for name, default in DEFAULTS.items()},
     )
 
 
@@ -132,19 +131,6 @@ def _positions(run: ResolvedRun, gpu: bool, longest: int) -> int | None:
         return None
     of_step = train.per_device_train_batch_size * train.gradient_accumulation_steps
     return max(min(budget, of_step * longest), longest)
-
-
-def _zero_settings(run: RunConfig, gpu: bool) -> Mapping[str, int]:
-    """Read DeepSpeed's settings from the run file, or use grpox's and DeepSpeed's defaults."""
-    config = run.deepspeed
-    settings = config.settings.get("zero_optimization", {})
-    given = {name: settings[name] for name in DEFAULTS if settings.get(name, "auto") != "auto"}
-    own = DEFAULTS | own_settings(run, gpu) | {name: int(float(value)) for name, value in given.items()}
-    if config.stage3_param_persistence_threshold is not None:
-        own["stage3_param_persistence_threshold"] = config.stage3_param_persistence_threshold
-    if config.offload_param == "nvme":
-        own |= {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
-    return own
 
 
 def _generator_memory(run: ResolvedRun, gpu: bool) -> GeneratorMemory | None:

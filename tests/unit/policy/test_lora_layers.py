@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from support import small_models
+from support.small_models import batch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpox.config import LoraConfig, TrainConfig
-from grpox.contracts import Rollout
 from grpox.errors import ConfigError, Problem
 from grpox.policy.adapter_folder import write_adapter
-from grpox.policy.batch import FULL_LOGITS, ForwardMode, collate, samples_of
+from grpox.policy.batch import FULL_LOGITS, ForwardMode
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters, targets_of
 from grpox.policy.lora.layers import (
@@ -30,9 +30,10 @@ from grpox.policy.lora.layers import (
 from grpox.policy.scoring_forward import install_scoring_forward, restore_forward
 from grpox.policy.weight_stream import stream_adapters, stream_base, stream_weights
 
-pytest.importorskip("peft")
+peft = pytest.importorskip("peft")
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [3, 9, 4, 11, 12, 16]])
 WITH_HEAD = [*ATTENTION, "gate_proj", "up_proj", "down_proj", "lm_head"]
 
 
@@ -53,18 +54,8 @@ def adapted(model: PreTrainedModel, trained: bool = True, **settings: Any) -> Pr
 
 def logits_of(model: PreTrainedModel) -> Tensor:
     with torch.no_grad():
-        logits: Tensor = model(input_ids=torch.tensor([[5, 6, 7, 8, 9, 10]])).logits
+        logits: Tensor = model(input_ids=IDS).logits
     return logits
-
-
-def batch() -> Any:
-    prompts = [(5, 6, 7), (5, 6, 7), (8, 9), (5, 6, 7), (8, 9)]
-    completions = [(11, 12, 13, 14), (15,), (16, 17, 18, 19, 20), (21, 22), (23,)]
-    rollouts = [
-        Rollout(n, 0, prompt, completion, "stop", 0)
-        for n, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
-    ]
-    return collate(samples_of(rollouts, [0.0] * 5), torch.device("cpu"))
 
 
 def refused(model: PreTrainedModel, **settings: Any) -> Problem:
@@ -169,7 +160,10 @@ SIZES: dict[str, dict[str, Any]] = {"gpt2": {"n_embd": 32, "n_layer": 2, "n_head
 
 
 @pytest.mark.parametrize(("kind", "settings"), KINDS)
-def test_what_is_streamed_is_a_plain_model_with_the_same_logits(kind: str, settings: dict[str, Any]) -> None:
+def test_what_is_streamed_and_the_folder_are_the_same_policy(
+    kind: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """The stream is a plain model, and the folder one that peft loads."""
     plain = model_of(kind, **SIZES.get(kind, {}))
     model = adapted(copy.deepcopy(plain), **settings)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
@@ -182,25 +176,16 @@ def test_what_is_streamed_is_a_plain_model_with_the_same_logits(kind: str, setti
         for name, parameter in taken.named_parameters():
             parameter.copy_(streamed[name])
     torch.testing.assert_close(logits_of(taken), logits_of(model), rtol=0, atol=1e-10)
-    for name, weight in stream_base(model):
-        assert torch.equal(weight, plain.get_parameter(name)), name
-    for name, weight in base_parameters(model):
-        assert torch.equal(weight, plain.get_parameter(name)), name
+    for named in (stream_base(model), base_parameters(model)):
+        for name, weight in named:
+            assert torch.equal(weight, plain.get_parameter(name)), name
+    write_adapter(model, dict(stream_adapters(model)), "the/base", tmp_path / "adapter")
+    loaded = peft.PeftModel.from_pretrained(plain, str(tmp_path / "adapter"), autocast_adapter_dtype=False)
+    assert loaded.peft_config["default"].base_model_name_or_path == "the/base"
+    torch.testing.assert_close(logits_of(loaded), logits_of(model), rtol=0, atol=1e-10)
     merge_adapters(model)
     assert [*dict(model.named_parameters())] == [*streamed]
     torch.testing.assert_close(logits_of(model), logits_of(taken), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize(("kind", "settings"), KINDS)
-def test_the_folder_is_one_that_peft_loads(kind: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    from peft import PeftModel
-
-    plain = model_of(kind, **SIZES.get(kind, {}))
-    model = adapted(copy.deepcopy(plain), **settings)
-    write_adapter(model, dict(stream_adapters(model)), "the/base", tmp_path / "adapter")
-    loaded = PeftModel.from_pretrained(plain, str(tmp_path / "adapter"), autocast_adapter_dtype=False)
-    assert loaded.peft_config["default"].base_model_name_or_path == "the/base"
-    torch.testing.assert_close(logits_of(loaded), logits_of(model), rtol=0, atol=1e-10)
 
 
 # -- Log-probabilities -----------------------------------------------------------------------------------

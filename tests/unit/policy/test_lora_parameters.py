@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_lora_layers
 import torch
 from support.architectures import tiny_model
-from torch import Tensor, nn
+from test_lora_layers import IDS, logits_of
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from grpox.config import LoraConfig, TrainConfig
@@ -50,19 +52,8 @@ def plain_model(kind: str) -> PreTrainedModel:
 
 def adapted(kind: str, **settings: Any) -> PreTrainedModel:
     """A model with adapters as after some steps, of a linear layer too."""
-    model = plain_model(kind)
     targets = {"target_modules": ["o_proj"], "target_parameters": KINDS[kind]}
-    add_adapters(model, LoraConfig(r=R, alpha=ALPHA, **targets | settings), seed=1)
-    draw = torch.Generator().manual_seed(2)
-    for _, parameter in adapter_parameters(model):
-        parameter.data += 0.2 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
-    return model
-
-
-def logits_of(model: nn.Module) -> Tensor:
-    with torch.no_grad():
-        logits: Tensor = model(input_ids=torch.tensor([[5, 6, 7, 8, 9, 10], [3, 9, 4, 11, 12, 16]])).logits
-    return logits
+    return test_lora_layers.adapted(plain_model(kind), **targets | settings)
 
 
 def changed_by_hand(weight: Tensor, down: Tensor, up: Tensor, is_transposed: bool) -> Tensor:
@@ -80,8 +71,7 @@ def changed_by_hand(weight: Tensor, down: Tensor, up: Tensor, is_transposed: boo
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradients_are_those_of_a_plain_model_with_the_sums_as_weights(kind: str) -> None:
     model, plain = adapted(kind), plain_model(kind).requires_grad_(False)
-    inputs = torch.tensor([[5, 6, 7, 8, 9, 10], [3, 9, 4, 11, 12, 16]])
-    logits = model(input_ids=inputs).logits
+    logits = model(input_ids=IDS).logits
     upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     (logits * upstream).sum().backward()
 
@@ -91,7 +81,7 @@ def test_the_gradients_are_those_of_a_plain_model_with_the_sums_as_weights(kind:
         leaves[name] = (down, up)
         own = name.replace(".base_layer", "") + f".{getattr(layer, 'parameter_name', 'weight')}"
         weights[own] = changed_by_hand(plain.get_parameter(own), down, up, kind == "gpt_oss")
-    expected = torch.func.functional_call(plain, weights, kwargs={"input_ids": inputs}).logits
+    expected = torch.func.functional_call(plain, weights, kwargs={"input_ids": IDS}).logits
     (expected * upstream).sum().backward()
 
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-9)
