@@ -126,43 +126,16 @@ def _others() -> list[Case]:
         case("report of what is not there", nothing, "report absent", "absent"),
         case("report of a file", GOOD, "report run.yaml", "is a file"),
         case("report of empty metrics", raw("", "metrics.jsonl"), "report .", "metrics.jsonl"),
-        case("report of broken metrics", raw("{}\n", "metrics.jsonl"), "report .", "metrics.jsonl:1"),
+        case("report of broken metrics", raw("{}\n", "metrics.jsonl"), "report .", "metrics.jsonl", "line 1"),
         case(
             "report of metrics that are no text",
             raw(b"\xff\xfe\0\0" * 9 + b"\n", "metrics.jsonl"),
             "report .",
-            "metrics.jsonl:1",
-        ),
-        case("report of metrics that are lists", raw("[1]\n", "metrics.jsonl"), "report .", "metrics.jsonl:1"),
-        case(
-            "report with a config that is no YAML",
-            together(raw(metrics, "metrics.jsonl"), raw("a: [", "config.yaml")),
-            "report .",
-            "config.yaml",
+            "metrics.jsonl",
+            "line 1",
         ),
         case(
-            "report with a config that is a list",
-            together(raw(metrics, "metrics.jsonl"), raw("[1]", "config.yaml")),
-            "report .",
-            "config.yaml",
-        ),
-        case(
-            "report with a config that is no text",
-            together(raw(metrics, "metrics.jsonl"), raw(b"\xff", "config.yaml")),
-            "report .",
-            "config.yaml",
-        ),
-        case(
-            "report with a summary that is no JSON",
-            together(raw(metrics, "metrics.jsonl"), raw("{", "summary.json")),
-            "report .",
-            "summary.json",
-        ),
-        case(
-            "report with a summary that is a list",
-            together(raw(metrics, "metrics.jsonl"), raw("[1]", "summary.json")),
-            "report .",
-            "summary.json",
+            "report of metrics of lists", raw("[1]\n", "metrics.jsonl"), "report .", "metrics.jsonl", "line 1"
         ),
         case("report into a folder", raw(metrics, "metrics.jsonl"), "report . --output .", "--output"),
         case(
