@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fuzz_case import RUN, Case, case, nothing, numbered, raw, run_file, together
+from fuzz_case import RUN, Case, case, nothing, numbered, raw, run_file
 
 GOOD = run_file(RUN)
 
