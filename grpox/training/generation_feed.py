@@ -77,7 +77,7 @@ class TokenChoice:
         for number, turn in enumerate(rollout.turns):
             turns[turn.start : turn.end] = number
         if not rollout.turns:  # it has one
-            turns[np.full(len(turns), True) if rollout.model_mask is None else np.array(rollout.model_mask)] = 0
+            turns[... if rollout.model_mask is None else np.array(rollout.model_mask, np.bool_)] = 0
         step = self.schedule.first_steps(generation)[0]
         before = takewhile(
             lambda other: self.schedule.first_steps(other)[0] == step, range(generation - 1, -1, -1)

@@ -180,6 +180,7 @@ def test_batches_whose_completions_are_not_saved_have_none() -> None:
     [
         ({}, [0, 0]),
         ({"model_mask": (False, True)}, [-1, 0]),
+        ({"model_mask": (1, 0)}, [0, -1]),  # as some generators write it
         ({"model_mask": (True, True), "turns": (Turn(0, 1, "stop", 0), Turn(1, 2, "stop", 0))}, [0, 1]),
         ({"model_mask": (False, True), "turns": (Turn(1, 2, "stop", 0),)}, [-1, 0]),
     ],
