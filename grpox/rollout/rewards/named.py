@@ -145,6 +145,7 @@ class RewardCall:
             raise_if_signal(error)
             self._fail(f"could not be called: {text_of(error)}", error)
         finally:
+            del self._work  # the copies of its arguments, while this is a reward's latest call
             self.seconds = self.seconds or time.perf_counter() - self._started
             self._ended.set()
 

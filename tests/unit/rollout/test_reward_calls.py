@@ -5,6 +5,7 @@ import gc
 import signal
 import threading
 import time
+import weakref
 from contextvars import ContextVar
 
 import pytest
@@ -96,6 +97,22 @@ def test_a_function_sees_the_callers_context_and_runs_in_a_daemon_thread():
     scored(plain, later)
     WHO.reset(token)
     assert seen == [("caller", True)] * 2
+
+
+def test_nothing_holds_the_copies_that_a_function_was_given_once_it_has_returned():
+    class Case:
+        pass
+
+    copies = []
+
+    def reads(cases, **_):
+        copies.append(weakref.ref(cases[0]))
+        return [1.0]
+
+    rewards = [NamedReward("reads", reads)]
+    score(rewards, ["p"], ["c"], [[1]], {"cases": [Case()]})
+    gc.collect()
+    assert copies[0]() is None
 
 
 def test_a_function_that_sets_signal_handlers_is_called_in_the_main_thread_from_then_on():
