@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import pickle
 import sys
 from collections import deque
@@ -118,8 +119,8 @@ def _content(value: Any, owner: type, large: int, entered: dict[int, Any]) -> An
         entered: objects whose attributes have been read, as they may refer to each other.
     """
     kind, torch = type(value), sys.modules.get("torch")
-    if kind in (*PLAIN, bytes, complex):
-        return value
+    if kind in (*PLAIN, bytes, complex, itertools.count):
+        return (kind, hex(value)) if kind is int else value  # Python writes no int of more than 4300 digits
     is_own = kind.__module__ == owner.__module__ and kind is not owner
     if isinstance(value, Mapping):
         parts = [part for item in value.items() for part in item]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import threading
@@ -70,6 +71,8 @@ def test_a_state_that_contains_itself_is_refused() -> None:
         ({"a": torch.tensor([1.0, 2.0])}, {"a": torch.tensor([1.0, 2.0 + 1e-6])}),
         ({"a": torch.zeros(2, 3)}, {"a": torch.zeros(3, 2)}),
         ({"a": torch.tensor(0.0)}, {"a": torch.tensor(-0.0)}),
+        ({"a": [1 << 20_000]}, {"a": [2 << 20_000]}),
+        ({"a": 1}, {"a": "0x1"}),
     ],
 )
 def test_different_states_have_different_hashes(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -109,6 +112,7 @@ class Many:
     def __init__(self) -> None:
         self.recent, self.average, self.config = deque([1.0]), Average(), Settings()
         self.draws, self.drawn, self.rng = random.Random(0), np.random.default_rng(0), torch.Generator()
+        self.numbers = itertools.count()
         self.count, self.rows, self.seen = 0, [{"a": 1}], {"x"}
         self.tensor, self.array = torch.zeros(3), np.zeros(3)
         self.large = torch.zeros(2**20 + 1)
@@ -134,6 +138,7 @@ class Many:
         (lambda many: many.draws.random(), "draws"),
         (lambda many: many.drawn.random(), "drawn"),
         (lambda many: torch.rand(1, generator=many.rng), "rng"),
+        (lambda many: next(many.numbers), "numbers"),
         (lambda many: setattr(many, "entry", Entry(2.0)), "entry"),
         (lambda many: many.counts.update(a=2), "counts"),
         (lambda many: many.beside_a_module.__setitem__(1, 1), "beside_a_module"),
