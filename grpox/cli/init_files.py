@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from grpox.config import ModelConfig
 from grpox.data.chat import is_unrendered
@@ -22,7 +19,7 @@ from grpox.runfile.data_files import first_value, look_at
 from grpox.runfile.load import load_run, resolve_config
 from grpox.runfile.model_options import positions_of, template_of
 from grpox.runfile.paths import input_path
-from grpox.runfile.yaml_lines import read_yaml
+from grpox.runfile.yaml_lines import inline, read_yaml
 from grpox.runtime.files import write_atomically, write_error_message
 
 EXAMPLE, OWN = "example", "own"
@@ -198,21 +195,20 @@ class Draft:
         return list(texts)
 
     def _run_text(self) -> str:
-        column = f"  prompt_column: {_scalar(self.prompt_column)}\n" if self.prompt_column != "prompt" else ""
+        column = f"  prompt_column: {inline(self.prompt_column)}\n" if self.prompt_column != "prompt" else ""
         column += f"  chat: {'true' if self.chat == 'yes' else 'false'}\n" if self.chat else ""
         data = "sums.jsonl" if self.data == EXAMPLE else self._beside(self.data, DATA_FILES)
         given = "rewards.py:reward" if self.reward == OWN else self.reward
         entry = {"path": given} if self.reward == OWN else self._entry(given, self._beside)
-        reward = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=1000).strip()
         positions = positions_of(Path(self._input(self.model)), {}) or 512
         return RUN_FILE.format(
             name=self.run_file.name,
-            model=_scalar(self._beside(self.model)),
-            data=_scalar(data),
+            model=inline(self._beside(self.model)),
+            data=inline(data),
             prompt_column=column,
-            reward=reward,
+            reward=inline(entry),
             tokens=min(256, positions // 2),  # so that prompts fit too
-            output=_scalar(f"runs/{self.folder.absolute().name or 'first'}"),
+            output=inline(f"runs/{self.folder.absolute().name or 'first'}"),
         )
 
     def _reward_text(self) -> str:
@@ -252,8 +248,3 @@ class Draft:
         if relative.startswith("../.."):  # a place of its own, not one beside the run
             return path
         return relative if "/" in relative or suffixes else f"./{relative}"
-
-
-def _scalar(text: str) -> str:
-    """Write a text as YAML."""
-    return yaml.safe_dump([text], default_flow_style=True, allow_unicode=True, width=sys.maxsize)[1:-2]

@@ -215,7 +215,7 @@ def _started(run: RunContext) -> float | None:
 def began(config: RunConfig) -> bool:
     """Return True if the run's folder has this run's record; differences without effect are ignored."""
     recorded = _recorded(config)
-    return recorded is not None and recorded.evaluation == config.evaluation
+    return recorded is not None and _has_same_evaluation(recorded, config)
 
 
 def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
@@ -230,9 +230,13 @@ def finished(config: RunConfig, steps: int) -> dict[str, Any] | None:
     recorded = _recorded(config)
     if not summary or recorded is None:
         return None
-    same = recorded.model_dump(include={"evaluation"}) == config.model_dump(include={"evaluation"})
-    stopped = "stopped_early" in summary and same
+    stopped = "stopped_early" in summary and _has_same_evaluation(recorded, config)
     return summary if summary.get("steps") == steps or stopped else None
+
+
+def _has_same_evaluation(recorded: RunConfig, config: RunConfig) -> bool:
+    # Without what only a loaded config knows, such as whether its rewards are 0 or 1.
+    return recorded.model_dump(include={"evaluation"}) == config.model_dump(include={"evaluation"})
 
 
 def _recorded(config: RunConfig) -> RunConfig | None:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import pluggy
 
-from grpox.errors import describe, nearest
+from grpox.errors import describe, nearest, redact
 from grpox.plugins.hookspecs import API_VERSION, ENTRY_POINT_GROUP, KINDS, CommandSpec, ComponentSpec
 from grpox.plugins.loader import COMMANDS, check_hooks, new_manager, offered, watched
 from grpox.plugins.requirements import canonical_name, unmet
@@ -133,7 +133,7 @@ class PluginSet:
                 self.manager.register(plugin, f"{record.distribution}:{record.entry_point}")
         except BaseException as error:  # noqa: BLE001 - a plugin may raise anything, which is recorded
             raise_if_signal(error)
-            self.records.append(replace(record, status="broken", reason=describe(error), error=error))
+            self.records.append(replace(record, status="broken", reason=redact(describe(error)), error=error))
             return
         origin = (record.distribution, record.version)
         self.offers += [Offer(kind, spec, *origin, *_usable(spec), record.module) for kind, spec in components]

@@ -223,3 +223,11 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
 
 
 Dumper.add_representer(str, _text)
+
+
+def inline(value: Any) -> str:
+    """Write a value on one line."""
+    text: str = yaml.dump(
+        [value], Dumper=Dumper, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True
+    )
+    return text.strip()[1:-1]

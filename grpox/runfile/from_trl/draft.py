@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from grpox.config import RunConfig, Section
 from grpox.errors import Problem, plain
 from grpox.errors.algorithm_names import nearest_algorithm
 from grpox.runfile.from_trl.fields import FIELDS, Verdict, parameters_of
 from grpox.runfile.from_trl.setup import DataGiven, Given, Reference, Setup
-from grpox.runfile.yaml_lines import Dumper
+from grpox.runfile.yaml_lines import inline
 
 TRL_DEFAULT = "TRL's default"
 STATEMENT = "statement"
@@ -205,14 +203,6 @@ def run_file_text(draft: Draft) -> str:
     for key in RunConfig.model_fields:
         lines += _block(draft, key)
     return "\n".join(lines) + "\n"
-
-
-def inline(value: Any) -> str:
-    """Write a value on one line."""
-    text: str = yaml.dump(
-        [value], Dumper=Dumper, default_flow_style=True, sort_keys=False, width=10**9, allow_unicode=True
-    )
-    return text.strip()[1:-1]
 
 
 def _block(draft: Draft, key: str) -> Iterator[str]:

@@ -79,8 +79,10 @@ class TracedRollouts:
         phases = ("generate", "environment", "reward")
         seconds = {name: metrics[f"time/{name}"] for name in phases if f"time/{name}" in metrics}
         lines = [json.dumps({**each, "seconds": seconds}, ensure_ascii=False, default=str) for each in drawn]
-        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            file.write("".join(f"{line}\n" for line in lines))
+        with suppress(OSError), self._path.open("ab+") as file:
+            file.seek(max(0, file.tell() - 1))
+            torn = file.read(1) not in (b"", b"\n")  # by a kill, or a full disk
+            file.write(("\n" * torn + "".join(f"{line}\n" for line in lines)).encode())
 
 
 def recorded_traces(folder: Path, position: int = 0) -> RecordedLines[Trace]:

@@ -197,6 +197,11 @@ def test_a_line_that_was_cut_off_is_left_and_one_of_rubbish_passed_over(tmp_path
     assert [each["step"] for each in found] == [1, 2]
     assert recorded.position == end
     assert list(recorded.pieces()) == []
+    traced = TracedRollouts(tmp_path, 1, seed=0)  # of the resumed run
+    traced.draw(3, BATCH)
+    traced.write({})
+    [(found, _)] = recorded.pieces()
+    assert [each["step"] for each in found] == [3]
 
 
 def test_data_without_a_file_are_told_by_what_the_run_file_says(run: RunContext) -> None:

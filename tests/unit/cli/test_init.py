@@ -87,6 +87,14 @@ def test_the_prompt_column_is_asked_for_where_it_has_another_name() -> None:
     assert run["rewards"] == [{"name": "exact", "column": "solution"}]
 
 
+def test_a_column_whose_name_is_a_number_in_run_files_is_quoted() -> None:
+    rows("train.jsonl", "1e5", "0o7")
+    columns = ("--prompt-column", "1e5", "--answer-column", "0o7")
+    run = written("--model", MODEL, *columns, "--reward", "exact", "--yes")
+    assert run["data"]["prompt_column"] == "1e5"
+    assert run["rewards"] == [{"name": "exact", "column": "0o7"}]
+
+
 def test_paths_are_those_of_the_run_file() -> None:
     rows("data/train.jsonl", "prompt", "my answer")
     Path("scores.py").write_text("def f(completions, **columns): return [0.0] * len(completions)\n")

@@ -54,7 +54,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def prepared(folder: Path, *arguments: str, seeds: str | None = None, metric: str = "reward") -> Sweep:
-    given = ["evaluation=null", "tracking={}", *arguments]
+    given = ["tracking={}", *arguments]
     sweep = prepare("quickstart", given, seeds, folder, 1, metric, lowest=False)
     sweep.console = Console(file=io.StringIO(), width=200)
     return sweep

@@ -68,6 +68,7 @@ def test_an_offer_says_where_it_comes_from(make_distribution):
             HEADER + "@hookimpl(hookwrapper=True)\ndef grpox_losses():\n    yield",
             "grpox_losses is a hook wrapper",
         ),
+        ("raise ValueError('no http://u:a-pass-word@host')", "ValueError: no http://u:***@host"),
         (loss("a b"), "a name may contain no space"),
         (loss("dist:x"), "a name may contain no space"),
         (loss("x", "config='no_colon'"), "the config of 'x' is 'no_colon'"),

@@ -18,10 +18,9 @@ from grpox.cli.import_trl import import_trl
 from grpox.config import AdaptiveEntropyConfig
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.from_trl.convert import our_default
-from grpox.runfile.from_trl.draft import inline
 from grpox.runfile.from_trl.fields import FIELDS, GRPO_FIELDS, TRAINER_FIELDS, Verdict
 from grpox.runfile.load import ResolvedRun, load_run
-from grpox.runfile.yaml_lines import read_yaml
+from grpox.runfile.yaml_lines import inline, read_yaml
 
 ROOT = Path(__file__).parents[3]
 YAML = """\
