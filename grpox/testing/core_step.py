@@ -152,6 +152,8 @@ def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
         if tuple(tensor.shape) not in shapes:
             allowed, other = " or ".join(map(str, shapes)), str(tuple(tensor.shape))
             problems.append(Problem("wrong shape", f"{key}.{name}", given=other, allowed=allowed))
+    if not bool(((tensors["token_mask"] == 0) | (tensors["token_mask"] == 1)).all()):
+        problems.append(Problem("holds something else than 0 and 1", f"{key}.token_mask"))
     if problems:
         raise ConfigError(problems)
     # Detached, so that a caller's own graph is neither needed nor changed.

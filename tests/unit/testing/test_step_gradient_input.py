@@ -103,6 +103,14 @@ def test_a_misspelt_tensor_is_told_with_the_nearest() -> None:
     assert "did you mean  ref_logprobs" in message
 
 
+@pytest.mark.parametrize("value", [0.5, math.nan])
+def test_a_mask_of_other_numbers_is_refused(value: float) -> None:
+    key, message = refusal(micro_batches=[{**good(), "token_mask": torch.full((2, 3), value)}])
+
+    assert key == "micro_batches[0].token_mask"
+    assert "something else than 0 and 1" in message
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [

@@ -2,6 +2,7 @@
 
 import torch
 
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.update.token_metrics import TokenMetrics, read_together
 
@@ -49,3 +50,11 @@ def test_tensors_that_are_read_together_keep_their_shapes_and_values():
     assert nothing.numel() == 0
     assert other.shape == ()
     assert other.item() == 7
+
+
+def test_phase_times_start_over_when_taken():
+    times = PhaseTimes()
+    with times.phase("update"):
+        pass
+    assert list(times.take()) == ["time/update"]
+    assert times.take() == {}
