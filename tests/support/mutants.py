@@ -1,6 +1,6 @@
 """Breaks grpox in places drawn by a seed, one line each, and tells which of them no test notices.
 
-    python tests/support/mutants.py contexts    # which tests execute which line, once a commit
+    python tests/support/mutants.py contexts [FOLDER ...]    # which tests execute which line, once a commit
     python tests/support/mutants.py sample --seed 1 --count 240 --out FILE [--resume]
     python tests/support/mutants.py again SAMPLE --out FILE [--resume]    # those whose lines still exist
     python tests/support/mutants.py line grpox/update/packing.py:120    # what catches a change of this line
@@ -11,7 +11,8 @@ the tests that execute its line: those in one process, the lightest first, until
 whole runs or services. The mutant is caught, broken if its file does not import, endless if the tests take far
 longer than without it, or it has survived. A test counts only if it passes in a copy without the mutant.
 
-`contexts` runs the tests once under coverage.py (``pip install coverage``), forked processes included.
+`contexts` runs the tests once under coverage.py (``pip install coverage``), forked processes included, some
+folders after others if they are named.
 Libraries are imported once: each trial is a fork that imports grpox from the copy. After an interruption
 ``--resume`` goes on where the sample ended.
 """
@@ -463,16 +464,21 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 def pytest_sessionfinish(session: Any) -> None:
     if not hasattr(session.config, "workerinput"):
+        file = CONTEXTS / "seconds.json"
+        before = json.loads(file.read_text()) if file.exists() else {}
         passed = {name: seconds for name, seconds in _seconds.items() if name not in _failed}
-        (CONTEXTS / "seconds.json").write_text(json.dumps(passed))
+        file.write_text(json.dumps(before | passed))
 
 
 def record_contexts(folders: Sequence[str]) -> None:
-    """Run the tests once, and write which lines each of them executes."""
+    """Run the tests once, and add which lines each of them executes to what is known of this commit."""
     import coverage
 
-    shutil.rmtree(CONTEXTS, ignore_errors=True)
-    CONTEXTS.mkdir(parents=True)
+    commit, file = git("rev-parse", "HEAD")[0], CONTEXTS / "commit"
+    if not file.exists() or file.read_text() != commit:
+        shutil.rmtree(CONTEXTS, ignore_errors=True)
+        CONTEXTS.mkdir(parents=True)
+        file.write_text(commit)
     settings = CONTEXTS / "settings"
     sources = "".join(f"\n    {ROOT / folder}" for folder in SOURCES)
     settings.write_text(
@@ -499,9 +505,9 @@ def record_contexts(folders: Sequence[str]) -> None:
         check=False,  # a test that fails is left out
     )
     collected = coverage.Coverage(config_file=str(settings))
+    collected.load()
     collected.combine()
     collected.save()
-    (CONTEXTS / "commit").write_text(git("rev-parse", "HEAD")[0])
 
 
 class Contexts:
