@@ -23,7 +23,7 @@ from grpox.contracts import Prompt
 from grpox.policy.precision import dtype_here
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.training.inputs import open_prompts, open_tokenizer
-from grpox_generators.limits import request_params, seed_of
+from grpox_generators.sampling import request_params, seed_of
 
 Figures = dict[str, float]
 """seconds, cpu_seconds of all processes that took part, and tokens sampled."""

@@ -39,10 +39,12 @@ def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES, adapted:
     Args:
         adapted: look for adapters; False for a module that has none.
     """
-    layers = adapted_layers(module).values() if adapted else ()
-    by_weight = {id(adapted_weight(layer)): layer for layer in layers}
-    yield from stream_parameters(base_parameters(module), bucket_bytes, by_weight)
-    yield from ((name, buffer.detach()) for name, buffer in base_buffers(module))
+    parameters, buffers, by_weight = module.named_parameters(), persistent_buffers(module), {}
+    if adapted:
+        parameters, buffers = base_parameters(module), base_buffers(module)
+        by_weight = {id(adapted_weight(layer)): layer for layer in adapted_layers(module).values()}
+    yield from stream_parameters(parameters, bucket_bytes, by_weight)
+    yield from ((name, buffer.detach()) for name, buffer in buffers)
 
 
 def stream_parameters(

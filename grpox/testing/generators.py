@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Capability, Generator, GeneratorContext, Prompt, Rollout
-from grpox.rollout.rollout_checks import rollout_problem
+from grpox.rollout.sampler import rollout_problem
 from grpox.testing.conformance import Conformance, require
 
 if TYPE_CHECKING:

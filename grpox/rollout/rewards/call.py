@@ -43,12 +43,14 @@ def called(
     count: int,
     lengths: Sequence[int] | None = None,
     settle: Callable[[Awaitable[Any]], Any] | None = None,
+    signature: Signature | None = None,
 ) -> tuple[CheckedScores, CallLog]:
     """Call `function` with those of `arguments` it takes, for `count` completions; check what it returns.
 
     Args:
         lengths: of the list that the function returns for each completion; None: it returns one number each.
         settle: waits for the end of a coroutine and returns its value; default: in the background loop.
+        signature: that of the function, if it is known.
 
     Raises:
         CallFailed: it raised, or returned or logged something else.
@@ -56,7 +58,7 @@ def called(
     log = CallLog()
     arguments = {**arguments, "log_metric": log.metric, "log_extra": log.extra}
     try:
-        returned = function(**accepted(Signature.of(function), arguments))
+        returned = function(**accepted(signature or Signature.of(function), arguments))
         if inspect.isawaitable(returned):
             returned = settle(returned) if settle else BackgroundCall(awaited(returned)).result()
         scores = checked_scores(returned, count, lengths)

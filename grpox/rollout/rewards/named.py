@@ -47,7 +47,7 @@ class RewardCall:
     exception where the function raised.
 
     Args:
-        lengths: see `grpox.rollout.rewards.call.called`.
+        lengths, signature: see `grpox.rollout.rewards.call.called`.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class RewardCall:
         arguments: Mapping[str, Any],
         count: int,
         lengths: Sequence[int] | None = None,
+        signature: Signature | None = None,
     ) -> None:
         self.log = CallLog()
         self.scores: CheckedScores | None = None
@@ -66,7 +67,7 @@ class RewardCall:
         self._work = (
             partial(function.ask, arguments, count, lengths)
             if isinstance(function, RewardProcess)
-            else partial(called, function, arguments, count, lengths, self._settle)
+            else partial(called, function, arguments, count, lengths, self._settle, signature)
         )
         self._lock = threading.Lock()
         self._is_begun = False
@@ -230,7 +231,7 @@ class NamedReward:
                 name: value if name == "trainer_state" else copied(value)
                 for name, value in accepted(signature, arguments).items()
             }
-        self.latest = RewardCall(self.function, arguments, count, lengths)
+        self.latest = RewardCall(self.function, arguments, count, lengths, signature)
         return self.latest
 
     def abandon(self) -> None:

@@ -18,7 +18,7 @@ from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
 from grpox.errors import RunFailed
 from grpox.toolkit import TEXT, shorten, text_of
-from grpox_generators.limits import longest_completion
+from grpox_generators.sampling import longest_completion
 
 # The library warns at each call of processors that it has not classified, such as min_p's. Errors are raised
 # here.

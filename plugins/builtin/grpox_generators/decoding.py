@@ -24,8 +24,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
-from grpox_generators.limits import longest_completion
-from grpox_generators.sampling import Distribution, Draw, StopTexts, own_uniform
+from grpox_generators.sampling import Distribution, Draw, StopTexts, longest_completion, own_uniform
 
 LOOK_EVERY = 16
 """Tokens between two looks of the host at the rows of an accelerator."""

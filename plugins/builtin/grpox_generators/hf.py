@@ -25,9 +25,16 @@ from grpox.toolkit import is_own_memory, persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
 from grpox_generators.continuous import Completion, complete
 from grpox_generators.decoding import Batch, cut, generating, most_of_all_ranks
-from grpox_generators.limits import check_length, end_ids, longest_completion
 from grpox_generators.packed_linear import PackedLinear, pack
-from grpox_generators.sampling import NoProbabilities, distribution_config, keeps_rows, refused_kwargs
+from grpox_generators.sampling import (
+    NoProbabilities,
+    check_length,
+    distribution_config,
+    end_ids,
+    keeps_rows,
+    longest_completion,
+    refused_kwargs,
+)
 
 
 class HfGenerator:

@@ -43,7 +43,7 @@ from grpox.toolkit import (
     write_adapter,
 )
 from grpox_generators.configs import VllmColocateConfig
-from grpox_generators.limits import check_length, end_ids, request_params, seed_of
+from grpox_generators.sampling import check_length, end_ids, request_params, seed_of
 from grpox_generators.vllm_weights import as_stored, from_all_ranks
 from grpox_vllm_serving.launch import CPU_BLOCK_SIZE, SHARED_MEMORY
 from grpox_vllm_serving.weight_reload import as_loaded, head_is_embedding, pack_again, untouched

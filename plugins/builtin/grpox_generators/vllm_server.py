@@ -23,7 +23,7 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.logs import get_logger
 from grpox.toolkit import has_float32_head, stream_weights
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.limits import check_length, end_ids, request_params, seed_of
+from grpox_generators.sampling import check_length, end_ids, request_params, seed_of
 from grpox_generators.server_client import (
     Completion,
     Fleet,

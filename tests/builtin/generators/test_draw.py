@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from grpox.contracts import Prompt
-from grpox_generators.limits import seed_of
-from grpox_generators.sampling import AT_A_TIME, Draw, NoProbabilities, own_uniform
+from grpox_generators.sampling import AT_A_TIME, Draw, NoProbabilities, own_uniform, seed_of
 
 CPU = torch.device("cpu")
 LENGTH = AT_A_TIME + 3

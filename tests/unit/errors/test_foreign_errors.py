@@ -28,7 +28,6 @@ from grpox.rollout.rewards.named import RewardCall
 from grpox.runtime.foreign_code import call
 from grpox.runtime.phases import ran_out_of_memory
 from grpox.runtime.world import describe_failure
-from grpox_generators.server_client import _lost
 
 CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]})
 LONG = 10_000_000
@@ -112,7 +111,6 @@ def rewarded(error: Exception) -> str:
         lambda error: failed(raiser(error)),
         observed,
         rewarded,
-        lambda error: str(_lost("http://server", error)),
         lambda error: str(_unloadable("model", CONFIG.model, error)),
     ],
 )

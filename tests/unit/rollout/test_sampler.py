@@ -19,8 +19,13 @@ from grpox.errors import RunFailed
 from grpox.rollout.advantages import BatchScaler
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rollout_checks import check_rollouts, rollout_problem
-from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
+from grpox.rollout.sampler import (
+    CompletionSampler,
+    PrefetchedBatch,
+    SampleRequest,
+    check_rollouts,
+    rollout_problem,
+)
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.assembly import EvaluationInputs

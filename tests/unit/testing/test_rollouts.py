@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from grpox.contracts import Rollout, Turn
-from grpox.rollout.rollout_checks import rollout_problem
+from grpox.rollout.sampler import rollout_problem
 from grpox.testing.conformance import Violation
 from grpox.testing.generators import check_rollout
 
