@@ -265,13 +265,14 @@ class Collector:
         # Of the tokens themselves, as the generator had them; an environment may begin each episode otherwise.
         known = list(dict.fromkeys(rollout.prompt_ids for rollout in batch.rollouts))
         texts = dict(zip(known, self.prompts.prompt_texts(known), strict=True))
+        labels = self._labels
         numbers = zip(batch.rows, batch.totals.tolist(), batch.advantages.tolist(), strict=True)
         return [
             ScoredRollout(
                 rollout=row.rollout,
                 prompt=texts[row.rollout.prompt_ids],
                 completion=row.completion,
-                rewards=dict(zip(self._labels, row.rewards, strict=True)),
+                rewards=dict(zip(labels, row.rewards, strict=True)),
                 reward=total,
                 advantage=advantage,
                 extra=row.extra,
