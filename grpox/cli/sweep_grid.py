@@ -18,6 +18,7 @@ from grpox.errors.redaction import names_a_secret, redact
 from grpox.observing.record import began
 from grpox.runfile.load import load_run
 from grpox.runfile.overrides import COMMAND_LINE
+from grpox.runfile.yaml_lines import read_yaml
 from grpox.runtime.files import read_mapping
 
 SEED = "train.seed"
@@ -145,8 +146,16 @@ def _problems(grid: Grid) -> Iterator[Problem]:
         elif "" in values:
             what = "a value between the commas is empty"
             yield Problem(what, key, COMMAND_LINE, text, 'a value; an empty text is ""')
-        elif len(set(values)) < len(values):
+        elif any(_read(key, one) == _read(key, other) for one, other in itertools.combinations(values, 2)):
             yield Problem("has the same value twice", key, COMMAND_LINE, text)
+
+
+def _read(key: str, text: str) -> object:
+    """Parse a value; text that is not YAML stays as it is, and the check of the run reports it."""
+    try:
+        return read_yaml(text, key).data
+    except ConfigError:
+        return text
 
 
 def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) -> tuple[Path, list[Child]]:

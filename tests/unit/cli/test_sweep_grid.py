@@ -61,7 +61,7 @@ def test_a_key_is_told_by_its_last_part_where_that_is_enough() -> None:
         (["train.max_steps=3"], None, "", "nothing to sweep"),
         (["train.beta=0,0.1", "train.beta=1"], None, "train.beta", "given twice"),
         (["train.seed=1,2"], "3,4", "train.seed", "given twice"),
-        (["train.beta=0,0"], None, "train.beta", "same value twice"),
+        (["train.beta=0,0.0"], None, "train.beta", "same value twice"),
         (["train.beta=0,,1"], None, "train.beta", "is empty"),
         (["output_dir=a,b"], None, "output_dir", "cannot be swept"),
         (["rewards.0.apiKey=a,b"], None, "rewards.0.apiKey", "a secret cannot be swept"),
