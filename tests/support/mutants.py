@@ -8,8 +8,9 @@
 A mutant is a change of one line: a comparison flipped, a constant off by one, a statement dropped. A sample is
 drawn over all packages, in proportion to their lines. Each mutant is made in a copy of the tree, and tried by
 the tests that execute its line: those in one process, the lightest first, until one fails, then at most eight
-whole runs or services. The mutant is caught, broken if its file does not import, endless if the tests take far
-longer than without it, or it has survived. A test counts only if it passes in a copy without the mutant.
+files of whole runs or services, within a limit of time. The mutant is caught, broken if its file does not
+import, endless if the tests take far longer than without it, or it has survived. A test counts only if it
+passes in a copy without the mutant.
 
 `contexts` runs the tests once under coverage.py (``pip install coverage``), forked processes included, some
 folders after others if they are named.
@@ -42,6 +43,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).parents[2]
 SOURCES = ("grpox", "plugins/builtin")
 CONTEXTS = ROOT / "build" / "contexts"
@@ -60,10 +63,12 @@ LIGHT = ("unit", "builtin", "contract", "fuzz", "docs")
 """Folders of tests that run in one process."""
 BATCHES = (6, 18)
 """Test files in the first and in each further process: each must import its files before it begins."""
-SECONDS = 90.0
+SECONDS = 60.0
 """Time that the light tests of one mutant may take."""
 HEAVY = 8
-"""Number of whole runs or services that try a mutant."""
+"""Number of files of whole runs or services that try a mutant. The tests of a file share its run or service."""
+HEAVY_SECONDS = 90.0
+"""Time that these files may take."""
 JOBS = 2
 PHASE = re.compile(r" \((setup|call|teardown)\)$")
 """Phase of a test, in the name that pytest gives it in the processes that it starts."""
@@ -529,7 +534,7 @@ class Contexts:
         return {line: {PHASE.sub("", name) for name in names} for line, names in recorded.items()}
 
     def tests(self, mutant: Mutant) -> list[list[str]]:
-        """Return the tests in batches: the light ones, then the heavy ones one by one.
+        """Return the tests in batches: the light ones, then the heavy ones file by file.
 
         The tests of a line that runs at import alone are those of its file.
         """
@@ -548,8 +553,21 @@ class Contexts:
         listed = list(files.values())
         bounds = [0, *range(BATCHES[0], len(listed), BATCHES[1]), len(listed)]
         batches = [[name for each in listed[start:end] for name in each] for start, end in pairwise(bounds)]
-        heavy = [name for name in ordered if not is_light[name]]
-        return [*filter(None, batches), *([name] for name in heavy[:HEAVY])]
+        heavy: dict[str, list[str]] = defaultdict(list)
+        for name in ordered:
+            if not is_light[name]:
+                heavy[name.partition("::")[0]].append(name)
+        left = HEAVY_SECONDS
+        for file in sorted(heavy, key=self._seconds_of_file)[:HEAVY]:
+            left -= self._seconds_of_file(file)
+            if left > 0:
+                batches.append(heavy[file])
+        return [batch for batch in batches if batch]
+
+    @cache  # noqa: B019 - one object, for as long as the process lasts
+    def _seconds_of_file(self, file: str) -> float:
+        """Return the time of all tests of a file: the first of them has that of what they share."""
+        return sum(seconds for name, seconds in self.seconds.items() if name.startswith(f"{file}::"))
 
 
 # -- Trying ----------------------------------------------------------------------------------------------
@@ -603,7 +621,7 @@ class Runner:
     def _run(self, names: Sequence[str]) -> tuple[str, str | None]:
         failure, log = self.folder / "failure", self.folder / "log"
         failure.unlink(missing_ok=True)
-        limit = 60 + 6 * sum(self.seconds[name] for name in names)
+        limit = 60 + 3 * sum(self.seconds[name] for name in names)
         began, pid = time.monotonic(), os.fork()
         if pid == 0:
             _test(self.tree, names, failure, log)
@@ -612,12 +630,21 @@ class Runner:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
+                self._end_services()
                 return "endless", None
             time.sleep(0.02)
+        self._end_services()
         code = os.waitstatus_to_exitcode(ended[1])
         if failure.exists():
             return "caught", failure.read_text()
         return ("passed", None) if code in (0, 5) else ("broken", None)  # 5: no such test any more
+
+    def _end_services(self) -> None:
+        """Kill what a trial has left behind in sessions of its own, such as servers."""
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(self.tree) in argument for argument in process.info["cmdline"] or ()):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
 
 def _test(tree: Path, names: Sequence[str], failure: Path, log: Path) -> None:
