@@ -354,7 +354,7 @@ def test_a_checkpoint_holds_what_was_begun(tmp_path):
 
 
 def test_what_was_begun_is_dealt_to_other_ranks_as_prompts_are():
-    states = [prefetched_state(PrefetchedBatch(3, rollouts(range(rank, 6, 2)))) for rank in range(2)]
+    states = [prefetched_state(PrefetchedBatch(3, iter(rollouts(range(rank, 6, 2))))) for rank in range(2)]
     for size in (1, 3):
         for rank in range(size):
             dealt = list(prefetched_of(states, rank, size))
