@@ -178,4 +178,4 @@ def test_data_chat_makes_a_plain_prompt_one_message_of_the_user() -> None:
     plain, written = prompts(made, "a<|im_end|>", chat=True), prompts(made, messages)
     assert plain.token_ids(0) == written.token_ids(0)
     assert plain.rows([0]) == written.rows([0])
-    assert (plain.text(0), plain.question(0)) == (written.text(0), "a<|im_end|>")
+    assert (plain.text(0), plain.questions([0])) == (written.text(0), ["a<|im_end|>"])

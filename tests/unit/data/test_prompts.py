@@ -180,9 +180,9 @@ def test_files_of_every_format_read_alike(tmp_path, suffix):
 def test_the_question_is_the_last_message_of_the_user_or_the_plain_prompt():
     turns = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
     messages = [{"role": role, "content": text} for role, text in turns]
-    assert prompts([messages], continues=True).question(0) == "c"
-    assert prompts([messages[:1]]).question(0) == ""
-    assert prompts(["abc"]).question(0) == "abc"
+    assert prompts([messages], continues=True).questions([0]) == ["c"]
+    assert prompts([messages[:1]]).questions([0]) == [""]
+    assert prompts(["abc"]).questions([0]) == ["abc"]
 
 
 def test_the_other_columns_are_those_of_each_row():

@@ -42,8 +42,8 @@ class Prompts:
     def columns_of(self, indices):
         return [{} for _ in indices]
 
-    def question(self, index):
-        return str(index)
+    def questions(self, indices):
+        return list(map(str, indices))
 
     def completion_texts(self, sequences):
         return [" ".join(map(str, ids)) for ids in sequences]
