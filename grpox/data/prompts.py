@@ -205,12 +205,16 @@ class PromptSet:
         return list(self._rows[name])  # type: ignore[index]
 
     def prompt_texts(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
-        """Tokenised prompts as the model reads them, with special tokens."""
-        return self._tokenizer.batch_decode(list(map(list, token_ids)), skip_special_tokens=False)
+        """Decode prompts as the model reads them, with special tokens."""
+        ids = list(map(list, token_ids))
+        texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=False)
+        return texts
 
     def completion_texts(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
         """Decode completions for people, without special tokens."""
-        return self._tokenizer.batch_decode(list(map(list, token_ids)), skip_special_tokens=True)
+        ids = list(map(list, token_ids))
+        texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return texts
 
     def completions_of(self, rollouts: Sequence[Rollout]) -> list[Text]:
         """Decode completions for reward functions.
