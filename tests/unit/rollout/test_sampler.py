@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from grpox.config import EvaluationConfig, SamplingConfig
-from grpox.contracts import Capability, Prompt, Rollout, TrainerState
+from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.rollout.advantages import BatchScaler
@@ -495,10 +495,6 @@ def test_phases_are_told_to_the_times_that_were_given():
     sampler.prefetch(request_of([0], 2, (0, 0)))
     assert seen[3:] == ["generate", "generate"]
     assert sampler.times is times
-
-
-def test_the_word_by_which_generators_say_that_they_stream():
-    assert Capability.STREAMING == "streaming"
 
 
 # -- a generation batch ----------------------------------------------------------------------------------
