@@ -48,13 +48,13 @@ class PromptSet:
         prompt_column: name of the column with the prompt.
         tokenizer: renders and tokenises prompts.
         chat_template_kwargs: arguments for the chat template.
-        limit: largest length of a prompt.
+        limit: largest length of a prompt, and the tokens that the model knows.
         data: name of the data in messages.
-        vocabulary: number of tokens that the model knows; None: accept any token.
         tools_of: called once with this set, returns a function: row -> schemas of the tools that the model may
             call there. They are listed in the row's prompt if prompts are messages. None: no row has tools.
         has_episodes: True for a run with an environment or tools, whose data has fewer names for columns.
-        day, chat, allow_special_tokens, continues: `model.chat_date`, and the keys of `data`.
+        day: `model.chat_date`.
+        keys: `chat`, `allow_special_tokens` and `continue_final_message` of the run file's `data`.
 
     Raises:
         ConfigError: the data has no row or no such column; a row has no prompt, or a prompt that is too long,
@@ -70,13 +70,10 @@ class PromptSet:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         limit: PromptLimit | None = None,
         data: str = "the data",
-        vocabulary: int | None = None,
         tools_of: Callable[[PromptSet], ToolsOfRow] | None = None,
         has_episodes: bool = False,
         day: date | str = "",
-        chat: bool = False,
-        allow_special_tokens: bool = False,
-        continues: bool = False,
+        keys: DataConfig | None = None,
     ) -> None:
         self._rows = rows
         self.stream = rows if isinstance(rows, RowStream) else None
@@ -85,13 +82,14 @@ class PromptSet:
         self._tokenizer = tokenizer
         self.chat = CheckedTemplate(tokenizer, chat_template_kwargs)
         self.chat.set_day(day)
-        self._makes_chat, self._continues = chat, continues
-        self._marked: Any = (lambda each: each) if allow_special_tokens else self.chat.encoding.marked
+        self._makes_chat = keys is not None and keys.chat
+        self._continues = keys is not None and keys.continue_final_message
+        allows = keys is not None and keys.allow_special_tokens
+        self._marked: Any = (lambda each: each) if allows else self.chat.encoding.marked
         self._warn = WarnOnce(logger)
         self._limit = limit or PromptLimit(None)
         self.data = data
         """Name of the data in messages."""
-        self._vocabulary = vocabulary
         self._ids, self._ends = array("i"), array("q", [0])
         if not isinstance(rows, RowStream) and len(rows) == 0:
             raise ConfigError(f"{data} has no row", key="data")
@@ -103,7 +101,7 @@ class PromptSet:
             raise ConfigError(what, key, given=prompt_column, allowed=", ".join(columns), nearest=near)
         self.column_names = [name for name in columns if name != prompt_column]
         """Columns that reward functions receive."""
-        self.conversational = chat or not isinstance(rows[0][prompt_column], str)
+        self.conversational = self._makes_chat or not isinstance(rows[0][prompt_column], str)
         names = self.column_names if self.conversational else ()
         self._of_template = [name for name in OF_TEMPLATE if name in names]
         """Columns whose values the chat template is given."""
@@ -347,10 +345,11 @@ class PromptSet:
             return Problem(what, key="data.prompt_column", given=repr(self.prompt(index))[:200])
         if self._limit.refuses(len(ids)):
             return self._limit.problem(self.place(index), len(ids))
-        if self._vocabulary is None or max(ids) < self._vocabulary:
+        known = self._limit.vocabulary
+        if known is None or max(ids) < known:
             return None
         what = f"the tokenizer gives {self.place(index)} a token that the model does not know"
-        allowed = f"tokens below {self._vocabulary}, the model's vocabulary"
+        allowed = f"tokens below {known}, the model's vocabulary"
         return Problem(what, key="model.path", given=f"token {max(ids)}", allowed=allowed)
 
     def _no_prompt(self, index: int, value: Any) -> Problem | None:
@@ -403,7 +402,7 @@ def _batches(rows: datasets.Dataset) -> Iterator[tuple[int, dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """Largest number of tokens in a prompt, and the handling of longer prompts."""
+    """Largest number of tokens in a prompt, the handling of longer prompts, and the model's vocabulary."""
 
     tokens: int | None
     """Largest number of tokens; None: prompts of any length are accepted."""
@@ -411,6 +410,8 @@ class PromptLimit:
     """Source of the number, for messages."""
     cut: bool = False
     """True: keep the last `tokens` tokens of a longer prompt; False: refuse it."""
+    vocabulary: int | None = None
+    """Number of tokens that the model knows; None: accept any token."""
 
     @classmethod
     def of_run(cls, data: DataConfig, sampling: SamplingConfig, model: PreTrainedConfig) -> PromptLimit:

@@ -33,7 +33,8 @@ class Tokenizer:
 
 def prompts(rows, tokenizer=None, limit=None, continues=False, **template):
     dataset = datasets.Dataset.from_dict({"prompt": rows, "answer": ["x"] * len(rows)})
-    return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit, continues=continues)
+    keys = DataConfig(path="x", continue_final_message=continues)
+    return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit, keys=keys)
 
 
 def rollout(*ids):
@@ -232,8 +233,3 @@ def test_a_completion_that_fills_the_positions_is_refused():
     with pytest.raises(ConfigError, match="leaves no room for a prompt: the model has 16 positions") as caught:
         limit_of(LlamaConfig(max_position_embeddings=16))
     assert caught.value.problems[0].key == "sampling.max_completion_length"
-
-
-def test_the_limit_itself_is_not_too_long():
-    made = PromptLimit(3)
-    assert [made.refuses(n) for n in (3, 4)] == [False, True]
