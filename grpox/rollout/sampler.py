@@ -33,13 +33,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from grpox.contracts import WeightStream
-    from grpox.rollout.episodes.waves import EpisodeLoop
 
 
 Key = tuple[int, int]
 """Group and sample of a rollout."""
 OnArrival = Callable[[Rollout], None]
 """Receives each rollout as it arrives."""
+Wave = Callable[[list[Prompt], SamplingConfig, int], Sequence[Rollout]]
+"""Samples a turn of each prompt of this rank: prompts, sampling, seed of the call -> rollouts in order."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class CompletionSampler:
         seed: int,
         times: PhaseTimes | None = None,
         sleeps: bool = True,
-        episodes: EpisodeLoop | None = None,
+        episodes: EpisodeSampler | None = None,
         vocabulary: int | None = None,
     ) -> None:
         self.engine = engine
@@ -255,6 +256,26 @@ class CompletionSampler:
         return translate_exits(f"generator '{type(self.generator).__name__}'")
 
 
+class EpisodeSampler(Protocol):
+    """Gives completions several turns: `grpox.rollout.episodes.waves.EpisodeLoop`."""
+
+    def sample(
+        self, request: SampleRequest, prompts: Sequence[Prompt], seed: int, wave: Wave, arrived: OnArrival
+    ) -> None:
+        """Sample episodes to their ends; a collective."""
+        ...
+
+    def begin(
+        self, request: SampleRequest, prompts: Sequence[Prompt], seed: int, wave: Wave
+    ) -> Iterator[Rollout]:
+        """Sample episodes in the background."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until all episodes in the background have ended."""
+        ...
+
+
 class WeightSource(Protocol):
     """The weights that are to be sampled from, as they are now."""
 
@@ -325,7 +346,7 @@ class _Arrivals:
         self._prompts = {(each.group_id, n): each for each in prompts for n in range(each.num_samples)}
         self._versions, self._vocabulary, self._arrived = versions, vocabulary, arrived
         self._rollouts: dict[Key, Rollout] = {}
-        self._kept: Set[Key] = frozenset()
+        self._earlier: Set[Key] = frozenset()
 
     def take(self, arriving: Iterable[Rollout]) -> None:
         """Take rollouts as they arrive, in any order.
@@ -340,7 +361,7 @@ class _Arrivals:
             if not isinstance(rollout, Rollout):
                 raise RunFailed(f"{self._generator} yielded a {type(rollout).__name__}, {ROLLOUTS}")
             key, now = (rollout.group_id, rollout.sample), self._versions[-1]
-            if key in self._kept:
+            if key in self._earlier:
                 continue
             prompt, problem = self._prompts.get(key), rollout_problem(rollout, self._vocabulary)
             if prompt is None or key in self._rollouts:
@@ -363,8 +384,8 @@ class _Arrivals:
 
     def incomplete(self) -> list[Prompt]:
         """List the prompts that lack a sample. The samples that are there stay when they are drawn again."""
-        self._kept = frozenset(self._rollouts)
-        groups = {group for group, _ in self._prompts.keys() - self._kept}
+        self._earlier = frozenset(self._rollouts)
+        groups = {group for group, _ in self._prompts.keys() - self._earlier}
         return [prompt for (group, n), prompt in self._prompts.items() if n == 0 and group in groups]
 
     def in_order(self) -> list[Rollout]:

@@ -103,8 +103,8 @@ class GenerationFeed:
 
     def collect(self, plan: StepPlan) -> list[GenerationBatch]:
         """Collect the missing generation batches of a step, then release the generator; a collective."""
-        held = {generation for generation, _ in self.state.samples}
-        new = {each: self._collect(each, plan.step) for each in plan.generations if each not in held}
+        stored = {generation for generation, _ in self.state.samples}
+        new = {each: self._collect(each, plan.step) for each in plan.generations if each not in stored}
         self.collector.sampler.release()
         records = {} if self.choice is None else self.choice.records(new)
         for key, record in records.items():

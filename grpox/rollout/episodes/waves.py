@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from grpox.config import EpisodesConfig, SamplingConfig
+from grpox.config import EpisodesConfig
 from grpox.contracts import Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
@@ -26,17 +26,13 @@ from grpox.rollout.episodes.calls import with_calls
 from grpox.rollout.episodes.episode import OpenEpisode
 from grpox.rollout.episodes.messages import Action, Environments, Lost, Observation, Outcome, Start
 from grpox.rollout.episodes.turn_tokens import TurnTokens
-from grpox.rollout.sampler import OnArrival, SampleRequest
+from grpox.rollout.sampler import OnArrival, SampleRequest, Wave
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank
 
 RESETS = 3
 """Number of times that an environment is built and reset before its failure ends the run."""
-
-
-Wave = Callable[[list[Prompt], SamplingConfig, int], Sequence[Rollout]]
-"""Samples a turn of each prompt of this rank: prompts, sampling, seed of the call -> rollouts in order."""
 
 
 class EpisodeLoop:
