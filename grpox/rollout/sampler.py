@@ -11,7 +11,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -124,6 +124,7 @@ class CompletionSampler:
     ) -> None:
         self.engine = engine
         self.generator = generator
+        self._name = f"generator '{type(generator).__name__}'"
         self.world = world
         self.seed = seed
         self.times = times or PhaseTimes()
@@ -146,7 +147,7 @@ class CompletionSampler:
         weights = self.engine.weights()
         with self.times.phase("sync"):
             try:
-                with self._asking():
+                with translate_exits(self._name):
                     self.generator.sync(weights, self.engine.steps)
             except Exception:
                 for _ in weights:  # the other ranks are still gathering them
@@ -162,7 +163,7 @@ class CompletionSampler:
         return on_every_rank(self.world, self.times, partial(self._begin, request))
 
     def _begin(self, request: SampleRequest) -> PrefetchedBatch:
-        with self._asking(), self.times.phase("generate"):
+        with translate_exits(self._name), self.times.phase("generate"):
             if not hasattr(self.generator, "begin"):
                 raise RunFailed("the generator says that it samples ahead, and has no method 'begin'")
             self.generator.wake()
@@ -198,10 +199,10 @@ class CompletionSampler:
         """
         prompts, now = request.of_rank(self.world), self.engine.steps
         versions = range(now if prefetched is None else prefetched.version, now + 1)
-        arrivals = _Arrivals(self.generator, prompts, versions, self.vocabulary, arrived)
+        arrivals = _Arrivals(self._name, prompts, versions, self.vocabulary, arrived)
         # Episodes time their own phases.
         phase = self.times.phase("generate") if self.episodes is None else nullcontext()
-        with self._asking(), phase:
+        with translate_exits(self._name), phase:
             if prefetched is None:
                 self._generate(request, prompts, arrivals)
             else:
@@ -225,7 +226,7 @@ class CompletionSampler:
 
     def _sleep(self) -> None:
         self.times.memory.look()  # while the generator still has its own
-        with self._asking(), self.times.phase("generate"):
+        with translate_exits(self._name), self.times.phase("generate"):
             self.generator.sleep()
         self._is_awake = False
 
@@ -248,12 +249,9 @@ class CompletionSampler:
         self, ask: Callable[..., Iterable[Rollout]], version: int, prompts: list[Prompt], *how: Any
     ) -> list[Rollout]:
         """Sample one turn of each episode, by the generator's `generate` or `begin`; `how`: sampling, seed."""
-        arrivals = _Arrivals(self.generator, prompts, range(version, version + 1), self.vocabulary)
+        arrivals = _Arrivals(self._name, prompts, range(version, version + 1), self.vocabulary)
         arrivals.take(ask(prompts, *how))
         return arrivals.in_order()
-
-    def _asking(self) -> AbstractContextManager[None]:
-        return translate_exits(f"generator '{type(self.generator).__name__}'")
 
 
 class EpisodeSampler(Protocol):
@@ -329,6 +327,7 @@ class _Arrivals:
     """The rollouts of some prompts, each checked as it arrives: nothing else is scored or trained on.
 
     Args:
+        generator: its name in messages.
         prompts: in order of group.
         versions: optimizer steps of the weights that may have sampled them; the last are the policy's.
         arrived: receives each rollout.
@@ -336,13 +335,13 @@ class _Arrivals:
 
     def __init__(
         self,
-        generator: Generator,
+        generator: str,
         prompts: Sequence[Prompt],
         versions: range,
         vocabulary: int | None,
         arrived: OnArrival | None = None,
     ) -> None:
-        self._generator = f"generator '{type(generator).__name__}'"
+        self._generator = generator
         self._prompts = {(each.group_id, n): each for each in prompts for n in range(each.num_samples)}
         self._versions, self._vocabulary, self._arrived = versions, vocabulary, arrived
         self._rollouts: dict[Key, Rollout] = {}
@@ -457,7 +456,7 @@ def _turns_problem(rollout: Rollout) -> str:
 
 
 def _episode_problem(episode: Episode, turns: int) -> str:
-    """Find what is wrong with the conversation of a rollout."""
+    """Describe the first problem of a conversation; empty if there is none."""
     for message in episode.messages:
         if not (type(message) is dict and isinstance(message.get("role"), str)):
             return f"episode has the message {shorten(repr(message), 60)}, which is no dict with a role"

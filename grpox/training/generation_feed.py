@@ -124,7 +124,7 @@ class GenerationFeed:
         return batch
 
     def _add_samples(self, generation: int, batch: GenerationBatch) -> None:
-        """Add this rank's samples of a generation batch, which carry what only the run's loss needs.
+        """Add this rank's samples of a generation batch, with the fields that the run's loss needs.
 
         The columns are read at once: the next generation batch moves the window of a stream on.
         """

@@ -1,4 +1,4 @@
-"""The tokens of episodes: prompts with what `reset` added, turns as they are read, and bridges between them.
+"""The tokens of episodes: prompts with the answer of `reset`, turns as they are read, and bridges between them.
 
 What the model sampled is never decoded and encoded again; tokens are only appended. A bridge is what the model
 did not write between two of its turns.
@@ -82,7 +82,7 @@ class TurnTokens:
             raise ConfigError(what, "sampling.stop_token_ids", given=given, allowed=f"a list with {first}")
 
     def prompt(self, row: int, content: Content) -> tuple[int, ...]:
-        """Return the tokens of a row's prompt with what `reset` answered behind it.
+        """Return the tokens of a row's prompt with the answer of `reset` behind it.
 
         Raises:
             RunFailed: it is too long, is not only text, or does not fit the prompt or the template.

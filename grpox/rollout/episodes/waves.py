@@ -249,7 +249,7 @@ class _Waves:
         ]
 
     def _deliver(self, episodes: Mapping[int, OpenEpisode]) -> None:
-        """Give each complete turn to its environment, and write what it answers behind the turn."""
+        """Give each complete turn to its environment, and append its answer to the turn."""
         actions = {}
         for key, episode in episodes.items():
             turn = episode.turns[-1]
