@@ -193,7 +193,7 @@ def prefetched_of(states: Sequence[Mapping[str, Any]], rank: int, size: int) -> 
     """Return the part of a batch that `rank` of `size` has; the states are those of the ranks that saved it."""
     rollouts = [_rollout(each) for state in states for each in state["rollouts"]]
     mine = [rollout for rollout in rollouts if rollout.group_id % size == rank]
-    return PrefetchedBatch(states[0]["version"], mine)
+    return PrefetchedBatch(states[0]["version"], iter(mine))
 
 
 def _saved(name: str, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Conversations as a chat template writes them, of which no word may be lost.
+"""Conversations as a chat template writes them, without the loss of a word.
 
 For a role, key or type of content that it does not know, a template drops a message or prints it as Python.
 So each shape of a conversation is tried with texts that no template writes, and then texts are looked for.
@@ -31,7 +31,7 @@ class LostMessage(ValueError):
 
 
 class CheckedTemplate(ChatTemplate):
-    """A chat template that refuses conversations of which it would lose a word."""
+    """A chat template that refuses conversations if it would lose a word of them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] | None = None) -> None:
         super().__init__(tokenizer, arguments)
@@ -126,7 +126,7 @@ def _is_written(
     rendered: str,
     write: Callable[[Sequence[Message]], str],
 ) -> bool:
-    """Tell whether a template writes a text in another way, such as in JSON or without a thought before it.
+    """Return True if a template writes a text in another way, such as in JSON or without a thought before it.
 
     It then writes what stands before and behind the text; of an earlier turn of the model what stands behind.
     """

@@ -7,7 +7,7 @@ import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpox.data.json_rows import UnreadableData
+from grpox.data.json_rows import UnreadableData, open_json
 from grpox.errors import ConfigError, Problem, chain, describe, nearest
 from grpox.runtime import launch
 
@@ -85,8 +85,6 @@ def _missing_part(path: str, subset: str | None, split: str, key: str) -> Proble
 
 def _open_file(path: Path, split: str, streaming: bool) -> datasets.Dataset | datasets.IterableDataset:
     import datasets
-
-    from grpox.data.json_dataset import open_json
 
     if path.suffix not in JSON:
         # Escaped, because datasets would read the path as a pattern.

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Message, Rollout, Text
@@ -16,7 +15,6 @@ from grpox.data.chat import Content, Schema, extended_prompt
 from grpox.data.encoding import CUT
 from grpox.data.message_probes import ALIASES, CheckedTemplate, LostMessage, texts_of, without_nulls
 from grpox.data.row_stream import RowStream
-from grpox.data.token_texts import TokenTexts
 from grpox.data.unusable_columns import CURE, OF_TEMPLATE, media_part, unusable_columns
 from grpox.errors import ConfigError, Problem, RunFailed, describe, nearest
 from grpox.runtime import launch
@@ -50,13 +48,13 @@ class PromptSet:
         prompt_column: name of the column with the prompt.
         tokenizer: renders and tokenises prompts.
         chat_template_kwargs: arguments for the chat template.
-        limit: largest length of a prompt.
+        limit: largest length of a prompt, and the tokens that the model knows.
         data: name of the data in messages.
-        vocabulary: number of tokens that the model knows; None: accept any token.
         tools_of: called once with this set, returns a function: row -> schemas of the tools that the model may
             call there. They are listed in the row's prompt if prompts are messages. None: no row has tools.
         has_episodes: True for a run with an environment or tools, whose data has fewer names for columns.
-        day, chat, allow_special_tokens, continues: `model.chat_date`, and the keys of `data`.
+        day: `model.chat_date`.
+        keys: `chat`, `allow_special_tokens` and `continue_final_message` of the run file's `data`.
 
     Raises:
         ConfigError: the data has no row or no such column; a row has no prompt, or a prompt that is too long,
@@ -72,13 +70,10 @@ class PromptSet:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         limit: PromptLimit | None = None,
         data: str = "the data",
-        vocabulary: int | None = None,
         tools_of: Callable[[PromptSet], ToolsOfRow] | None = None,
         has_episodes: bool = False,
         day: date | str = "",
-        chat: bool = False,
-        allow_special_tokens: bool = False,
-        continues: bool = False,
+        keys: DataConfig | None = None,
     ) -> None:
         self._rows = rows
         self.stream = rows if isinstance(rows, RowStream) else None
@@ -87,13 +82,14 @@ class PromptSet:
         self._tokenizer = tokenizer
         self.chat = CheckedTemplate(tokenizer, chat_template_kwargs)
         self.chat.set_day(day)
-        self._makes_chat, self._continues = chat, continues
-        self._marked: Any = (lambda each: each) if allow_special_tokens else self.chat.encoding.marked
+        self._makes_chat = keys is not None and keys.chat
+        self._continues = keys is not None and keys.continue_final_message
+        allows = keys is not None and keys.allow_special_tokens
+        self._marked: Any = (lambda each: each) if allows else self.chat.encoding.marked
         self._warn = WarnOnce(logger)
         self._limit = limit or PromptLimit(None)
         self.data = data
         """Name of the data in messages."""
-        self._vocabulary = vocabulary
         self._ids, self._ends = array("i"), array("q", [0])
         if not isinstance(rows, RowStream) and len(rows) == 0:
             raise ConfigError(f"{data} has no row", key="data")
@@ -103,8 +99,10 @@ class PromptSet:
         if prompt_column not in columns:
             what, key, near = f"no such column in {data}", "data.prompt_column", nearest(prompt_column, columns)
             raise ConfigError(what, key, given=prompt_column, allowed=", ".join(columns), nearest=near)
-        self.conversational = chat or not isinstance(rows[0][prompt_column], str)
-        names = {*rows.column_names} - {prompt_column} if self.conversational else set()
+        self.column_names = [name for name in columns if name != prompt_column]
+        """Columns that reward functions receive."""
+        self.conversational = self._makes_chat or not isinstance(rows[0][prompt_column], str)
+        names = self.column_names if self.conversational else ()
         self._of_template = [name for name in OF_TEMPLATE if name in names]
         """Columns whose values the chat template is given."""
         if problem := self._no_prompt(0, self.prompt(0)):
@@ -121,11 +119,6 @@ class PromptSet:
         """Number of prompts; a stream has none."""
         return len(self._rows)  # type: ignore[arg-type]
 
-    @property
-    def column_names(self) -> list[str]:
-        """Columns that reward functions receive."""
-        return [name for name in self._rows.column_names if name != self._prompt_column]
-
     def prompt(self, index: int) -> Text:
         """Return the prompt as in the dataset, the form that reward functions receive."""
         return self._prompt_of(self._rows[index])
@@ -136,21 +129,13 @@ class PromptSet:
 
     def text(self, index: int) -> str:
         """Return the prompt as one string, after the chat template."""
-        return self.texts([index])[0]
-
-    def texts(self, indices: Sequence[int]) -> list[str]:
-        """Return the prompts at `indices`, each as one string."""
-        read = self._together(indices)
-        return [
-            self._rendered(index, self._prompt_of(read[index]), read[index]).replace(CUT, "")
-            for index in indices
-        ]
+        return self._rendered(index, self._rows[index]).replace(CUT, "")
 
     def token_ids(self, index: int) -> tuple[int, ...]:
         """Return the prompt as tokens; a chat template writes its own special tokens."""
         if index + 1 < len(self._ends):
             return tuple(self._ids[self._ends[index] : self._ends[index + 1]])
-        (ids,) = self._tokenised([self._rendered(index, self.prompt(index), self._rows[index])])
+        (ids,) = self._tokenised([self._rendered(index, self._rows[index])])
         return self._shortened(ids)
 
     def extended_ids(self, index: int, content: Content) -> tuple[int, ...]:
@@ -163,7 +148,7 @@ class PromptSet:
             return self.token_ids(index)
         reset = f"with what the environment's reset answered, the prompt of {self.place(index)}"
         try:
-            text = self._rendered(index, self.prompt(index), self._rows[index], content)
+            text = self._rendered(index, self._rows[index], content)
         except ConfigError as error:
             raise RunFailed(f"{reset} cannot be written: {error}") from error
         (ids,) = self._tokenised([text])
@@ -178,61 +163,71 @@ class PromptSet:
     def rows(self, indices: Sequence[int]) -> tuple[list[Text], dict[str, list[Any]]]:
         """Return the prompts and every other column, one entry per index.
 
-        An index may occur several times, once for each completion of its group; its row is read once.
+        An index may occur several times, once for each completion of its group; its row is read once. A dataset
+        reads many rows for little more than the cost of one.
         """
-        read = self._together(indices)
-        prompts = [self._prompt_of(read[index]) for index in indices]
-        return prompts, {name: [read[index].get(name) for index in indices] for name in self.column_names}
+        place_of = {index: place for place, index in enumerate(dict.fromkeys(indices))}
+        names = (self._prompt_column, *self.column_names)
+        read: Mapping[str, Sequence[Any]]
+        if isinstance(self._rows, RowStream):
+            rows = [self._rows[index] for index in place_of]
+            read = {name: [row.get(name) for row in rows] for name in names}
+        else:
+            read = self._rows[list(place_of)]
+        places, nothing = list(map(place_of.__getitem__, indices)), [None] * len(place_of)
+        columns = {}
+        for name in names:
+            values = read.get(name, nothing)
+            columns[name] = [values[place] for place in places]
+        prompts = columns.pop(self._prompt_column)
+        return list(map(self._as_chat, prompts)) if self._makes_chat else prompts, columns
 
     def columns_of(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return for each index the columns of its row other than the prompt."""
-        read = self._together(indices)
-        rows = {index: {name: row.get(name) for name in self.column_names} for index, row in read.items()}
-        return [rows[index] for index in indices]
+        _, columns = self.rows(indices)
+        return [{name: values[place] for name, values in columns.items()} for place in range(len(indices))]
 
-    def question(self, index: int) -> str:
-        """Return the user's last message of a prompt of messages, or a plain prompt."""
-        prompt = self.prompt(index)
-        if isinstance(prompt, str):
-            return prompt
-        of_user = [message.get("content") for message in prompt if message.get("role") == "user"]
-        return "".join(texts_of(of_user[-1] if of_user else ""))
+    def questions(self, indices: Sequence[int]) -> list[str]:
+        """Return for each index the user's last message of a prompt of messages, or the plain prompt."""
+        questions, (prompts, _) = list[str](), self.rows(indices)
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                questions.append(prompt)
+            else:
+                of_user = [message.get("content") for message in prompt if message.get("role") == "user"]
+                questions.append("".join(texts_of(of_user[-1] if of_user else "")))
+        return questions
 
     def column(self, name: str) -> list[Any]:
         """Return a column of a dataset, in the order of its rows; a stream has none as a whole."""
         return list(self._rows[name])  # type: ignore[index]
 
     def prompt_texts(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
-        """Tokenised prompts as the model reads them, with special tokens."""
-        texts = self._tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=False)
-        return [str(text) for text in texts]
+        """Decode prompts as the model reads them, with special tokens."""
+        ids = list(map(list, token_ids))
+        texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=False)
+        return texts
 
     def completion_texts(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
         """Decode completions for people, without special tokens."""
-        texts = self._tokenizer.batch_decode([list(ids) for ids in token_ids], skip_special_tokens=True)
-        return [str(text) for text in texts]
-
-    @cached_property
-    def token_texts(self) -> TokenTexts:
-        """Splits completions into the texts of their tokens."""
-        return TokenTexts(self._tokenizer)
-
-    def completions(self, token_ids: Sequence[Sequence[int]]) -> list[Text]:
-        """Decode completions for reward functions: each is a string, or one message of the assistant."""
-        texts = self.completion_texts(token_ids)
-        return (
-            [[{"role": "assistant", "content": text}] for text in texts] if self.conversational else list(texts)
-        )
+        ids = list(map(list, token_ids))
+        texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return texts
 
     def completions_of(self, rollouts: Sequence[Rollout]) -> list[Text]:
-        """Return completions for reward functions: of an episode of messages its whole conversation.
+        """Decode completions for reward functions.
 
-        The completion of a plain prompt is all of its text, with the answers of the environment.
+        The completion of a plain prompt is all of its text, with the answers of the environment. Of a prompt of
+        messages it is one message of the assistant, or the whole conversation of its episode.
         """
-        decoded = self.completions([rollout.completion_ids for rollout in rollouts])
+        texts = self.completion_texts([rollout.completion_ids for rollout in rollouts])
+        if not self.conversational:
+            return list(texts)
         return [
-            text if rollout.episode is None or isinstance(text, str) else list(rollout.episode.messages)
-            for rollout, text in zip(rollouts, decoded, strict=True)
+            [{"role": "assistant", "content": text}]
+            if rollout.episode is None
+            else list(rollout.episode.messages)
+            for rollout, text in zip(rollouts, texts, strict=True)
         ]
 
     def check(self, indices: Sequence[int]) -> None:
@@ -242,32 +237,24 @@ class PromptSet:
             RunFailed: a row has no prompt, an empty one or one that is too long; the message names the row.
         """
         for index in indices:
-            problem = self._no_prompt(index, self._prompt_of(self._rows[index]))
+            row = self._rows[index]
+            problem = self._no_prompt(index, self._prompt_of(row))
             if problem is None:
-                (ids,) = self._tokenised([self._rendered(index, self.prompt(index), self._rows[index])])
+                (ids,) = self._tokenised([self._rendered(index, row)])
                 problem = self._unusable(index, ids)
             if problem is not None:
                 raise RunFailed(str(problem))
-
-    def _together(self, indices: Sequence[int]) -> dict[int, Mapping[str, Any]]:
-        """Read the rows at `indices`, each once; a dataset reads many for little more than the cost of one."""
-        numbers = list(dict.fromkeys(indices))
-        if isinstance(self._rows, RowStream):
-            return {number: self._rows[number] for number in numbers}
-        columns = self._rows[numbers]
-        rows = zip(*columns.values(), strict=True)
-        return {number: dict(zip(columns, row, strict=True)) for number, row in zip(numbers, rows, strict=True)}
 
     def _read(self, rows: datasets.Dataset) -> None:
         """Check and tokenise all prompts, and store their tokens up to `CACHED_TOKENS`."""
         long: list[tuple[int, int]] = []
         for start, columns in _batches(rows.select_columns([self._prompt_column, *self._of_template])):
-            values = [self._prompt_of({self._prompt_column: each}) for each in columns[self._prompt_column]]
-            for index, value in enumerate(values, start):
-                if problem := self._no_prompt(index, value):
+            by_row = zip(*columns.values(), strict=True)
+            of_batch = [dict(zip(columns, values, strict=True)) for values in by_row]
+            for index, row in enumerate(of_batch, start):
+                if problem := self._no_prompt(index, self._prompt_of(row)):
                     raise ConfigError(problem)
-            others = [{name: columns[name][row] for name in self._of_template} for row in range(len(values))]
-            texts = list(map(self._rendered, range(start, start + len(values)), values, others))
+            texts = [self._rendered(index, row) for index, row in enumerate(of_batch, start)]
             for index, ids in enumerate(self._tokenised(texts), start):
                 if self._limit.refuses(len(ids)):
                     long.append((index, len(ids)))
@@ -301,12 +288,15 @@ class PromptSet:
         return ids if limit is None or len(ids) <= limit else self.chat.encoding.shortened(ids, limit)
 
     def _prompt_of(self, row: Mapping[str, Any]) -> Text:
-        prompt: Text = row.get(self._prompt_column)  # type: ignore[assignment] # a missing one is refused
-        is_plain = self._makes_chat and isinstance(prompt, str) and prompt
-        return [{"role": "user", "content": prompt}] if is_plain else prompt
+        prompt: Any = row.get(self._prompt_column)  # a missing one is refused
+        return self._as_chat(prompt) if self._makes_chat else prompt
 
-    def _rendered(self, index: int, prompt: Text, row: Mapping[str, Any], content: Content = None) -> str:
-        """Return a prompt and the answer of `reset`, with the marks of `Encoding`."""
+    def _as_chat(self, prompt: Text) -> Text:
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) and prompt else prompt
+
+    def _rendered(self, index: int, row: Mapping[str, Any], content: Content = None) -> str:
+        """Return the prompt of a row and the answer of `reset`, with the marks of `Encoding`."""
+        prompt = self._prompt_of(row)
         # A plain prompt may be rendered already: its special tokens are meant.
         marked = prompt if isinstance(prompt, str) else self._marked(prompt)
         text = self._as_text(index, extended_prompt(marked, content), row)
@@ -355,10 +345,11 @@ class PromptSet:
             return Problem(what, key="data.prompt_column", given=repr(self.prompt(index))[:200])
         if self._limit.refuses(len(ids)):
             return self._limit.problem(self.place(index), len(ids))
-        if self._vocabulary is None or max(ids) < self._vocabulary:
+        known = self._limit.vocabulary
+        if known is None or max(ids) < known:
             return None
         what = f"the tokenizer gives {self.place(index)} a token that the model does not know"
-        allowed = f"tokens below {self._vocabulary}, the model's vocabulary"
+        allowed = f"tokens below {known}, the model's vocabulary"
         return Problem(what, key="model.path", given=f"token {max(ids)}", allowed=allowed)
 
     def _no_prompt(self, index: int, value: Any) -> Problem | None:
@@ -411,7 +402,7 @@ def _batches(rows: datasets.Dataset) -> Iterator[tuple[int, dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """Largest number of tokens in a prompt, and the handling of longer prompts."""
+    """Largest number of tokens in a prompt, the handling of longer prompts, and the model's vocabulary."""
 
     tokens: int | None
     """Largest number of tokens; None: prompts of any length are accepted."""
@@ -419,6 +410,8 @@ class PromptLimit:
     """Source of the number, for messages."""
     cut: bool = False
     """True: keep the last `tokens` tokens of a longer prompt; False: refuse it."""
+    vocabulary: int | None = None
+    """Number of tokens that the model knows; None: accept any token."""
 
     @classmethod
     def of_run(cls, data: DataConfig, sampling: SamplingConfig, model: PreTrainedConfig) -> PromptLimit:

@@ -12,8 +12,6 @@ from grpox.runtime.signals import raise_if_signal
 if TYPE_CHECKING:
     import datasets
 
-Row = Mapping[str, Any]
-
 SHUFFLE_BUFFER = 10_000
 """Number of rows from which a shuffled stream draws the next one; the order is random over about as many."""
 
@@ -39,7 +37,7 @@ class RowStream:
         self.rows_per_epoch: int | None = None
         """Number of rows in an epoch; None until the first epoch has ended."""
         self._columns: tuple[str, ...] = ()
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, Mapping[str, Any]] = {}
         self._start = self._read = 0
         self._stream = self._epochs()
         self.hold(range(1))
@@ -59,7 +57,7 @@ class RowStream:
             self._read += 1
         self._start = positions.start
 
-    def __getitem__(self, position: int) -> Row:
+    def __getitem__(self, position: int) -> Mapping[str, Any]:
         """Return the row at `position`, loaded by `hold`."""
         return self._rows[position]
 
@@ -75,7 +73,7 @@ class RowStream:
             return f"row {position} (from 0) of the stream"
         return f"row {position % size} (from 0) of epoch {position // size} (from 0) of the stream"
 
-    def _epochs(self) -> Iterator[Row]:
+    def _epochs(self) -> Iterator[Mapping[str, Any]]:
         epoch = 0
         while True:
             self._dataset.set_epoch(epoch)
@@ -91,7 +89,7 @@ class RowStream:
                 self.rows_per_epoch = count
             epoch += 1
 
-    def _rows_of_epoch(self) -> Iterator[Row]:
+    def _rows_of_epoch(self) -> Iterator[Mapping[str, Any]]:
         rows, last = iter(self._dataset), None
         while True:
             try:

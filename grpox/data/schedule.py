@@ -110,6 +110,11 @@ class StepPlan:
     """Number of the step, from 1."""
     micro_batches: tuple[MicroBatchPlan, ...]
 
+    @property
+    def generations(self) -> range:
+        """Numbers of the generation batches that the step trains on."""
+        return range(self.micro_batches[0].generation, self.micro_batches[-1].generation + 1)
+
 
 class PromptSampler:
     """Draws the prompts of each generation batch: shuffled once per epoch, then cut into chunks."""
@@ -141,8 +146,12 @@ class PromptSampler:
         Args:
             keep_from: ignored here; a stream uses it to keep rows in memory.
         """
-        places = (divmod(position, self.prompts_per_epoch) for position in positions)
-        return [self._order(epoch)[place] for epoch, place in places]
+        indices: list[int] = []
+        while positions:
+            epoch, place = divmod(positions.start, self.prompts_per_epoch)
+            indices += self._order(epoch)[place : place + len(positions)]
+            positions = positions[self.prompts_per_epoch - place :]
+        return indices
 
     def batch_at(self, position: int) -> int:
         """Return the position of the next generation batch; skip the rest of an epoch if it is too short."""
@@ -294,13 +303,12 @@ class Schedule:
         accumulation = self.plan.gradient_accumulation_steps
         for done in range(start, self.total_steps):
             first = done * accumulation
-            micro_batches = tuple(self._micro_batch(index) for index in range(first, first + accumulation))
-            yield StepPlan(done + 1, micro_batches)
+            yield StepPlan(done + 1, tuple(map(self._micro_batch, range(first, first + accumulation))))
 
-    def slices_of(self, generation: int) -> Iterator[MicroBatchPlan]:
+    def slices_of(self, generation: int) -> list[MicroBatchPlan]:
         """Return the micro-batches of the first pass over generation batch `generation`."""
         first = generation * self.plan.micro_batches_per_generation
-        return (self._micro_batch(first + part) for part in range(self.plan.steps_per_generation))
+        return list(map(self._micro_batch, range(first, first + self.plan.steps_per_generation)))
 
     def first_steps(self, generation: int) -> list[int]:
         """List the step that first trains on each of `slices_of(generation)`."""

@@ -173,7 +173,7 @@ class Collector:
             logged,
             dropped,
             self.prompts.columns_of(indices) if is_main else (),
-            [self.prompts.question(index) for index in indices] if is_main else (),
+            self.prompts.questions(indices) if is_main else (),
         )
         if is_main and bool(batch.totals.isnan().all()):
             self.scorer.warn(

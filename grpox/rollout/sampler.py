@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import math
 from array import array
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, get_args
@@ -34,16 +33,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from grpox.contracts import WeightStream
-    from grpox.rollout.episodes.waves import EpisodeLoop, EpisodeRequest
 
 
+Key = tuple[int, int]
+"""Group and sample of a rollout."""
 OnArrival = Callable[[Rollout], None]
-"""Told of each rollout as it arrives."""
+"""Receives each rollout as it arrives."""
+Wave = Callable[[list[Prompt], SamplingConfig, int], Sequence[Rollout]]
+"""Samples a turn of each prompt of this rank: prompts, sampling, seed of the call -> rollouts in order."""
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """Completions wanted of some prompts, on all ranks together."""
+    """Completions of some prompts, requested from all ranks together."""
 
     prompts: PromptSet
     indices: Sequence[int]
@@ -52,9 +54,9 @@ class SampleRequest:
     """Completions of each prompt."""
     sampling: SamplingConfig
     stream: tuple[int, ...]
-    """Tells the request's random stream from every other's, together with seed and rank."""
+    """Numbers that no other request has; all draws follow from them, the run's seed and the rank."""
     seeds: Sequence[int] | None = None
-    """Seed of each prompt's own draws; None: they follow from `stream` and the rank."""
+    """Seed of each prompt's own draws; None: they follow from `stream`."""
 
     def groups_of(self, world: World) -> range:
         """Return the groups that this rank samples."""
@@ -72,6 +74,19 @@ class SampleRequest:
             )
             for group in self.groups_of(world)
         ]
+
+    def call_seed(self, seed: int, rank: int) -> int:
+        """Return the seed of the generator's call on a rank, in a run with `seed`."""
+        return int(np.random.SeedSequence([seed, *self.stream, rank]).generate_state(1)[0])
+
+    def episode_seed(self, seed: int, group: int, *numbers: int) -> int:
+        """Return a seed of a group, on whatever rank it is sampled, in a run with `seed`.
+
+        Args:
+            numbers: sample and turn of a draw; none: the seed of the group's environments.
+        """
+        own = (seed, *self.stream, group) if self.seeds is None else (self.seeds[group],)
+        return int(np.random.SeedSequence([*own, len(numbers), *numbers]).generate_state(1)[0])
 
     def digest(self) -> str:
         """Return a hash of the tokens of all prompts, those of other ranks too."""
@@ -104,11 +119,12 @@ class CompletionSampler:
         seed: int,
         times: PhaseTimes | None = None,
         sleeps: bool = True,
-        episodes: EpisodeLoop | None = None,
+        episodes: EpisodeSampler | None = None,
         vocabulary: int | None = None,
     ) -> None:
         self.engine = engine
         self.generator = generator
+        self._name = f"generator '{type(generator).__name__}'"
         self.world = world
         self.seed = seed
         self.times = times or PhaseTimes()
@@ -131,7 +147,7 @@ class CompletionSampler:
         weights = self.engine.weights()
         with self.times.phase("sync"):
             try:
-                with self._asking():
+                with translate_exits(self._name):
                     self.generator.sync(weights, self.engine.steps)
             except Exception:
                 for _ in weights:  # the other ranks are still gathering them
@@ -147,23 +163,20 @@ class CompletionSampler:
         return on_every_rank(self.world, self.times, partial(self._begin, request))
 
     def _begin(self, request: SampleRequest) -> PrefetchedBatch:
-        with self._asking(), self.times.phase("generate"):
+        with translate_exits(self._name), self.times.phase("generate"):
             if not hasattr(self.generator, "begin"):
                 raise RunFailed("the generator says that it samples ahead, and has no method 'begin'")
-            self._wake()
-            wanted, version = request.of_rank(self.world), self.engine.steps
+            self.generator.wake()
+            self._is_awake = True
+            prompts, version = request.of_rank(self.world), self.engine.steps
             arriving: Iterable[Rollout]
             if self.episodes is None:
-                arriving = self.generator.begin(wanted, request.sampling, self._seed(request))
+                seed = request.call_seed(self.seed, self.world.rank)
+                arriving = self.generator.begin(prompts, request.sampling, seed)
             else:
-                wave = partial(self._wave, self.generator.begin, self.versions(None))
-                arriving = self.episodes.begin(self._episodes_of(request, wanted), wave)
-            return PrefetchedBatch(version, arriving)
-
-    def versions(self, prefetched: PrefetchedBatch | None) -> range:
-        """Optimizer steps of the weights that may sample a batch; the last are those of now."""
-        now = self.engine.steps
-        return range(now if prefetched is None else prefetched.version, now + 1)
+                wave = partial(self._wave, self.generator.begin, version)
+                arriving = self.episodes.begin(request, prompts, self.seed, wave)
+            return PrefetchedBatch(version, iter(arriving))
 
     def sample(
         self,
@@ -174,37 +187,33 @@ class CompletionSampler:
         """Sample this rank's completions, with the weights that `sync` brought.
 
         Args:
-            prefetched: the same request's batch, if `prefetch` began it; its samples are then taken, and what
-                the generator left out is drawn now.
-            arrived: told of each rollout as it arrives, in any order.
+            prefetched: the same request's batch, if `prefetch` began it; its samples are then taken, and those
+                that the generator left out are drawn now.
+            arrived: receives each rollout as it arrives, in any order.
 
         Returns:
             the rollouts in order of group and sample.
 
         Raises:
-            RunFailed: the generator did not return what it was asked for.
+            RunFailed: the generator did not return the requested rollouts.
         """
-        wanted = request.of_rank(self.world)
+        prompts, now = request.of_rank(self.world), self.engine.steps
+        versions = range(now if prefetched is None else prefetched.version, now + 1)
+        arrivals = _Arrivals(self._name, prompts, versions, self.vocabulary, arrived)
         # Episodes time their own phases.
         phase = self.times.phase("generate") if self.episodes is None else nullcontext()
-        with self._asking(), phase:
-            rollouts = []
-            if prefetched is not None:  # where reading fails on one rank, none goes on to further collectives
-                rollouts = on_every_rank(self.world, self.times, lambda: self._received(prefetched, arrived))
-            there = {(rollout.group_id, rollout.sample) for rollout in rollouts}
-            missing = [
-                prompt
-                for prompt in wanted
-                if any((prompt.group_id, sample) not in there for sample in range(prompt.num_samples))
-            ]
-            # The generators of all ranks need the weights of now where rollouts are missing on any.
-            if prefetched is not None and (is_short := any(self.world.gather([bool(missing)]))):
-                self.sync()
-            if prefetched is None or is_short:
-                rollouts += self._generate(missing, request, arrived, there)
-            rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
-            check_rollouts(rollouts, wanted, self.versions(prefetched))
-        return rollouts
+        with translate_exits(self._name), phase:
+            if prefetched is None:
+                self._generate(request, prompts, arrivals)
+            else:
+                # Where reading fails on one rank, none goes on to further collectives.
+                on_every_rank(self.world, self.times, partial(arrivals.take, prefetched))
+                prompts = arrivals.incomplete()
+                # The generators of all ranks need the weights of now where rollouts are missing on any.
+                if any(self.world.gather([bool(prompts)])):
+                    self.sync()
+                    self._generate(request, prompts, arrivals)
+            return arrivals.in_order()
 
     def release(self) -> None:
         """Let the generator sleep, if it is awake: call before an update, which needs its memory; a collective.
@@ -217,86 +226,52 @@ class CompletionSampler:
 
     def _sleep(self) -> None:
         self.times.memory.look()  # while the generator still has its own
-        with self._asking(), self.times.phase("generate"):
+        with translate_exits(self._name), self.times.phase("generate"):
             self.generator.sleep()
         self._is_awake = False
 
-    def _wake(self) -> None:
+    def _generate(self, request: SampleRequest, prompts: list[Prompt], arrivals: _Arrivals) -> None:
+        """Draw whole groups."""
         self.generator.wake()
         self._is_awake = True
-
-    def _generate(
-        self,
-        wanted: Sequence[Prompt],
-        request: SampleRequest,
-        arrived: OnArrival | None,
-        there: Collection[tuple[int, int]],
-    ) -> list[Rollout]:
-        """Draw whole groups; rollouts whose group and sample are `there` are left out when drawn again."""
-        self._wake()
         if self.episodes is not None:
-            rollouts: list[Rollout] = []
-            wave = partial(self._wave, self.generator.generate, self.versions(None))
-            self.episodes.sample(
-                self._episodes_of(request, wanted),
-                wave,
-                lambda each: rollouts.extend(self._received([each], arrived, there)),
-            )
-            return rollouts
-        # A list of its own: what was asked for is looked at again when all has come.
-        arriving = self.generator.generate(list(wanted), request.sampling, self._seed(request))
+            wave = partial(self._wave, self.generator.generate, self.engine.steps)
+            self.episodes.sample(request, prompts, self.seed, wave, lambda each: arrivals.take([each]))
+            return
+        seed = request.call_seed(self.seed, self.world.rank)
+        arriving = self.generator.generate(prompts, request.sampling, seed)
         with ExitStack() as stack:
             if hasattr(arriving, "close"):  # a failure while it is suspended ends its requests here and now
                 stack.callback(arriving.close)
-            return self._received(arriving, arrived, there)
+            arrivals.take(arriving)
 
     def _wave(
-        self, ask: Callable[..., Iterable[Rollout]], versions: range, prompts: Sequence[Prompt], *how: Any
+        self, ask: Callable[..., Iterable[Rollout]], version: int, prompts: list[Prompt], *how: Any
     ) -> list[Rollout]:
         """Sample one turn of each episode, by the generator's `generate` or `begin`; `how`: sampling, seed."""
-        rollouts = self._received(ask(list(prompts), *how), None)
-        rollouts.sort(key=lambda rollout: (rollout.group_id, rollout.sample))
-        check_rollouts(rollouts, prompts, versions)
-        return rollouts
+        arrivals = _Arrivals(self._name, prompts, range(version, version + 1), self.vocabulary)
+        arrivals.take(ask(prompts, *how))
+        return arrivals.in_order()
 
-    def _episodes_of(self, request: SampleRequest, wanted: Sequence[Prompt]) -> EpisodeRequest:
-        from grpox.rollout.episodes.waves import EpisodeRequest
 
-        numbers = {
-            prompt.group_id: (self.seed, *request.stream, prompt.group_id)
-            if request.seeds is None
-            else (request.seeds[prompt.group_id],)
-            for prompt in wanted
-        }
-        return EpisodeRequest(request.prompts, wanted, request.sampling, self._seed(request), numbers)
+class EpisodeSampler(Protocol):
+    """Gives completions several turns: `grpox.rollout.episodes.waves.EpisodeLoop`."""
 
-    def _received(
-        self, arriving: Iterable[Rollout], arrived: OnArrival | None, there: Collection[tuple[int, int]] = ()
-    ) -> list[Rollout]:
-        """List the rollouts that come, but for those whose group and sample are `there`."""
-        rollouts = []
-        generator = type(self.generator).__name__
-        if not isinstance(arriving, Iterable):
-            raise RunFailed(f"generator '{generator}' returned a {type(arriving).__name__}, {ROLLOUTS}")
-        for rollout in arriving:
-            if not isinstance(rollout, Rollout):
-                raise RunFailed(f"generator '{generator}' yielded a {type(rollout).__name__}, {ROLLOUTS}")
-            if (rollout.group_id, rollout.sample) in there:
-                continue
-            if problem := rollout_problem(rollout, self.vocabulary):
-                where = f"group {rollout.group_id}, sample {rollout.sample}"
-                raise RunFailed(f"generator '{generator}' returned a rollout ({where}) whose {problem}")
-            if arrived is not None:
-                arrived(rollout)
-            rollouts.append(rollout)
-        return rollouts
+    def sample(
+        self, request: SampleRequest, prompts: Sequence[Prompt], seed: int, wave: Wave, arrived: OnArrival
+    ) -> None:
+        """Sample episodes to their ends; a collective."""
+        ...
 
-    def _seed(self, request: SampleRequest) -> int:
-        entropy = [self.seed, *request.stream, self.world.rank]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    def begin(
+        self, request: SampleRequest, prompts: Sequence[Prompt], seed: int, wave: Wave
+    ) -> Iterator[Rollout]:
+        """Sample episodes in the background."""
+        ...
 
-    def _asking(self) -> AbstractContextManager[None]:
-        return translate_exits(f"generator '{type(self.generator).__name__}'")
+    def wait(self) -> None:
+        """Wait until all episodes in the background have ended."""
+        ...
 
 
 class WeightSource(Protocol):
@@ -326,69 +301,101 @@ class FixedPolicy:
             yield name, tensor.detach()
 
 
+@dataclass
 class PrefetchedBatch:
-    """This rank's part of it. It may be read more than once, though the generator's rollouts are read once."""
+    """This rank's part of a batch. It may be read more than once, the generator's rollouts only once."""
 
-    def __init__(self, version: int, arriving: Iterable[Rollout]) -> None:
-        """
-        Args:
-            version: optimizer steps of the weights that it was begun with.
-            arriving: as a generator's `begin` returned it, perhaps short of samples.
-        """
-        self.version = version
-        self._arriving = iter(arriving)
-        self._came: list[Rollout] = []
+    version: int
+    """Optimizer steps of the weights with which it was begun."""
+    arriving: Iterator[Rollout]
+    """Rollouts that the generator's `begin` has not yet given; some samples may be left out."""
+    came: list[Rollout] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Rollout]:
         """Each rollout as it comes, those first that have been read before.
 
         Raises:
-            Exception: what went wrong with the sampling.
+            Exception: the error of the generator.
         """
-        yield from self._came
-        for rollout in self._arriving:
-            self._came.append(rollout)
+        yield from self.came
+        for rollout in self.arriving:
+            self.came.append(rollout)
             yield rollout
 
 
-def check_rollouts(rollouts: Sequence[Rollout], requests: Sequence[Prompt], versions: range) -> None:
-    """Refuse rollouts that are not the ones asked for: nothing missing, doubled or outdated is trained on.
+class _Arrivals:
+    """The rollouts of some prompts, each checked as it arrives: nothing else is scored or trained on.
 
     Args:
-        rollouts: all of them, in order of group and sample.
-        requests: in order of group.
+        generator: its name in messages.
+        prompts: in order of group.
         versions: optimizer steps of the weights that may have sampled them; the last are the policy's.
-
-    Raises:
-        RunFailed: a sample is missing or doubled, or was sampled by other weights or from another prompt.
+        arrived: receives each rollout.
     """
-    expected = [(prompt.group_id, sample) for prompt in requests for sample in range(prompt.num_samples)]
-    came = [(rollout.group_id, rollout.sample) for rollout in rollouts]
-    if came != expected:
-        missing, more = Counter(expected) - Counter(came), Counter(came) - Counter(expected)
-        differences = [
-            f"{different.total()} {kind}, such as group_id {min(different)[0]} sample {min(different)[1]}"
-            for kind, different in (("missing", missing), ("not asked for, or twice", more))
-            if different
-        ]
-        raise RunFailed(
-            f"the generator returned {len(rollouts)} rollouts that are not the {len(expected)} asked for: "
-            + "; ".join(differences)
-        )
-    prompts = {prompt.group_id: prompt.token_ids for prompt in requests}
-    for rollout in rollouts:
-        if rollout.policy_version not in versions:
-            begun = f" and sampling was begun at version {versions[0]}" if len(versions) > 1 else ""
+
+    def __init__(
+        self,
+        generator: str,
+        prompts: Sequence[Prompt],
+        versions: range,
+        vocabulary: int | None,
+        arrived: OnArrival | None = None,
+    ) -> None:
+        self._generator = generator
+        self._prompts = {(each.group_id, n): each for each in prompts for n in range(each.num_samples)}
+        self._versions, self._vocabulary, self._arrived = versions, vocabulary, arrived
+        self._rollouts: dict[Key, Rollout] = {}
+        self._earlier: Set[Key] = frozenset()
+
+    def take(self, arriving: Iterable[Rollout]) -> None:
+        """Take rollouts as they arrive, in any order.
+
+        Raises:
+            RunFailed: one is not requested or comes twice, was sampled by other weights or from another prompt,
+                or contradicts itself.
+        """
+        if not isinstance(arriving, Iterable):
+            raise RunFailed(f"{self._generator} returned a {type(arriving).__name__}, {ROLLOUTS}")
+        for rollout in arriving:
+            if not isinstance(rollout, Rollout):
+                raise RunFailed(f"{self._generator} yielded a {type(rollout).__name__}, {ROLLOUTS}")
+            key, now = (rollout.group_id, rollout.sample), self._versions[-1]
+            if key in self._earlier:
+                continue
+            prompt, problem = self._prompts.get(key), rollout_problem(rollout, self._vocabulary)
+            if prompt is None or key in self._rollouts:
+                problem = "that was not asked for" if prompt is None else "twice"
+            elif problem:
+                problem = f"whose {problem}"
+            elif rollout.policy_version not in self._versions:
+                begun = f" and sampling was begun at version {self._versions[0]}"
+                problem = f"of policy version {rollout.policy_version}, the policy is at version {now}"
+                problem += begun if len(self._versions) > 1 else ""
+            # An environment may have added to the prompt of an episode.
+            elif rollout.episode is None and tuple(rollout.prompt_ids) != prompt.token_ids:
+                problem = "whose prompt_ids are not the token_ids of its prompt"
+            if problem:
+                where = f"group {rollout.group_id}, sample {rollout.sample}"
+                raise RunFailed(f"{self._generator} returned a rollout ({where}) {problem}")
+            if self._arrived is not None:
+                self._arrived(rollout)
+            self._rollouts[key] = rollout
+
+    def incomplete(self) -> list[Prompt]:
+        """List the prompts that lack a sample. The samples that are there stay when they are drawn again."""
+        self._earlier = frozenset(self._rollouts)
+        groups = {group for group, _ in self._prompts.keys() - self._earlier}
+        return [prompt for (group, n), prompt in self._prompts.items() if n == 0 and group in groups]
+
+    def in_order(self) -> list[Rollout]:
+        """List all rollouts in order of group and sample; raises RunFailed if one is missing."""
+        if missing := self._prompts.keys() - self._rollouts.keys():
+            group, sample = min(missing)
             raise RunFailed(
-                f"the generator returned a rollout of policy version {rollout.policy_version}, "
-                f"the policy is at version {versions[-1]}{begun}"
+                f"{self._generator} returned {len(self._rollouts)} of {len(self._prompts)} rollouts asked for: "
+                f"{len(missing)} missing, such as group_id {group} sample {sample}"
             )
-        # An environment may have added to the prompt of an episode.
-        if rollout.episode is None and tuple(rollout.prompt_ids) != prompts[rollout.group_id]:
-            raise RunFailed(
-                f"the generator returned a rollout (group {rollout.group_id}, sample {rollout.sample}) "
-                "whose prompt_ids are not the token_ids of its prompt"
-            )
+        return [self._rollouts[key] for key in self._prompts]
 
 
 def rollout_problem(rollout: Rollout, vocabulary: int | None = None) -> str:
@@ -403,7 +410,7 @@ def rollout_problem(rollout: Rollout, vocabulary: int | None = None) -> str:
         return f"completion_ids is a {type(ids).__name__} and no tuple of token ids"
     if not len(ids):
         return "completion_ids is empty: the tokens that the model wrote are needed, an ending EOS included"
-    if not _is_reason(rollout.finish_reason):
+    if not (isinstance(rollout.finish_reason, str) and rollout.finish_reason):
         return f"finish_reason is {rollout.finish_reason!r} and no text"
     known = math.inf if vocabulary is None else vocabulary
     # By type, in one pass without Python code: a batch has a million tokens.
@@ -413,8 +420,7 @@ def rollout_problem(rollout: Rollout, vocabulary: int | None = None) -> str:
                 return f"completion_ids has {token!r}, which is no token id"
             if token >= known:
                 return f"completion_ids has {token!r}, but the model's tokens are 0 to {known - 1}"
-    for name in ("model_mask", "sampler_logprobs"):
-        values = getattr(rollout, name)
+    for name, values in (("model_mask", rollout.model_mask), ("sampler_logprobs", logprobs)):
         if values is not None and len(values) != len(ids):
             return f"{name} has {len(values)} values for {len(ids)} completion tokens"
     if logprobs is not None and set(map(type, logprobs)) != {float}:
@@ -430,32 +436,27 @@ def rollout_problem(rollout: Rollout, vocabulary: int | None = None) -> str:
     )
 
 
-def _is_reason(reason: Any) -> bool:
-    return isinstance(reason, str) and bool(reason)
-
-
 def _turns_problem(rollout: Rollout) -> str:
     count, end = len(rollout.completion_ids), 0
     written = [False] * count
     for place, turn in enumerate(rollout.turns):
         if not end <= turn.start < turn.end <= count:
             return f"turn {place} is tokens {turn.start} to {turn.end}, after token {end} and of {count}"
-        if not _is_reason(turn.finish_reason):
+        if not (isinstance(turn.finish_reason, str) and turn.finish_reason):
             return f"turn {place} has the finish_reason {turn.finish_reason!r} and no text"
         if turn.reward is not None and not math.isfinite(turn.reward):
             return f"turn {place} has the reward {turn.reward}; it is finite, or None"
         end = turn.end
         written[turn.start : end] = [True] * (end - turn.start)
-    mask = [True] * count if rollout.model_mask is None else [bool(each) for each in rollout.model_mask]
-    for place, (is_written, is_masked) in enumerate(zip(written, mask, strict=True)):
-        if is_written != is_masked:
-            where = "in a turn" if is_written else "in no turn"
-            return f"model_mask is {is_masked} at token {place}, which is {where}"
-    return ""
+    mask = [True] * count if rollout.model_mask is None else list(map(bool, rollout.model_mask))
+    if mask == written:
+        return ""
+    token = [one == other for one, other in zip(mask, written, strict=True)].index(False)
+    return f"model_mask is {mask[token]} at token {token}, which is in {'a' if written[token] else 'no'} turn"
 
 
 def _episode_problem(episode: Episode, turns: int) -> str:
-    """Find what is wrong with the conversation of a rollout."""
+    """Describe the first problem of a conversation; empty if there is none."""
     for message in episode.messages:
         if not (type(message) is dict and isinstance(message.get("role"), str)):
             return f"episode has the message {shorten(repr(message), 60)}, which is no dict with a role"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from grpox.config import WhenConfig
-from grpox.data.json_rows import LOOKED_AT, Columns, Row, UnreadableData, json_rows, translate_errors
+from grpox.data.json_rows import LOOKED_AT, Columns, UnreadableData, json_rows, translate_errors
 from grpox.data.prompts import PromptSet
 from grpox.data.unusable_columns import media_part
 from grpox.errors import ConfigError, Problem, RunFailed, nearest, text_of
@@ -23,7 +23,7 @@ class RowCheck:
 
     columns: Collection[str]
     """Columns that it reads."""
-    find: Callable[[Row, str], Problem | None]
+    find: Callable[[Mapping[str, Any], str], Problem | None]
     """Finds the problem with a row, which the second argument names: ``line 3``."""
 
 

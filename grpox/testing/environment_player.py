@@ -25,7 +25,7 @@ from grpox.contracts import ToolCall
 from grpox.environments import Environment
 from grpox.errors import describe
 from grpox.plugins.registry import bind, installed
-from grpox.rollout.episodes.calls import HermesReader
+from grpox.rollout.episodes.calls import read_hermes
 from grpox.rollout.episodes.local import LocalEnvironments
 from grpox.rollout.episodes.messages import (
     Action,
@@ -88,7 +88,7 @@ def play(environments: Environments, starts: Mapping[int, Start], turns: Sequenc
     episodes = {key: Played() for key in starts}
     open_keys = _take(episodes, environments.start(starts), None)
     for text in turns:
-        turn = HermesReader().read(text, (), ())  # with the calls that it holds in Hermes' form
+        turn = read_hermes(text)  # with the calls that it holds in Hermes' form
         action = Action(turn.text, turn.calls)
         open_keys = _take(episodes, environments.step(dict.fromkeys(open_keys, action)), action)
     finished = [key for key, episode in episodes.items() if not episode.lost]

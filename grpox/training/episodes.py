@@ -1,4 +1,4 @@
-"""The episodes of a run: its environments, what the model is told of their tools, and the loop of turns."""
+"""The episodes of a run: its environments, the descriptions of their tools, and the loop of turns."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class RunEpisodes:
         return self._environment_of[prompts]
 
     def tools_of(self, prompts: PromptSet) -> ToolsOfRow:
-        """Return what finds the descriptions of the tools in a row of the data."""
+        """Return the function that finds the descriptions of the tools in a row of the data."""
         return lambda row: self._schemas[self.place_of(prompts, row)]
 
     def tokens_of(self, prompts: PromptSet) -> TurnTokens:

@@ -6,9 +6,8 @@ Of the completions of a step some are chosen whose tokens are recorded, spread o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 
 from grpox.checkpoint.progress import TrainingState
 from grpox.config import TrainConfig
-from grpox.contracts import Capability, TrainerState
+from grpox.contracts import Capability, Rollout, TrainerState
 from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan
 from grpox.errors import RunFailed
 from grpox.errors.formatting import spread
@@ -32,9 +31,9 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """Chooses completions when their generation batch is collected, alike on all ranks.
+    """Chooses the completions whose tokens are recorded, alike on all ranks.
 
-    Of a generation batch whose completions are not saved it chooses none.
+    It chooses none of a generation batch whose completions are not saved.
     """
 
     schedule: Schedule
@@ -43,47 +42,49 @@ class TokenChoice:
     every: int
     """Generation batches between those that are saved, `logging.save_completions_every`."""
 
-    def records(self, batches: Mapping[int, GenerationBatch]) -> Iterator[tuple[Key, TokenRecord]]:
+    def records(self, batches: Mapping[int, GenerationBatch]) -> dict[Key, TokenRecord]:
         """Choose among generation batches that were collected for one step.
 
         The rows that a step trains on for the first time are put in order of reward, those without one first,
         and taken at equal distances, the first and the last among them.
         """
-        of_step: dict[int, list[Key]] = defaultdict(list)
-        rewards = {}
-        for generation, batch in batches.items():
-            if self._is_saved(generation):
-                own = np.nan_to_num(batch.totals.numpy(), nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-                rewards[generation] = own
-                steps = self.schedule.first_steps(generation)
-                for step, part in zip(steps, self.schedule.slices_of(generation), strict=True):
-                    of_step[step] += [(generation, row) for row in part.rows]
-        for keys in of_step.values():
-            order = np.argsort([rewards[generation][row] for generation, row in keys], kind="stable")
-            for place in spread(len(keys), self.tokens):
-                generation, row = key = keys[order[place]]
-                yield key, self._record(generation, row, batches[generation])
+        of_step: dict[int, list[tuple[float, Key]]] = defaultdict(list)
+        file_of = {}
+        for generation in filter(self._is_saved, batches):
+            totals = batches[generation].totals.numpy()
+            rewards = np.nan_to_num(totals, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+            steps, parts = self.schedule.first_steps(generation), self.schedule.slices_of(generation)
+            for step, part in zip(steps, parts, strict=True):
+                of_step[step] += [(rewards[row], (generation, row)) for row in part.rows]
+            before = range(self.schedule.generations_until(steps[0] - 1), generation)  # those of the same step
+            file_of[generation] = steps[0], 1 + len(list(filter(self._is_saved, before)))
+        records = {}
+        for rows in of_step.values():
+            order = np.argsort([reward for reward, _ in rows], kind="stable")
+            for place in spread(len(rows), self.tokens):
+                _, (generation, row) = rows[order[place]]
+                rollout = batches[generation].rollouts[row]
+                step, number = file_of[generation]
+                turns = turn_numbers(rollout)
+                records[generation, row] = TokenRecord(step, number, rollout.group_id, rollout.sample, turns)
+        return records
 
     def concerns(self, plan: StepPlan) -> bool:
-        """Tell whether a step goes over completions for the first time of which some may be recorded."""
+        """Return True if some completions that a step trains on for the first time may be recorded."""
         return any(each.iteration == 0 and self._is_saved(each.generation) for each in plan.micro_batches)
 
     def _is_saved(self, generation: int) -> bool:
         return self.tokens > 0 and self.every > 0 and generation % self.every == 0
 
-    def _record(self, generation: int, row: int, batch: GenerationBatch) -> TokenRecord:
-        rollout = batch.rollouts[row]
-        turns = np.full(len(rollout.completion_ids), -1, np.int32)
-        for number, turn in enumerate(rollout.turns):
-            turns[turn.start : turn.end] = number
-        if not rollout.turns:  # it has one
-            turns[... if rollout.model_mask is None else np.array(rollout.model_mask, np.bool_)] = 0
-        step = self.schedule.first_steps(generation)[0]
-        before = takewhile(
-            lambda other: self.schedule.first_steps(other)[0] == step, range(generation - 1, -1, -1)
-        )
-        part = 1 + sum(map(self._is_saved, before))
-        return TokenRecord(step, part, rollout.group_id, rollout.sample, turns)
+
+def turn_numbers(rollout: Rollout) -> np.ndarray:
+    """Return the model's turn of each token, i32[T]; -1: the model did not write it."""
+    turns = np.full(len(rollout.completion_ids), -1, np.int32)
+    for number, turn in enumerate(rollout.turns):
+        turns[turn.start : turn.end] = number
+    if not rollout.turns:  # it has one
+        turns[... if rollout.model_mask is None else np.array(rollout.model_mask, np.bool_)] = 0
+    return turns
 
 
 @dataclass
@@ -102,11 +103,11 @@ class GenerationFeed:
 
     def collect(self, plan: StepPlan) -> list[GenerationBatch]:
         """Collect the missing generation batches of a step, then release the generator; a collective."""
-        sampled = {generation for generation, _ in self.state.samples}
-        needed = {micro_batch.generation for micro_batch in plan.micro_batches}
-        new = {each: self._collect(each, plan.step) for each in sorted(needed - sampled)}
+        stored = {generation for generation, _ in self.state.samples}
+        new = {each: self._collect(each, plan.step) for each in plan.generations if each not in stored}
         self.collector.sampler.release()
-        for key, record in self.choice.records(new) if self.choice is not None else ():
+        records = {} if self.choice is None else self.choice.records(new)
+        for key, record in records.items():
             if key in self.state.samples:  # this rank trains on it
                 self.state.samples[key].token_record = record
         return list(new.values())
@@ -119,65 +120,59 @@ class GenerationFeed:
             indices = self.schedule.sampler.prompts_for(generation)
             prefetched = self.state.prefetched.pop(generation, None)
             batch = self.collector.collect(generation, indices, progress, prefetched)
-        rows = [row for part in self.schedule.slices_of(generation) for row in part.rank_rows(self.world.rank)]
-        samples = samples_of(
-            [batch.rollouts[row] for row in rows],
-            batch.scaled.of_rows(rows),
-            self.config.mask_truncated_completions,
-        )
-        for sample, reward in zip(samples, batch.totals[rows].tolist(), strict=True):
-            sample.reward = reward
-        if self.config.old_logprobs == "generator":
-            keep_reported(samples, generation, self.world.device)
-        self._carry(samples, rows, generation, batch)
-        self.state.samples |= {(generation, row): sample for row, sample in zip(rows, samples, strict=True)}
+        self._add_samples(generation, batch)
         return batch
 
-    def _carry(
-        self, samples: Sequence[Sample], rows: Sequence[int], generation: int, batch: GenerationBatch
-    ) -> None:
-        """Let the samples of `rows` of a generation batch carry what only the run's loss needs."""
+    def _add_samples(self, generation: int, batch: GenerationBatch) -> None:
+        """Add this rank's samples of a generation batch, with the fields that the run's loss needs.
+
+        The columns are read at once: the next generation batch moves the window of a stream on.
+        """
         plan, needs = self.schedule.plan, self.needs
-        groups = [row // plan.num_generations for row in rows]
-        of_group: dict[int, dict[str, Any]] = {}
+        rows = [row for part in self.schedule.slices_of(generation) for row in part.rank_rows(self.world.rank)]
+        rollouts, advantages = [batch.rollouts[row] for row in rows], batch.scaled.of_rows(rows)
+        samples = samples_of(rollouts, advantages, self.config.mask_truncated_completions)
+        if self.config.old_logprobs == "generator":
+            keep_reported(samples, generation, self.world.device)
+        columns: dict[int, Mapping[str, Any]] = {}
         if Capability.COLUMNS in needs:
-            numbers = list(dict.fromkeys(groups))
-            _, columns = self.collector.prompts.rows([batch.indices[number] for number in numbers])
-            check_plain(columns)
-            of_group = {
-                number: {name: values[place] for name, values in columns.items()}
-                for place, number in enumerate(numbers)
-            }
-        for sample, row, group in zip(samples, rows, groups, strict=True):
+            groups = list(dict.fromkeys(row // plan.num_generations for row in rows))
+            of_groups = self.collector.prompts.columns_of([batch.indices[group] for group in groups])
+            check_plain(of_groups)
+            columns = dict(zip(groups, of_groups, strict=True))
+        for row, reward, sample in zip(rows, batch.totals[rows].tolist(), samples, strict=True):
+            group = row // plan.num_generations
+            sample.reward = reward
             if Capability.REWARDS in needs:
                 sample.rewards = batch.rewards[row].numpy()
             if Capability.GROUP_IDS in needs:
                 sample.group_id = generation * plan.prompts_per_generation + group
             if Capability.SEQUENCE_IDS in needs:
                 sample.sequence_id = generation * plan.generation_batch_size + row
-            sample.columns = of_group.get(group)
+            sample.columns = columns.get(group)
+            self.state.samples[generation, row] = sample
 
     def prefetch(self, plan: StepPlan) -> None:
         """Begin the generation batch after those of the step, if there is one and samples may be old."""
+        if self.config.max_staleness == 0:
+            return
         following = self.schedule.generations_until(plan.step)
-        stale = self.config.max_staleness > 0
-        if stale and following not in self.state.prefetched and following < self.schedule.total_generations:
+        if following not in self.state.prefetched and following < self.schedule.total_generations:
             indices = self.schedule.sampler.prompts_for(following)
             self.state.prefetched[following] = self.collector.prefetch(following, indices)
 
     def micro_batches(self, plan: StepPlan) -> list[list[Sample]]:
         """List this rank's samples of a step, by micro-batch."""
-        return [self._samples(micro_batch) for micro_batch in plan.micro_batches]
+        return list(map(self._samples, plan.micro_batches))
 
     def later_micro_batches(self, plan: StepPlan) -> list[list[Sample]]:
-        """List the micro-batches of the generation batches in use that are not the step's."""
-        now = {(micro_batch.generation, micro_batch.rows) for micro_batch in plan.micro_batches}
-        return [
-            self._samples(micro_batch)
-            for generation in dict.fromkeys(generation for generation, _ in self.state.samples)
-            for micro_batch in self.schedule.slices_of(generation)
-            if (generation, micro_batch.rows) not in now
-        ]
+        """List the other micro-batches of the step's generation batches."""
+        now, later = [(each.generation, each.rows) for each in plan.micro_batches], []
+        for generation in plan.generations:
+            for part in self.schedule.slices_of(generation):
+                if (generation, part.rows) not in now:
+                    later.append(self._samples(part))
+        return later
 
     def forget_used(self, plan: StepPlan) -> None:
         """Drop the samples of generation batches that no later step trains on."""
@@ -197,15 +192,17 @@ class GenerationFeed:
         return [self.state.samples[micro_batch.generation, row] for row in rows]
 
 
-def check_plain(columns: Mapping[str, Sequence[Any]]) -> None:
-    """Check that a checkpoint can hold the columns that a loss needs; raises RunFailed."""
+def check_plain(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Check that a checkpoint can hold the columns of rows, which a loss needs; raises RunFailed."""
     types = (*PLAIN, bytes)
-    for name, values in columns.items():
-        if (odd := odd_part(list(values), types=types, keys=types)) is not None:
-            raise RunFailed(
-                f"the loss needs the dataset's columns, and column '{name}' holds a {type(odd[1]).__name__}, "
-                "which no checkpoint can hold: turn it into numbers or text, or remove the column from the data"
-            )
+    for row in rows:
+        for name, value in row.items():
+            if (odd := odd_part(value, types=types, keys=types)) is not None:
+                kind = type(odd[1]).__name__
+                raise RunFailed(
+                    f"the loss needs the dataset's columns, and column '{name}' holds a {kind}, which no "
+                    "checkpoint can hold: turn it into numbers or text, or remove the column from the data"
+                )
 
 
 def keep_reported(samples: Sequence[Sample], generation: int, device: torch.device) -> None:

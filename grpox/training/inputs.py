@@ -220,14 +220,12 @@ def _prompt_set(
     config, model = run.config, model_config(run)
     check_special_tokens(tokenizer, model, config.model.path)
     of_data, template = config.data, config.model.chat_template_kwargs
-    limit, vocabulary = PromptLimit.of_run(of_data, sampling, model), vocabulary_of(model)
-    own = config.model.chat_date, of_data.chat, of_data.allow_special_tokens, of_data.continue_final_message
+    limit = replace(PromptLimit.of_run(of_data, sampling, model), vocabulary=vocabulary_of(model))
     if run.most_rows is not None and isinstance(rows, datasets.Dataset):
         rows = rows.select(range(min(run.most_rows, len(rows))))
     tools_of, column = None if episodes is None else episodes.tools_of, of_data.prompt_column
-    prompts = PromptSet(
-        rows, column, tokenizer, template, limit, data, vocabulary, tools_of, config.has_episodes, *own
-    )
+    own = tools_of, config.has_episodes, config.model.chat_date, of_data
+    prompts = PromptSet(rows, column, tokenizer, template, limit, data, *own)
     for key, bound in run.components.items():
         check = getattr(bound.config, "check_prompts", None) if key.startswith(f"{rewards}[") else None
         if check is not None and (problems := check(prompts.chat.examples)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from grpox.checkpoint.progress import TrainingState
@@ -14,7 +15,7 @@ from grpox.errors import RunFailed, shorten
 from grpox.observing.alarms import FILE, PAGE, alarms_in, describe_alarm, write_alarms
 from grpox.observing.control import RunControl
 from grpox.observing.observers import Observers
-from grpox.observing.token_files import token_file, write_tokens
+from grpox.observing.token_files import TokenTexts, token_file, write_tokens
 from grpox.policy.batch import Sample
 from grpox.rollout.collector import Collector, GenerationBatch
 from grpox.rollout.metrics import mean_metrics, model_length
@@ -48,6 +49,10 @@ class StepReport:
         for batch in batches if self.is_main else ():
             self.observers.rollouts_scored(self.context, step, self.collector.scored(batch))
 
+    @cached_property
+    def _token_texts(self) -> TokenTexts:
+        return TokenTexts(self.collector.prompts.chat.tokenizer)
+
     def tokens_recorded(self, step: int, completions: Sequence[TokenFacts]) -> None:
         """Write the tokens of completions, those of all ranks, on the main rank.
 
@@ -57,7 +62,7 @@ class StepReport:
             return
         path = token_file(self.context.output_dir, step)
         try:
-            write_tokens(path, completions, self.collector.prompts.token_texts)
+            write_tokens(path, completions, self._token_texts)
         except Exception as error:  # noqa: BLE001 - as of any observer
             if isinstance(error, OSError):
                 error = RunFailed(f"tokens are not saved: {write_error_message(error, path)}")

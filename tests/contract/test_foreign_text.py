@@ -52,7 +52,7 @@ def add(a: int) -> int:
 
 def xml(reply: str) -> Any:
     chat: Any = SimpleNamespace(tokenizer=SimpleNamespace(decode=lambda ids, **_: reply))
-    return calls.ResponseReader(chat, calls._QWEN_XML, "<|im_start|>assistant\n").read(reply, (), ())
+    return calls.ResponseReader(chat, calls._QWEN_XML, "<|im_start|>assistant\n")(reply)
 
 
 def quietly(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -66,8 +66,8 @@ def quietly(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 READERS: dict[str, Callable[[str], Any]] = {
-    "calls of Hermes": lambda reply: calls.HermesReader().read(reply, (), ()),
-    "calls of Llama": lambda reply: calls.JsonReader().read(reply, (), ()),
+    "calls of Hermes": calls.read_hermes,
+    "calls of Llama": calls.read_json,
     "calls of Qwen": xml,
     "arguments of tools": quietly(lambda reply: Tool("add", add).arguments(reply)),
     "judge": quietly(lambda reply: read_score(reply, JudgeConfig(**JUDGE))),
@@ -171,8 +171,8 @@ def test_a_response_template_of_the_tokenizer_has_a_time_limit(monkeypatch: pyte
     reader = calls.ResponseReader(cast(Any, SimpleNamespace(tokenizer=tokenizer)), own, "", restarted)
     slow, quick = "a" * 60 + "b", "So. aa<call></function></tool_call>"
     try:
-        assert reader.read(slow, cast(Any, [slow]), ()).calls == (ToolCall("", slow),)
-        read = reader.read(quick, cast(Any, [quick]), ())
+        assert reader(slow, cast(Any, [slow])).calls == (ToolCall("", slow),)
+        read = reader(quick, cast(Any, [quick]))
         assert (read.text, len(read.calls)) == ("So.", 1)  # another process reads on
     finally:
         restarted.close()

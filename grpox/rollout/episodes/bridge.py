@@ -32,7 +32,7 @@ CURE = (
 
 
 class Bridge:
-    """Writes what stands between two turns of the model.
+    """Writes the text between two turns of the model.
 
     Args:
         tools: schemas of all tools of the run.

@@ -9,9 +9,9 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from grpox.contracts import Message, ToolCall
 from grpox.data.chat import ChatTemplate, Schema
@@ -71,58 +71,43 @@ class ReadCalls:
     """Other fields of the message that the turn is, such as its thinking."""
 
 
-class CallReader(Protocol):
-    """Reads the calls of tools in a turn.
+CallReader = Callable[[str, Sequence[int], Sequence[Schema]], ReadCalls]
+"""Reads the calls of tools in a turn: its text without special tokens, all its token ids, schemas of tools.
 
-    A call that cannot be read becomes a call whose arguments are its text, which fit no tool.
-    """
-
-    def read(self, text: str, token_ids: Sequence[int], tools: Sequence[Schema]) -> ReadCalls:
-        """Read a turn.
-
-        Args:
-            text: without special tokens.
-            token_ids: all of the turn.
-        """
-        ...
+A call that cannot be read becomes a call whose arguments are its text, which fit no tool.
+"""
 
 
-class HermesReader:
-    """Reads ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, any number of them."""
-
-    def read(self, text: str, token_ids: Sequence[int], tools: Sequence[Schema]) -> ReadCalls:
-        """Read a turn; see `CallReader`."""
-        calls = tuple(_call_of(match[1]) for match in _HERMES.finditer(text))
-        return ReadCalls(_HERMES.sub("", text).strip() if calls else text, calls)
+def read_hermes(text: str, token_ids: Sequence[int] = (), tools: Sequence[Schema] = ()) -> ReadCalls:
+    """Read ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, any number of them."""
+    calls = tuple(_call_of(match[1]) for match in _HERMES.finditer(text))
+    return ReadCalls(_HERMES.sub("", text).strip() if calls else text, calls)
 
 
-class JsonReader:
-    """Reads a turn that is a call, as Llama 3 writes it: ``{"name": ..., "parameters": {...}}``.
+def read_json(text: str, token_ids: Sequence[int] = (), tools: Sequence[Schema] = ()) -> ReadCalls:
+    """Read a turn that is a call, as Llama 3 writes it: ``{"name": ..., "parameters": {...}}``.
 
     Several calls follow each other, with or without semicolons.
     """
-
-    def read(self, text: str, token_ids: Sequence[int], tools: Sequence[Schema]) -> ReadCalls:
-        """Read a turn; see `CallReader`."""
-        begin = _JSON_CALL.match(text)
-        if not begin:
-            return ReadCalls(text, ())
-        calls, place = [], begin.end()
-        while text.startswith("{", place):
-            try:
-                value, end = _JSON.raw_decode(text, place)
-            except (ValueError, RecursionError):
-                value, end = {"parameters": None}, len(text)
-            if not {"parameters", "arguments"} & value.keys():  # an answer that is JSON
-                break
-            calls.append(_call_of(text[place:end]))
-            between = _BETWEEN.match(text, end)
-            place = between.end() if between else end
-        return ReadCalls(text[place:].strip() if calls else text, tuple(calls))
+    begin = _JSON_CALL.match(text)
+    if not begin:
+        return ReadCalls(text, ())
+    calls, place = [], begin.end()
+    while text.startswith("{", place):
+        try:
+            value, end = _JSON.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            value, end = {"parameters": None}, len(text)
+        if not {"parameters", "arguments"} & value.keys():  # an answer that is JSON
+            break
+        calls.append(_call_of(text[place:end]))
+        between = _BETWEEN.match(text, end)
+        place = between.end() if between else end
+    return ReadCalls(text[place:].strip() if calls else text, tuple(calls))
 
 
 class ResponseReader:
-    """Reads turns by transformers' parser of responses.
+    """Reads turns by transformers' parser of responses; see `CallReader`.
 
     Args:
         template: the response template.
@@ -142,8 +127,8 @@ class ResponseReader:
         self._before = before
         self._child = child
 
-    def read(self, text: str, token_ids: Sequence[int], tools: Sequence[Schema]) -> ReadCalls:
-        """Read a turn; see `CallReader`."""
+    def __call__(self, text: str, token_ids: Sequence[int] = (), tools: Sequence[Schema] = ()) -> ReadCalls:
+        """Read a turn."""
         written = str(self._chat.tokenizer.decode(list(token_ids), skip_special_tokens=False, **EXACT))
         request = written, self._template, self._before, list(tools)
         try:
@@ -189,11 +174,9 @@ def _parsed(text: str, template: dict[str, Any], before: str, tools: list[Schema
 
 def _call_of(text: str) -> ToolCall:
     """Read the JSON of one call."""
-    try:
-        value = _JSON.decode(text)
-    except (ValueError, RecursionError):  # a text of many brackets nests too deep
-        return _broken(text)
-    return _call(value) or _broken(text)
+    with contextlib.suppress(ValueError, RecursionError):  # a text of many brackets nests too deep
+        return _call(_JSON.decode(text)) or _broken(text)
+    return _broken(text)
 
 
 def _call(value: Any) -> ToolCall | None:
@@ -238,9 +221,9 @@ def call_reader(chat: ChatTemplate, tools: Sequence[Schema]) -> CallReader:
         ConfigError: grpox does not read the template's form.
     """
     if not (chat.exists and chat.lists_tools):
-        return HermesReader()
+        return read_hermes
     before = chat.render([_QUESTION], tools)
-    candidates: list[CallReader] = [HermesReader(), JsonReader(), ResponseReader(chat, _QWEN_XML, before)]
+    candidates: list[CallReader] = [read_hermes, read_json, ResponseReader(chat, _QWEN_XML, before)]
     if own := getattr(chat.tokenizer, "response_template", None):
         candidates.insert(0, ResponseReader(chat, own, before, Restarted(_start)))
     call = ToolCall(str(tools[0]["function"]["name"]), json.dumps({"x": "qzxvalue"}))
@@ -248,7 +231,7 @@ def call_reader(chat: ChatTemplate, tools: Sequence[Schema]) -> CallReader:
         token_ids = _written(chat, tools, call.name, arguments, before)
         text = str(chat.tokenizer.decode(token_ids, skip_special_tokens=True, **EXACT))
         for reader in candidates:
-            if reader.read(text, token_ids, tools).calls == (call,):
+            if reader(text, token_ids, tools).calls == (call,):
                 return reader
     what = "the chat template writes calls of tools in a form that grpox does not read"
     raise ConfigError(what, key="model.path", given=chat.name, allowed=READ)

@@ -151,7 +151,7 @@ class Environments:
         raise NotImplementedError
 
     def _new(self, starts: Mapping[int, Start]) -> dict[int, Any]:
-        """Return what stands for each environment."""
+        """Return the object that stands for each environment."""
         raise NotImplementedError
 
     def _ask(self, kind: Request, messages: Mapping[int, Any]) -> dict[int, Any]:

@@ -1,4 +1,4 @@
-"""The tokens of episodes: prompts with what `reset` added, turns as they are read, and bridges between them.
+"""The tokens of episodes: prompts with the answer of `reset`, turns as they are read, and bridges between them.
 
 What the model sampled is never decoded and encoded again; tokens are only appended. A bridge is what the model
 did not write between two of its turns.
@@ -6,7 +6,7 @@ did not write between two of its turns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from grpox.contracts import Message, ToolResult
@@ -14,7 +14,7 @@ from grpox.data.chat import NO_MESSAGES, Content, Schema, texts_only
 from grpox.data.prompts import PromptSet
 from grpox.errors import ConfigError, RunFailed, describe
 from grpox.rollout.episodes.bridge import ANSWERING, Bridge
-from grpox.rollout.episodes.calls import EXACT, CallReader, HermesReader, ReadCalls, call_reader, with_calls
+from grpox.rollout.episodes.calls import EXACT, CallReader, ReadCalls, call_reader, read_hermes, with_calls
 from grpox.rollout.episodes.messages import Action
 
 MARK = " [cut off]"
@@ -52,7 +52,7 @@ class TurnTokens:
             raise ConfigError(what, key="model.chat_template_kwargs.tools", allowed="the run file's key tools")
         self._bridge = Bridge(prompts.chat, tools) if prompts.conversational else None
         self._added = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
-        self._reader: CallReader | None = HermesReader() if tools else None
+        self._reader: CallReader | None = read_hermes if tools else None
         try:
             if tools and prompts.conversational:
                 self._reader = call_reader(prompts.chat, tools)
@@ -82,7 +82,7 @@ class TurnTokens:
             raise ConfigError(what, "sampling.stop_token_ids", given=given, allowed=f"a list with {first}")
 
     def prompt(self, row: int, content: Content) -> tuple[int, ...]:
-        """Return the tokens of a row's prompt with what `reset` answered behind it.
+        """Return the tokens of a row's prompt with the answer of `reset` behind it.
 
         Raises:
             RunFailed: it is too long, is not only text, or does not fit the prompt or the template.
@@ -98,7 +98,7 @@ class TurnTokens:
         (text,) = self._prompts.completion_texts([token_ids])
         read, tools = ReadCalls(text, ()), self._prompts.tools(row)
         if is_whole and tools and self._reader is not None:
-            read = self._reader.read(text, token_ids, tools)
+            read = self._reader(text, token_ids, tools)
         message = {"role": "assistant", "content": read.text, **read.fields}
         return with_calls(message, read.calls), Action(text, read.calls)
 
@@ -128,18 +128,34 @@ class TurnTokens:
         ]
 
     def shortened(self, messages: Sequence[Message]) -> tuple[list[Message], int]:
-        """Cut an answer to `longest` tokens.
+        """Cut an answer to `longest` tokens; its shortest messages stay whole first.
 
         Returns:
             the messages, and the number of those that were cut.
         """
-        if self._longest is None or not messages:
-            return list(messages), 0
-        contents = [message["content"] for message in messages]
-        texts = _cut(contents, self._longest, lambda text: self._encode(self._marked(text)), self._decode)
-        pairs = list(zip(messages, texts, strict=True))
-        shortened: list[Message] = [{**message, "content": text} for message, text in pairs]
-        return shortened, sum(message["content"] != text for message, text in pairs)
+        shortened, count = list(messages), 0
+        if self._longest is None:
+            return shortened, count
+        encoded, left = [self._ids_of(message["content"]) for message in messages], self._longest
+        by_length = sorted(range(len(messages)), key=lambda place: len(encoded[place]))
+        for number, place in enumerate(by_length):
+            share, ids = left // (len(messages) - number), encoded[place]
+            if len(ids) > share:
+                text, ids = self._beginning(ids, share)
+                shortened[place], count = {**messages[place], "content": text}, count + 1
+            left -= len(ids)
+        return shortened, count
+
+    def _beginning(self, ids: list[int], most: int) -> tuple[str, list[int]]:
+        """Return the beginning of a text in at most `most` tokens, `MARK` included where it fits, and these."""
+        mark = MARK if len(self._ids_of(MARK)) < most else ""
+        for count in range(most, -1, -1):
+            # A character may consist of several tokens.
+            text = self._decode(ids[:count]).rstrip("\ufffd") + mark
+            shortened = self._ids_of(text)
+            if len(shortened) <= most:
+                return text, shortened
+        return "", []
 
     def bridge(self, turn: Sequence[int], answer: Sequence[Message]) -> tuple[int, ...]:
         """Return the tokens between a turn and the next: the end of the turn as far as it is missing, the
@@ -149,7 +165,7 @@ class TurnTokens:
             RunFailed: the chat template cannot write the answer.
         """
         if self._bridge is None:
-            return tuple(self._encode(self._marked("\n".join(message["content"] for message in answer))))
+            return tuple(self._ids_of("\n".join(message["content"] for message in answer)))
         try:
             text = self._bridge.text(self._marked(answer))
         except Exception as error:
@@ -169,37 +185,9 @@ class TurnTokens:
     def _encode(self, text: str) -> list[int]:
         return list(self._prompts.chat.encoding.ids([text])[0])
 
+    def _ids_of(self, text: str) -> list[int]:
+        """Return the tokens of a text from outside, without special tokens unless the run allows them."""
+        return self._encode(self._marked(text))
+
     def _decode(self, token_ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False, **EXACT))
-
-
-def _cut(
-    texts: Sequence[str],
-    longest: int,
-    encode: Callable[[str], list[int]],
-    decode: Callable[[Sequence[int]], str],
-) -> list[str]:
-    """Cut texts so that together they have at most `longest` tokens; the shortest stay whole first."""
-    encoded = [encode(text) for text in texts]
-    cut, left = list(texts), longest
-    by_length = sorted(range(len(texts)), key=lambda place: len(encoded[place]))
-    for number, place in enumerate(by_length):
-        share = left // (len(texts) - number)
-        ids = encoded[place]
-        if len(ids) > share:
-            cut[place], ids = _shortened(ids, share, encode, decode)
-        left -= len(ids)
-    return cut
-
-
-def _shortened(
-    ids: list[int], share: int, encode: Callable[[str], list[int]], decode: Callable[[Sequence[int]], str]
-) -> tuple[str, list[int]]:
-    """Return the beginning of a text in at most `share` tokens, with `MARK` where it fits."""
-    mark = MARK if len(encode(MARK)) < share else ""
-    for count in range(share, -1, -1):
-        text = decode(ids[:count]).rstrip("\ufffd") + mark  # a character may consist of several tokens
-        shortened = encode(text)
-        if len(shortened) <= share:
-            return text, shortened
-    return "", []

@@ -13,12 +13,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from grpox.config import EpisodesConfig, SamplingConfig
+from grpox.config import EpisodesConfig
 from grpox.contracts import Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
@@ -26,30 +26,13 @@ from grpox.rollout.episodes.calls import with_calls
 from grpox.rollout.episodes.episode import OpenEpisode
 from grpox.rollout.episodes.messages import Action, Environments, Lost, Observation, Outcome, Start
 from grpox.rollout.episodes.turn_tokens import TurnTokens
+from grpox.rollout.sampler import OnArrival, SampleRequest, Wave
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World, on_every_rank
 
 RESETS = 3
 """Number of times that an environment is built and reset before its failure ends the run."""
-
-
-@dataclass(frozen=True)
-class EpisodeRequest:
-    """Episodes wanted of some prompts of one rank."""
-
-    prompts: PromptSet
-    wanted: Sequence[Prompt]
-    sampling: SamplingConfig
-    seed: int
-    """Seed of the generator's calls."""
-    seeds: Mapping[int, Sequence[int]]
-    """Group -> numbers from which the seeds of its episodes follow, on whatever rank they are sampled."""
-
-
-Sample = Callable[[Sequence[Prompt], SamplingConfig, int], Sequence[Rollout]]
-"""Samples a wave of this rank's prompts: prompts, sampling, seed of the call -> checked rollouts."""
-Arrived = Callable[[Rollout], None]
 
 
 class EpisodeLoop:
@@ -74,38 +57,44 @@ class EpisodeLoop:
     ) -> None:
         self.config, self.environments, self.labels, self.weights = config, environments, labels, weights
         self.place_of, self.tokens_of = place_of, tokens_of
-        self._world = world
+        self.world = world
         self._times = times
         self.keys = itertools.count()
         self.warn = WarnOnce(get_logger(__name__))
         self._background: list[threading.Thread] = []
 
-    def sample(self, request: EpisodeRequest, sample: Sample, arrived: Arrived) -> None:
+    def sample(
+        self, request: SampleRequest, prompts: Sequence[Prompt], seed: int, wave: Wave, arrived: OnArrival
+    ) -> None:
         """Sample episodes to their ends; a collective.
 
         Args:
-            arrived: gets each episode, in the order in which they end.
+            prompts: those of `request` that this rank samples.
+            seed: of the run.
+            arrived: receives each episode, in the order in which they end.
 
         Raises:
             RunFailed: sampling failed, or an environment cannot be reset, on this rank or another.
         """
-        together = partial(on_every_rank, self._world, self._times)
-        waves = _Waves(self, request, sample, arrived, self._times)
+        together = partial(on_every_rank, self.world, self._times)
+        waves = _Waves(self, request, prompts, seed, wave, arrived, self._times)
         try:
             together(waves.start)
-            while any(self._world.gather([waves.is_open])):
+            while any(self.world.gather([waves.is_open])):
                 together(waves.take_turn)
         finally:
             waves.abandon()
 
-    def begin(self, request: EpisodeRequest, sample: Sample) -> Iterator[Rollout]:
-        """Sample episodes in the background, without a collective.
+    def begin(
+        self, request: SampleRequest, prompts: Sequence[Prompt], seed: int, wave: Wave
+    ) -> Iterator[Rollout]:
+        """Sample episodes in the background, without a collective; the arguments are those of `sample`.
 
         Returns:
-            the episodes as they end; what went wrong is raised there.
+            the episodes as they end; an error is raised there.
         """
         ended: queue.SimpleQueue[Rollout | BaseException | None] = queue.SimpleQueue()
-        waves = _Waves(self, request, sample, ended.put, PhaseTimes())
+        waves = _Waves(self, request, prompts, seed, wave, ended.put, PhaseTimes())
 
         def run() -> None:
             try:
@@ -141,11 +130,20 @@ class _Waves:
     """The open episodes of one request on this rank."""
 
     def __init__(
-        self, loop: EpisodeLoop, request: EpisodeRequest, sample: Sample, arrived: Arrived, times: PhaseTimes
+        self,
+        loop: EpisodeLoop,
+        request: SampleRequest,
+        prompts: Sequence[Prompt],
+        seed: int,
+        wave: Wave,
+        arrived: OnArrival,
+        times: PhaseTimes,
     ) -> None:
-        self.loop, self.request = loop, request
+        self.loop, self.request, self.prompts = loop, request, prompts
         self.tokens = loop.tokens_of(request.prompts)
-        self._sample, self._arrived, self._times = sample, arrived, times
+        self._call_seed = request.call_seed(seed, loop.world.rank)
+        self._seed = partial(request.episode_seed, seed)
+        self._wave, self._arrived, self._times = wave, arrived, times
         self._open: dict[int, OpenEpisode] = {}
         self._has_environment: set[int] = set()
         """Keys of environments that were started and not finished."""
@@ -164,9 +162,8 @@ class _Waves:
             RunFailed: an environment failed `RESETS` times.
         """
         starts = {}
-        for prompt in self.request.wanted:
-            row = prompt.row
-            assert row is not None  # prompts of episodes are those of a dataset
+        for prompt in self.prompts:
+            row = self.request.indices[prompt.group_id]
             place = self.loop.place_of(self.request.prompts, row)
             seed = self._seed(prompt.group_id)
             start = Start(place, self.request.prompts.row(row), seed)
@@ -222,9 +219,9 @@ class _Waves:
         ]
         episode_of = {(each.group_id, each.sample): each for each in episodes if each.group_id in together}
         episode_of |= {(above + each.key, 0): each for each in alone}
-        seed = int(np.random.SeedSequence([self.request.seed, self._turn]).generate_state(1)[0])
+        seed = int(np.random.SeedSequence([self._call_seed, self._turn]).generate_state(1)[0])
         with self._times.phase("generate"):
-            rollouts = self._sample(prompts, self.request.sampling, seed)
+            rollouts = self._wave(prompts, self.request.sampling, seed)
         return [(episode_of[rollout.group_id, rollout.sample], rollout) for rollout in rollouts]
 
     def _whole_groups(self, episodes: Sequence[OpenEpisode]) -> list[Prompt]:
@@ -247,12 +244,12 @@ class _Waves:
                 seed=self._seed(prompt.group_id, 0),
                 max_tokens=self._limit,
             )
-            for prompt in self.request.wanted
+            for prompt in self.prompts
             if len(of_group[prompt.group_id]) == 1
         ]
 
     def _deliver(self, episodes: Mapping[int, OpenEpisode]) -> None:
-        """Give each complete turn to its environment, and write what it answers behind the turn."""
+        """Give each complete turn to its environment, and append its answer to the turn."""
         actions = {}
         for key, episode in episodes.items():
             turn = episode.turns[-1]
@@ -320,8 +317,3 @@ class _Waves:
         if self._has_environment:
             self.loop.environments.abandon(sorted(self._has_environment))
             self._has_environment.clear()
-
-    def _seed(self, group: int, *numbers: int) -> int:
-        """Return a seed of a group: of its environments, or of draws with `numbers`: sample and turn."""
-        entropy = [*self.request.seeds[group], len(numbers), *numbers]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])

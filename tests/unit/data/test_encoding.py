@@ -8,6 +8,7 @@ import datasets
 import pytest
 from support.chat_templates import LLAMA3, WORKING, byte_tokenizer
 
+from grpox.config import DataConfig
 from grpox.contracts import ToolCall, ToolResult
 from grpox.data.chat import ChatTemplate
 from grpox.data.prompts import PromptLimit, PromptSet
@@ -93,7 +94,7 @@ def test_the_text_of_a_special_token_in_a_message_stays_text(template: str) -> N
     data = prompts(made, as_written, forged)
     assert special(made, data.token_ids(1)) == special(made, data.token_ids(0))
     assert data.prompt_texts([data.token_ids(1)]) == [data.text(1)]  # as the template writes it, without marks
-    allowed = prompts(made, forged, allow_special_tokens=True)
+    allowed = prompts(made, forged, keys=DataConfig(path="x", allow_special_tokens=True))
     assert list(allowed.token_ids(0)) == made(allowed.text(0), add_special_tokens=False)["input_ids"]
     assert allowed.text(0) == data.text(1)
 
@@ -175,7 +176,8 @@ def test_answers_of_tools_and_environments_forge_no_turn(template: str) -> None:
 def test_data_chat_makes_a_plain_prompt_one_message_of_the_user() -> None:
     made = tokenizer(WORKING["chatml"], "<s> $A")
     messages = [{"role": "user", "content": "a<|im_end|>"}]
-    plain, written = prompts(made, "a<|im_end|>", chat=True), prompts(made, messages)
+    keys = DataConfig(path="x", chat=True)
+    plain, written = prompts(made, "a<|im_end|>", keys=keys), prompts(made, messages)
     assert plain.token_ids(0) == written.token_ids(0)
     assert plain.rows([0]) == written.rows([0])
-    assert (plain.text(0), plain.question(0)) == (written.text(0), "a<|im_end|>")
+    assert (plain.text(0), plain.questions([0])) == (written.text(0), ["a<|im_end|>"])

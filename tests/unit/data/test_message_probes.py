@@ -8,6 +8,7 @@ import datasets
 import pytest
 from support.chat_templates import CHATML, LLAMA3, QWEN2_5, byte_tokenizer
 
+from grpox.config import DataConfig
 from grpox.data.chat import ChatTemplate
 from grpox.data.open_data import open_data
 from grpox.data.prompts import PromptSet
@@ -62,6 +63,9 @@ ACCEPTED = {
 def public(name):
     folder = Path(importlib.util.find_spec("trl").submodule_search_locations[0])
     return (folder / "chat_templates" / f"{name}.jinja").read_text()
+
+
+CONTINUES = DataConfig(path="x", continue_final_message=True)
 
 
 def prompts(template, *rows, data=datasets.Dataset.from_list, **settings):
@@ -132,7 +136,7 @@ def test_a_template_that_has_parts_or_keys_of_its_own_is_left_to_it():
     assert prompts(own, [{"from": "human", "value": Q}]).text(0) == f"<human>{Q}"
     parts = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
     assert prompts(parts, SHAPES["P"][0]).text(0) == "[What is ][2?]"
-    assert prompts(parts, SHAPES["P"][0]).question(0) == "What is 2?"
+    assert prompts(parts, SHAPES["P"][0]).questions([0]) == ["What is 2?"]
 
 
 def test_what_an_environment_answers_at_reset_is_looked_for_too():
@@ -157,14 +161,14 @@ def test_a_row_that_ends_with_the_answer_is_refused_with_the_key(last):
 @pytest.mark.parametrize("name", ["llama3", "qwen2_5", "qwen3", "gemma3", "phi3"])
 def test_a_beginning_is_continued_as_transformers_does(name):
     tokenizer = byte_tokenizer(public(name))
-    made = prompts(public(name), BEGUN, [USER], continues=True)
+    made = prompts(public(name), BEGUN, [USER], keys=CONTINUES)
     own = tokenizer.apply_chat_template(BEGUN, continue_final_message=True, tokenize=False)
     assert made.text(0) == made.prompt_texts([made.token_ids(0)])[0] == own
     assert own.endswith("Let me think.\n<think>")
     assert made.text(1) == ChatTemplate(tokenizer).render([USER])
     begun = [USER, {"role": "assistant", "content": "Let me"}]
     parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in begun]
-    of_texts, of_parts = (prompts(public(name), each, continues=True).text(0) for each in (begun, parts))
+    of_texts, of_parts = (prompts(public(name), each, keys=CONTINUES).text(0) for each in (begun, parts))
     assert of_parts == of_texts
 
 
@@ -201,7 +205,7 @@ def test_the_columns_of_a_row_reach_its_template(as_json):
     own = byte_tokenizer(public("qwen3")).apply_chat_template(
         [USER], tools=[TOOL], enable_thinking=False, add_generation_prompt=True, tokenize=False
     )
-    assert made.text(0) == made.texts([1, 0])[1] == made.prompt_texts([made.token_ids(0)])[0] == own
+    assert made.text(0) == made.prompt_texts([made.token_ids(0)])[0] == own
     assert "weather" not in made.text(1)
     assert made.rows([0])[1]["tools"] == [row["tools"]]
 

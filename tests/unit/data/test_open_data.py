@@ -5,7 +5,7 @@ import json
 import datasets
 import pytest
 
-from grpox.data import json_dataset
+from grpox.data import json_rows
 from grpox.data.json_rows import UnreadableData
 from grpox.data.open_data import open_data
 from grpox.errors import ConfigError
@@ -205,7 +205,7 @@ def test_a_changed_file_is_read_anew(tmp_path):
 
 
 def test_a_stream_has_the_columns_of_its_beginning(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_dataset, "LOOKED_AT", 20)
+    monkeypatch.setattr(json_rows, "LOOKED_AT", 20)
     path = written(tmp_path, "a.jsonl", '{"p": "a"}', '{"p": "b", "q": 1}', '{"p": "c", "q": 2, "r": 3}')
     rows = iter(open_data(path, streaming=True))
     assert [next(rows), next(rows)] == [{"p": "a", "q": None}, {"p": "b", "q": 1}]

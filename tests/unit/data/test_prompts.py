@@ -33,7 +33,8 @@ class Tokenizer:
 
 def prompts(rows, tokenizer=None, limit=None, continues=False, **template):
     dataset = datasets.Dataset.from_dict({"prompt": rows, "answer": ["x"] * len(rows)})
-    return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit, continues=continues)
+    keys = DataConfig(path="x", continue_final_message=continues)
+    return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit, keys=keys)
 
 
 def rollout(*ids):
@@ -180,9 +181,9 @@ def test_files_of_every_format_read_alike(tmp_path, suffix):
 def test_the_question_is_the_last_message_of_the_user_or_the_plain_prompt():
     turns = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
     messages = [{"role": role, "content": text} for role, text in turns]
-    assert prompts([messages], continues=True).question(0) == "c"
-    assert prompts([messages[:1]]).question(0) == ""
-    assert prompts(["abc"]).question(0) == "abc"
+    assert prompts([messages], continues=True).questions([0]) == ["c"]
+    assert prompts([messages[:1]]).questions([0]) == [""]
+    assert prompts(["abc"]).questions([0]) == ["abc"]
 
 
 def test_the_other_columns_are_those_of_each_row():
@@ -232,8 +233,3 @@ def test_a_completion_that_fills_the_positions_is_refused():
     with pytest.raises(ConfigError, match="leaves no room for a prompt: the model has 16 positions") as caught:
         limit_of(LlamaConfig(max_position_embeddings=16))
     assert caught.value.problems[0].key == "sampling.max_completion_length"
-
-
-def test_the_limit_itself_is_not_too_long():
-    made = PromptLimit(3)
-    assert [made.refuses(n) for n in (3, 4)] == [False, True]

@@ -8,7 +8,7 @@ import torch
 from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.rank_state import prefetched_of, prefetched_state, rank_state, read_state, write_state
 from grpox.config import SamplingConfig
-from grpox.contracts import Episode, Prompt, Rollout, ToolCall, ToolResult, TrainerState, Turn
+from grpox.contracts import Episode, Rollout, ToolCall, ToolResult, TrainerState, Turn
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
@@ -42,8 +42,8 @@ class Prompts:
     def columns_of(self, indices):
         return [{} for _ in indices]
 
-    def question(self, index):
-        return str(index)
+    def questions(self, indices):
+        return list(map(str, indices))
 
     def completion_texts(self, sequences):
         return [" ".join(map(str, ids)) for ids in sequences]
@@ -197,16 +197,6 @@ def test_the_next_batch_is_begun_before_each_update_and_none_after_the_last():
     assert run.state.prefetched == {}
 
 
-def test_at_staleness_0_nothing_is_begun():
-    run = trainer(Ahead(), steps=2, max_staleness=0)
-    run.run()
-    assert run.policy.calls == [
-        *("sync 0", "generate with 0", "update 1"),
-        *("sync 1", "generate with 1", "update 2"),
-    ]
-    assert all("sampling/staleness" not in metrics for metrics in run.observers.metrics)
-
-
 class Sleeping(Ahead):
     """Notes as well when it sleeps and wakes."""
 
@@ -354,20 +344,9 @@ def test_a_checkpoint_holds_what_was_begun(tmp_path):
 
 
 def test_what_was_begun_is_dealt_to_other_ranks_as_prompts_are():
-    states = [prefetched_state(PrefetchedBatch(3, rollouts(range(rank, 6, 2)))) for rank in range(2)]
+    states = [prefetched_state(PrefetchedBatch(3, iter(rollouts(range(rank, 6, 2))))) for rank in range(2)]
     for size in (1, 3):
         for rank in range(size):
             dealt = list(prefetched_of(states, rank, size))
             order = sorted(dealt, key=lambda rollout: (rollout.group_id, rollout.sample))
             assert order == rollouts(range(rank, 6, size))
-
-
-def test_prompts_of_what_was_begun_are_the_schedules():
-    run = trainer(Ahead(), steps=2)
-    asked = []
-    generator = run.feed.collector.sampler.generator
-    begin = generator.begin
-    generator.begin = lambda prompts, *more: asked.append(prompts) or begin(prompts, *more)
-    run.run()
-    indices = run.schedule.sampler.prompts_for(1)
-    assert asked == [[Prompt(group, (index + 1,), 2, row=index) for group, index in enumerate(indices)]]

@@ -13,19 +13,13 @@ import pytest
 import torch
 
 from grpox.config import EvaluationConfig, SamplingConfig
-from grpox.contracts import Capability, Prompt, Rollout, TrainerState
+from grpox.contracts import Prompt, Rollout, TrainerState
 from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.rollout.advantages import BatchScaler
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.sampler import (
-    CompletionSampler,
-    PrefetchedBatch,
-    SampleRequest,
-    check_rollouts,
-    rollout_problem,
-)
+from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest, rollout_problem
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.assembly import EvaluationInputs
@@ -391,7 +385,7 @@ def test_what_was_begun_may_be_of_any_weights_from_then_until_now(version, taken
     generator = Noting(version=version)
     sampler = sampler_of(generator)
     sampler.engine.steps = 4
-    prefetched = PrefetchedBatch(2, generator.generate([Prompt(0, (1,), 2, None)], WARM, 0))
+    prefetched = PrefetchedBatch(2, iter(generator.generate([Prompt(0, (1,), 2)], WARM, 0)))
     if taken:
         sampled(sampler, [0], 2, (0, 1), prefetched=prefetched)
     else:
@@ -409,7 +403,7 @@ def test_what_is_left_out_on_another_rank_has_all_bring_the_weights():
     generator = Noting()
     sampler = sampler_of(generator)
     sampler.world = Wanting(0, 2, ALONE.device)
-    prefetched = PrefetchedBatch(0, generator.generate([Prompt(0, (1,), 2, None)], WARM, 0))
+    prefetched = PrefetchedBatch(0, iter(generator.generate([Prompt(0, (1,), 2)], WARM, 0)))
     generator.asked.clear()
     sampled(sampler, [0, 1], 2, (0, 1), prefetched=prefetched)
     assert generator.calls == ["generate", "sync 0", "wake", "generate"]
@@ -422,7 +416,7 @@ def test_samples_that_are_there_stay_as_they_are_when_their_group_is_drawn_again
     sampler.engine.steps = 1
     there = [Rollout(0, 1, (1,), (9, 9), "stop", 0), *generator.generate([Prompt(1, (2,), 2, None)], WARM, 0)]
     generator.asked.clear()
-    rows, _ = sampled(sampler, [0, 1], 2, (0, 1), prefetched=PrefetchedBatch(0, there))
+    rows, _ = sampled(sampler, [0, 1], 2, (0, 1), prefetched=PrefetchedBatch(0, iter(there)))
     [(requests, sampling, _)] = generator.asked
     assert (requests, sampling) == ([Prompt(0, (1,), 2, row=0)], WARM)
     assert [(row.completion, row.rollout.policy_version) for row in rows] == [
@@ -503,10 +497,6 @@ def test_phases_are_told_to_the_times_that_were_given():
     assert sampler.times is times
 
 
-def test_the_word_by_which_generators_say_that_they_stream():
-    assert Capability.STREAMING == "streaming"
-
-
 # -- a generation batch ----------------------------------------------------------------------------------
 
 
@@ -530,7 +520,7 @@ def test_a_batch_is_as_old_as_its_oldest_rollout_and_its_staleness_is_a_mean():
     assert "sampling/staleness" not in collected(collector(Noting(), EQUALS), 0, [0], STATE)[1]
     made.prefetches, made.sampler.engine.steps = True, 4
     there = [Rollout(0, sample, (1,), (1,), "stop", version) for sample, version in ((0, 1), (1, 3))]
-    batch, metrics = collected(made, 0, [0], STATE, PrefetchedBatch(1, there))
+    batch, metrics = collected(made, 0, [0], STATE, PrefetchedBatch(1, iter(there)))
     assert [rollout.policy_version for rollout in batch.rollouts] == [1, 3, 4]
     assert metrics["sampling/staleness"] == pytest.approx((3 + 1 + 0) / 3)
     assert list(batch.indices) == [0]
@@ -672,11 +662,12 @@ def test_a_generator_that_gives_something_else_is_told_what_is_needed(answer, to
         sampler_of(Odd()).sample(request_of([0], 2, (0,)))
 
 
-def test_rollouts_that_are_missing_or_too_many_are_named():
-    request = [Prompt(0, (1,), 2), Prompt(1, (1,), 1)]
-    came = [Rollout(0, 0, (1,), (2,), "stop", 0), Rollout(0, 0, (1,), (2,), "stop", 0)]
-    with pytest.raises(RunFailed, match="2 missing, such as group_id 0 sample 1; 1 not asked for, or twice"):
-        check_rollouts(came, request, range(1))
+class Answers(Scripted):
+    """Answers with these rollouts, whatever the prompts are."""
+
+    def __init__(self, *rollouts):
+        super().__init__()
+        self.generate = lambda *_: iter(rollouts)
 
 
 @pytest.mark.parametrize(
@@ -701,17 +692,17 @@ def test_any_token_is_accepted_of_a_model_without_a_vocabulary_size():
     assert not rollout_problem(Rollout(0, 0, (1,), (10**6,), "stop", 0))
 
 
-@pytest.mark.parametrize("ids", [(2, 10), ()])
-def test_a_sampler_refuses_tokens_that_the_model_cannot_be_trained_on(ids):
-    class Mine(Scripted):
-        def generate(self, prompts, sampling, seed):
-            for sample in range(2):
-                yield Rollout(0, sample, prompts[0].token_ids, (9,) if sample == 0 else ids, "stop", 0)
-
-    with pytest.raises(RunFailed, match=r"'Mine' .*\(group 0, sample 1\) whose completion_ids"):
-        sampler_of(Mine(), vocabulary=10).sample(request_of([0], 2, (0,)))
-
-
-def test_a_rollout_of_another_prompt_is_refused():
-    with pytest.raises(RunFailed, match="group 0, sample 0"):
-        check_rollouts([Rollout(0, 0, (9,), (2,), "stop", 0)], [Prompt(0, (1,), 1)], range(1))
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"completion_ids": (2, 10)}, "whose completion_ids has 10"),
+        ({"completion_ids": ()}, "whose completion_ids is empty"),
+        ({"prompt_ids": (9,)}, "whose prompt_ids are not the token_ids of its prompt"),
+    ],
+)
+def test_a_sampler_refuses_a_rollout_by_group_and_sample_before_anybody_sees_it(changed, told):
+    sound, seen = Rollout(0, 0, (1,), (9,), "stop", 0), []
+    generator = Answers(sound, replace(sound, sample=1, **changed))
+    with pytest.raises(RunFailed, match=rf"'Answers' .*\(group 0, sample 1\) {told}"):
+        sampler_of(generator, vocabulary=10).sample(request_of([0], 2, (0,)), arrived=seen.append)
+    assert seen == [sound]

@@ -404,12 +404,12 @@ def test_a_function_that_fails_as_a_whole_abstains_for_all_groups_of_its_call():
 @pytest.mark.parametrize(
     ("places", "told"),
     [
-        ([(5, 0), (5, 1)], "2 not asked for, or twice, such as group_id 5 sample 0"),
-        ([(0, 2)], "not asked for, or twice, such as group_id 0 sample 2"),
-        ([(0, 1), (0, 1)], "not asked for, or twice, such as group_id 0 sample 1"),
-        ([(0, 0), (0, 1), (0, 1)], "not asked for, or twice, such as group_id 0 sample 1"),
+        ([(5, 0), (5, 1)], r"\(group 5, sample 0\) that was not asked for"),
+        ([(0, 2)], r"\(group 0, sample 2\) that was not asked for"),
+        ([(0, 1), (0, 1)], r"\(group 0, sample 1\) twice"),
+        ([(0, 0), (0, 1), (0, 1)], r"\(group 0, sample 1\) twice"),
         ([(0, 0, 3), (0, 1), (1, 0), (1, 1)], "of policy version 3, the policy is at version 0"),
-        ([(0, 0), (0, 1), (1, 0)], "3 rollouts that are not the 4 asked for"),
+        ([(0, 0), (0, 1), (1, 0)], "3 of 4 rollouts asked for: 1 missing, such as group_id 1 sample 1"),
     ],
 )
 def test_rollouts_that_were_not_asked_for_are_refused(places, told):

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
 
 from grpox.contracts import Rollout, Turn
-from grpox.rollout.sampler import rollout_problem
 from grpox.testing.conformance import Violation
 from grpox.testing.generators import check_rollout
 
 SOUND = Rollout(0, 0, (5, 6), (7, 8, 2), "stop", 3, (-0.1, -0.2, -0.3))
 TURNS = (Turn(0, 1, "stop", 2), Turn(2, 3, "stop", 3))
-ODD = [
-    ({"model_mask": (True, True)}, "model_mask has 2 values for 3 completion tokens"),
-    ({"sampler_logprobs": (-0.1,)}, "sampler_logprobs has 1 values for 3"),
-    ({"turns": (Turn(0, 4, "stop", 3),)}, "turn 0 is tokens 0 to 4"),
-    ({"turns": (Turn(0, 2, "stop", 3), Turn(1, 3, "stop", 3))}, "turn 1 is tokens 1 to 3, after token 2"),
-    ({"turns": (Turn(1, 1, "stop", 3),)}, "turn 0 is tokens 1 to 1"),
-    ({"completion_ids": (), "sampler_logprobs": ()}, "completion_ids is empty"),
-]
-"""Fields that no run can use, and the messages."""
 
 
 @pytest.mark.parametrize(
@@ -41,7 +30,12 @@ def test_a_sound_rollout_passes(changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        *ODD,
+        ({"model_mask": (True, True)}, "model_mask has 2 values for 3 completion tokens"),
+        ({"sampler_logprobs": (-0.1,)}, "sampler_logprobs has 1 values for 3"),
+        ({"turns": (Turn(0, 4, "stop", 3),)}, "turn 0 is tokens 0 to 4"),
+        ({"turns": (Turn(0, 2, "stop", 3), Turn(1, 3, "stop", 3))}, "turn 1 is tokens 1 to 3, after token 2"),
+        ({"turns": (Turn(1, 1, "stop", 3),)}, "turn 0 is tokens 1 to 1"),
+        ({"completion_ids": (), "sampler_logprobs": ()}, "completion_ids is empty"),
         ({"model_mask": (False, False, False)}, "is False for every token"),
         ({"model_mask": (True, True, False)}, "leaves out the EOS"),
         ({"sampler_logprobs": (-0.1, 0.2, -0.3)}, "log-probability that is none"),
@@ -55,8 +49,3 @@ def test_a_sound_rollout_passes(changes: dict[str, object]) -> None:
 def test_a_field_that_does_not_fit_is_a_violation(changes: dict[str, object], message: str) -> None:
     with pytest.raises(Violation, match=message):
         check_rollout(replace(SOUND, **changes), version=3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("changes", "message"), ODD)
-def test_a_run_refuses_the_same(changes: dict[str, object], message: str) -> None:
-    assert re.search(message, rollout_problem(replace(SOUND, **changes)))  # type: ignore[arg-type]

@@ -34,10 +34,13 @@ NAN = float("nan")
 
 
 class Prompts:
-    """Rows with a number and a list."""
+    """Rows with a number and a list; those of one generation batch at a time, as of a stream."""
 
-    def rows(self, indices: Sequence[int]) -> tuple[list[str], dict[str, list[Any]]]:
-        return [], {"number": list(indices), "tags": [[index] for index in indices]}
+    generation = 0
+
+    def columns_of(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        assert {index // 10 for index in indices} == {self.generation}
+        return [{"number": index, "tags": [index]} for index in indices]
 
 
 class Batches:
@@ -50,6 +53,7 @@ class Batches:
         # A rollout's own group_id is not the row's after dynamic sampling: nothing may be read from it.
         rollouts = [Rollout(99, row % 2, (1,), (2,), "stop", 0) for row in range(6)]
         rewards = torch.tensor([[float(row), NAN] for row in range(6)])
+        self.prompts.generation = generation
         dataset_rows = [10 * generation + group for group in range(3)]
         return SimpleNamespace(
             rollouts=rollouts,
@@ -114,9 +118,9 @@ def test_a_rank_carries_the_numbers_that_the_rows_have_on_one_rank() -> None:
 
 
 def test_a_value_that_no_checkpoint_can_hold_is_refused_by_its_column() -> None:
-    check_plain({"answer": ["4", None, 2.5, True, b"x", {"a": [1, ("b",)]}]})
+    check_plain([{"answer": each} for each in ("4", None, 2.5, True, b"x", {"a": [1, ("b",)]})])
     with pytest.raises(RunFailed, match="column 'day' holds a date"):
-        check_plain({"answer": ["4"], "day": [{"at": [datetime.date(2026, 1, 1)]}]})
+        check_plain([{"answer": "4"}, {"answer": "4", "day": {"at": [datetime.date(2026, 1, 1)]}}])
 
 
 GROUP = 2
@@ -134,7 +138,7 @@ def batch_of(rewards: list[float], **fields: Any) -> Any:
 
 
 def chosen(choice: TokenChoice, *batches: list[float], first: int = 0) -> dict[tuple[int, int], Any]:
-    return dict(choice.records({first + number: batch_of(each) for number, each in enumerate(batches)}))
+    return choice.records({first + number: batch_of(each) for number, each in enumerate(batches)})
 
 
 def test_completions_are_spread_over_the_rewards_and_unscored_ones_come_first() -> None:
@@ -187,7 +191,7 @@ def test_batches_whose_completions_are_not_saved_have_none() -> None:
 )
 def test_turns_are_numbered_and_observations_have_none(fields: dict[str, Any], turns: list[int]) -> None:
     choice = TokenChoice(schedule(BatchPlan(1, 4, 1, 1, GROUP)), 1, 1)
-    [(_, record)] = choice.records({0: batch_of([0.0] * 4, **fields)})
+    [record] = choice.records({0: batch_of([0.0] * 4, **fields)}).values()
     assert record.turns.tolist() == turns
 
 
@@ -221,8 +225,9 @@ def test_tokens_that_cannot_be_written_end_no_run(tmp_path: Path, logged: Logged
     facts = TokenFacts(record, np.zeros(0, np.int32), *truths, *numbers)
     context: Any = SimpleNamespace(output_dir=tmp_path)
     observers = Observers(PluginManager("grpox"), [])
-    for texts in (SimpleNamespace(of=lambda ids: [], special=None), None):
-        collector: Any = SimpleNamespace(prompts=SimpleNamespace(token_texts=texts))
+    sound = SimpleNamespace(all_special_ids=[], added_tokens_decoder={}, encode=lambda *_, **__: [1])
+    for tokenizer in (sound, None):
+        collector: Any = SimpleNamespace(prompts=SimpleNamespace(chat=SimpleNamespace(tokenizer=tokenizer)))
         warn = WarnOnce(get_logger("grpox.test"))
         report = StepReport(context, TrainingState(), collector, observers, warn, is_main=True)
         report.tokens_recorded(1, [facts])

@@ -18,7 +18,8 @@ from grpox.environments import Environment
 from grpox.rollout.episodes.local import LocalEnvironments
 from grpox.rollout.episodes.messages import Blueprint
 from grpox.rollout.episodes.turn_tokens import TurnTokens
-from grpox.rollout.episodes.waves import EpisodeLoop, EpisodeRequest
+from grpox.rollout.episodes.waves import EpisodeLoop
+from grpox.rollout.sampler import SampleRequest
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 
@@ -43,9 +44,7 @@ def first_prompts() -> tuple[list[Prompt], list[Rollout]]:
     rows: Any = (lambda prompts, row: 0, lambda prompts: tokens)
     world = World(0, 1, torch.device("cpu"))
     loop = EpisodeLoop(EpisodesConfig(), environments, ["env"], [1.0], *rows, world, PhaseTimes())
-    wanted = [Prompt(group, data.token_ids(group), 2, row=group) for group in (0, 1)]
-    sampling = SamplingConfig(max_completion_length=8)
-    request = EpisodeRequest(data, wanted, sampling, 1, {0: (7, 0), 1: (7, 1)})
+    request = SampleRequest(data, (0, 1), 2, SamplingConfig(max_completion_length=8), (0, 3))
     asked: list[Prompt] = []
     ended: list[Rollout] = []
 
@@ -57,7 +56,7 @@ def first_prompts() -> tuple[list[Prompt], list[Rollout]]:
             for number in range(each.num_samples)
         ]
 
-    loop.sample(request, sample, ended.append)
+    loop.sample(request, request.of_rank(world), 7, sample, ended.append)
     return asked, ended
 
 

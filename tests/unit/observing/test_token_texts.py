@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from grpox.data.token_texts import TokenTexts
+from grpox.observing.token_files import TokenTexts
 
 WORDS = ["the", "quick", "a", ".", ",", "é", "naïve"]
 
