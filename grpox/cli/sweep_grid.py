@@ -22,7 +22,6 @@ from grpox.runfile.yaml_lines import read_yaml
 from grpox.runtime.files import read_mapping
 
 SEED = "train.seed"
-OUTPUT = "output_dir"
 LONGEST_NAME = 100
 """Longest name of a run's folder in characters; file systems allow 255 bytes."""
 
@@ -51,14 +50,15 @@ class Grid:
 
     def runs(self) -> Iterator[tuple[dict[str, str], list[str]]]:
         """Yield the setting of every run, key -> value, and its overrides; the last axis changes fastest."""
+        keys = [key for key, _ in self.parts]
         for values in itertools.product(*(values for _, values in self.parts)):
-            pairs = [(key, value) for (key, _), value in zip(self.parts, values, strict=True)]
-            setting = {key: value for key, value in pairs if key}
-            yield setting, [f"{key}={value}" if key else value for key, value in pairs]
+            pairs = list(zip(keys, values, strict=True))
+            overrides = [f"{key}={value}" if key else value for key, value in pairs]
+            yield {key: value for key, value in pairs if key}, overrides
 
 
 @dataclass(frozen=True)
-class Child:
+class Trial:
     """One run of a sweep."""
 
     name: str
@@ -110,13 +110,11 @@ def split_values(text: str) -> tuple[str, ...]:
             quote = "" if character == quote else quote
         elif character in "'\"" and values[-1].rstrip()[-1:] in ("", *"[{,:"):  # not within a word: don't
             quote = character
-        elif character in "[{":
-            depth += 1
-        elif character in "]}":
-            depth -= 1
         elif character == "," and depth <= 0:
             values.append("")
             continue
+        else:
+            depth += (character in "[{") - (character in "]}")
         values[-1] += character
     return tuple(value.strip() for value in values)
 
@@ -131,23 +129,23 @@ def _problems(grid: Grid) -> Iterator[Problem]:
         allowed = "for example train.learning_rate=1e-6,1e-5, or --seeds 0,1,2"
         yield Problem(what, where=COMMAND_LINE, allowed=allowed)
     keys = [key or _normal(values[0].partition("=")[0]) for key, values in grid.parts]
-    for key in grid.axes:
+    for key, values in grid.axes.items():
+        text, what, allowed = ",".join(values), "", ""
         if keys.count(key) > 1:
             also = ", or --seeds alone" if key == SEED else ""
             yield Problem("is given twice", key, COMMAND_LINE, allowed=f"{key}=VALUE,VALUE,... once{also}")
-    for key, values in grid.axes.items():
-        text = ",".join(values)
-        if key == OUTPUT:
-            what = "cannot be swept: every run has its own folder within the sweep's folder"
-            yield Problem(what, key, COMMAND_LINE, allowed="--dir DIR, or one output_dir")
+        if key == "output_dir":
+            what, text = "cannot be swept: every run has its own folder within the sweep's folder", ""
+            allowed = "--dir DIR, or one output_dir"
         elif names_a_secret(key) or any(redact(value) != value for value in values):
-            what = "a secret cannot be swept, because the values name the runs' folders"
-            yield Problem(what, key, COMMAND_LINE, allowed=f"{key} in the run file")
+            what, text = "a secret cannot be swept, because the values name the runs' folders", ""
+            allowed = f"{key} in the run file"
         elif "" in values:
-            what = "a value between the commas is empty"
-            yield Problem(what, key, COMMAND_LINE, text, 'a value; an empty text is ""')
+            what, allowed = "a value between the commas is empty", 'a value; an empty text is ""'
         elif any(_read(key, one) == _read(key, other) for one, other in itertools.combinations(values, 2)):
-            yield Problem("has the same value twice", key, COMMAND_LINE, text)
+            what = "has the same value twice"
+        if what:
+            yield Problem(what, key, COMMAND_LINE, text, allowed)
 
 
 def _read(key: str, text: str) -> object:
@@ -158,7 +156,7 @@ def _read(key: str, text: str) -> object:
         return text
 
 
-def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) -> tuple[Path, list[Child]]:
+def plan_trials(run: str, grid: Grid, folder: Path | None, world_size: int) -> tuple[Path, list[Trial]]:
     """Name the runs of a sweep, and check each one like `grpox validate`.
 
     Args:
@@ -172,7 +170,7 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
         ConfigError: lists the problems of all runs, each once.
     """
     problems: dict[str, Problem] = {}
-    children: list[Child] = []
+    trials: list[Trial] = []
     if folder is None:
         first = load_run(run, next(grid.runs())[1], world_size).config
         folder = Path(f"{first.output_dir}-sweep")
@@ -182,12 +180,12 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
         overrides = (*of_setting, f"output_dir={output}")
         try:
             config = load_run(run, overrides, world_size).config
-            children.append(Child(name, setting, overrides, folder / name, config))
+            trials.append(Trial(name, setting, overrides, folder / name, config))
         except ConfigError as error:
             problems |= {str(problem): problem for problem in error.problems}
     if problems:
         raise ConfigError(list(problems.values()))
-    return folder, children
+    return folder, trials
 
 
 def _name(grid: Grid, setting: Mapping[str, str]) -> str:

@@ -17,9 +17,8 @@ from support.logs import LoggedText
 from support.patience import patient
 
 from grpox.cli import sweep_run
-from grpox.cli.sweep_grid import Child, plan_children, read_grid
-from grpox.cli.sweep_results import conclusions, last_values
-from grpox.cli.sweep_run import Status, Sweep, prepare, train_command
+from grpox.cli.sweep_grid import Trial, plan_trials, read_grid
+from grpox.cli.sweep_run import Status, Sweep, conclusions, last_values, prepare, train_command
 from grpox.contracts import SweepResults, SweptRun
 from grpox.errors import ConfigError, RunFailed
 from grpox.observing.record import config_text
@@ -44,10 +43,10 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the runs that were started; each learns its train.learning_rate."""
     names: list[str] = []
 
-    def command(_run: str, child: Child, _ranks: int) -> list[str]:
-        names.append(child.name)
-        learnt = str(child.config.train.learning_rate - 2 * ("seed=1" in child.name))
-        return [sys.executable, "-c", PRETEND, str(child.folder), config_text(child.config), learnt]
+    def command(_run: str, trial: Trial, _ranks: int) -> list[str]:
+        names.append(trial.name)
+        learnt = str(trial.config.train.learning_rate - 2 * ("seed=1" in trial.name))
+        return [sys.executable, "-c", PRETEND, str(trial.folder), config_text(trial.config), learnt]
 
     monkeypatch.setattr(sweep_run, "train_command", command)
     return names
@@ -158,8 +157,8 @@ def test_a_sweep_under_a_launcher_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_folders_are_named_after_the_setting_and_stay_when_the_grid_grows(tmp_path: Path) -> None:
     def names(*arguments: str) -> list[str]:
-        _, children = plan_children("quickstart", read_grid(arguments, None), tmp_path, 1)
-        return [child.name for child in children]
+        _, trials = plan_trials("quickstart", read_grid(arguments, None), tmp_path, 1)
+        return [trial.name for trial in trials]
 
     plain, of_mapping = names("loss=dapo,{name: dapo, clip_high: 0.3}")
     assert plain == "loss=dapo"
@@ -173,13 +172,13 @@ def test_folders_are_named_after_the_setting_and_stay_when_the_grid_grows(tmp_pa
 
 def test_a_run_is_told_its_folder(tmp_path: Path) -> None:
     grid = read_grid(["train.beta=0,0.1"], None)
-    folder, children = plan_children("quickstart", grid, None, 1)
+    folder, trials = plan_trials("quickstart", grid, None, 1)
     assert folder == Path("runs/quickstart-sweep")
-    assert children[1].config.output_dir == "runs/quickstart-sweep/beta=0.1"
-    alone = train_command("quickstart", children[1], 1)
+    assert trials[1].config.output_dir == "runs/quickstart-sweep/beta=0.1"
+    alone = train_command("quickstart", trials[1], 1)
     assert alone[:5] == [sys.executable, "-m", "grpox", "train", "quickstart"]
     assert alone[-2:] == ["--resume", "auto"]
-    assert "--nproc-per-node=2" in train_command("quickstart", children[1], 2)
+    assert "--nproc-per-node=2" in train_command("quickstart", trials[1], 2)
 
 
 def test_the_last_values_are_read_whatever_the_end_of_the_file(tmp_path: Path) -> None:
@@ -217,7 +216,7 @@ from grpox.cli import sweep_run
 from grpox.cli.app import app
 from grpox.cli.errors import run_command
 waits = open(sys.argv[1]).read()
-sweep_run.train_command = lambda run, child, ranks: [sys.executable, "-c", waits, str(child.folder)]
+sweep_run.train_command = lambda run, trial, ranks: [sys.executable, "-c", waits, str(trial.folder)]
 arguments = ["sweep", "quickstart", "tracking={}", "--seeds", "0,1", "--dir", sys.argv[2], "--parallel", "2"]
 sys.exit(run_command(lambda given: app(given, standalone_mode=False), arguments))
 """
