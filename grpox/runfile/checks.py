@@ -106,7 +106,8 @@ def missing_plugins(context: CheckContext) -> Iterator[Problem]:
 
     for position, requirement in enumerate(context.config.plugins.required):
         place = join("plugins.required", position)
-        if reason := unmet(requirement):
+        reason, _ = unmet(requirement)
+        if reason:
             yield Problem(reason, place, given=requirement)
             continue
         name = canonical_name(Requirement(requirement).name)

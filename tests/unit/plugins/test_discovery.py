@@ -38,7 +38,9 @@ def test_an_offer_says_where_it_comes_from(make_distribution):
     plugins = discover()
     (offer,) = offers(plugins, "grpox-foo")
     assert (offer.kind, offer.spec.name, offer.version, offer.status) == ("loss", "foo", "2.5", "ok")
-    assert records(plugins, "grpox-foo") == [PluginRecord("plugin", "grpox_foo", "grpox-foo", "2.5")]
+    assert records(plugins, "grpox-foo") == [
+        PluginRecord("plugin", "grpox_foo", distribution="grpox-foo", version="2.5")
+    ]
 
 
 @pytest.mark.parametrize(
