@@ -1,4 +1,4 @@
-"""A sweep from its command to its table: runs as child processes, some at a time, none left behind."""
+"""The runs of a sweep as child processes, some at a time, none left behind; and the table of their results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from filelock import FileLock, Timeout
 from rich.table import Table
 from rich.text import Text
 
-from grpox.cli.sweep_grid import SEED, Grid, Trial, plan_trials, read_grid
+from grpox.cli.sweep_grid import SEED, Grid, Trial
 from grpox.contracts import SweepContext, SweepResults, SweptRun
-from grpox.errors import ConfigError, RunFailed, nearest
+from grpox.errors import RunFailed, nearest
 from grpox.errors.console import Console, folding_table
 from grpox.errors.formatting import duration, pluralize
 from grpox.errors.redaction import redact
@@ -30,7 +30,7 @@ from grpox.observing.observers import Observers
 from grpox.observing.record_files import MetricsLine
 from grpox.policy.memory_plan.fit import gpus_here
 from grpox.runfile.load import load_run
-from grpox.runtime import launch, workers
+from grpox.runtime import workers
 from grpox.runtime.files import open_regular, write_atomically
 
 POLL = 0.2
@@ -188,31 +188,6 @@ class Sweep:
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def prepare(
-    run: str,
-    arguments: Sequence[str],
-    seeds: str | None,
-    folder: Path | None,
-    ranks: int,
-    metric: str | None,
-    lowest: bool,
-) -> Sweep:
-    """Read the grid and check every run of it.
-
-    Raises:
-        ConfigError: the grid or a run is wrong (lists every problem), or this process is one of several ranks.
-    """
-    if launch.world_size() > 1:
-        what = "must be started as one process: it starts the processes of its runs"
-        raise ConfigError(what, "grpox sweep", allowed="no launcher; --nproc-per-node P for P ranks per run")
-    grid = read_grid(arguments, seeds)
-    folder, trials = plan_trials(run, grid, folder, ranks)
-    config = trials[0].config
-    if metric is None and config.checkpoint.best is not None:
-        metric, lowest = config.checkpoint.best, lowest or config.checkpoint.best_is in ("lowest", "min")
-    return Sweep(run, grid, folder, trials, ranks, metric or config.main_metric, lowest)
 
 
 def train_command(run: str, trial: Trial, ranks: int) -> list[str]:
