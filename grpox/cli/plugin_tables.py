@@ -107,8 +107,8 @@ def as_table(listed: Iterable[Columns], why: bool = False) -> Table:
     for row in listed:
         text = Text(f"{row['name']}  {row['distribution']} {row['version']}  ")
         text.append(row["status"], STYLES.get(row["status"], "red"))
-        told = f"{row['why']}\n-> {row['remedy']}" if why else f"{row['reason'] or row['summary']}".rstrip()
-        table.add_row(row["kind"], text.append(f"\n{told}" if told else ""))
+        message = f"{row['why']}\n-> {row['remedy']}" if why else f"{row['reason'] or row['summary']}".rstrip()
+        table.add_row(row["kind"], text.append(f"\n{message}" if message else ""))
     return table
 
 

@@ -64,25 +64,26 @@ def new_plugin(
       grpox plugins new mine --kind loss
       grpox plugins new grpox-mine --kind reward --folder ~/plugins
     """
-    from grpox.plugins.scaffold.make import make, names_of
+    from grpox.plugins.scaffold.make import make, values_of
 
-    names = names_of(name, kind)
-    files = make(names, folder, discovered(), force)
-    place, test = folder / names.distribution, names.component.replace("-", "_")
-    notes = {path.format(module=names.module, kind=names.kind, test=test): note for path, note in NOTES.items()}
+    values = values_of(name, kind)
+    files = make(values, folder, discovered(), force)
+    place, component = folder / values["distribution"], values["component"]
+    test = component.replace("-", "_")
+    notes = {path.format(**values, test=test): note for path, note in NOTES.items()}
     width = max(map(len, notes))
     others = "and " + ", ".join(path for path in files if path not in notes)
     lines = [
-        f"{place}: {names.kind} '{names.component}', as its own distribution",
+        f"{place}: {values['kind']} '{component}', as its own distribution",
         "",
         *(f"  {path:<{width}}  {note}" for path, note in notes.items()),
         textwrap.fill(others, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False),
         "",
         "Next:",
         f"  pip install -e {shlex.quote(f'{place}[dev]')}",
-        f"  grpox plugins check {names.component}",
+        f"  grpox plugins check {component}",
         f"  pytest {shlex.quote(str(place))}",
-        f"  {names.train_command}",
+        f"  {values['train']}",
     ]
     typer.echo("\n".join(lines))
 

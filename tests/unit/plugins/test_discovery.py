@@ -156,15 +156,6 @@ def test_an_optional_hook_of_a_later_grpox_is_no_misspelling(make_distribution):
     assert only_record("grpox-ahead").status == "ok"
 
 
-def test_two_distributions_may_have_one_entry_point_and_offer_one_name(make_distribution):
-    make_distribution("grpox-one", loss("same"), entry_points={"losses": "grpox_one"})
-    make_distribution("grpox-two", loss("same"), entry_points={"losses": "grpox_two"})
-    plugins = discover()
-    assert [records(plugins, name)[0].status for name in ("grpox-one", "grpox-two")] == ["ok", "ok"]
-    same = {offer.qualified_name for offer in plugins.offers if offer.spec.name == "same"}
-    assert same == {"grpox-one:same", "grpox-two:same"}
-
-
 def test_the_lifecycle_hooks_of_a_module_that_two_distributions_ship_are_called_once(make_distribution):
     source = loss("same") + "@hookimpl\ndef grpox_run_finished(run, summary): ...\n"
     make_distribution("grpox-one", source)
