@@ -119,9 +119,9 @@ class Registry:
         try:
             target: Any = bound.load()
             if inspect.isclass(target):
-                component: Any = None
+                component: Any = target
                 if not (problem := contract_problem(bound.kind, target)):
-                    component = target() if bound.config is None else target(bound.config)
+                    component = component() if bound.config is None else component(bound.config)
                     problem = declaration_problem(bound.kind, component)
                 if problem:
                     raise ConfigError(f"{bound} {problem}", given=repr(target))
