@@ -43,7 +43,7 @@ def rows(plugins: PluginSet, kind: str | None = None) -> list[Columns]:
     listed = []
     for offer in plugins.offers:
         row = _row(offer.kind, offer.spec.name, offer, offer.spec.summary)
-        same = plugins.offers_called(offer.spec.name, offer.kind)
+        same = plugins.offers_called(f"{offer.kind}/{offer.spec.name}")
         listed.append(row if len(same) == 1 else row | _clash(offer, same))
     listed.sort(key=lambda row: (ROW_KINDS.index(row["kind"]), row["name"], row["distribution"]))
     for each in sorted(plugins.commands, key=lambda each: each.spec.name):
@@ -116,14 +116,8 @@ def as_table(listed: Iterable[Columns], why: bool = False) -> Table:
 
 
 def select(plugins: PluginSet, name: str) -> list[Offer]:
-    """Find all components that match ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME``.
-
-    Raises:
-        ConfigError: no component matches.
-    """
-    kind, _, rest = name.rpartition("/")
-    distribution, _, bare = rest.rpartition(":")
-    if offers := plugins.offers_called(bare, kind, distribution):
+    """Find the components that a name on the command line stands for, or raise ConfigError if none does."""
+    if offers := plugins.offers_called(name):
         return offers
     known = {
         f"{prefix}{spelling}"

@@ -28,33 +28,15 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Grid:
-    """Axes that differ between the runs of a sweep, and overrides that all runs share."""
+    """Settings of the runs of a sweep."""
 
-    parts: tuple[tuple[str, tuple[str, ...]], ...]
-    """Key and values of each axis as YAML; a shared override ``key=value`` has no key. A later part wins."""
-
-    @property
-    def axes(self) -> dict[str, tuple[str, ...]]:
-        """Key -> values."""
-        return {key: values for key, values in self.parts if key}
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Key -> name in tables and folders: its last part, or the whole key if two keys share that part.
-
-        ``rewards.0.weight`` is kept whole, as the reward matters.
-        """
-        short = {key: re.sub(r"^(?!.*\.\d).*\.", "", key) for key in self.axes}
-        counts = Counter(short.values())
-        return {key: name if counts[name] == 1 else key for key, name in short.items()}
-
-    def runs(self) -> Iterator[tuple[dict[str, str], list[str]]]:
-        """Yield the setting of every run, key -> value, and its overrides; the last axis changes fastest."""
-        keys = [key for key, _ in self.parts]
-        for values in itertools.product(*(values for _, values in self.parts)):
-            pairs = list(zip(keys, values, strict=True))
-            overrides = [f"{key}={value}" if key else value for key, value in pairs]
-            yield {key: value for key, value in pairs if key}, overrides
+    axes: Mapping[str, tuple[str, ...]]
+    """Key -> values as YAML, of each key that differs between runs."""
+    names: Mapping[str, str]
+    """Key of an axis -> name in tables and folders: its last part, or the whole key where two share it.
+    ``rewards.0.weight`` is kept whole, as the reward matters."""
+    runs: Sequence[tuple[Mapping[str, str], Sequence[str]]]
+    """Setting of each run, key -> value, and its overrides; the last axis changes fastest."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +68,30 @@ def read_grid(arguments: Sequence[str], seeds: str | None) -> Grid:
     Raises:
         ConfigError: no key has several values, a key has a value twice, or a key comes twice; lists all.
     """
-    parts: list[tuple[str, tuple[str, ...]]] = []
+    # Pairs of key and value, of which each run has one; an override of all runs, ``key=value``, has no key.
+    choices: list[list[tuple[str, str]]] = []
     for argument in arguments:
         key, _, text = argument.partition("=")
-        values = split_values(text)
-        parts.append((_normal(key), values) if key.strip() and len(values) > 1 else ("", (argument,)))
+        values = split_values(text) if key.strip() else ()
+        pairs = [(_normal(key), value) for value in values]
+        choices.append(pairs if len(pairs) > 1 else [("", argument)])
     if seeds is not None:
-        parts.append((SEED, split_values(seeds)))
-    grid = Grid(tuple(parts))
-    if problems := list(_problems(grid)):
+        choices.append([(SEED, value) for value in split_values(seeds)])
+    axes = {pairs[0][0]: tuple(value for _, value in pairs) for pairs in choices if pairs[0][0]}
+    keys = [key or _normal(text.partition("=")[0]) for (key, text), *_ in choices]
+    if problems := list(_problems(axes, keys)):
         raise ConfigError(problems)
-    return grid
+    short = {key: re.sub(r"^(?!.*\.\d).*\.", "", key) for key in axes}
+    counts = Counter(short.values())
+    names = {key: name if counts[name] == 1 else key for key, name in short.items()}
+    runs = [
+        (
+            {key: value for key, value in pairs if key},
+            [f"{key}={value}" if key else value for key, value in pairs],
+        )
+        for pairs in itertools.product(*choices)
+    ]
+    return Grid(axes, names, runs)
 
 
 def split_values(text: str) -> tuple[str, ...]:
@@ -123,13 +118,12 @@ def _normal(key: str) -> str:
     return re.sub(r"\[(\d+)\]", r".\1", key.strip())
 
 
-def _problems(grid: Grid) -> Iterator[Problem]:
-    if not grid.axes:
+def _problems(axes: Mapping[str, tuple[str, ...]], keys: Sequence[str]) -> Iterator[Problem]:
+    if not axes:
         what = "no key has several values, so there is nothing to sweep"
         allowed = "for example train.learning_rate=1e-6,1e-5, or --seeds 0,1,2"
         yield Problem(what, where=COMMAND_LINE, allowed=allowed)
-    keys = [key or _normal(values[0].partition("=")[0]) for key, values in grid.parts]
-    for key, values in grid.axes.items():
+    for key, values in axes.items():
         text, what, allowed = ",".join(values), "", ""
         if keys.count(key) > 1:
             also = ", or --seeds alone" if key == SEED else ""
@@ -172,9 +166,9 @@ def plan_trials(run: str, grid: Grid, folder: Path | None, world_size: int) -> t
     problems: dict[str, Problem] = {}
     trials: list[Trial] = []
     if folder is None:
-        first = load_run(run, next(grid.runs())[1], world_size).config
+        first = load_run(run, grid.runs[0][1], world_size).config
         folder = Path(f"{first.output_dir}-sweep")
-    for setting, of_setting in grid.runs():
+    for setting, of_setting in grid.runs:
         name = _name(grid, setting)
         output = json.dumps(str(folder / name), ensure_ascii=False)  # YAML reads it back unchanged
         overrides = (*of_setting, f"output_dir={output}")

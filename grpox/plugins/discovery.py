@@ -140,12 +140,14 @@ class PluginSet:
         self.commands += [OfferedCommand(spec, **origin, **_usable(spec)) for spec in commands]
         self.records.append(replace(record, observes=observes))
 
-    def offers_called(self, name: str, kind: str = "", distribution: str = "") -> list[Offer]:
-        """Find the components with this name, and with this kind and distribution if given."""
+    def offers_called(self, name: str) -> list[Offer]:
+        """Find the components that ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME`` stands for."""
+        kind, _, rest = name.rpartition("/")
+        distribution, _, bare = rest.rpartition(":")
         return [
             offer
             for offer in self.offers
-            if offer.spec.name == name
+            if offer.spec.name == bare
             and kind in ("", offer.kind)
             and canonical_name(distribution) in ("", canonical_name(offer.distribution))
         ]

@@ -48,14 +48,14 @@ class Registry:
         Raises:
             ConfigError: no plugin or more than one offers it, or the component cannot be used here.
         """
-        distribution, _, bare = name.rpartition(":")
-        offers = self.plugins.offers_called(bare, kind, distribution)
+        offers = self.plugins.offers_called(f"{kind}/{name}")
         if not offers:
             raise self._unknown(kind, name)
         if len(offers) > 1:
             allowed = " or ".join(sorted({offer.qualified_name for offer in offers}))
             origins = " and ".join(sorted(offer.origin for offer in offers))
-            raise ConfigError(f"{origins} offer {with_article(kind)} '{bare}'", given=name, allowed=allowed)
+            what = f"{origins} offer {with_article(kind)} '{offers[0].spec.name}'"
+            raise ConfigError(what, given=name, allowed=allowed)
         if offers[0].status != "ok":
             raise ConfigError(f"{offers[0]} cannot be used: {offers[0].reason}", given=name)
         return offers[0]

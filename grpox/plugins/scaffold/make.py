@@ -121,7 +121,7 @@ def make(values: Mapping[str, str], parent: Path, plugins: PluginSet, force: boo
 def _clashes(values: Mapping[str, str], plugins: PluginSet, force: bool) -> Iterator[Problem]:
     """Yield a problem for each name that is in use; with `force` the installed distribution is made anew."""
     kind, component, module = values["kind"], values["component"], values["module"]
-    for offer in plugins.offers_called(component, kind):
+    for offer in plugins.offers_called(f"{kind}/{component}"):
         if canonical_name(offer.distribution) != values["distribution"]:
             what = f"{offer.origin} already offers a {kind} '{component}'"
             allowed = f"another name: runs would have to say {values['distribution']}:{component}"

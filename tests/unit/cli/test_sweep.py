@@ -50,7 +50,7 @@ def test_commas_separate_values_but_within_quotes_and_brackets(text: str, values
 
 def test_the_grid_is_every_combination_the_last_axis_fastest() -> None:
     grid = read_grid(["train.learning_rate=1e-6,1e-5", "train.max_steps=3", "loss=grpo,dapo"], "0,1")
-    runs = list(grid.runs())
+    runs = grid.runs
     assert len(runs) == 8
     assert [tuple(setting.values()) for setting, _ in runs[:3]] == [
         ("1e-6", "grpo", "0"), ("1e-6", "grpo", "1"), ("1e-6", "dapo", "0"),
@@ -61,7 +61,7 @@ def test_the_grid_is_every_combination_the_last_axis_fastest() -> None:
 
 def test_an_override_keeps_its_place_by_which_a_later_one_wins() -> None:
     grid = read_grid(["loss=grpo,dapo", "loss.clip_high=0.3"], None)
-    assert list(grid.runs())[1][1] == ["loss=dapo", "loss.clip_high=0.3"]
+    assert grid.runs[1][1] == ["loss=dapo", "loss.clip_high=0.3"]
 
 
 def test_a_key_is_told_by_its_last_part_where_that_is_enough() -> None:
@@ -95,7 +95,7 @@ def test_what_makes_no_grid_is_told(arguments: list[str], seeds: str | None, key
 
 
 def test_one_seed_is_an_axis_of_one_run() -> None:
-    assert list(read_grid([], "7").runs()) == [({"train.seed": "7"}, ["train.seed=7"])]
+    assert read_grid([], "7").runs == [({"train.seed": "7"}, ["train.seed=7"])]
 
 
 # -- Its runs -----------------------------------------------------------------------------------------
