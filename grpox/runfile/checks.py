@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -95,9 +95,6 @@ class CheckContext:
         """Name the installed components of a kind that provide a capability."""
         offers = (offer for offer in self.plugins.offers if offer.kind == kind)
         return [offer.spec.name for offer in offers if capability in offer.spec.provides]
-
-
-Check = Callable[[CheckContext], Iterable[Problem]]
 
 
 def missing_plugins(context: CheckContext) -> Iterator[Problem]:
