@@ -8,7 +8,7 @@ record of one plugin, with its origin, and affects only runs that select the plu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import metadata
@@ -33,7 +33,7 @@ Status = Literal["ok", "broken", "disabled", "incompatible", "unavailable"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Brought:
+class _Contribution:
     """Something that a distribution brings, and its usability here."""
 
     distribution: str
@@ -51,7 +51,7 @@ class _Brought:
 
 
 @dataclass(frozen=True)
-class PluginRecord(_Brought):
+class PluginRecord(_Contribution):
     """One entry point: its origin and its load status."""
 
     entry_point: str
@@ -72,7 +72,7 @@ class PluginRecord(_Brought):
 
 
 @dataclass(frozen=True)
-class Offer(_Brought):
+class Offer(_Contribution):
     """One component of a plugin."""
 
     kind: str
@@ -90,7 +90,7 @@ class Offer(_Brought):
 
 
 @dataclass(frozen=True)
-class OfferedCommand(_Brought):
+class OfferedCommand(_Contribution):
     """One command of a plugin."""
 
     spec: CommandSpec
@@ -193,13 +193,21 @@ def discover(disable: Iterable[str] = ()) -> PluginSet:
     given = {name.strip(): DISABLE_VARIABLE for name in named if name.strip()}
     given |= dict.fromkeys(disable, "the plugins.disable list")
     disabled = {canonical_name(name): by for name, by in given.items()}
-    plugins = PluginSet()
-    for entry_point, record in _entry_points():
-        by = disabled.get(canonical_name(record.distribution))
-        if by is None:
+    plugins, seen = PluginSet(), set()
+    for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        # A folder without METADATA has neither name nor version.
+        name, version = _name_and_version(entry_point.dist) if entry_point.dist else UNNAMED
+        # `importlib.metadata` skips a distribution whose folder name came earlier on `sys.path`, and does not
+        # notice that ``~rpox-0.1.dist-info``, left by an interrupted pip, is also grpox.
+        identity = (canonical_name(name), entry_point.value)
+        if identity in seen:
+            continue
+        seen.add(identity)
+        record = PluginRecord(entry_point.name, entry_point.value, distribution=name, version=version)
+        if (by := disabled.get(canonical_name(name))) is None:
             plugins.add(entry_point, record)
         else:
-            remedy = f"remove {record.distribution} from {by}"
+            remedy = f"remove {name} from {by}"
             plugins.records.append(replace(record, status="disabled", reason=f"by {by}", remedy=remedy))
     known = sorted({canonical_name(record.distribution) for record in plugins.records})
     for name, by in given.items():
@@ -208,23 +216,6 @@ def discover(disable: Iterable[str] = ()) -> PluginSet:
             what = f"{by} names {name!r}, but no installed distribution of that name has a plugin"
             plugins.warnings.append(what + (f"; did you mean {near}?" if near else ""))
     return plugins
-
-
-def _entry_points() -> Iterator[tuple[metadata.EntryPoint, PluginRecord]]:
-    """Yield every entry point of the group, with a record of its origin.
-
-    `importlib.metadata` skips a distribution whose folder name came earlier on `sys.path`. It does not notice
-    that ``~rpox-0.1.dist-info``, left by an interrupted pip, is also grpox; `seen` catches this.
-    """
-    seen = set()
-    for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        # A folder without METADATA has neither name nor version.
-        name, version = _name_and_version(entry_point.dist) if entry_point.dist else UNNAMED
-        identity = (canonical_name(name), entry_point.value)
-        if identity not in seen:
-            seen.add(identity)
-            about = (entry_point.name, entry_point.value)
-            yield entry_point, PluginRecord(*about, distribution=name, version=version)
 
 
 @lru_cache(maxsize=1024)
