@@ -32,7 +32,7 @@ FREE = ("output_dir", "logging", "record", "alarms", "checkpoint", "tracking", "
 DTYPE, LONGEST, CHAT_DATE = "model.dtype", "model.longest_sequence", "model.chat_date"
 MICRO_BATCH = "train.max_tokens_per_micro_batch"
 AUTOMATIC = DTYPE, LONGEST, MICRO_BATCH, CHAT_DATE
-"""Keys whose value ``auto`` a run replaces by what it means on its device, or on its day."""
+"""Keys whose value ``auto`` a run replaces by a value for its device, or by its date."""
 FREE_KEYS = ("train.on_nonfinite", "train.max_skips_in_a_row", "evaluation.early_stop")
 """Keys that users change so that a stopped run can continue."""
 
