@@ -79,14 +79,14 @@ def load(spec: CommandSpec) -> Any:
 
 def load_offered(command: OfferedCommand) -> Any:
     """Import a plugin's command, or raise ConfigError. Without a requirement it shows its help and refuses."""
-    name, lacks = command.spec.name, command.lacks
+    name = command.spec.name
 
     def refuse(*_: object) -> None:
-        raise ConfigError(f"grpox {name} {lacks}")
+        raise ConfigError(f"grpox {name} {command.reason}")
 
     try:
         loaded = load(command.spec)
-        if lacks:
+        if command.status != "ok":
             loaded.invoke = refuse
         return loaded
     except GrpoxError:

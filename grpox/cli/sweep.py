@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from grpox.cli.arguments import LogLevel, follow_log_options
+from grpox.errors import ConfigError
+from grpox.runtime import launch
 
 
 def sweep(
@@ -73,11 +75,20 @@ def sweep(
       grpox sweep run.yaml 'loss={name: dapo, clip_high: 0.3},grpo'
       grpox sweep run.yaml --seeds 0,1,2 --parallel 3 --metric reward
     """
-    from grpox.cli.sweep_run import prepare
+    from grpox.cli.sweep_grid import plan_trials, read_grid
+    from grpox.cli.sweep_run import Sweep
 
     follow_log_options(log_level)
-    prepared = prepare(run, overrides or (), seeds, folder, nproc_per_node, metric, lowest)
+    if launch.world_size() > 1:
+        what = "must be started as one process: it starts the processes of its runs"
+        raise ConfigError(what, "grpox sweep", allowed="no launcher; --nproc-per-node P for P ranks per run")
+    grid = read_grid(overrides or (), seeds)
+    folder, trials = plan_trials(run, grid, folder, nproc_per_node)
+    config = trials[0].config
+    if metric is None and config.checkpoint.best is not None:
+        metric, lowest = config.checkpoint.best, lowest or config.checkpoint.best_is in ("lowest", "min")
+    planned = Sweep(run, grid, folder, trials, nproc_per_node, metric or config.main_metric, lowest)
     if dry_run:
-        prepared.show()
+        planned.show()
     else:
-        prepared.run_all(parallel)
+        planned.run_all(parallel)

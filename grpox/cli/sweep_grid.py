@@ -22,43 +22,25 @@ from grpox.runfile.yaml_lines import read_yaml
 from grpox.runtime.files import read_mapping
 
 SEED = "train.seed"
-OUTPUT = "output_dir"
 LONGEST_NAME = 100
 """Longest name of a run's folder in characters; file systems allow 255 bytes."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Axes that differ between the runs of a sweep, and overrides that all runs share."""
+    """Settings of the runs of a sweep."""
 
-    parts: tuple[tuple[str, tuple[str, ...]], ...]
-    """Key and values of each axis as YAML; a shared override ``key=value`` has no key. A later part wins."""
-
-    @property
-    def axes(self) -> dict[str, tuple[str, ...]]:
-        """Key -> values."""
-        return {key: values for key, values in self.parts if key}
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Key -> name in tables and folders: its last part, or the whole key if two keys share that part.
-
-        ``rewards.0.weight`` is kept whole, as the reward matters.
-        """
-        short = {key: re.sub(r"^(?!.*\.\d).*\.", "", key) for key in self.axes}
-        counts = Counter(short.values())
-        return {key: name if counts[name] == 1 else key for key, name in short.items()}
-
-    def runs(self) -> Iterator[tuple[dict[str, str], list[str]]]:
-        """Yield the setting of every run, key -> value, and its overrides; the last axis changes fastest."""
-        for values in itertools.product(*(values for _, values in self.parts)):
-            pairs = [(key, value) for (key, _), value in zip(self.parts, values, strict=True)]
-            setting = {key: value for key, value in pairs if key}
-            yield setting, [f"{key}={value}" if key else value for key, value in pairs]
+    axes: Mapping[str, tuple[str, ...]]
+    """Key -> values as YAML, of each key that differs between runs."""
+    names: Mapping[str, str]
+    """Key of an axis -> name in tables and folders: its last part, or the whole key where two share it.
+    ``rewards.0.weight`` is kept whole, as the reward matters."""
+    runs: Sequence[tuple[Mapping[str, str], Sequence[str]]]
+    """Setting of each run, key -> value, and its overrides; the last axis changes fastest."""
 
 
 @dataclass(frozen=True)
-class Child:
+class Trial:
     """One run of a sweep."""
 
     name: str
@@ -86,17 +68,30 @@ def read_grid(arguments: Sequence[str], seeds: str | None) -> Grid:
     Raises:
         ConfigError: no key has several values, a key has a value twice, or a key comes twice; lists all.
     """
-    parts: list[tuple[str, tuple[str, ...]]] = []
+    # Pairs of key and value, of which each run has one; an override of all runs, ``key=value``, has no key.
+    choices: list[list[tuple[str, str]]] = []
     for argument in arguments:
         key, _, text = argument.partition("=")
-        values = split_values(text)
-        parts.append((_normal(key), values) if key.strip() and len(values) > 1 else ("", (argument,)))
+        values = split_values(text) if key.strip() else ()
+        pairs = [(_normal(key), value) for value in values]
+        choices.append(pairs if len(pairs) > 1 else [("", argument)])
     if seeds is not None:
-        parts.append((SEED, split_values(seeds)))
-    grid = Grid(tuple(parts))
-    if problems := list(_problems(grid)):
+        choices.append([(SEED, value) for value in split_values(seeds)])
+    axes = {pairs[0][0]: tuple(value for _, value in pairs) for pairs in choices if pairs[0][0]}
+    keys = [key or _normal(text.partition("=")[0]) for (key, text), *_ in choices]
+    if problems := list(_problems(axes, keys)):
         raise ConfigError(problems)
-    return grid
+    short = {key: re.sub(r"^(?!.*\.\d).*\.", "", key) for key in axes}
+    counts = Counter(short.values())
+    names = {key: name if counts[name] == 1 else key for key, name in short.items()}
+    runs = [
+        (
+            {key: value for key, value in pairs if key},
+            [f"{key}={value}" if key else value for key, value in pairs],
+        )
+        for pairs in itertools.product(*choices)
+    ]
+    return Grid(axes, names, runs)
 
 
 def split_values(text: str) -> tuple[str, ...]:
@@ -110,13 +105,11 @@ def split_values(text: str) -> tuple[str, ...]:
             quote = "" if character == quote else quote
         elif character in "'\"" and values[-1].rstrip()[-1:] in ("", *"[{,:"):  # not within a word: don't
             quote = character
-        elif character in "[{":
-            depth += 1
-        elif character in "]}":
-            depth -= 1
         elif character == "," and depth <= 0:
             values.append("")
             continue
+        else:
+            depth += (character in "[{") - (character in "]}")
         values[-1] += character
     return tuple(value.strip() for value in values)
 
@@ -125,29 +118,28 @@ def _normal(key: str) -> str:
     return re.sub(r"\[(\d+)\]", r".\1", key.strip())
 
 
-def _problems(grid: Grid) -> Iterator[Problem]:
-    if not grid.axes:
+def _problems(axes: Mapping[str, tuple[str, ...]], keys: Sequence[str]) -> Iterator[Problem]:
+    if not axes:
         what = "no key has several values, so there is nothing to sweep"
         allowed = "for example train.learning_rate=1e-6,1e-5, or --seeds 0,1,2"
         yield Problem(what, where=COMMAND_LINE, allowed=allowed)
-    keys = [key or _normal(values[0].partition("=")[0]) for key, values in grid.parts]
-    for key in grid.axes:
+    for key, values in axes.items():
+        text, what, allowed = ",".join(values), "", ""
         if keys.count(key) > 1:
             also = ", or --seeds alone" if key == SEED else ""
             yield Problem("is given twice", key, COMMAND_LINE, allowed=f"{key}=VALUE,VALUE,... once{also}")
-    for key, values in grid.axes.items():
-        text = ",".join(values)
-        if key == OUTPUT:
-            what = "cannot be swept: every run has its own folder within the sweep's folder"
-            yield Problem(what, key, COMMAND_LINE, allowed="--dir DIR, or one output_dir")
+        if key == "output_dir":
+            what, text = "cannot be swept: every run has its own folder within the sweep's folder", ""
+            allowed = "--dir DIR, or one output_dir"
         elif names_a_secret(key) or any(redact(value) != value for value in values):
-            what = "a secret cannot be swept, because the values name the runs' folders"
-            yield Problem(what, key, COMMAND_LINE, allowed=f"{key} in the run file")
+            what, text = "a secret cannot be swept, because the values name the runs' folders", ""
+            allowed = f"{key} in the run file"
         elif "" in values:
-            what = "a value between the commas is empty"
-            yield Problem(what, key, COMMAND_LINE, text, 'a value; an empty text is ""')
+            what, allowed = "a value between the commas is empty", 'a value; an empty text is ""'
         elif any(_read(key, one) == _read(key, other) for one, other in itertools.combinations(values, 2)):
-            yield Problem("has the same value twice", key, COMMAND_LINE, text)
+            what = "has the same value twice"
+        if what:
+            yield Problem(what, key, COMMAND_LINE, text, allowed)
 
 
 def _read(key: str, text: str) -> object:
@@ -158,7 +150,7 @@ def _read(key: str, text: str) -> object:
         return text
 
 
-def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) -> tuple[Path, list[Child]]:
+def plan_trials(run: str, grid: Grid, folder: Path | None, world_size: int) -> tuple[Path, list[Trial]]:
     """Name the runs of a sweep, and check each one like `grpox validate`.
 
     Args:
@@ -172,22 +164,22 @@ def plan_children(run: str, grid: Grid, folder: Path | None, world_size: int) ->
         ConfigError: lists the problems of all runs, each once.
     """
     problems: dict[str, Problem] = {}
-    children: list[Child] = []
+    trials: list[Trial] = []
     if folder is None:
-        first = load_run(run, next(grid.runs())[1], world_size).config
+        first = load_run(run, grid.runs[0][1], world_size).config
         folder = Path(f"{first.output_dir}-sweep")
-    for setting, of_setting in grid.runs():
+    for setting, of_setting in grid.runs:
         name = _name(grid, setting)
         output = json.dumps(str(folder / name), ensure_ascii=False)  # YAML reads it back unchanged
         overrides = (*of_setting, f"output_dir={output}")
         try:
             config = load_run(run, overrides, world_size).config
-            children.append(Child(name, setting, overrides, folder / name, config))
+            trials.append(Trial(name, setting, overrides, folder / name, config))
         except ConfigError as error:
             problems |= {str(problem): problem for problem in error.problems}
     if problems:
         raise ConfigError(list(problems.values()))
-    return folder, children
+    return folder, trials
 
 
 def _name(grid: Grid, setting: Mapping[str, str]) -> str:

@@ -46,7 +46,7 @@ def bind_object(kind: str, target: Any, params: Mapping[str, Any], key: str, lab
     """Bind a class or function that no plugin offers, from a file or from Python.
 
     A class may define its parameters as a nested pydantic model `Config`, and its capabilities as class
-    attributes `needs` and `provides`. An environment also provides what the methods that it has stand for.
+    attributes `needs` and `provides`. An environment also provides the capabilities of its methods.
 
     Raises:
         ConfigError: the object is not a component of this kind, the parameters are wrong, or `Config` is not a
@@ -83,7 +83,7 @@ METHODS = {
 subclass of `grpox.environments.Environment`, which has them all."""
 
 BUILD_ARGUMENTS = {"optimizer": {"parameters", "learning_rate"}, "scheduler": {"optimizer", "total_steps"}}
-"""Arguments of `build`, by which the two kinds that have it are told apart."""
+"""Arguments of `build` that tell the two kinds with this method apart."""
 
 
 def kind_of(target: Any) -> str:

@@ -1,4 +1,4 @@
-"""States of components as plain values, and hashes by which changes are seen. Torch need not be loaded."""
+"""States of components as plain values, and hashes that show changes. Torch need not be loaded."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _hash(value: Any, owner: type, large: int) -> str:
 
 
 def _content(value: Any, owner: type, large: int, entered: dict[int, Any]) -> Any:
-    """Return what is compared of a value, in parts with a `repr`; of other objects the name of their type.
+    """Return the compared parts of a value, each with a `repr`; for other objects the name of their type.
 
     Args:
         owner: class of the component; objects of other classes of its module are compared.

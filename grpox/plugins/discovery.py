@@ -8,17 +8,17 @@ record of one plugin, with its origin, and affects only runs that select the plu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib import metadata
-from typing import Literal
+from typing import Any, Literal
 
 import pluggy
 
-from grpox.errors import describe, nearest, redact
+from grpox.errors import Problem, describe, nearest, redact
 from grpox.plugins.hookspecs import API_VERSION, ENTRY_POINT_GROUP, KINDS, CommandSpec, ComponentSpec
-from grpox.plugins.loader import COMMANDS, check_hooks, new_manager, offered, watched
+from grpox.plugins.loader import COMMANDS, InvalidPlugin, check_hooks, new_manager, offered, watched
 from grpox.plugins.requirements import canonical_name, unmet
 from grpox.runtime.signals import raise_if_signal
 
@@ -29,15 +29,20 @@ DISABLE_VARIABLE = "GRPOX_DISABLE_PLUGINS"
 
 UNNAMED = ("(unnamed distribution)", "(no version)")
 
-PluginStatus = Literal["ok", "broken", "disabled"]
-OfferStatus = Literal["ok", "incompatible", "unavailable"]
+Status = Literal["ok", "broken", "disabled", "incompatible", "unavailable"]
 
 
-class _Brought:
-    """Base of records, components and commands: the distribution that they come from."""
+@dataclass(frozen=True, kw_only=True)
+class _Contribution:
+    """Something that a distribution brings, and its usability here."""
 
     distribution: str
     version: str
+    status: Status = "ok"
+    reason: str = ""
+    """Reason in one line if the status is not ok; for a broken plugin, the exception's type and message."""
+    remedy: str = ""
+    """Ways to make it usable, a line each."""
 
     @property
     def origin(self) -> str:
@@ -46,17 +51,12 @@ class _Brought:
 
 
 @dataclass(frozen=True)
-class PluginRecord(_Brought):
+class PluginRecord(_Contribution):
     """One entry point: its origin and its load status."""
 
     entry_point: str
     module: str
     """Value of the entry point: ``pkg.module`` or ``pkg.module:object``."""
-    distribution: str
-    version: str
-    status: PluginStatus = "ok"
-    reason: str = ""
-    """Reason in one line if the status is not ok; for a broken plugin, the exception's type and message."""
     error: BaseException | None = None
     """Exception of a broken plugin."""
     observes: tuple[str, ...] = ()
@@ -65,18 +65,18 @@ class PluginRecord(_Brought):
     def __str__(self) -> str:
         return f"plugin '{self.entry_point}' of {self.origin}"
 
+    @property
+    def suspicion(self) -> Problem:
+        """Remark that a plugin that did not load might offer what is missing."""
+        return Problem(f"{self} might offer it, but is {self.status}: {self.reason}")
+
 
 @dataclass(frozen=True)
-class Offer(_Brought):
-    """One component of a plugin, and its usability here."""
+class Offer(_Contribution):
+    """One component of a plugin."""
 
     kind: str
     spec: ComponentSpec
-    distribution: str
-    version: str
-    status: OfferStatus = "ok"
-    reason: str = ""
-    """Reason why the component cannot be used."""
     module: str = ""
     """Module of the plugin, as in its record."""
 
@@ -90,17 +90,10 @@ class Offer(_Brought):
 
 
 @dataclass(frozen=True)
-class OfferedCommand(_Brought):
+class OfferedCommand(_Contribution):
     """One command of a plugin."""
 
     spec: CommandSpec
-    distribution: str
-    version: str
-
-    @property
-    def lacks(self) -> str:
-        """Missing requirements; empty if all are met."""
-        return _lacking(self.spec)
 
 
 @dataclass
@@ -133,44 +126,53 @@ class PluginSet:
                 self.manager.register(plugin, f"{record.distribution}:{record.entry_point}")
         except BaseException as error:  # noqa: BLE001 - a plugin may raise anything, which is recorded
             raise_if_signal(error)
-            self.records.append(replace(record, status="broken", reason=redact(describe(error)), error=error))
+            cure = f'python -c "import {record.module.partition(":")[0]}" shows the whole traceback'
+            if isinstance(error, InvalidPlugin):
+                cure = "docs/plugin-api.md has the hooks and rules"
+            hide = f"{DISABLE_VARIABLE}={record.distribution} hides this message"
+            remedy, reason = f"if the plugin is yours: {cure}\n{hide}", redact(describe(error))
+            self.records.append(replace(record, status="broken", reason=reason, remedy=remedy, error=error))
             return
-        origin = (record.distribution, record.version)
-        self.offers += [Offer(kind, spec, *origin, *_usable(spec), record.module) for kind, spec in components]
-        self.commands += [OfferedCommand(spec, *origin) for spec in commands]
+        origin: dict[str, Any] = {"distribution": record.distribution, "version": record.version}
+        for kind, spec in components:
+            usable = _usable(spec, record.distribution, spec.api)
+            self.offers.append(Offer(kind, spec, record.module, **origin, **usable))
+        self.commands += [OfferedCommand(spec, **origin, **_usable(spec)) for spec in commands]
         self.records.append(replace(record, observes=observes))
 
-    def offers_called(self, name: str, kind: str = "", distribution: str = "") -> list[Offer]:
-        """Find the components with this name, and with this kind and distribution if given."""
+    def offers_called(self, name: str) -> list[Offer]:
+        """Find the components that ``NAME``, ``kind/NAME``, ``dist:NAME`` or ``kind/dist:NAME`` stands for."""
+        kind, _, rest = name.rpartition("/")
+        distribution, _, bare = rest.rpartition(":")
         return [
             offer
             for offer in self.offers
-            if offer.spec.name == name
+            if offer.spec.name == bare
             and kind in ("", offer.kind)
             and canonical_name(distribution) in ("", canonical_name(offer.distribution))
         ]
 
-    def suspicions(self, distribution: str = "") -> dict[str, PluginRecord]:
-        """Map message -> plugin for each plugin that did not load and might offer the missing component."""
-        return {
-            f"{record} might offer it, but is {record.status}: {record.reason}": record
+    def suspects(self, distribution: str = "") -> list[PluginRecord]:
+        """List the plugins that did not load, and so might offer a missing component."""
+        return [
+            record
             for record in self.records
             if record.status != "ok"
             and canonical_name(distribution) in ("", canonical_name(record.distribution))
-        }
+        ]
 
 
-def _usable(spec: ComponentSpec) -> tuple[OfferStatus, str]:
-    """Return the status of a component here, and the reason if it cannot be used."""
-    if spec.api != API_VERSION:
-        has = f"written for plugin API {spec.api}, but this grpox has {API_VERSION}"
-        return "incompatible", f"{has}: upgrade {'grpox' if spec.api > API_VERSION else 'the plugin'}"
-    lacks = _lacking(spec)
-    return ("unavailable", lacks) if lacks else ("ok", "")
-
-
-def _lacking(spec: ComponentSpec | CommandSpec) -> str:
-    return "; ".join(reason for requirement in spec.requires if (reason := unmet(requirement, spec.install)))
+def _usable(
+    spec: ComponentSpec | CommandSpec, distribution: str = "", api: int = API_VERSION
+) -> dict[str, Any]:
+    """Return status, reason and remedy of a component or command here; empty if it is usable."""
+    if api != API_VERSION:
+        has = f"written for plugin API {api}, but this grpox has {API_VERSION}"
+        reason = f"{has}: upgrade {'grpox' if api > API_VERSION else 'the plugin'}"
+        remedy = f"pip install --upgrade {'grpox' if api > API_VERSION else distribution}"
+        return {"status": "incompatible", "reason": reason, "remedy": remedy}
+    reason, remedy = unmet(*spec.requires, install=spec.install)
+    return {"status": "unavailable", "reason": reason, "remedy": remedy} if reason else {}
 
 
 def discover(disable: Iterable[str] = ()) -> PluginSet:
@@ -191,13 +193,22 @@ def discover(disable: Iterable[str] = ()) -> PluginSet:
     given = {name.strip(): DISABLE_VARIABLE for name in named if name.strip()}
     given |= dict.fromkeys(disable, "the plugins.disable list")
     disabled = {canonical_name(name): by for name, by in given.items()}
-    plugins = PluginSet()
-    for entry_point, record in _entry_points():
-        by = disabled.get(canonical_name(record.distribution))
-        if by is None:
+    plugins, seen = PluginSet(), set()
+    for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        # A folder without METADATA has neither name nor version.
+        name, version = _name_and_version(entry_point.dist) if entry_point.dist else UNNAMED
+        # `importlib.metadata` skips a distribution whose folder name came earlier on `sys.path`, and does not
+        # notice that ``~rpox-0.1.dist-info``, left by an interrupted pip, is also grpox.
+        identity = (canonical_name(name), entry_point.value)
+        if identity in seen:
+            continue
+        seen.add(identity)
+        record = PluginRecord(entry_point.name, entry_point.value, distribution=name, version=version)
+        if (by := disabled.get(canonical_name(name))) is None:
             plugins.add(entry_point, record)
         else:
-            plugins.records.append(replace(record, status="disabled", reason=f"by {by}"))
+            remedy = f"remove {name} from {by}"
+            plugins.records.append(replace(record, status="disabled", reason=f"by {by}", remedy=remedy))
     known = sorted({canonical_name(record.distribution) for record in plugins.records})
     for name, by in given.items():
         if canonical_name(name) not in known:
@@ -205,22 +216,6 @@ def discover(disable: Iterable[str] = ()) -> PluginSet:
             what = f"{by} names {name!r}, but no installed distribution of that name has a plugin"
             plugins.warnings.append(what + (f"; did you mean {near}?" if near else ""))
     return plugins
-
-
-def _entry_points() -> Iterator[tuple[metadata.EntryPoint, PluginRecord]]:
-    """Yield every entry point of the group, with a record of its origin.
-
-    `importlib.metadata` skips a distribution whose folder name came earlier on `sys.path`. It does not notice
-    that ``~rpox-0.1.dist-info``, left by an interrupted pip, is also grpox; `seen` catches this.
-    """
-    seen = set()
-    for entry_point in metadata.entry_points(group=ENTRY_POINT_GROUP):
-        # A folder without METADATA has neither name nor version.
-        name, version = _name_and_version(entry_point.dist) if entry_point.dist else UNNAMED
-        identity = (canonical_name(name), entry_point.value)
-        if identity not in seen:
-            seen.add(identity)
-            yield entry_point, PluginRecord(entry_point.name, entry_point.value, name, version)
 
 
 @lru_cache(maxsize=1024)

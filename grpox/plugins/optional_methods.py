@@ -14,17 +14,17 @@ REDUCTIONS = get_args(StatisticReduction)
 
 
 def has_method(component: object, name: str) -> bool:
-    """Tell whether a component has an optional method."""
+    """Return True if a component has an optional method."""
     return callable(getattr(component, name, None))
 
 
 def has_state(component: object) -> bool:
-    """Tell whether checkpoints save the state of a component."""
+    """Return True if checkpoints save the state of a component."""
     return not is_stateless(component) and all(has_method(component, name) for name in STATE)
 
 
 def is_stateless(component: object) -> bool:
-    """Tell whether a component declares that it has no state."""
+    """Return True if a component declares that it has no state."""
     return getattr(component, "stateless", False) is True
 
 

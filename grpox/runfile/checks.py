@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,16 +97,14 @@ class CheckContext:
         return [offer.spec.name for offer in offers if capability in offer.spec.provides]
 
 
-Check = Callable[[CheckContext], Iterable[Problem]]
-
-
 def missing_plugins(context: CheckContext) -> Iterator[Problem]:
     """Find entries of ``plugins.required``, such as ``grpox-foo>=1.2``, that no loaded plugin meets."""
     from packaging.requirements import Requirement
 
     for position, requirement in enumerate(context.config.plugins.required):
         place = join("plugins.required", position)
-        if reason := unmet(requirement):
+        reason, _ = unmet(requirement)
+        if reason:
             yield Problem(reason, place, given=requirement)
             continue
         name = canonical_name(Requirement(requirement).name)

@@ -207,7 +207,7 @@ def _missing(bound: BoundComponent, function: Any, columns: tuple[str, ...]) -> 
 
 
 def build_problems(bound: BoundComponent, target: type) -> Iterator[Problem]:
-    """Find out whether a class needs other arguments than its parameters to be built."""
+    """Find the problem of a class that needs other arguments than its parameters to be built."""
     try:
         inspect.signature(target).bind(*(() if bound.config is None else (bound.config,)))
     except TypeError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.runfile import checks
-from grpox.runfile.checks import Check, CheckContext
+from grpox.runfile.checks import CheckContext
 from grpox.runfile.component_checks import environment_problems, reward_problems
 from grpox.runfile.deepspeed_settings import deepspeed_problems
 from grpox.runfile.evaluation import evaluation_problems
@@ -56,7 +56,7 @@ from grpox.runfile.slots import mentions, selected, tracking_problems
 from grpox.runfile.yaml_lines import LONGEST, read_text, read_yaml
 from grpox.runtime import launch
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[Callable[[CheckContext], Iterable[Problem]], ...] = (
     checks.refused_by_components,
     checks.missing_plugins,
     lambda context: schedule_problems(context.config.train),

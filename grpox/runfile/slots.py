@@ -29,7 +29,7 @@ SLOTS = {
 REFERENCES: Mapping[str, type[ComponentRef]] = {"reward": RewardRef, "environment": EnvironmentRef}
 """Component kind -> the model of its references, of kinds whose slots have keys of their own."""
 LISTED = re.compile(r"(evaluation\.)?rewards\[\d+\]|environment(\[\d+\])?")
-"""Slots of kinds of which a run may have several components."""
+"""Slots of the kinds that a run may select several times."""
 
 
 def is_slot(key: str) -> bool:

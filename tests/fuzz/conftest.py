@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fuzz_case import make_shared
@@ -14,9 +16,9 @@ from grpox.plugins import discovery
 @pytest.fixture(scope="module", autouse=True)
 def _entry_points_once() -> Iterator[None]:
     """Read the entry points of the environment once: no case changes them."""
-    found = list(discovery._entry_points())
+    found = metadata.entry_points(group=discovery.ENTRY_POINT_GROUP)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(discovery, "_entry_points", lambda: iter(found))
+        patch.setattr(discovery, "metadata", SimpleNamespace(entry_points=lambda group: found))
         yield
 
 

@@ -7,8 +7,7 @@ and COMPONENT are replaced, ``dot-`` becomes a dot and ``.tmpl`` falls away; its
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from importlib import resources, util
 from pathlib import Path, PurePath
 from string import Template
@@ -43,39 +42,13 @@ PREFIX = "grpox-"
 _VALID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # PEP 508
 
 
-@dataclass(frozen=True)
-class Names:
-    """Names of the parts of a new plugin."""
+def values_of(given: str, kind: str) -> dict[str, str]:
+    """Derive the values of the templates from a name; ``mine``, ``grpox-mine`` and ``Grpox_Mine`` are one.
 
-    kind: str
-    distribution: str
-    """Name for pip, and of the folder: ``grpox-mine``."""
-    component: str
-    """Name in a run file: ``mine``."""
-
-    @property
-    def module(self) -> str:
-        """Name for Python's import: ``grpox_mine``."""
-        return self.distribution.replace("-", "_")
-
-    @property
-    def class_name(self) -> str:
-        """Name of the class: ``MineLoss``; ``Loss3Point`` for ``3-point``, as it may not begin with a digit."""
-        words = "".join(part.capitalize() for part in self.component.split("-"))
-        kind = self.kind.capitalize()
-        if words[0].isdigit():
-            return kind + words
-        return words if words.endswith(kind) else words + kind
-
-    @property
-    def train_command(self) -> str:
-        """The command that trains the quickstart with the component."""
-        overrides = TRAIN.get(self.kind, f"{self.kind}={{}}")
-        return f"grpox train quickstart {overrides.format(self.component)}"
-
-
-def names_of(given: str, kind: str) -> Names:
-    """Derive all names from one: ``mine``, ``grpox-mine`` and ``Grpox_Mine`` mean the same.
+    Returns:
+        variable of the templates -> text; among them ``distribution``, the name for pip and of the folder
+        (``grpox-mine``), ``component``, the name in a run file (``mine``), ``module`` (``grpox_mine``), and
+        ``train``, the command that trains the quickstart with the component.
 
     Raises:
         ConfigError: it is no name of a distribution, it is grpox's own, or the kind does not exist.
@@ -95,29 +68,46 @@ def names_of(given: str, kind: str) -> Names:
         problems.append(Problem(what, "NAME", given=given, allowed=allowed))
     if problems:
         raise ConfigError(problems)
-    component = canonical_name(given).removeprefix(PREFIX)
-    return Names(kind, PREFIX + component, component)
+    component, capital = canonical_name(given).removeprefix(PREFIX), kind.capitalize()
+    words = "".join(part.capitalize() for part in component.split("-"))
+    # ``Loss3Point`` for ``3-point``, as a class may not begin with a digit
+    with_kind = capital + words if words[0].isdigit() else words.removesuffix(capital) + capital
+    return {
+        "kind": kind,
+        "Kind": capital,
+        "a_kind": with_article(kind),
+        "distribution": PREFIX + component,
+        "module": (PREFIX + component).replace("-", "_"),
+        "component": component,
+        "Class": with_kind,
+        "hook": KINDS[kind],
+        "train": f"grpox train quickstart {TRAIN.get(kind, f'{kind}={{}}').format(component)}",
+        "run_file": RUN_FILE.get(kind, f"{kind}: {{}}").format(component),
+        "api": str(API_VERSION),
+        "grpox": ".".join(__version__.split(".")[:2]),
+    }
 
 
-def make(names: Names, parent: Path, plugins: PluginSet, force: bool = False) -> list[str]:
+def make(values: Mapping[str, str], parent: Path, plugins: PluginSet, force: bool = False) -> list[str]:
     """Write the distribution of a new plugin into a folder of its name within `parent`; return its files.
 
     Args:
+        values: see `values_of`.
         plugins: the installed plugins, whose names are reserved.
         force: write over the files of a folder that is not empty; others in it stay.
 
     Raises:
         ConfigError: a name is taken, the folder is not empty, or it cannot be written.
     """
-    folder = parent / names.distribution
-    problems = list(_clashes(names, plugins, force))
+    folder = parent / values["distribution"]
+    problems = list(_clashes(values, plugins, force))
     try:
         if not force and folder.is_dir() and any(folder.iterdir()):
             allowed = "another --folder, or --force to write over the files of that name"
             problems.append(Problem("is there and not empty", given=str(folder), allowed=allowed))
         if problems:
             raise ConfigError(problems)
-        files = _rendered(names)
+        files = _rendered(values)
         for name, text in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
@@ -128,42 +118,29 @@ def make(names: Names, parent: Path, plugins: PluginSet, force: bool = False) ->
     return list(files)
 
 
-def _clashes(names: Names, plugins: PluginSet, force: bool) -> Iterator[Problem]:
+def _clashes(values: Mapping[str, str], plugins: PluginSet, force: bool) -> Iterator[Problem]:
     """Yield a problem for each name that is in use; with `force` the installed distribution is made anew."""
-    for offer in plugins.offers_called(names.component, names.kind):
-        if canonical_name(offer.distribution) != names.distribution:
-            what = f"{offer.origin} already offers a {names.kind} '{names.component}'"
-            allowed = f"another name: runs would have to say {names.distribution}:{names.component}"
-            yield Problem(what, "NAME", given=names.component, allowed=allowed)
-    if not force and util.find_spec(names.module) is not None:
+    kind, component, module = values["kind"], values["component"], values["module"]
+    for offer in plugins.offers_called(f"{kind}/{component}"):
+        if canonical_name(offer.distribution) != values["distribution"]:
+            what = f"{offer.origin} already offers a {kind} '{component}'"
+            allowed = f"another name: runs would have to say {values['distribution']}:{component}"
+            yield Problem(what, "NAME", given=component, allowed=allowed)
+    if not force and util.find_spec(module) is not None:
         what = "a module of this name is installed, which the plugin's own would hide"
         allowed = "another name, or --force to write it anew"
-        yield Problem(what, "NAME", given=names.module, allowed=allowed)
+        yield Problem(what, "NAME", given=module, allowed=allowed)
 
 
-def _rendered(names: Names) -> dict[str, str]:
+def _rendered(values: Mapping[str, str]) -> dict[str, str]:
     """Fill in the templates: path within the distribution -> text, in the order of paths."""
-    kind, component = names.kind, names.component
-    values = {
-        "kind": kind,
-        "Kind": kind.capitalize(),
-        "a_kind": with_article(kind),
-        "distribution": names.distribution,
-        "module": names.module,
-        "component": component,
-        "Class": names.class_name,
-        "hook": KINDS[kind],
-        "train": names.train_command,
-        "run_file": RUN_FILE.get(kind, f"{kind}: {{}}").format(component),
-        "api": str(API_VERSION),
-        "grpox": ".".join(__version__.split(".")[:2]),
-    }
     files = {}
     root = Path(str(resources.files("grpox.plugins.scaffold"))) / "templates"
-    for folder in (root / "common", root / kind):
+    for folder in (root / "common", root / values["kind"]):
         for template in folder.rglob("*.tmpl"):
             path = template.relative_to(folder).as_posix().removesuffix(".tmpl")
-            path = path.replace("MODULE", names.module).replace("COMPONENT", component.replace("-", "_"))
+            path = path.replace("MODULE", values["module"])
+            path = path.replace("COMPONENT", values["component"].replace("-", "_"))
             path = re.sub(r"(^|/)dot-", r"\1.", path)
             files[path] = Template(template.read_text(encoding="utf-8")).substitute(values)
     return dict(sorted(files.items()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -32,7 +32,7 @@ FREE = ("output_dir", "logging", "record", "alarms", "checkpoint", "tracking", "
 DTYPE, LONGEST, CHAT_DATE = "model.dtype", "model.longest_sequence", "model.chat_date"
 MICRO_BATCH = "train.max_tokens_per_micro_batch"
 AUTOMATIC = DTYPE, LONGEST, MICRO_BATCH, CHAT_DATE
-"""Keys whose value ``auto`` a run replaces by what it means on its device, or on its day."""
+"""Keys whose value ``auto`` a run replaces by a value for its device, or by its date."""
 FREE_KEYS = ("train.on_nonfinite", "train.max_skips_in_a_row", "evaluation.early_stop")
 """Keys that users change so that a stopped run can continue."""
 
@@ -189,45 +189,34 @@ def check_ranks(world: World, lock: Lock, config: Mapping[str, Any]) -> None:
         ConfigError: on all ranks, with one problem for each difference from rank 0.
     """
     lock = lock.selected()
-    if len(set(world.gather([lock.digest]))) == 1:
+    digests = world.gather([lock.digest])
+    if len(set(digests)) == 1:
         return
     # As text, because another version of grpox may have other classes.
     texts = world.gather([json.dumps([socket.gethostname(), lock.text(), config], default=str)])
-    ranks = [(host, Lock.model_validate_json(text), own) for host, text, own in map(json.loads, texts)]
-    problems, warnings = across_ranks(ranks)
-    for warning in warnings if world.is_main else ():
-        get_logger(__name__).warning("%s", warning)
-    if problems:
-        raise ConfigError(problems)
-
-
-def across_ranks(ranks: Sequence[tuple[str, Lock, Mapping[str, Any]]]) -> tuple[list[Problem], list[str]]:
-    """Return a problem for each difference from the code of rank 0, and a warning for each different config.
-
-    Args:
-        ranks: host, lock and resolved config of each rank.
-    """
-    (host, first, first_config), problems, warnings = ranks[0], list[Problem](), list[str]()
-    for digest in dict.fromkeys(lock.digest for _, lock, _ in ranks):
-        numbers = [rank for rank, (_, lock, _) in enumerate(ranks) if lock.digest == digest]
-        hosts = ", ".join(dict.fromkeys(ranks[rank][0] for rank in numbers))
+    hosts, locks, configs = zip(*map(json.loads, texts), strict=True)
+    first, problems = Lock.model_validate_json(locks[0]), list[Problem]()
+    for digest in dict.fromkeys(digests):
+        ranks = [rank for rank, other in enumerate(digests) if other == digest]
+        machines = ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
         # ``rank 1 (node-b)``, ``ranks 8, 9, 10 (node-b, node-c)``
-        here = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))} ({hosts})"
-        _, other, config = ranks[numbers[0]]
-        cure = f"differs from rank 0 ({host}); install the same code on every machine"
+        here = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} ({machines})"
+        cure = f"differs from rank 0 ({hosts[0]}); install the same code on every machine"
         problems += [
             Problem(f"{here}: {each.what} {cure}", given=each.new, allowed=each.old)
-            for each in compare(first, other)
+            for each in compare(first, Lock.model_validate_json(locks[ranks[0]]))
             # A library that a rank lacks is not needed; otherwise its absence was an error before.
             if each.severity is Severity.DRIFT
             or (each.severity is Severity.ENVIRONMENT and ABSENT not in (each.old, each.new))
         ]
         lines = [
             f"    {each.what}: {each.new}, not {each.old}"
-            for each in config_differences(first_config, config)
+            for each in config_differences(configs[0], configs[ranks[0]])
             # Machines may store their files in different folders.
             if not (os.path.isabs(each.old) and os.path.isabs(each.new))
         ]
-        if lines:
-            warnings.append("\n".join([f"{here}: the config differs from rank 0 ({host})", *lines]))
-    return problems, warnings
+        if lines and world.is_main:
+            lines = [f"{here}: the config differs from rank 0 ({hosts[0]})", *lines]
+            get_logger(__name__).warning("%s", "\n".join(lines))
+    if problems:
+        raise ConfigError(problems)

@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
@@ -85,21 +85,29 @@ def _distribution(run: ResolvedRun, name: str, components: Iterable[LockedCompon
     api = min((offer.spec.api for offer in offers if offer.distribution == name), default=1)
     modules = [record.module.partition(":")[0] for record in records]
     targets = [each.target.partition(":")[0] for each in components if each.distribution == name]
-    if (distribution := _installed(name)) is None:  # metadata without a name
-        version, origin = records[0].version, {"editable": False}
-        files = _imported_files({}, modules)
-    else:
+    version, origin = records[0].version, {"editable": False}
+    recorded, others = {}, {}
+    if (distribution := _installed(name)) is not None:  # else its metadata has no name
         version, (folder, origin) = distribution.version, origin_of(distribution)
-        if files := {} if origin["editable"] else recorded_files(distribution):
-            files = _imported_files(files, modules)
+        recorded = {} if origin["editable"] else recorded_files(distribution)
+        if recorded:
+            modules += [_top(file) for file in recorded if file.endswith(".py")]
         else:
-            top_level = (distribution.read_text("top_level.txt") or "").split()
-            files = _imported_files({}, [*modules, *top_level], targets, folder)
+            modules += (distribution.read_text("top_level.txt") or "").split()
+            # A target may belong to another distribution.
+            others = {each: path for each, path in _locate(targets).items() if path.is_relative_to(folder)}
+    # Packages as imports find them: a folder earlier on the path may hold another copy of a recorded one.
+    packages = _locate(modules) | others
+    files = {
+        name: file
+        for name, file in recorded.items()
+        if (place := packages.get(_top(name))) is None or file.resolve().is_relative_to(place)
+    }
+    files |= {name: file for each in packages.items() for name, file in _python_files(*each)}
     whole = hashlib.sha256()
     for file in sorted(files):
         whole.update(f"{file}\0{file_hash(files[file])}\n".encode("utf-8", "surrogatepass"))
-    sha256 = whole.hexdigest()
-    return LockedDistribution(version=version, api=api, files=len(files), sha256=sha256, **origin)
+    return LockedDistribution(version=version, api=api, files=len(files), sha256=whole.hexdigest(), **origin)
 
 
 def _installed(name: str) -> metadata.Distribution | None:
@@ -127,31 +135,6 @@ def recorded_files(distribution: metadata.Distribution) -> dict[str, Path]:
     return {name: path for name, path in files.items() if path.is_file()}
 
 
-def _imported_files(
-    recorded: Mapping[str, Path], modules: Iterable[str], others: Iterable[str] = (), base: Path | None = None
-) -> dict[str, Path]:
-    """Return recorded files, with those of the packages that imports use in place of the recorded ones.
-
-    A folder earlier on the path may hold another copy, and a package files that nothing recorded.
-
-    Args:
-        recorded: name -> file; empty: only the packages' own files.
-        modules: dotted names of the distribution's modules.
-        others: dotted names that may belong to another distribution, whose files are left out.
-        base: folder of the distribution, in which modules of `others` must be.
-    """
-    top_level = {_top(name) for name in recorded if name.endswith(".py")}
-    packages = dict(filter(None, map(_locate, sorted({*modules, *top_level}))))
-    guesses = filter(None, map(_locate, others))
-    packages |= {name: path for name, path in guesses if base and path.is_relative_to(base)}
-    in_use = {
-        name: file
-        for name, file in recorded.items()
-        if (place := packages.get(_top(name))) is None or file.resolve().is_relative_to(place)
-    }
-    return in_use | {name: file for each in packages.items() for name, file in _python_files(*each)}
-
-
 def _top(name: str) -> str:
     """Return the package or module of a file: ``foo/bar.py`` -> ``foo``, ``foo.py`` -> ``foo``."""
     return name.partition("/")[0].removesuffix(".py")
@@ -163,21 +146,23 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _locate(module: str) -> tuple[str, Path] | None:
-    """Return name and path of the outermost package (or single module) of a dotted name; None if there is none.
+def _locate(modules: Iterable[str]) -> dict[str, Path]:
+    """Map the outermost package (or single module) of each dotted name to its path, where there is one.
 
     A namespace package is skipped: its folders also hold other distributions, and importing it runs no code.
     """
-    parts = module.split(".")
-    with suppress(ImportError, ValueError):  # a parent that is not a package; a module without a spec
-        for depth in range(1, len(parts) + 1):
-            name = ".".join(parts[:depth])
-            if (spec := util.find_spec(name)) is None:
-                return None
-            if spec.origin is not None:
-                path = Path(spec.origin).resolve()
-                return name, path.parent if spec.submodule_search_locations is not None else path
-    return None
+    packages = {}
+    for module in sorted(set(modules)):
+        parts = module.split(".")
+        with suppress(ImportError, ValueError):  # a parent that is not a package; a module without a spec
+            for name in (".".join(parts[: depth + 1]) for depth in range(len(parts))):
+                if (spec := util.find_spec(name)) is None:
+                    break
+                if spec.origin is not None:
+                    path = Path(spec.origin).resolve()
+                    packages[name] = path.parent if spec.submodule_search_locations is not None else path
+                    break
+    return packages
 
 
 def _python_files(package: str, path: Path) -> Iterator[tuple[str, Path]]:

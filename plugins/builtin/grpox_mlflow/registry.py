@@ -65,7 +65,7 @@ class Saved:
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
 
 
-class Registry:
+class ModelRegistry:
     """Updates a registered model from a run's folder.
 
     Args:

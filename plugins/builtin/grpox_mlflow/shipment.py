@@ -27,7 +27,7 @@ from grpox_mlflow.lines import (
 )
 from grpox_mlflow.link import ALARM, ERROR, RunLink, tags_of
 from grpox_mlflow.naming import KEY_TAG
-from grpox_mlflow.registry import Registry
+from grpox_mlflow.registry import ModelRegistry
 from grpox_mlflow.store import addresses, is_passing, open_store
 from grpox_mlflow.traces import recorded_traces, write_traces
 
@@ -77,7 +77,7 @@ class Shipment:
         self._of_machines: dict[Path, RecordedLines[Metric]] = {}
         """Files with the system metrics of each machine."""
         self._traces = recorded_traces(folder, link.traces_done)
-        self._registry = Registry(folder, link.key, **link.registration) if link.registration else None
+        self._registry = ModelRegistry(folder, link.key, **link.registration) if link.registration else None
 
     def open(self) -> MlflowClient:
         """Find the run in the store, or create it with its original start time and parameters."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from importlib import metadata
 
 import pytest
@@ -75,7 +74,7 @@ def test_what_is_known_of_a_component_as_it_is_printed(plugins: PluginSet, golde
 
 
 def test_the_list_of_losses_as_it_is_printed(plugins: PluginSet, golden: Golden) -> None:
-    losses = [replace(row, version="1.0") for row in rows(plugins, "loss") if row.distribution == "grpox"]
+    losses = [row | {"version": "1.0"} for row in rows(plugins, "loss") if row["distribution"] == "grpox"]
     golden(printed(as_table(losses), Console(width=80)))
 
 

@@ -225,7 +225,8 @@ def test_launchers_of_this_environment_another_and_none(
 
 def offer(name: str, reason: str = "", kind: str = "generator") -> Offer:
     spec = ComponentSpec(name, "a:B", summary=f"samples as {name}")
-    return Offer(kind, spec, "dist", "1.0", "unavailable" if reason else "ok", reason)
+    status = "unavailable" if reason else "ok"
+    return Offer(kind, spec, distribution="dist", version="1.0", status=status, reason=reason)
 
 
 def test_each_generator_is_usable_or_says_what_it_lacks() -> None:
@@ -243,8 +244,12 @@ def test_no_usable_generator_is_an_error() -> None:
 
 
 def test_plugins_that_did_not_load_are_told() -> None:
-    record = PluginRecord("plugin", "module", "grpox-foo", "1.0", "broken", "ImportError: gone")
-    disabled = PluginRecord("other", "module", "grpox-bar", "1.0", "disabled", "by the list")
+    record = PluginRecord(
+        "plugin", "module", distribution="grpox-foo", version="1.0", status="broken", reason="ImportError: gone"
+    )
+    disabled = PluginRecord(
+        "other", "module", distribution="grpox-bar", version="1.0", status="disabled", reason="by the list"
+    )
     found = rows(broken(PluginSet(records=[record, disabled])))
     status, told = found["plugin"]
     assert status == "warning"

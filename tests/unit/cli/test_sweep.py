@@ -1,8 +1,7 @@
-"""A sweep over processes that only pretend to train: which run, what becomes of failures, what is skipped."""
+"""The grid of a sweep, and its runs in processes that only pretend to train: failures, and runs to skip."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -10,19 +9,96 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.console import Console
 from support.logs import LoggedText
 from support.patience import patient
 
+from grpox.cli import sweep as cli_sweep
 from grpox.cli import sweep_run
-from grpox.cli.sweep_grid import Child, plan_children, read_grid
-from grpox.cli.sweep_results import conclusions, last_values
-from grpox.cli.sweep_run import Status, Sweep, prepare, train_command
+from grpox.cli.sweep_grid import Trial, plan_trials, read_grid, split_values
+from grpox.cli.sweep_run import Status, conclusions, last_values, train_command
 from grpox.contracts import SweepResults, SweptRun
 from grpox.errors import ConfigError, RunFailed
 from grpox.observing.record import config_text
+
+# -- The grid -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1e-6,1e-5", ["1e-6", "1e-5"]),
+        ("1e-6, 1e-5 ", ["1e-6", "1e-5"]),
+        ("grpo", ["grpo"]),
+        ("[a,b]", ["[a,b]"]),
+        ("[a,b],[c]", ["[a,b]", "[c]"]),
+        ("{name: dapo, clip_high: 0.3},grpo", ["{name: dapo, clip_high: 0.3}", "grpo"]),
+        ('"a,b"', ['"a,b"']),
+        ("'a,b','c'", ["'a,b'", "'c'"]),
+        ("['a]',b],c", ["['a]',b]", "c"]),
+        ("don't,won't", ["don't", "won't"]),
+        ("train[:1000],train[:2000]", ["train[:1000]", "train[:2000]"]),
+        ("a,,b", ["a", "", "b"]),
+        ("", [""]),
+    ],
+)
+def test_commas_separate_values_but_within_quotes_and_brackets(text: str, values: list[str]) -> None:
+    assert list(split_values(text)) == values
+
+
+def test_the_grid_is_every_combination_the_last_axis_fastest() -> None:
+    grid = read_grid(["train.learning_rate=1e-6,1e-5", "train.max_steps=3", "loss=grpo,dapo"], "0,1")
+    runs = grid.runs
+    assert len(runs) == 8
+    assert [tuple(setting.values()) for setting, _ in runs[:3]] == [
+        ("1e-6", "grpo", "0"), ("1e-6", "grpo", "1"), ("1e-6", "dapo", "0"),
+    ]  # fmt: skip
+    assert list(grid.axes.items())[-1] == ("train.seed", ("0", "1"))
+    assert runs[0][1] == ["train.learning_rate=1e-6", "train.max_steps=3", "loss=grpo", "train.seed=0"]
+
+
+def test_an_override_keeps_its_place_by_which_a_later_one_wins() -> None:
+    grid = read_grid(["loss=grpo,dapo", "loss.clip_high=0.3"], None)
+    assert grid.runs[1][1] == ["loss=dapo", "loss.clip_high=0.3"]
+
+
+def test_a_key_is_told_by_its_last_part_where_that_is_enough() -> None:
+    grid = read_grid(["train.beta=0,1", "sampling.top_p=0.9,1", "data.path=a,b", "model.path=c,d"], None)
+    assert grid.names == {
+        "train.beta": "beta", "sampling.top_p": "top_p", "data.path": "data.path", "model.path": "model.path",
+    }  # fmt: skip
+    assert read_grid(["rewards[0].weight=1,2"], None).names == {"rewards.0.weight": "rewards.0.weight"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seeds", "key", "told"),
+    [
+        ([], None, "", "nothing to sweep"),
+        (["train.max_steps=3"], None, "", "nothing to sweep"),
+        (["train.beta=0,0.1", "train.beta=1"], None, "train.beta", "given twice"),
+        (["train.seed=1,2"], "3,4", "train.seed", "given twice"),
+        (["train.beta=0,0.0"], None, "train.beta", "same value twice"),
+        (["train.beta=0,,1"], None, "train.beta", "is empty"),
+        (["output_dir=a,b"], None, "output_dir", "cannot be swept"),
+        (["rewards.0.apiKey=a,b"], None, "rewards.0.apiKey", "a secret cannot be swept"),
+        (["rewards.0.url=http://a:b@c,d"], None, "rewards.0.url", "a secret cannot be swept"),
+    ],
+)
+def test_what_makes_no_grid_is_told(arguments: list[str], seeds: str | None, key: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_grid(arguments, seeds)
+    [problem] = caught.value.problems
+    assert problem.key == key
+    assert told in problem.what
+
+
+def test_one_seed_is_an_axis_of_one_run() -> None:
+    assert read_grid([], "7").runs == [({"train.seed": "7"}, ["train.seed=7"])]
+
+
+# -- Its runs -----------------------------------------------------------------------------------------
 
 PRETEND = """
 import json, pathlib, sys
@@ -44,37 +120,42 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the runs that were started; each learns its train.learning_rate."""
     names: list[str] = []
 
-    def command(_run: str, child: Child, _ranks: int) -> list[str]:
-        names.append(child.name)
-        learnt = str(child.config.train.learning_rate - 2 * ("seed=1" in child.name))
-        return [sys.executable, "-c", PRETEND, str(child.folder), config_text(child.config), learnt]
+    def command(_run: str, trial: Trial, _ranks: int) -> list[str]:
+        names.append(trial.name)
+        learnt = str(trial.config.train.learning_rate - 2 * ("seed=1" in trial.name))
+        return [sys.executable, "-c", PRETEND, str(trial.folder), config_text(trial.config), learnt]
 
     monkeypatch.setattr(sweep_run, "train_command", command)
     return names
 
 
-def prepared(folder: Path, *arguments: str, seeds: str | None = None, metric: str = "reward") -> Sweep:
-    given = ["tracking={}", *arguments]
-    sweep = prepare("quickstart", given, seeds, folder, 1, metric, lowest=False)
-    sweep.console = Console(file=io.StringIO(), width=200)
-    return sweep
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli_sweep, "follow_log_options", lambda _: None)
 
 
-def said(sweep: Sweep) -> str:
-    assert isinstance(sweep.console.file, io.StringIO)
-    return sweep.console.file.getvalue()
+def sweep(folder: Path, *arguments: str, metric: str = "reward", **options: Any) -> dict[str, Any]:
+    """Call the command; return the content of sweep.json."""
+    cli_sweep.sweep("quickstart", ["tracking={}", *arguments], folder=folder, metric=metric, **options)
+    return results(folder)
 
 
-def test_every_run_has_a_folder_and_the_best_is_marked(tmp_path: Path, begun: list[str]) -> None:
-    sweep = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5,0.125")
-    sweep.run_all(parallel=1)
+def results(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "sweep.json").read_text())
+    return content
+
+
+def test_every_run_has_a_folder_and_the_best_is_marked(
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = sweep(tmp_path / "s", "train.learning_rate=0.25,0.5,0.125")
     assert begun == ["learning_rate=0.25", "learning_rate=0.5", "learning_rate=0.125"]
-    kept = json.loads((tmp_path / "s" / "sweep.json").read_text())
     assert kept["best"] == "learning_rate=0.5"
     assert [(run["status"], run["value"], run["steps"]) for run in kept["runs"]] == [
         ("FINISHED", 0.5, 2), ("FINISHED", 1.0, 2), ("FINISHED", 0.25, 2),
     ]  # fmt: skip
-    told = said(sweep)
+    told = capsys.readouterr().out
     assert "best: learning_rate=0.5, reward 1" in told
     assert next(line for line in told.splitlines() if line.lstrip().startswith("*")).split()[:4] == [
         "*", "0.5", "FINISHED", "1",
@@ -83,36 +164,35 @@ def test_every_run_has_a_folder_and_the_best_is_marked(tmp_path: Path, begun: li
 
 
 def test_the_same_command_again_skips_what_is_complete_and_runs_what_was_added(
-    tmp_path: Path, begun: list[str]
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prepared(tmp_path / "s", "train.learning_rate=0.25,0.5").run_all(parallel=1)
+    sweep(tmp_path / "s", "train.learning_rate=0.25,0.5")
     begun.clear()
-    again = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5,0.75")
-    again.run_all(parallel=1)
+    sweep(tmp_path / "s", "train.learning_rate=0.25,0.5,0.75")
     assert begun == ["learning_rate=0.75"]
-    assert "2 already complete" in said(again)
+    assert "2 already complete" in capsys.readouterr().out
     # Another config is another run, even in the same folder.
     begun.clear()
-    prepared(tmp_path / "s", "train.learning_rate=0.25,0.5", "train.beta=0.1").run_all(parallel=1)
+    sweep(tmp_path / "s", "train.learning_rate=0.25,0.5", "train.beta=0.1")
     assert begun == ["learning_rate=0.25", "learning_rate=0.5"]
 
 
-def test_a_run_that_fails_keeps_no_other_from_running_and_is_told(tmp_path: Path, begun: list[str]) -> None:
-    sweep = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5", seeds="1,0")
+def test_a_run_that_fails_keeps_no_other_from_running_and_is_told(
+    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(RunFailed, match="2 of 4 runs did not finish"):
-        sweep.run_all(parallel=2)
+        sweep(tmp_path / "s", "train.learning_rate=0.25,0.5", seeds="1,0", parallel=2)
     assert sorted(begun) == [f"learning_rate={rate}_seed={seed}" for rate in ("0.25", "0.5") for seed in "01"]
-    results = sweep.results()
-    assert [result.status for result in results.runs] == ["FAILED", "FINISHED", "FAILED", "FINISHED"]
-    assert results.best is results.runs[3]
-    assert "failed: learning_rate=0.25_seed=1: wrong" in said(sweep)
+    kept = results(tmp_path / "s")
+    assert [run["status"] for run in kept["runs"]] == ["FAILED", "FINISHED", "FAILED", "FINISHED"]
+    assert kept["best"] == "learning_rate=0.5_seed=0"
+    assert "failed: learning_rate=0.25_seed=1: wrong" in capsys.readouterr().out
     assert (tmp_path / "s" / "learning_rate=0.5_seed=1.log").read_text() == "it went\nwrong\n"
 
 
 def test_a_metric_that_no_run_has_is_told_with_the_nearest(tmp_path: Path, begun: list[str]) -> None:
-    sweep = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5", metric="rewrad")
     with pytest.raises(RunFailed, match="no run recorded a value of the metric rewrad; did you mean reward"):
-        sweep.run_all(parallel=1)
+        sweep(tmp_path / "s", "train.learning_rate=0.25,0.5", metric="rewrad")
     assert len(begun) == 2
 
 
@@ -129,21 +209,20 @@ def test_mean_and_spread_over_seeds_cover_finished_runs() -> None:
 
 
 def test_two_sweeps_do_not_run_in_one_folder(tmp_path: Path, begun: list[str]) -> None:
-    sweep = prepared(tmp_path / "s", "train.learning_rate=0.25,0.5")
     (tmp_path / "s").mkdir()
     command = [sys.executable, "-c", HOLDS, str(tmp_path / "s" / "sweep.lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(RunFailed, match="another process runs the sweep"):
-            sweep.run_all(parallel=1)
+            sweep(tmp_path / "s", "train.learning_rate=0.25,0.5")
         other.communicate(b"\n")
     assert begun == []
 
 
 def test_mistakes_of_all_runs_are_told_before_any_begins(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        prepared(tmp_path / "s", "train.num_generations=8,7", "loss=grpo,dapoo")
+        sweep(tmp_path / "s", "train.num_generations=8,7", "loss=grpo,dapoo")
     told = str(caught.value)
     assert "dapoo" in told
     assert "did you mean  dapo" in told
@@ -153,13 +232,13 @@ def test_mistakes_of_all_runs_are_told_before_any_begins(tmp_path: Path) -> None
 def test_a_sweep_under_a_launcher_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpox.runtime.launch.world_size", lambda: 2)
     with pytest.raises(ConfigError, match="no launcher"):
-        prepared(tmp_path / "s", "train.learning_rate=0.25,0.5")
+        sweep(tmp_path / "s", "train.learning_rate=0.25,0.5")
 
 
 def test_folders_are_named_after_the_setting_and_stay_when_the_grid_grows(tmp_path: Path) -> None:
     def names(*arguments: str) -> list[str]:
-        _, children = plan_children("quickstart", read_grid(arguments, None), tmp_path, 1)
-        return [child.name for child in children]
+        _, trials = plan_trials("quickstart", read_grid(arguments, None), tmp_path, 1)
+        return [trial.name for trial in trials]
 
     plain, of_mapping = names("loss=dapo,{name: dapo, clip_high: 0.3}")
     assert plain == "loss=dapo"
@@ -173,13 +252,13 @@ def test_folders_are_named_after_the_setting_and_stay_when_the_grid_grows(tmp_pa
 
 def test_a_run_is_told_its_folder(tmp_path: Path) -> None:
     grid = read_grid(["train.beta=0,0.1"], None)
-    folder, children = plan_children("quickstart", grid, None, 1)
+    folder, trials = plan_trials("quickstart", grid, None, 1)
     assert folder == Path("runs/quickstart-sweep")
-    assert children[1].config.output_dir == "runs/quickstart-sweep/beta=0.1"
-    alone = train_command("quickstart", children[1], 1)
+    assert trials[1].config.output_dir == "runs/quickstart-sweep/beta=0.1"
+    alone = train_command("quickstart", trials[1], 1)
     assert alone[:5] == [sys.executable, "-m", "grpox", "train", "quickstart"]
     assert alone[-2:] == ["--resume", "auto"]
-    assert "--nproc-per-node=2" in train_command("quickstart", children[1], 2)
+    assert "--nproc-per-node=2" in train_command("quickstart", trials[1], 2)
 
 
 def test_the_last_values_are_read_whatever_the_end_of_the_file(tmp_path: Path) -> None:
@@ -213,11 +292,12 @@ time.sleep(600)
 """
 SWEEPS = """
 import sys
+from grpox.cli import sweep as cli_sweep
 from grpox.cli import sweep_run
 from grpox.cli.app import app
 from grpox.cli.errors import run_command
 waits = open(sys.argv[1]).read()
-sweep_run.train_command = lambda run, child, ranks: [sys.executable, "-c", waits, str(child.folder)]
+sweep_run.train_command = lambda run, trial, ranks: [sys.executable, "-c", waits, str(trial.folder)]
 arguments = ["sweep", "quickstart", "tracking={}", "--seeds", "0,1", "--dir", sys.argv[2], "--parallel", "2"]
 sys.exit(run_command(lambda given: app(given, standalone_mode=False), arguments))
 """
@@ -252,9 +332,7 @@ def test_an_observer_follows_a_sweep_and_cannot_hurt_it(
 ) -> None:
     make_distribution("grpox-follower", FOLLOWER)
     arguments = ["evaluation=null", "tracking={follower: {}}", "train.learning_rate=0.25,0.5"]
-    sweep = prepare("quickstart", arguments, None, tmp_path / "s", 1, "reward", lowest=False)
-    sweep.console = Console(file=io.StringIO(), width=200)
-    sweep.run_all(parallel=1)
+    cli_sweep.sweep("quickstart", arguments, folder=tmp_path / "s", metric="reward")
     heard = sys.modules["grpox_follower"].Follower.heard
     assert heard == [
         ("quickstart", {"train.learning_rate": ("0.25", "0.5")}, 2),
@@ -262,8 +340,7 @@ def test_an_observer_follows_a_sweep_and_cannot_hurt_it(
         ["FINISHED", "FINISHED"],
         ("FINISHED", "learning_rate=0.5", "id of learning_rate=0.5"),
     ]
-    kept = json.loads((tmp_path / "s" / "sweep.json").read_text())
-    assert kept["runs"][0]["run_id"] == "id of learning_rate=0.25"
+    assert results(tmp_path / "s")["runs"][0]["run_id"] == "id of learning_rate=0.25"
     assert logged().count("a tracker that fails") == 1
 
 
@@ -283,8 +360,7 @@ def test_a_sweep_that_is_ended_ends_its_runs(tmp_path: Path, number: signal.Sign
     if number != signal.SIGKILL:  # nothing can be said then
         assert process.returncode == 128 + number, output
         assert "repeat the command to continue the sweep" in output
-        kept = json.loads((tmp_path / "s" / "sweep.json").read_text())
-        assert [run["status"] for run in kept["runs"]] == ["KILLED", "KILLED"]
+        assert [run["status"] for run in results(tmp_path / "s")["runs"]] == ["KILLED", "KILLED"]
 
 
 def _until(true: object, process: subprocess.Popen[str] | None = None) -> None:

@@ -38,7 +38,9 @@ def test_an_offer_says_where_it_comes_from(make_distribution):
     plugins = discover()
     (offer,) = offers(plugins, "grpox-foo")
     assert (offer.kind, offer.spec.name, offer.version, offer.status) == ("loss", "foo", "2.5", "ok")
-    assert records(plugins, "grpox-foo") == [PluginRecord("plugin", "grpox_foo", "grpox-foo", "2.5")]
+    assert records(plugins, "grpox-foo") == [
+        PluginRecord("plugin", "grpox_foo", distribution="grpox-foo", version="2.5")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,6 @@ def test_a_broken_plugin_is_a_record_with_its_error_and_offers_nothing(make_dist
         ("from os import _exit\ntry:\n    _exit(3)\nexcept BaseException:\n    pass", "calls os._exit(3)"),
         ("print('hello')", "prints 'hello"),
         ("import os\nos.write(1, b'hello')", "prints 'hello'"),
-        ("import os\nos.system('echo hello')", "prints 'hello"),
         ("import sys\nsys.__stdout__.write('hello')", "prints 'hello'"),
     ],
 )
@@ -152,15 +153,6 @@ def test_a_plugin_loads_whole_or_not_at_all(make_distribution):
 def test_an_optional_hook_of_a_later_grpox_is_no_misspelling(make_distribution):
     make_distribution("grpox-ahead", HEADER + "@hookimpl(optionalhook=True)\ndef grpox_new_hook(): ...\n")
     assert only_record("grpox-ahead").status == "ok"
-
-
-def test_two_distributions_may_have_one_entry_point_and_offer_one_name(make_distribution):
-    make_distribution("grpox-one", loss("same"), entry_points={"losses": "grpox_one"})
-    make_distribution("grpox-two", loss("same"), entry_points={"losses": "grpox_two"})
-    plugins = discover()
-    assert [records(plugins, name)[0].status for name in ("grpox-one", "grpox-two")] == ["ok", "ok"]
-    same = {offer.qualified_name for offer in plugins.offers if offer.spec.name == "same"}
-    assert same == {"grpox-one:same", "grpox-two:same"}
 
 
 def test_the_lifecycle_hooks_of_a_module_that_two_distributions_ship_are_called_once(make_distribution):

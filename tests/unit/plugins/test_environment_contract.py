@@ -14,13 +14,11 @@ from grpox.environments.contract import (
     CONTRACT,
     as_function,
     environment_problem,
-    overrides,
     tool_problem,
     tools_of,
 )
 from grpox.environments.schemas import tool_schema
 from grpox.environments.tools import Tool
-from grpox.plugins.component import contract_problem, kind_of
 
 
 class Base(Environment):
@@ -63,23 +61,8 @@ def test_an_overridden_tool_is_one_and_none_removes_it() -> None:
     assert environment_problem(Child) == ""
 
 
-def test_a_subclass_is_of_the_kind_environment() -> None:
-    assert kind_of(Base) == "environment"
-    assert contract_problem("environment", Base) == ""
-    assert "no method reset" in contract_problem("environment", dict)
-
-
 def test_names_that_grpox_uses_are_those_of_the_contract() -> None:
     assert {"reset", "reply", "reward", "close", "done", "state_key"} <= set(CONTRACT)
-
-
-def test_the_methods_of_a_class_of_its_own_are_known() -> None:
-    class Own(Environment):
-        def reward(self) -> float:
-            return 1.0
-
-    assert overrides(Own, "reward")
-    assert not overrides(Own, "turn_rewards")
 
 
 def of_hints(a: int, *, b: str = "") -> None:
@@ -100,22 +83,12 @@ def of_positions(a: int, /) -> None:
     """
 
 
-def unhinted(a) -> None:  # type: ignore[no-untyped-def]
-    """Do.
-
-    Args:
-        a: one.
-    """
-
-
 @pytest.mark.parametrize(
     ("function", "told"),
     [
         (of_hints, ""),
         (of_positions, "has the positional-only parameter 'a'"),
-        (unhinted, "has no type hint for its parameter 'a'"),
         (3, "is no function"),
-        (dict, "is a class; give a function"),
         (max, "has no signature that Python can read"),
     ],
 )

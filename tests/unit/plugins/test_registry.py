@@ -192,9 +192,6 @@ def test_every_mistake_in_parameters_is_told_with_key_and_allowed_values(registr
     assert told["loss.clip_lo"].nearest == "clip_low"
     assert told["loss.clip_lo"].allowed == "clip_low, level, schedule"
     assert told["loss.schedule.warmth"].allowed == "warm"
-    told = parse_problems(registry, name="foo", clip_low=0, level="tokn")
-    assert (told["loss.clip_low"].given, told["loss.clip_low"].allowed) == ("0", "number > 0 and <= 1")
-    assert (told["loss.level"].allowed, told["loss.level"].nearest) == ("token or sequence", "token")
     told = parse_problems(registry, kind="reward", key="rewards[1]", name="foo", weigth=2)
     assert told["rewards[1].weigth"].nearest == "weight"
     assert "has no parameters" in parse_problems(registry, name="bare", clip_low=1)["loss.clip_low"].what
@@ -255,15 +252,6 @@ def test_a_path_is_a_component_with_a_nested_config(registry, tmp_path):
     assert (bound.label, bound.offer, bound.needs) == ("Mine", None, ("entropy",))
     assert registry.build(bound).cap == 3.0
     assert set(parse_problems(registry, path=f"{file}:Mine", kap=3)) == {"loss.kap"}
-
-
-def test_a_function_is_a_reward_without_parameters(registry):
-    def scores(completions, **columns):
-        return [0.0]
-
-    assert registry.build(bind_object("reward", scores, {}, "rewards[0]", "scores")) is scores
-    (problem,) = problems(bind_object, "reward", scores, {"scale": 1}, "rewards[0]", "scores")
-    assert problem.key == "rewards[0].scale"
 
 
 LOSS = {"per_token": print, "reduction": Reduction.TOKEN_MEAN}

@@ -25,7 +25,7 @@ from grpox.cli.plugins import new_plugin
 from grpox.errors import ConfigError, Problem
 from grpox.plugins.discovery import PluginSet, discover
 from grpox.plugins.hookspecs import API_VERSION, KINDS
-from grpox.plugins.scaffold.make import make, names_of
+from grpox.plugins.scaffold.make import make, values_of
 
 ROOT = Path(__file__).parents[3]
 LONG = "length-normalised-surrogate"
@@ -47,9 +47,9 @@ def installed_plugins() -> PluginSet:
 
 
 def made(folder: Path, name: str = "mine", kind: str = "loss", force: bool = False) -> Path:
-    names = names_of(name, kind)
-    files = make(names, folder, installed_plugins(), force)
-    new = folder / names.distribution
+    values = values_of(name, kind)
+    files = make(values, folder, installed_plugins(), force)
+    new = folder / values["distribution"]
     written = [str(path.relative_to(new)) for path in new.rglob("*") if path.is_file()]
     assert force or sorted(written) == files
     return new
@@ -78,7 +78,7 @@ def refused(
     """The problems told; nothing has been written."""
     before = sorted(folder.rglob("*"))
     with pytest.raises(ConfigError) as caught:
-        make(names_of(name, kind), folder, plugins or installed_plugins(), force)
+        make(values_of(name, kind), folder, plugins or installed_plugins(), force)
     assert sorted(folder.rglob("*")) == before
     return caught.value.problems
 
@@ -88,8 +88,9 @@ def refused(
 
 @pytest.mark.parametrize("given", ["mine", "grpox_mine", "Grpox.Mine"])
 def test_one_name_is_enough_with_the_prefix_or_without(given: str) -> None:
-    names = names_of(given, "loss")
-    assert (names.distribution, names.module, names.component) == ("grpox-mine", "grpox_mine", "mine")
+    values = values_of(given, "loss")
+    parts = [values[part] for part in ("distribution", "module", "component")]
+    assert parts == ["grpox-mine", "grpox_mine", "mine"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_one_name_is_enough_with_the_prefix_or_without(given: str) -> None:
     ],
 )
 def test_the_class_has_the_name_in_camel_case_and_the_kind(given: str, kind: str, expected: str) -> None:
-    assert names_of(given, kind).class_name == expected
+    assert values_of(given, kind)["Class"] == expected
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_an_installed_plugin_of_that_name_is_only_made_anew_with_force(
     (tmp_path / "new").mkdir()
     [problem] = refused(tmp_path / "new", plugins=discover())
     assert problem.given == "grpox_mine"
-    assert "README.md" in make(names_of("mine", "loss"), tmp_path / "new", discover(), force=True)
+    assert "README.md" in make(values_of("mine", "loss"), tmp_path / "new", discover(), force=True)
 
 
 def test_a_folder_with_anything_in_it_is_refused_and_force_writes_over_its_own_files_alone(

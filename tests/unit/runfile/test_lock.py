@@ -9,10 +9,12 @@ import zipfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.golden import Golden
+from support.logs import LoggedText
 from typer.testing import CliRunner
 
 from grpox.cli.plugins import app
@@ -21,7 +23,7 @@ from grpox.contracts import RunContext
 from grpox.errors import ConfigError
 from grpox.observing.record import LocalRecord
 from grpox.runfile.load import load_run, resolve_config
-from grpox.runfile.lock.differences import Severity, across_ranks, compare, run_differences
+from grpox.runfile.lock.differences import Severity, check_ranks, compare, run_differences
 from grpox.runfile.lock.model import LOCK_FILE, Lock, LockFile, config_hash, read_lock
 from grpox.runfile.lock.of_run import lock_of, origin_of, recorded_files
 from grpox.training.arguments import read_arguments
@@ -367,26 +369,42 @@ def test_a_folder_without_a_lock_is_answered_with_those_around_it(tmp_path: Path
 # -- Across ranks ------------------------------------------------------------------------------------------
 
 
-def test_the_ranks_of_a_machine_with_other_code_are_named_with_both_versions(tiny: Path) -> None:
+def check(ranks: list[tuple[str, Lock, dict[str, Any]]]) -> None:
+    """Compare the hosts, locks and configs of ranks as rank 0 does."""
+    locks = [(host, lock.selected(), config) for host, lock, config in ranks]
+    answers = iter(
+        [
+            [lock.digest for _, lock, _ in locks],
+            [json.dumps([host, lock.text(), config]) for host, lock, config in locks],
+        ]
+    )
+    world = SimpleNamespace(gather=lambda own: next(answers), is_main=True)
+    check_ranks(world, ranks[0][1], ranks[0][2])  # type: ignore[arg-type]
+
+
+def test_the_ranks_of_a_machine_with_other_code_are_named_with_both_versions(
+    tiny: Path, logged: LoggedText
+) -> None:
     mine = locked("loss=tiny")
     theirs = with_changes(mine, "distributions", {"grpox-tiny": {"version": "2.0"}})
     # A vllm that only one rank has is not needed.
     theirs = with_changes(theirs, "versions", {"torch": "1.0", "vllm": "0.1"})
-    (version, library), warnings = across_ranks(
-        [("a", mine, {}), ("b", theirs, {}), ("a", mine, {}), ("c", theirs, {})]
-    )
+    with pytest.raises(ConfigError) as caught:
+        check([("a", mine, {}), ("b", theirs, {}), ("a", mine, {}), ("c", theirs, {})])
+    version, library = caught.value.problems
     for fact in ("ranks 1, 3 (b, c): ", "grpox-tiny version", "rank 0 (a)"):
         assert fact in version.what
     assert (version.given, version.allowed) == ("2.0", "1.0")
     assert (library.given, library.allowed) == ("1.0", metadata.version("torch"))
-    assert warnings == []
+    assert logged() == ""
 
 
-def test_another_config_on_a_rank_is_a_warning_that_names_the_keys_but_not_the_paths(golden: Golden) -> None:
+def test_another_config_on_a_rank_is_a_warning_that_names_the_keys_but_not_the_paths(
+    golden: Golden, caplog: pytest.LogCaptureFixture
+) -> None:
     mine, theirs = locked(), locked("train.seed=1")
     left = {"train": {"seed": 0}, "model": {"path": "/here/m"}, "rewards": [{"weight": 1.0}]}
     right = {"train": {"seed": 1}, "model": {"path": "/there/m"}, "rewards": [{"weight": 0.5}]}
-    problems, warnings = across_ranks([("a", mine, left), ("b", theirs, right)])
-    assert problems == []
-    [warning] = warnings
-    golden(warning)
+    check([("a", mine, left), ("b", theirs, right)])
+    [record] = caplog.records
+    golden(record.getMessage())
