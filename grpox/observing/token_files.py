@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from grpox.data.token_texts import TokenTexts
-    from grpox.update.token_facts import TokenFacts
+    from grpox.update.token_metrics import TokenFacts
 
 FOLDER = "tokens"
 KEY = ("step", "part", "group", "sample")

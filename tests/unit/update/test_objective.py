@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
-from grpox.update.objective import MicroBatchInputs, objective
+from grpox.update.objective import build_inputs, objective
 from grpox.update.packing import LossTraits, StepTotals, token_weights
 from grpox_losses.configs import CispoConfig, ClippedConfig, SapoConfig
 from grpox_losses.losses import Bnpo, Cispo, Dapo, DrGrpo, Grpo, Sapo
@@ -49,7 +49,7 @@ def step_gradient(loss, splits, beta=BETA, poison=None):
             values = [torch.where(m, x, poison) for x in values]
         output = objective(
             loss,
-            MicroBatchInputs(
+            build_inputs(
                 logprobs=values[0],
                 old_logprobs=values[1],
                 reference_logprobs=values[2] if beta else None,
@@ -100,7 +100,7 @@ def test_nan_that_a_loss_writes_at_masked_positions_is_dropped():
     logprobs, _, _, advantages, mask = tensors()
     parameter = logprobs.clone().requires_grad_()
     weights = torch.where(mask, 0.5, 0.0)
-    output = objective(NanWhereMasked(), MicroBatchInputs(parameter, mask, advantages), weights)
+    output = objective(NanWhereMasked(), build_inputs(parameter, mask, advantages), weights)
     output.loss.backward()
     expected = (0.5 * logprobs[mask]).sum()
     torch.testing.assert_close(output.loss.detach(), expected)
@@ -112,7 +112,7 @@ def test_a_wholly_masked_micro_batch_gives_a_connected_zero(loss):
     parameter = torch.zeros(2, 3, requires_grad=True)
     mask = torch.zeros(2, 3, dtype=torch.bool)
     weights = token_weights(loss.reduction, mask, StepTotals(0, 2, 1, 3))
-    inputs = MicroBatchInputs(parameter, mask, torch.tensor([1.0, -1.0]), reference_logprobs=parameter)
+    inputs = build_inputs(parameter, mask, torch.tensor([1.0, -1.0]), reference_logprobs=parameter)
     output = objective(loss, inputs, weights, beta=BETA)
     output.loss.backward()
     assert output.loss.item() == 0
@@ -123,7 +123,7 @@ def test_without_old_logprobs_the_ratio_is_one_with_its_gradient():
     logprobs, _, _, advantages, mask = tensors()
     parameter = logprobs.clone().requires_grad_()
     weights = token_weights(Reduction.TOKEN_MEAN, mask, StepTotals(int(mask.sum()), B, 1, T))
-    output = objective(Dapo(ClippedConfig()), MicroBatchInputs(parameter, mask, advantages), weights)
+    output = objective(Dapo(ClippedConfig()), build_inputs(parameter, mask, advantages), weights)
     output.loss.backward()
     assert output.diagnostics["ratio"][mask].eq(1).all()
     assert output.diagnostics["kl_old"].eq(0).all()
@@ -136,7 +136,7 @@ def test_correction_weights_scale_the_policy_term_and_leave_the_kl_term():
     weights = torch.where(mask, 1.0, 0.0).double()
 
     def total(correction, beta):
-        inputs = MicroBatchInputs(logprobs, mask, advantages, old, reference_logprobs=reference)
+        inputs = build_inputs(logprobs, mask, advantages, old, reference_logprobs=reference)
         made = objective(Dapo(ClippedConfig()), inputs, weights, factor=correction, beta=beta)
         return made.loss.item()
 
@@ -166,7 +166,7 @@ WEIGHTS = torch.tensor([[0.5, 0.25, 0.0]], dtype=torch.float64)
 ENTROPY = torch.tensor([[0.3, 0.7, NAN]], dtype=torch.float64)
 
 
-SETTINGS = ("beta", "kl", "factor", "bonus_weights")
+SETTINGS = ("beta", "kl", "factor", "bonus_weights", "policy_keep")
 
 
 def worked(loss, **given):
@@ -175,7 +175,7 @@ def worked(loss, **given):
     advantages = torch.tensor([2.0], dtype=torch.float64)
     settings = {name: given.pop(name) for name in SETTINGS if name in given}
     settings["folds_correction"] = LossTraits.of(loss).folds_correction
-    inputs = MicroBatchInputs(logprobs, TWO_OF_THREE, advantages, entropy=entropy, **given)
+    inputs = build_inputs(logprobs, TWO_OF_THREE, advantages, entropy=entropy, **given)
     output = objective(loss, inputs, WEIGHTS, **settings)
     output.loss.backward()
     return output, logprobs.grad, entropy.grad
@@ -273,7 +273,7 @@ def test_a_correction_that_is_nan_where_masked_leaks_nothing(folds):
 
 def test_an_advantage_of_each_token_is_its_own():
     advantages = torch.tensor([[2.0, -1.0, NAN]], dtype=torch.float64)
-    output = objective(Noting(), MicroBatchInputs(HALVES, TWO_OF_THREE, advantages), WEIGHTS)
+    output = objective(Noting(), build_inputs(HALVES, TWO_OF_THREE, advantages), WEIGHTS)
     assert output.loss.item() == pytest.approx(0.5 * -LN2 * 2 + 0.25 * -2 * LN2 * -1)
 
 
@@ -299,7 +299,7 @@ def test_a_loss_that_folds_the_correction_is_given_it_and_not_multiplied_again()
 
     logprobs, _, _, advantages, mask = tensors()
     weights = torch.where(mask, 1.0, 0.0).double()
-    inputs, factor = MicroBatchInputs(logprobs, mask, advantages), torch.full_like(logprobs, 3.0)
+    inputs, factor = build_inputs(logprobs, mask, advantages), torch.full_like(logprobs, 3.0)
     made = objective(Folding(), inputs, weights, factor=factor, folds_correction=True)
     assert made.loss.item() == pytest.approx(3 * logprobs[mask].sum().item())
 
@@ -308,7 +308,7 @@ def test_the_kl_to_the_old_policy_is_that_of_its_own_tokens():
     """Over all 17 tokens, each weighed by pi_old, it is KL(pi_old || pi), however far pi has moved."""
     generator = torch.Generator().manual_seed(0)
     old, now = (torch.randn(2, 17, generator=generator, dtype=torch.float64) * 2.5).log_softmax(dim=1)
-    inputs = MicroBatchInputs(now[None], torch.ones(1, 17).bool(), torch.ones(1), old_logprobs=old[None])
+    inputs = build_inputs(now[None], torch.ones(1, 17).bool(), torch.ones(1), old_logprobs=old[None])
     measured = objective(Noting(), inputs, torch.ones(1, 17)).diagnostics["kl_old"][0]
     exact = (old.exp() * (old - now)).sum()
     assert exact > 2

@@ -14,7 +14,10 @@ from grpox.data.schedule import MicroBatchPlan, StepPlan
 from grpox.errors import RunFailed
 from grpox.policy.batch import Sample, collate, samples_of
 from grpox.runtime.world import World
+from grpox.update.objective import MicroBatchLoss, build_inputs
 from grpox.update.step_statistics import StepStatistics
+from grpox.update.token_metrics import measure
+from grpox_corrections.corrections import NoCorrection
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
@@ -38,8 +41,10 @@ def scored(together: list[Sample], first: list[float]) -> Any:
     batch = collate(together, CPU)
     width = batch.token_mask.shape[1]
     ratio = torch.tensor(first).unsqueeze(1) + torch.arange(width) / 10
-    inputs = SimpleNamespace(advantages=batch.advantages, entropy=torch.full_like(ratio, 2.0))
-    return batch, SimpleNamespace(diagnostics={"ratio": ratio, "kl_old": ratio}, inputs=inputs)
+    zeros, mask = torch.zeros_like(ratio), batch.token_mask
+    inputs = build_inputs(zeros, mask, batch.advantages, entropy=torch.full_like(ratio, 2.0))
+    diagnostics = {"ratio": ratio, "kl_old": ratio}
+    return batch, MicroBatchLoss(inputs, zeros.sum(), zeros, diagnostics, {}, correction=(zeros + 1, mask))
 
 
 def plan(iterations: tuple[int, ...] = (0, 0)) -> StepPlan:
@@ -51,9 +56,10 @@ def plan(iterations: tuple[int, ...] = (0, 0)) -> StepPlan:
 
 def record(statistics: StepStatistics, results: Any) -> None:
     """Record a step as the update does."""
-    selected = statistics.select(results)
-    if selected is not None:
-        statistics.record(results, selected.double())
+    if names := statistics.names(results):
+        values = measure(results, NoCorrection(), names).asked
+        assert values is not None
+        statistics.record(names, results, values)
 
 
 def reduced(*wanted: tuple[str, Any]) -> dict[Any, Any]:
@@ -125,7 +131,7 @@ def test_a_name_that_a_diagnostic_takes_is_refused() -> None:
     batch, result = scored(samples(), [0.0] * 4)
     result.diagnostics["length"] = result.diagnostics["ratio"]
     with pytest.raises(RunFailed, match="'length', which is a diagnostic of the loss too"):
-        StepStatistics({("length", "mean"): "a", ("ratio", "mean"): "a"}).select([(batch, result)])
+        StepStatistics({("length", "mean"): "a", ("ratio", "mean"): "a"}).names([(batch, result)])
 
 
 def test_nothing_is_sent_if_nothing_is_asked_for() -> None:
