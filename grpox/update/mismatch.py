@@ -136,21 +136,19 @@ def mismatch_of(tokens: Tensor, correction: Correction) -> dict[str, Tensor]:
 
 def mismatch_metrics(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:
     """Take the mismatch out of `reduced` (name -> mean, min, max) and name it for the log."""
-    names = [name for name in reduced if name.startswith(PREFIX)]
-    values = {name.removeprefix(PREFIX): reduced.pop(name) for name in names}
-    if not values:
-        return {}
-    mean = {name: value[0] for name, value in values.items()}
-    named = {
-        "effective_sample_size": mean["importance"] ** 2 / mean["importance_squared"],
-        "difference_mean": mean["difference"],
-        "difference_max": values["difference"][2],
-    }
-    for name in ("ratio", "raw_ratio"):
-        for statistic, value in zip(("mean", "min", "max"), values.get(name, ()), strict=False):
-            named[f"{name}_{statistic}"] = value
-    named |= {name: mean[name] for name in ("kl", "truncated", "masked", "missing_logprobs")}
-    return {f"{prefix}{name}": value for prefix in (PREFIX, OLD_PREFIX) for name, value in named.items()}
+    metrics: dict[str, float] = {}
+    for name in [each for each in reduced if each.startswith(PREFIX)]:
+        mean, low, high = reduced.pop(name)
+        if name.endswith("ratio"):
+            metrics |= {f"{name}_mean": mean, f"{name}_min": low, f"{name}_max": high}
+        elif name.endswith("difference"):
+            metrics |= {f"{name}_mean": mean, f"{name}_max": high}
+        else:
+            metrics[name] = mean
+    if metrics:
+        importance, squared = metrics.pop(f"{PREFIX}importance"), metrics.pop(f"{PREFIX}importance_squared")
+        metrics[f"{PREFIX}effective_sample_size"] = importance**2 / squared
+    return metrics | {name.replace(PREFIX, OLD_PREFIX): value for name, value in metrics.items()}
 
 
 def mismatch_warnings(metrics: Mapping[str, float], step: int, *, promised: bool) -> dict[str, str]:

@@ -275,15 +275,21 @@ def _needed_inputs(policy_loss: PolicyLoss, inputs: LossInputs, needs: Collectio
     Raises:
         RunFailed: it needs one that `inputs` lack.
     """
-    if lacking := [name for name in ON_DEMAND if name in needs and getattr(inputs, name) is None]:
+    left_out: dict[str, Any] = {}
+    lacking: list[str] = []
+    for name in ON_DEMAND:
+        if name not in needs:
+            left_out[name] = None
+        elif getattr(inputs, name) is None:
+            lacking.append(name)
+    if lacking:
         raise RunFailed(
             f"loss '{type(policy_loss).__name__}' needs {' and '.join(lacking)}, which these samples lack: "
             "they were made for another loss"
         )
-    entropy = inputs.entropy
-    if entropy is not None and Capability.ENTROPY_GRADIENT not in needs:
-        entropy = entropy.detach()
-    return replace(inputs, entropy=entropy, **{name: None for name in ON_DEMAND if name not in needs})
+    if inputs.entropy is not None and Capability.ENTROPY_GRADIENT not in needs:
+        left_out["entropy"] = inputs.entropy.detach()
+    return replace(inputs, **left_out)
 
 
 @dataclass(frozen=True)

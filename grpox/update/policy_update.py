@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -128,8 +129,9 @@ class PolicyUpdate:
                 self.engine.steps, metrics["loss"], micro_batches, passes, coefficients
             )
             metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        for sample in (sample for samples in micro_batches for sample in samples):
-            sample.policy_keep = None
+        if self.top_entropy != 1:
+            for sample in chain.from_iterable(micro_batches):
+                sample.policy_keep = None
         if self.reference_sync is not None and isinstance(self.reference, FrozenEngine):
             sync_reference(self.engine, self.reference, self.reference_sync)
         if self.entropy_control is not None:
@@ -154,13 +156,15 @@ class PolicyUpdate:
         """Accumulate the step's gradient."""
         passes = []
         # Of all samples or of none: the reference's forward is a collective, and ranks pack in their own ways.
-        lacks_reference = any(s.reference_logprobs is None for each in micro_batches for s in each.samples)
+        lacks_reference = self.reference is not None and any(
+            sample.reference_logprobs is None for each in micro_batches for sample in each.samples
+        )
         following = self._prepared(micro_batches[0])
         for place, each in enumerate(micro_batches, start=1):
             batch = following
             if each.needs_backward:
                 self.engine.begin_micro_batch(last=place == len(micro_batches))
-            if lacks_reference and self.reference is not None:
+            if self.reference is not None and lacks_reference:
                 keep_logprobs(batch, self._score(self.reference, batch)[0], "reference_logprobs")
             with torch.set_grad_enabled(each.needs_backward):
                 mode, routers = self.engine.mode, self.routers
@@ -181,7 +185,7 @@ class PolicyUpdate:
         measures = measure(passes, self.step_loss.correction, asked)
         shares = loss_shares(passes)
         # Also of masked samples: an alarm tells if nothing of them is left.
-        live = sum(bool(np.any(sample.advantage != 0)) for samples in micro_batches for sample in samples)
+        live = sum([bool(np.any(sample.advantage != 0)) for sample in chain.from_iterable(micro_batches)])
         own = torch.cat([*shares.values(), shares["loss"].new_full((1,), live)])
         sums = self.world.reduce(own, dist.ReduceOp.SUM)
         learning_rate = self.engine.learning_rate

@@ -82,13 +82,11 @@ class StepStatistics:
             self._tokens[id(sample)] = dict(zip(names, row, strict=True))
 
     def reduce(self, plan: StepPlan, micro_batches: Sequence[Sequence[Sample]], world: World) -> Statistics:
-        """Reduce the values of a step over all ranks; a collective where a component wants any.
+        """Reduce the values of a step over all ranks; a collective.
 
         Args:
             micro_batches: this rank's samples of the step, as `record` saw them.
         """
-        if not self.wanted:
-            return {}
         keys = [
             (each.generation, each.iteration, row)
             for each in plan.micro_batches

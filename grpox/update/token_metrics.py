@@ -203,11 +203,9 @@ def _recorded(passes: Passes) -> tuple[list[Sample], np.ndarray]:
 
 def read_together(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     """Copy tensors of a device to the host, as f64, for which the host waits once; None becomes f64[0]."""
-    device = next(each.device for each in tensors if each is not None)
-    known = [torch.empty(0, device=device) if each is None else each for each in tensors]
-    together = torch.cat([each.double().flatten() for each in known]).cpu()
-    parts = torch.split(together, [each.numel() for each in known])
-    return [part.view(each.shape) for part, each in zip(parts, known, strict=True)]
+    together = torch.cat([each.double().flatten() for each in tensors if each is not None]).cpu()
+    parts = torch.split(together, [0 if each is None else each.numel() for each in tensors])
+    return [part if each is None else part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
 
 
 def metrics_of(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:

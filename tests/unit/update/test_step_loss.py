@@ -178,14 +178,6 @@ def test_a_correction_is_given_zeros_where_masked_and_pi_old_where_mu_is_unknown
     assert torch.equal(correction.given[2], MASK)
 
 
-def test_a_generator_that_told_nothing_is_taken_for_the_old_policy() -> None:
-    correction = Given()
-    made, _ = taken(StepLoss(LogPi(), correction), old_logprobs=torch.where(MASK, OLD, 5.0))
-    same(correction.given[0], OLD)
-    same(correction.given[1], OLD)
-    same(made.terms()["correction R"], [[1, 1, 1], [1, 1, 0]])
-
-
 def test_the_weights_of_a_correction_have_no_gradient() -> None:
     class OfAParameter(Given):
         def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,16 +257,6 @@ def test_a_correction_that_is_none_is_named(make: Any, told: str) -> None:
     inputs = build_inputs(torch.zeros(2, 3, requires_grad=True), torch.ones(2, 3).bool(), torch.ones(2))
     with pytest.raises(RunFailed, match=f"correction 'Mine' {told}"):
         StepLoss(DAPO, Mine()).micro_batch(inputs, StepTotals(6, 2, 1, 3))
-
-
-def test_the_entropy_that_a_loss_is_given_is_detached() -> None:
-    class OfEntropy(LogPi):
-        def per_token(self, inputs: LossInputs) -> LossOutput:
-            assert inputs.entropy is not None
-            return LossOutput(inputs.logprobs * inputs.entropy)
-
-    _, given = taken(StepLoss(OfEntropy(), NONE, entropy_coef=0.1))
-    same(given["entropy"].grad, [[-0.02] * 3, [-0.02, -0.02, 0]])  # the bonus's alone
 
 
 def metrics_of(correction: Correction, made: MicroBatchLoss, sampler: Tensor) -> dict[str, Any]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from grpox.checkpoint.components import RunComponents
 from grpox.contracts import Rollout
 from grpox.data.schedule import MicroBatchPlan, StepPlan
 from grpox.errors import RunFailed
 from grpox.policy.batch import Sample, collate, samples_of
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.update.objective import MicroBatchLoss, build_inputs
 from grpox.update.step_statistics import StepStatistics
@@ -134,8 +135,10 @@ def test_a_name_that_a_diagnostic_takes_is_refused() -> None:
         StepStatistics({("length", "mean"): "a", ("ratio", "mean"): "a"}).names([(batch, result)])
 
 
-def test_nothing_is_sent_if_nothing_is_asked_for() -> None:
-    silent: Any = SimpleNamespace(rank=0)  # has no gather
-    statistics = StepStatistics({})
-    record(statistics, [(None, None)])
-    assert statistics.reduce(plan(), [], silent) == {}
+def test_nothing_is_sent_if_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = None
+    components = RunComponents(nothing, ALONE, PhaseTimes())
+    components.complete(nothing, beta=0.0)
+    monkeypatch.setattr(World, "gather", nothing)
+    components.end_step(plan(), [])
+    assert components.statistics.names([nothing]) == []
