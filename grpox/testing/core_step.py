@@ -104,13 +104,13 @@ def step_gradient(
         raise ConfigError(what, "micro_batches", given=type(micro_batches).__name__)
     parts = [_tensors(place, micro_batch, needed) for place, micro_batch in enumerate(micro_batches)]
     masks = [part["token_mask"] for part in parts]
-    kept: list[Tensor | None] = [None] * len(parts)
+    keeps: list[Tensor | None] = [None] * len(parts)
     if top_entropy_quantile < 1:
         entropies, places = (
             [part["entropy"] for part in parts],
             [mask.flatten().nonzero()[:, 0] for mask in masks],
         )
-        kept[:], _ = choose(entropies, places, top_entropy_quantile, World(0, 1, torch.device("cpu")))
+        keeps[:], _ = choose(entropies, places, top_entropy_quantile, World(0, 1, torch.device("cpu")))
     step_loss = StepLoss.of(installed().build(bound), corrects, settings, bound.needs)
     # Each rank counts its own and the counts are added, as the all-reduce of a run does.
     counts = [count_masks(masks[rank::world_size]) for rank in range(world_size)]
@@ -118,7 +118,7 @@ def step_gradient(
     totals = StepTotals(tokens, sequences, number, max_completion_length)
     shares = [
         step_loss.micro_batch(build_inputs(**part), totals, part.get("sampler_logprobs"), keep).loss
-        for part, keep in zip(parts, kept, strict=True)
+        for part, keep in zip(parts, keeps, strict=True)
     ]
     total = torch.stack(shares).sum()
     gradients = torch.autograd.grad(total, [part["logprobs"] for part in parts])

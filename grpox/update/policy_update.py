@@ -181,8 +181,8 @@ class PolicyUpdate:
 
     def _take(self, passes: Passes, micro_batches: MicroBatches) -> dict[str, float]:
         """Take the step whose gradient `passes` made, and measure it; a collective."""
-        asked = self.statistics.names(passes) if self.statistics.wanted else ()
-        measures = measure(passes, self.step_loss.correction, asked)
+        requested = self.statistics.names(passes) if self.statistics.wanted else ()
+        measures = measure(passes, self.step_loss.correction, requested)
         shares = loss_shares(passes)
         # Also of masked samples: an alarm tells if nothing of them is left.
         live = sum([bool(np.any(sample.advantage != 0)) for sample in chain.from_iterable(micro_batches)])
@@ -192,7 +192,7 @@ class PolicyUpdate:
         applied = self._apply(sums[0])  # the loss, the first of the shares
         # The host waits for the device here, and nowhere else in a step whose tokens all count.
         sums, applied, of_tokens, facts, of_statistics = read_together(
-            [sums, applied, measures.metrics.reduce(self.world), measures.facts, measures.asked]
+            [sums, applied, measures.metrics.reduce(self.world), measures.facts, measures.requested]
         )
         metrics = dict(zip((*shares, LIVE), sums.tolist(), strict=True)) | {"learning_rate": learning_rate}
         loss, weight = metrics["loss"], self.step_loss.entropy_coef
@@ -200,8 +200,8 @@ class PolicyUpdate:
             # The policy term is the whole loss where it has no other.
             metrics |= {"entropy_coef": weight, "policy_loss": metrics.get("policy_loss", loss)}
         self.token_facts = measures.facts_of(facts)
-        if asked:
-            self.statistics.record(asked, passes, of_statistics)
+        if requested:
+            self.statistics.record(requested, passes, of_statistics)
         return metrics | self._applied(loss, applied.tolist()) | metrics_of(measures.metrics.named(of_tokens))
 
     def _apply(self, loss: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ class StepMeasures:
     """Measures of a step's tokens on this rank, on the device."""
 
     metrics: TokenMetrics
-    asked: Tensor | None  # f64[names, N]: values of the step's N tokens that statistics ask for
+    requested: Tensor | None  # f64[names, N]: values of the step's N tokens that statistics ask for
     recorded: Sequence[Sample]
     facts: Tensor | None  # f64[5, tokens of the samples to record]; None: there are none
 
@@ -121,34 +121,23 @@ class StepMeasures:
             begin, end = end, end + int(sample.token_mask.sum())
             computed = np.zeros((len(values), len(sample.completion)), np.float32)
             computed[:, sample.token_mask] = values[:, begin:end].numpy()
-            logprob, ratio, entropy, correction, counted = computed
+            *scores, counted = computed  # logprob, ratio, entropy and correction
             record, sample.token_record = sample.token_record, None
             assert record is not None
-            advantage = np.broadcast_to(np.asarray(sample.advantage, np.float32), len(sample.completion))
-            facts.append(
-                TokenFacts(
-                    record,
-                    ids=np.asarray(sample.completion, np.int32),
-                    is_scored=sample.token_mask,
-                    is_counted=counted > 0,
-                    sampler_logprob=sample.sampler_logprobs,
-                    advantage=advantage,
-                    logprob=logprob,
-                    ratio=ratio,
-                    entropy=entropy,
-                    correction=correction,
-                )
-            )
+            ids, mask = np.asarray(sample.completion, np.int32), sample.token_mask
+            advantage = np.broadcast_to(np.asarray(sample.advantage, np.float32), len(ids))
+            own = (ids, mask, counted > 0, sample.sampler_logprobs, advantage)
+            facts.append(TokenFacts(record, *own, *scores))
         return facts
 
 
 @torch.no_grad()
-def measure(passes: Passes, correction: Correction, asked: Sequence[str] = ()) -> StepMeasures:
+def measure(passes: Passes, correction: Correction, requested: Sequence[str] = ()) -> StepMeasures:
     """Measure the tokens of a step on this rank, without reading a value.
 
     Args:
         correction: that of the step; see `grpox.update.mismatch.mismatch_of`.
-        asked: diagnostics, or "entropy" or "advantages", whose values statistics ask for.
+        requested: diagnostics, or "entropy" or "advantages", whose values statistics ask for.
     """
     metrics, parts = TokenMetrics(), []
     recorded, places = _recorded(passes)
@@ -161,10 +150,10 @@ def measure(passes: Passes, correction: Correction, asked: Sequence[str] = ()) -
         of_mismatch = mismatch_inputs(result, batch.sampler_logprobs, correction)
         values = [*known.values(), *of_mismatch]
         names = list(known)
-        if asked:
+        if requested:
             known["advantages"] = inputs.advantages
             known |= {name: each.unsqueeze(1).expand_as(mask) for name, each in result.of_sequences.items()}
-            values += [known[name] for name in asked]
+            values += [known[name] for name in requested]
         if recorded:
             counted = keep if result.policy_keep is None else keep & result.policy_keep
             values += [inputs.logprobs, known["ratio"], inputs.entropy, weights, counted]
@@ -178,11 +167,11 @@ def measure(passes: Passes, correction: Correction, asked: Sequence[str] = ()) -
             rows = torch.stack(list(of_rows.values())).index_select(1, batch.trained_rows)
             metrics.add(of_rows, rows.double(), of_means=True)
     tokens = torch.cat(parts, dim=1)
-    begin, end = len(of_mismatch), len(of_mismatch) + len(asked)
+    begin, end = len(of_mismatch), len(of_mismatch) + len(requested)
     mismatch = mismatch_of(tokens[:begin], correction)
     metrics.add(mismatch, torch.stack(list(mismatch.values())))
     facts = tokens[end:].index_select(1, upload([places], tokens.device)[0]) if recorded else None
-    return StepMeasures(metrics, tokens[begin:end] if asked else None, recorded, facts)
+    return StepMeasures(metrics, tokens[begin:end] if requested else None, recorded, facts)
 
 
 def _recorded(passes: Passes) -> tuple[list[Sample], np.ndarray]:

@@ -58,7 +58,7 @@ def plan(iterations: tuple[int, ...] = (0, 0)) -> StepPlan:
 def record(statistics: StepStatistics, results: Any) -> None:
     """Record a step as the update does."""
     if names := statistics.names(results):
-        values = measure(results, NoCorrection(), names).asked
+        values = measure(results, NoCorrection(), names).requested
         assert values is not None
         statistics.record(names, results, values)
 
