@@ -25,10 +25,8 @@ PARTS: dict[str, tuple[Place, ...]] = {
     "optimizer": ((Engine, "step"),),
     "are weights finite": ((Engine, "finite"), (Engine, "measure_weights")),
     "metrics": (
-        (TokenMetrics, "add"),
+        (grpox.update.policy_update, "measure"),
         (TokenMetrics, "reduce"),
-        (TokenMetrics, "reduce"),
-        (grpox.update.policy_update, "mismatch_of"),
     ),
 }
 """Functions of each part; what a version of the core does not have is left out."""

@@ -169,7 +169,8 @@ class RunComponents:
         Raises:
             RunFailed: a component raised.
         """
-        values = self.statistics.reduce(plan, micro_batches, self._world)
+        wanted = self.statistics.wanted
+        values = self.statistics.reduce(plan, micro_batches, self._world) if wanted else {}
 
         def end() -> None:
             calls = []

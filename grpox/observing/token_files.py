@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow
     from transformers import PreTrainedTokenizerBase
 
-    from grpox.update.token_facts import TokenFacts
+    from grpox.update.token_metrics import TokenFacts
 
 FOLDER = "tokens"
 KEY = ("step", "part", "group", "sample")
@@ -29,6 +30,11 @@ CompletionKey = tuple[int, int, int, int]
 """Step and part in the name of the completion's file, ``completions/step_<step>_<part>.parquet`` (part 1 has no
 number), group and sample."""
 NUMBERS = ("logprob", "policy_logprob", "ratio", "advantage", "entropy", "correction")
+FACTS = (
+    *("ids", "record.turns", "is_scored", "is_counted"),
+    *("sampler_logprob", "advantage", "logprob", "ratio", "entropy", "correction"),
+)
+"""Attributes of `TokenFacts` with an entry for each token."""
 MOST_FILES = 4096
 """Number of files whose keys are kept."""
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -63,26 +69,27 @@ def write_tokens(path: Path, completions: Sequence[TokenFacts], texts: TokenText
     import pyarrow
     from pyarrow import parquet
 
-    rows = sorted(completions, key=lambda each: _key(each))
-    keys = np.array([_key(each) for each in rows], dtype=np.int64).reshape(-1, len(KEY))
+    key = attrgetter(*(f"record.{name}" for name in KEY))
+    rows = sorted(completions, key=key)
+    keys = np.array([*map(key, rows)], dtype=np.int64).reshape(-1, len(KEY))
     columns = {name: pyarrow.array(keys[:, place]) for place, name in enumerate(KEY)}
-    turns = np.concatenate([each.record.turns for each in rows])
-    written, scored = turns >= 0, _flat(rows, "is_scored")
-    sampler = _flat(rows, "sampler_logprob")
+    facts = {name: np.concatenate([*map(attrgetter(name), rows)]) for name in FACTS}
+    turns, sampler, is_scored = facts["record.turns"], facts["sampler_logprob"], facts["is_scored"]
+    is_written = turns >= 0
     ids = [each.ids.tolist() for each in rows]
     specials = [texts.special(token) for each in ids for token in each]
     values: dict[str, pyarrow.Array] = {
-        "id": pyarrow.array(_flat(rows, "ids")),
+        "id": pyarrow.array(facts["ids"]),
         "text": pyarrow.array([text for each in ids for text in texts.of(each)], pyarrow.string()),
         "special": pyarrow.array(specials, pyarrow.string()),
-        "logprob": _known(sampler, written & ~np.isnan(sampler)),
-        "policy_logprob": _known(_flat(rows, "logprob"), scored),
-        "ratio": _known(_flat(rows, "ratio"), scored),
-        "advantage": _known(_flat(rows, "advantage"), written),
-        "entropy": _known(_flat(rows, "entropy"), scored),
-        "correction": _known(_flat(rows, "correction"), scored),
-        "mask": pyarrow.array(_flat(rows, "is_counted").astype(np.int8)),
-        "turn": _known(turns, written),
+        "logprob": pyarrow.array(sampler, mask=~is_written | np.isnan(sampler)),
+        "policy_logprob": pyarrow.array(facts["logprob"], mask=~is_scored),
+        "ratio": pyarrow.array(facts["ratio"], mask=~is_scored),
+        "advantage": pyarrow.array(facts["advantage"], mask=~is_written),
+        "entropy": pyarrow.array(facts["entropy"], mask=~is_scored),
+        "correction": pyarrow.array(facts["correction"], mask=~is_scored),
+        "mask": pyarrow.array(facts["is_counted"].astype(np.int8)),
+        "turn": pyarrow.array(turns, mask=~is_written),
     }
     ends = np.cumsum([0, *map(len, ids)], dtype=np.int32)
     columns |= {name: pyarrow.ListArray.from_arrays(ends, flat) for name, flat in values.items()}
@@ -94,22 +101,6 @@ def write_tokens(path: Path, completions: Sequence[TokenFacts], texts: TokenText
         writer.write_table(table)
     with atomic_path(path) as unfinished:
         unfinished.write_bytes(buffer.getvalue())
-
-
-def _key(facts: TokenFacts) -> CompletionKey:
-    record = facts.record
-    return record.step, record.part, record.group, record.sample
-
-
-def _flat(rows: Sequence[TokenFacts], name: str) -> np.ndarray:
-    return np.concatenate([getattr(each, name) for each in rows])
-
-
-def _known(values: np.ndarray, known: np.ndarray) -> pyarrow.Array:
-    """Return a column that is null except where `known`."""
-    import pyarrow
-
-    return pyarrow.array(values, mask=~known)
 
 
 def read_tokens(folder: Path, step: int, group: int, sample: int, part: int = 1) -> list[dict[str, Any]]:

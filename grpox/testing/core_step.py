@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,10 +16,9 @@ from grpox.errors.validation import problems_of
 from grpox.plugins.registry import bind, installed
 from grpox.runtime.world import World
 from grpox.testing.loss_examples import BY_SEQUENCE
-from grpox.update.objective import MicroBatchInputs, StepLoss
+from grpox.update.objective import StepLoss, build_inputs
 from grpox.update.packing import StepTotals, count_masks
 from grpox.update.token_masks import choose
-from grpox.update.token_metrics import places_of
 
 REQUIRED = ("logprobs", "advantages", "token_mask")
 OPTIONAL = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
@@ -101,32 +99,34 @@ def step_gradient(
     needed = [*REQUIRED, *(["ref_logprobs"] if beta > 0 else [])]
     needed += ["entropy"] if entropy_coef > 0 or top_entropy_quantile < 1 else []
     needed += [name for capability, name in INPUT_NAMES.items() if capability in bound.needs]
-    inputs = _all_inputs(micro_batches, needed, top_entropy_quantile)
-    step_loss = StepLoss.of(installed().build(bound), corrects, settings, bound.needs)
-    # Each rank counts its own and the counts are added, as the all-reduce of a run does.
-    counts = [count_masks(i.token_mask for i in inputs[rank::world_size]) for rank in range(world_size)]
-    tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
-    totals = StepTotals(tokens, sequences, number, max_completion_length)
-    total = torch.stack([step_loss.micro_batch(each, totals).loss for each in inputs]).sum()
-    gradients = torch.autograd.grad(total, [each.logprobs for each in inputs])
-    return total.detach(), list(gradients)
-
-
-def _all_inputs(micro_batches: Any, needed: Sequence[str], part: float) -> list[MicroBatchInputs]:
-    """Check the micro-batches of all ranks, and choose the `part` of their tokens with the highest entropy."""
     if isinstance(micro_batches, Mapping | str) or not isinstance(micro_batches, Sequence) or not micro_batches:
         what = "a step is a list of at least one micro-batch"
         raise ConfigError(what, "micro_batches", given=type(micro_batches).__name__)
-    inputs = [_inputs(place, micro_batch, needed) for place, micro_batch in enumerate(micro_batches)]
-    if part == 1:
-        return inputs
-    entropies = [each.entropy for each in inputs if each.entropy is not None]
-    places = [places_of(each.token_mask) for each in inputs]
-    chosen = choose(entropies, places, part, World(0, 1, torch.device("cpu")))
-    return [replace(each, policy_keep=keep) for each, keep in zip(inputs, chosen.keep, strict=True)]
+    parts = [_tensors(place, micro_batch, needed) for place, micro_batch in enumerate(micro_batches)]
+    masks = [part["token_mask"] for part in parts]
+    keeps: list[Tensor | None] = [None] * len(parts)
+    if top_entropy_quantile < 1:
+        entropies, places = (
+            [part["entropy"] for part in parts],
+            [mask.flatten().nonzero()[:, 0] for mask in masks],
+        )
+        keeps[:], _ = choose(entropies, places, top_entropy_quantile, World(0, 1, torch.device("cpu")))
+    step_loss = StepLoss.of(installed().build(bound), corrects, settings, bound.needs)
+    # Each rank counts its own and the counts are added, as the all-reduce of a run does.
+    counts = [count_masks(masks[rank::world_size]) for rank in range(world_size)]
+    tokens, sequences, number = (sum(column) for column in zip(*counts, strict=True))
+    totals = StepTotals(tokens, sequences, number, max_completion_length)
+    shares = [
+        step_loss.micro_batch(build_inputs(**part), totals, part.get("sampler_logprobs"), keep).loss
+        for part, keep in zip(parts, keeps, strict=True)
+    ]
+    total = torch.stack(shares).sum()
+    gradients = torch.autograd.grad(total, [part["logprobs"] for part in parts])
+    return total.detach(), list(gradients)
 
 
-def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
+def _tensors(place: int, given: Any, needed: Sequence[str]) -> dict[str, Tensor]:
+    """Check a micro-batch, and name its tensors as `build_inputs` does."""
     key = f"micro_batches[{place}]"
     if not isinstance(given, Mapping):
         raise ConfigError("a micro-batch is a mapping of names to tensors", key, given=type(given).__name__)
@@ -157,11 +157,12 @@ def _inputs(place: int, given: Any, needed: Sequence[str]) -> MicroBatchInputs:
     if problems:
         raise ConfigError(problems)
     # Detached, so that a caller's own graph is neither needed nor changed.
-    named: dict[str, Any] = {
+    named = {
         name: tensor if name in ("group_ids", "sequence_ids") else tensor.detach().to(torch.float64)
         for name, tensor in tensors.items()
     }
     named["logprobs"] = named["logprobs"].clone().requires_grad_()
     named["token_mask"] = tensors["token_mask"].bool()
-    named["reference_logprobs"] = named.pop("ref_logprobs", None)
-    return MicroBatchInputs(**named)
+    if "ref_logprobs" in named:
+        named["reference_logprobs"] = named.pop("ref_logprobs")
+    return named

@@ -6,18 +6,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from unittest import SkipTest
 
 import torch
 from torch import Tensor
 
+from grpox.contracts import LossInputs
 from grpox.errors import RunFailed
 from grpox.plugins.component import level_of
 from grpox.testing.conformance import TensorConformance, Violation, require
 from grpox.testing.formula import Reference, parameters_of
 from grpox.testing.loss_examples import SHAPES, close, example, mapped, padded, rows, shown
-from grpox.update.objective import Corrected, apply_correction
+from grpox.update.objective import apply_correction, build_inputs
 
 LARGEST = 20.0
 """Difference of log-probabilities."""
@@ -34,6 +35,13 @@ class Given:
 
     def __str__(self) -> str:
         return shown(self)
+
+
+class Corrected(NamedTuple):
+    """The result of a correction."""
+
+    weights: Tensor  # f64[B, T]
+    keep: Tensor  # bool[B, T]
 
 
 class CorrectionConformance(TensorConformance):
@@ -138,9 +146,9 @@ class CorrectionConformance(TensorConformance):
         correction = self.build()
         for given in _examples():
             for missing in (None, torch.full_like(given.sampler, float("nan"))):
-                corrected = apply_correction(correction, given.old, missing, given.mask)
+                weights, keep = apply_correction(correction, _inputs(given, missing))
                 what = "without log-probabilities of the sampler it does not weigh by 1"
-                require(bool((corrected.factor[given.mask] == 1).all()), what, given)
+                require(bool((torch.where(keep, weights, 0.0)[given.mask] == 1).all()), what, given)
 
     def test_padding(self) -> None:
         """Masked positions at the end change nothing."""
@@ -226,10 +234,15 @@ def _random_completions() -> Iterator[Given]:
         yield Given(old, torch.where(mask, old - by, 0.0), mask)
 
 
+def _inputs(given: Given, sampler: Tensor | None) -> LossInputs:
+    """Build what the core hands to a correction."""
+    return build_inputs(given.old, given.mask, torch.zeros_like(given.old), given.old, sampler)
+
+
 def _correct(correction: Any, given: Given) -> Corrected:
     try:
-        corrected = apply_correction(correction, given.old, given.sampler, given.mask)
+        _, keep = apply_correction(correction, _inputs(given, given.sampler))
         weights = correction.correct(given.old, given.sampler, given.mask)[0]
     except RunFailed as error:
         raise Violation(str(error), str(given)) from error
-    return replace(corrected, weights=weights)
+    return Corrected(weights, keep)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from grpox.contracts import Capability, LossInputs, PolicyLoss
-from grpox.update.objective import MicroBatchInputs, objective, per_token_loss
+from grpox.update.objective import build_inputs, objective, per_token_loss
 from grpox.update.packing import LossTraits, StepTotals, count_masks, token_weights
 
 if TYPE_CHECKING:
@@ -199,14 +199,14 @@ def step_gradient_on(loss: PolicyLoss, inputs: LossInputs, weights: Tensor | Non
         RunFailed: it raised, or its result is no loss.
     """
     given = leaf(inputs)
-    named: dict[str, Any] = {each.name: getattr(given, each.name, None) for each in fields(MicroBatchInputs)}
+    named = {name: values for name, values in vars(given).items() if name != "correction_weights"}
     # The capabilities for which a run would give these inputs.
     needs = {name for name in Capability if named.get(name) is not None}
     if given.entropy is not None and given.entropy.requires_grad:
         needs.add(Capability.ENTROPY_GRADIENT)
     share = objective(
         loss,
-        MicroBatchInputs(**named),
+        build_inputs(**named),
         torch.ones_like(given.logprobs) if weights is None else weights,
         factor=given.correction_weights,
         folds_correction=LossTraits.of(loss).folds_correction,

@@ -23,7 +23,7 @@ from grpox.rollout.rewards.scoring import weighed_mean_logged, with_logged
 from grpox.runtime.files import read_mapping, write_error_message
 from grpox.runtime.logs import WarnOnce
 from grpox.update.mismatch import mismatch_warnings
-from grpox.update.token_facts import TokenFacts
+from grpox.update.token_metrics import TokenFacts
 
 
 @dataclass

@@ -9,7 +9,7 @@ correction (https://verl.readthedocs.io/en/latest/algo/rollout_corr.html); no lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,7 @@ from grpox.policy.precision import float32_precision
 from grpox.runfile.checks import changed_distribution
 from grpox.runfile.model_options import OF_EXPERTS
 from grpox.runtime.foreign_code import call, unchanged
-from grpox.update.objective import Corrected, MicroBatchLoss
-from grpox.update.token_metrics import places_of, select_values
+from grpox.update.objective import MicroBatchLoss
 
 PREFIX = "mismatch/"
 OLD_PREFIX = "sampling/"
@@ -82,38 +81,44 @@ _ROUNDING = 1e-5
 """A weight less than R by no more than this share, some roundings of float32, was not truncated."""
 
 
-def mismatch_of(results: Sequence[MicroBatchLoss], correction: Correction) -> dict[str, Tensor]:
-    """Measure all tokens of a step on this rank at once: name -> [N].
+def mismatch_inputs(result: MicroBatchLoss, sampler: Tensor, correction: Correction) -> list[Tensor]:
+    """List what the mismatch of a micro-batch's tokens is measured from, [B, T] each.
+
+    Args:
+        sampler: f32[B, T] as the generator told it, NaN where unknown.
+        correction: its optional `raw`, (old, sampler, mask) -> R before any cap or mask, adds an input, as
+            numbers that can be squared and summed.
+    """
+    inputs, raw = result.inputs, getattr(correction, "raw", None)
+    assert result.correction is not None
+    assert inputs.sampler_logprobs is not None
+    values = [inputs.old_logprobs, inputs.sampler_logprobs, *result.correction, sampler.isnan()]
+    if raw is not None:
+        largest = math.exp(_EXPONENT)
+        tensors = (inputs.old_logprobs.double(), inputs.sampler_logprobs.double(), inputs.token_mask)
+        with unchanged("correction", raw, dict(zip(("old", "sampler", "mask"), tensors, strict=True))):
+            weights: Tensor = call("correction", raw, *tensors)
+        values.append(weights.double().nan_to_num(nan=1.0).clamp(1 / largest, largest))
+    return values
+
+
+def mismatch_of(tokens: Tensor, correction: Correction) -> dict[str, Tensor]:
+    """Measure all tokens of a step on this rank at once: name -> f64[N].
 
     On a CPU that takes a fraction of the time that one micro-batch after the other takes.
 
     Args:
-        results: every micro-batch, corrected.
-        correction: its `raw`, (old, sampler, mask) -> R before any cap or mask, is exp(old - sampler) by
-            default; its weights are R, or R truncated, unless `weighs_by_raw` is False.
+        tokens: f64[5 or 6, N] of `mismatch_inputs`.
+        correction: without `raw`, R before any cap or mask is exp(old - sampler); its weights are that R, or
+            that R truncated, unless `weighs_by_raw` is False.
     """
-    raw = getattr(correction, "raw", None)
-    names: tuple[str, ...] = ()
-    parts = []
-    for result in results:
-        corrected, inputs = result.corrected, result.inputs
-        assert corrected is not None
-        assert inputs.sampler_logprobs is not None
-        values = {name: getattr(corrected, name) for name in ("old", "sampler", "weights", "keep")}
-        values["missing"] = inputs.sampler_logprobs.isnan()
-        if raw is not None:
-            values["raw"] = _raw(raw, corrected, inputs.token_mask)
-        names = tuple(values)
-        places = places_of(inputs.token_mask) if inputs.token_places is None else inputs.token_places
-        parts.append(select_values(values, places))
-    tokens = dict(zip(names, torch.cat(parts, dim=1).double(), strict=True))
-    d = (tokens["old"] - tokens["sampler"]).nan_to_num(nan=0.0).clamp(-_EXPONENT, _EXPONENT)
+    old, sampler, weights, keep, missing, *raw = tokens
+    d = (old - sampler).nan_to_num(nan=0.0).clamp(-_EXPONENT, _EXPONENT)
     importance = ratio = d.exp()
-    keep = tokens["keep"] > 0
-    truncated = torch.zeros_like(keep)
+    truncated = torch.zeros_like(d)
     if getattr(correction, "weighs_by_raw", True):
-        importance = tokens.get("raw", ratio)
-        truncated = keep & (tokens["weights"] < importance * (1 - _ROUNDING))
+        importance = raw[0] if raw else ratio
+        truncated = ((keep > 0) & (weights < importance * (1 - _ROUNDING))).double()
     measured = {
         "ratio": ratio,
         "importance": importance,
@@ -121,41 +126,29 @@ def mismatch_of(results: Sequence[MicroBatchLoss], correction: Correction) -> di
         "difference": d.abs(),
         "kl": torch.expm1(d) - d,  # k3 of KL(mu || pi_old), as the samples are mu's
         "truncated": truncated,
-        "masked": ~keep,
-        "missing_logprobs": tokens["missing"],
+        "masked": 1 - keep,
+        "missing_logprobs": missing,
     }
-    if raw is not None:
-        measured["raw_ratio"] = tokens["raw"]
+    if raw:
+        measured["raw_ratio"] = raw[0]
     return {PREFIX + name: value for name, value in measured.items()}
-
-
-@torch.no_grad()
-def _raw(raw: Callable[..., Tensor], corrected: Corrected, mask: Tensor) -> Tensor:
-    """Call a correction's `raw`; returns numbers that can be squared and summed, f64[B, T]."""
-    largest = math.exp(_EXPONENT)
-    given = {"old": corrected.old.double(), "sampler": corrected.sampler.double(), "mask": mask}
-    with unchanged("correction", raw, given):
-        values: Tensor = call("correction", raw, *given.values())
-    return values.double().nan_to_num(nan=1.0).clamp(1 / largest, largest)
 
 
 def mismatch_metrics(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:
     """Take the mismatch out of `reduced` (name -> mean, min, max) and name it for the log."""
-    names = [name for name in reduced if name.startswith(PREFIX)]
-    values = {name.removeprefix(PREFIX): reduced.pop(name) for name in names}
-    if not values:
-        return {}
-    mean = {name: value[0] for name, value in values.items()}
-    named = {
-        "effective_sample_size": mean["importance"] ** 2 / mean["importance_squared"],
-        "difference_mean": mean["difference"],
-        "difference_max": values["difference"][2],
-    }
-    for name in ("ratio", "raw_ratio"):
-        for statistic, value in zip(("mean", "min", "max"), values.get(name, ()), strict=False):
-            named[f"{name}_{statistic}"] = value
-    named |= {name: mean[name] for name in ("kl", "truncated", "masked", "missing_logprobs")}
-    return {f"{prefix}{name}": value for prefix in (PREFIX, OLD_PREFIX) for name, value in named.items()}
+    metrics: dict[str, float] = {}
+    for name in [each for each in reduced if each.startswith(PREFIX)]:
+        mean, low, high = reduced.pop(name)
+        if name.endswith("ratio"):
+            metrics |= {f"{name}_mean": mean, f"{name}_min": low, f"{name}_max": high}
+        elif name.endswith("difference"):
+            metrics |= {f"{name}_mean": mean, f"{name}_max": high}
+        else:
+            metrics[name] = mean
+    if metrics:
+        importance, squared = metrics.pop(f"{PREFIX}importance"), metrics.pop(f"{PREFIX}importance_squared")
+        metrics[f"{PREFIX}effective_sample_size"] = importance**2 / squared
+    return metrics | {name.replace(PREFIX, OLD_PREFIX): value for name, value in metrics.items()}
 
 
 def mismatch_warnings(metrics: Mapping[str, float], step: int, *, promised: bool) -> dict[str, str]:

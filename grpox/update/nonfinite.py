@@ -5,6 +5,7 @@ A message names the term of the loss and the token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from grpox.runtime.world import World
 
 if TYPE_CHECKING:
     from grpox.policy.batch import Sample
+    from grpox.update.token_metrics import Passes
 
 TERMS = (
     "reference log-probability",
@@ -81,6 +83,15 @@ def find(micro_batches: Iterable[Sequence[Row]], rank: int) -> list[NonFinite]:
     return in_order(list(first.values()))
 
 
+def terms_of_rows(micro_batches: Sequence[Sequence[Sample]], passes: Passes) -> list[list[Row]]:
+    """List the terms of each sample's loss, by micro-batch of the schedule."""
+    of_sample: dict[int, Row] = {}
+    for batch, result in passes:
+        of_batch = zip(batch.samples, batch.rows(result.terms()), strict=True)
+        of_sample |= {id(sample): row for sample, row in of_batch}
+    return [[of_sample[id(sample)] for sample in samples] for samples in micro_batches]
+
+
 def in_order(nonfinite: Sequence[NonFinite]) -> list[NonFinite]:
     """Sort by cause, then by rank."""
     return sorted(nonfinite, key=lambda each: (TERMS.index(each.term), each.rank))
@@ -121,26 +132,27 @@ class NonFinitePolicy:
     def on_step_skipped(
         self,
         step: int,
-        what: str,
+        loss: float,
         micro_batches: Sequence[Sequence[Sample]],
-        rows: Sequence[Sequence[Row]],
+        passes: Passes,
         coefficients: Mapping[str, float],
     ) -> None:
         """Count a step that was not taken, and save its batch; a collective.
 
         Args:
             step: its number.
-            what: one line that names the values that were not finite.
+            loss: that of the step; where it is finite, the gradient is not.
             micro_batches: this rank's, as they were before the step.
-            rows: the terms of each sample's loss; see `grpox.update.objective.MicroBatchLoss.terms`.
+            passes: the same samples as they went through the model.
             coefficients: keys of `train` -> the weights of the terms in the step's loss.
 
         Raises:
             RunFailed: the run should end.
         """
-        nonfinite = in_order(self.world.gather(find(rows, self.world.rank)))
+        nonfinite = in_order(self.world.gather(find(terms_of_rows(micro_batches, passes), self.world.rank)))
         self.skipped.total += 1
         self.skipped.in_a_row += 1
+        what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
         message = f"{what} in step {step}{_where(nonfinite)}"
         if self.dump is not None:
             message += f"\n    {self.dump(step, what, nonfinite, micro_batches, coefficients)}"

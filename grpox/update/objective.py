@@ -11,8 +11,8 @@ Schulman, "Approximating KL divergence" (2020), for k1, k2 and k3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -30,61 +30,71 @@ RESERVED = frozenset(("loss", "policy_loss", "entropy_coef", "adaptive_entropy/c
 RESERVED |= {"grad_norm", "learning_rate", "entropy", "kl", "kl_old", "ratio", "off_policy_masked"}
 """Metrics of the core's own, which a diagnostic may not overwrite; nor may it begin with ``mismatch/`` or
 ``sampling/``."""
+ON_DEMAND = (
+    *(Capability.REFERENCE_LOGPROBS, Capability.SAMPLER_LOGPROBS, Capability.REWARDS, Capability.GROUP_IDS),
+    *(Capability.SEQUENCE_IDS, Capability.COLUMNS),
+)
+"""Fields of `LossInputs` that only a loss that needs them is given."""
 
 
-@dataclass(frozen=True)
-class MicroBatchInputs:
-    """Log-probabilities and advantages of one micro-batch."""
+def build_inputs(
+    logprobs: Tensor,
+    token_mask: Tensor,
+    advantages: Tensor,
+    old_logprobs: Tensor | None = None,
+    sampler_logprobs: Tensor | None = None,
+    reference_logprobs: Tensor | None = None,
+    entropy: Tensor | None = None,
+    **others: Any,
+) -> LossInputs:
+    """Collect all that is known of a micro-batch, with 0 at masked positions whatever lies there.
 
-    logprobs: Tensor  # f32[B, T], with gradient
-    token_mask: Tensor  # bool[B, T]
-    advantages: Tensor  # f32[B] or f32[B, T]
-    old_logprobs: Tensor | None = None  # f32[B, T]; None: no update since sampling, so it is sg[logprobs]
-    sampler_logprobs: Tensor | None = None  # f32[B, T], NaN where unknown; None: all are unknown
-    reference_logprobs: Tensor | None = None  # f32[B, T], only when beta > 0 or the loss needs it
-    entropy: Tensor | None = None  # f32[B, T], with gradient where there is a bonus or the loss needs one
-    policy_keep: Tensor | None = None  # bool[B, T]: tokens whose policy term counts; None: all of them
-    token_places: Tensor | None = None  # i64[N]: where token_mask is True, of B * T; None: nobody has counted
-    # The following are None unless the loss needs them; see `grpox.contracts.LossInputs`.
-    rewards: Tensor | None = None  # f32[B, K]
-    group_ids: Tensor | None = None  # i64[B]
-    sequence_ids: Tensor | None = None  # i64[B]
-    columns: Mapping[str, Sequence[Any]] | None = None
+    Args:
+        logprobs: f32[B, T].
+        token_mask: bool[B, T].
+        advantages: f32[B] or f32[B, T].
+        old_logprobs: f32[B, T]; None: no update since sampling, so it is sg[logprobs].
+        sampler_logprobs: f32[B, T], NaN where unknown, which counts as pi_old; None: all are unknown.
+        reference_logprobs, entropy: f32[B, T] each.
+        others: further fields of `LossInputs`, which have no positions of tokens.
+    """
+    nothing = logprobs.new_zeros(())
 
-    @property
-    def token_advantages(self) -> Tensor:
-        """f32[B, T], or f32[B, 1] where all tokens of a sequence have the same."""
-        return self.advantages if self.advantages.ndim == 2 else self.advantages.unsqueeze(1)
+    def neutral(values: Tensor | None) -> Any:
+        return None if values is None else torch.where(token_mask, values, nothing)
 
-
-@dataclass(frozen=True)
-class Corrected:
-    """Inputs and outputs of an importance-sampling correction."""
-
-    old: Tensor  # f32[B, T]
-    sampler: Tensor  # f32[B, T], equal to old where it is unknown
-    weights: Tensor  # f32[B, T]
-    keep: Tensor  # bool[B, T]
-
-    @cached_property
-    def factor(self) -> Tensor:
-        """R f32[B, T]: the weight, 0 where the token is dropped."""
-        return torch.where(self.keep, self.weights, 0.0)
+    now = neutral(logprobs)
+    old = now.detach() if old_logprobs is None else neutral(old_logprobs)
+    sampler = old
+    if sampler_logprobs is not None:
+        sampler = torch.where(sampler_logprobs.isnan() | ~token_mask, old, sampler_logprobs)
+    return LossInputs(
+        logprobs=now,
+        old_logprobs=old,
+        advantages=neutral(advantages if advantages.ndim == 2 else advantages.unsqueeze(1)),
+        token_mask=token_mask,
+        entropy=neutral(entropy),
+        reference_logprobs=neutral(reference_logprobs),
+        sampler_logprobs=sampler,
+        **others,
+    )
 
 
 @dataclass(frozen=True)
 class MicroBatchLoss:
-    """A micro-batch's share of the step's loss, and what was measured on the way."""
+    """A micro-batch's share of the step's loss, and what was measured on the way; 0 where masked."""
 
-    inputs: MicroBatchInputs
+    inputs: LossInputs  # all that is known; the loss was given what it needs of it
     loss: Tensor  # scalar, to be minimised
-    policy_loss: Tensor  # f32[B, T], as the plugin returned it, without gradient, 0 where masked
-    diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient, 0 where masked
-    corrected: Corrected | None = None  # None: no correction
-    off_policy_keep: Tensor | None = None  # bool[B, T]; None: the run leaves none out
+    policy_loss: Tensor  # f32[B, T], as the plugin returned it, without gradient
+    diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient
+    of_sequences: Mapping[str, Tensor]  # name -> f32[B], diagnostics with one number a sequence
     policy_share: Tensor | None = None  # scalar without gradient; None: the loss has no other term
     router_share: Tensor | None = None  # scalar without gradient: of the mean load-balancing loss of the step
-    of_sequences: Mapping[str, Tensor] = field(default_factory=dict)  # diagnostics of sequences, f32[B] each
+    correction: tuple[Tensor, Tensor] | None = None  # weights f32[B, T]; bool[B, T], False where it drops
+    policy_keep: Tensor | None = None  # bool[B, T]: tokens whose policy term counts; None: all of them
+    off_policy_keep: Tensor | None = None  # bool[B, T]: tokens that are not off-policy; None: all may be
+    derivative: Tensor | None = None  # f32[B, T], of the loss by each log-probability; None before `detached`
 
     def with_routers(self, balance: Tensor, coefficient: float, totals: StepTotals) -> MicroBatchLoss:
         """Add the load-balancing loss of the micro-batch, weighted by its part of the step's tokens.
@@ -100,33 +110,33 @@ class MicroBatchLoss:
         return replace(self, loss=loss, policy_share=policy, router_share=share.detach())
 
     def detached(self) -> MicroBatchLoss:
-        """Return the same numbers without the graph that made them; call it after the backward pass.
-
-        The derivative with respect to each log-probability, where there is one, becomes the term "derivative".
-        """
+        """Return the same numbers without the graph that made them; call it after the backward pass."""
         logprobs, entropy = self.inputs.logprobs, self.inputs.entropy
-        inputs = replace(
-            self.inputs, logprobs=logprobs.detach(), entropy=None if entropy is None else entropy.detach()
-        )
-        if logprobs.requires_grad and logprobs.grad is not None:
-            inputs.logprobs.grad = logprobs.grad
-        return replace(self, inputs=inputs, loss=self.loss.detach())
+        entropy = None if entropy is None else entropy.detach()
+        inputs = replace(self.inputs, logprobs=logprobs.detach(), entropy=entropy)
+        derivative = logprobs.grad if logprobs.retains_grad else None
+        return replace(self, inputs=inputs, loss=self.loss.detach(), derivative=derivative)
 
     def terms(self) -> dict[str, Tensor]:
-        """Name the terms of the loss, causes first: name -> f32[B, T] without gradient."""
-        inputs = self.inputs
+        """Name the terms of a detached loss, causes first: name -> f32[B, T]."""
+        inputs, correction = self.inputs, self.correction
         terms = {
             "reference log-probability": inputs.reference_logprobs,
-            "log-probability": inputs.logprobs.detach(),
-            "old log-probability": None if self.corrected is None else self.corrected.old,
-            "entropy": None if inputs.entropy is None else inputs.entropy.detach(),
-            "advantage": self.inputs.token_advantages.expand_as(inputs.logprobs),
-            "correction R": None if self.corrected is None else self.corrected.factor,
+            "log-probability": inputs.logprobs,
+            "old log-probability": inputs.old_logprobs,
+            "entropy": inputs.entropy,
+            "advantage": inputs.advantages,
+            "correction R": None if correction is None else _factor(*correction),
             "policy loss": self.policy_loss,
             "KL": self.diagnostics.get("kl"),
-            "derivative": inputs.logprobs.grad,
+            "derivative": self.derivative,
         }
         return {name: values for name, values in terms.items() if values is not None}
+
+
+def _factor(weights: Tensor, keep: Tensor) -> Tensor:
+    """R f32[B, T]: the correction's weight, 0 where it drops the token."""
+    return torch.where(keep, weights, 0.0)
 
 
 KlEstimator = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -197,9 +207,10 @@ def _check_tensor(name: str, what: str, values: object, inputs: LossInputs) -> N
 
 def objective(
     policy_loss: PolicyLoss,
-    inputs: MicroBatchInputs,
+    inputs: LossInputs,
     token_weights: Tensor,
     *,
+    policy_keep: Tensor | None = None,
     factor: Tensor | None = None,
     folds_correction: bool = False,
     bonus_weights: Tensor | None = None,
@@ -210,7 +221,9 @@ def objective(
     """This micro-batch's share of the step's loss; shares of all micro-batches and ranks simply add up.
 
     Args:
+        inputs: what `build_inputs` returns; a reference among them is measured.
         token_weights: f32[B, T], the step normaliser.
+        policy_keep: bool[B, T], tokens whose policy term counts; None: all of them.
         factor: f32[B, T], the correction R, 0 where it drops the token; None: no correction.
         folds_correction: the loss applies R itself.
         bonus_weights: f32[B, T], those of the entropy in the step's loss; None: no bonus.
@@ -221,89 +234,62 @@ def objective(
     Raises:
         RunFailed: the loss raised or returned what is no loss, or needs what `inputs` lack.
     """
-    mask, nothing = inputs.token_mask, inputs.logprobs.new_zeros(())
-
-    def neutral(values: Tensor) -> Tensor:
-        return torch.where(mask, values, nothing)
-
-    logprobs = neutral(inputs.logprobs)
-    old = logprobs.detach() if inputs.old_logprobs is None else neutral(inputs.old_logprobs)
-    correction = None if factor is None else neutral(factor)
-    entropy = None if inputs.entropy is None else neutral(inputs.entropy)
-    given = LossInputs(
-        logprobs=logprobs,
-        old_logprobs=old,
-        advantages=neutral(inputs.token_advantages),
-        token_mask=mask,
-        entropy=entropy if entropy is None or Capability.ENTROPY_GRADIENT in needs else entropy.detach(),
-        correction_weights=correction if folds_correction else None,
-        **_needed_inputs(policy_loss, inputs, old, needs),
-    )
-    output = per_token_loss(policy_loss, given)
-    per_token = of_plugin = neutral(output.loss)
-    if inputs.policy_keep is not None:
-        per_token = torch.where(inputs.policy_keep, per_token, nothing)
+    mask, old, nothing = inputs.token_mask, inputs.old_logprobs, inputs.logprobs.new_zeros(())
+    correction = None if factor is None else torch.where(mask, factor, nothing)
+    own = _needed_inputs(policy_loss, inputs, needs)
+    if folds_correction:
+        own = replace(own, correction_weights=correction)
+    output = per_token_loss(policy_loss, own)
+    per_token = of_plugin = torch.where(mask, output.loss, nothing)
+    if policy_keep is not None:
+        per_token = torch.where(policy_keep, per_token, nothing)
     if correction is not None and not folds_correction:
         per_token = per_token * correction
-    now = logprobs.detach()
-    own = {name: values.detach() for name, values in output.diagnostics.items()}
-    rows = {name: values for name, values in own.items() if values.ndim == 1}
-    diagnostics = {name: neutral(values.reshape(len(values), -1)) for name, values in own.items()}
+    now = inputs.logprobs.detach()
+    diagnostics: dict[str, Tensor] = {}
+    of_sequences: dict[str, Tensor] = {}
+    for name, values in output.diagnostics.items():
+        if values.ndim == 1:
+            of_sequences[name] = values.detach()
+        else:
+            diagnostics[name] = torch.where(mask, values.detach(), nothing)
     # The tokens are pi_old's: KL(pi_old || pi). In the other direction k3 explodes where pi has left a token.
-    diagnostics |= {"kl_old": k3(now, old, old), "ratio": neutral(torch.exp(now - old))}
+    diagnostics |= {"kl_old": k3(now, old, old), "ratio": torch.where(mask, torch.exp(now - old), nothing)}
     share = None
     if beta > 0 or bonus_weights is not None:
         share = (per_token.detach() * token_weights).sum()
     if inputs.reference_logprobs is not None:
-        divergence = KL_ESTIMATORS[kl](neutral(inputs.reference_logprobs), logprobs, old)
+        divergence = KL_ESTIMATORS[kl](inputs.reference_logprobs, inputs.logprobs, old)
         diagnostics["kl"] = divergence.detach()
         if beta > 0:  # otherwise only the loss itself needs the reference
             per_token = per_token + beta * divergence
     loss = (per_token * token_weights).sum()
-    if bonus_weights is not None and entropy is not None:
-        loss = loss - (entropy * bonus_weights).sum()
-    return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics, policy_share=share, of_sequences=rows)
+    if bonus_weights is not None and inputs.entropy is not None:
+        loss = loss - (inputs.entropy * bonus_weights).sum()
+    return MicroBatchLoss(inputs, loss, of_plugin.detach(), diagnostics, of_sequences, share)
 
 
-def _needed_inputs(
-    policy_loss: PolicyLoss, inputs: MicroBatchInputs, old: Tensor, needs: Collection[str]
-) -> dict[str, Any]:
-    """Collect the inputs that only a loss that needs them is given: field of `LossInputs` -> its value.
-
-    Args:
-        old: f32[B, T], 0 where masked.
+def _needed_inputs(policy_loss: PolicyLoss, inputs: LossInputs, needs: Collection[str]) -> LossInputs:
+    """Leave out the inputs that only a loss that needs them is given, and a gradient that it does not need.
 
     Raises:
         RunFailed: it needs one that `inputs` lack.
     """
-    if not needs:
-        return {}
-    reference, mask = inputs.reference_logprobs, inputs.token_mask
-    known = {
-        Capability.REFERENCE_LOGPROBS: None if reference is None else torch.where(mask, reference, 0.0),
-        Capability.SAMPLER_LOGPROBS: _known_sampler(inputs.sampler_logprobs, old, mask),
-        Capability.REWARDS: inputs.rewards,
-        Capability.GROUP_IDS: inputs.group_ids,
-        Capability.SEQUENCE_IDS: inputs.sequence_ids,
-        Capability.COLUMNS: inputs.columns,
-    }
-    needed = {capability.value: values for capability, values in known.items() if capability in needs}
-    if lacking := [name for name, values in needed.items() if values is None]:
+    left_out: dict[str, Any] = {}
+    lacking: list[str] = []
+    for name in ON_DEMAND:
+        if name not in needs:
+            left_out[name] = None
+        elif getattr(inputs, name) is None:
+            lacking.append(name)
+    if lacking:
         raise RunFailed(
             f"loss '{type(policy_loss).__name__}' needs {' and '.join(lacking)}, which these samples lack: "
             "they were made for another loss"
         )
-    return needed
-
-
-def _known_sampler(sampler: Tensor | None, old: Tensor, mask: Tensor) -> Tensor:
-    """Replace unknown log-probabilities of the generator by pi_old: f32[B, T], 0 where masked.
-
-    Args:
-        sampler: f32[B, T], NaN where unknown; None: all are unknown.
-        old: f32[B, T], 0 where masked.
-    """
-    return old if sampler is None else torch.where(sampler.isnan() | ~mask, old, sampler)
+    if inputs.entropy is not None and Capability.ENTROPY_GRADIENT not in needs:
+        left_out["entropy"] = inputs.entropy.detach()
+    return replace(inputs, **left_out)
 
 
 @dataclass(frozen=True)
@@ -349,68 +335,63 @@ class StepLoss:
         """True where the log-probabilities under the reference are used."""
         return self.beta > 0 or Capability.REFERENCE_LOGPROBS in self.needs
 
-    def micro_batch(self, inputs: MicroBatchInputs, totals: StepTotals) -> MicroBatchLoss:
+    def micro_batch(
+        self,
+        inputs: LossInputs,
+        totals: StepTotals,
+        sampler: Tensor | None = None,
+        policy_keep: Tensor | None = None,
+    ) -> MicroBatchLoss:
         """The share of one micro-batch; the shares of all micro-batches and ranks add up.
 
         Args:
+            inputs: what `build_inputs` returns.
             totals: counts over the whole step.
+            sampler: f32[B, T] as the generator told it, NaN where unknown; None: all are unknown.
+            policy_keep: bool[B, T], tokens that the step chose for the policy term; None: all of them.
 
         Raises:
             RunFailed: the loss or the correction returned what is none.
         """
-        mask = inputs.token_mask
-        old = inputs.logprobs.detach() if inputs.old_logprobs is None else inputs.old_logprobs
-        corrected = apply_correction(self.correction, old, inputs.sampler_logprobs, mask)
-        keep, near = inputs.policy_keep, None
-        if self.off_policy_mask_threshold is not None:
-            near = off_policy_keep(
-                inputs.logprobs,
-                inputs.sampler_logprobs,
-                inputs.advantages,
-                mask,
-                self.off_policy_mask_threshold,
-            )
-            keep = near if keep is None else near & keep
-        weights = partial(token_weights, mask=mask, totals=totals, dtype=inputs.logprobs.dtype)
-        output = objective(
+        mask, near = inputs.token_mask, None
+        if not self.needs_reference:
+            inputs = replace(inputs, reference_logprobs=None)
+        correction = apply_correction(self.correction, inputs)
+        if (threshold := self.off_policy_mask_threshold) is not None:
+            near = off_policy_keep(inputs.logprobs, sampler, inputs.advantages, mask, threshold)
+            policy_keep = near if policy_keep is None else near & policy_keep
+        weigh = partial(token_weights, mask=mask, totals=totals, dtype=inputs.logprobs.dtype)
+        result = objective(
             self.policy_loss,
-            replace(
-                inputs,
-                policy_keep=keep,
-                reference_logprobs=inputs.reference_logprobs if self.needs_reference else None,
-            ),
-            weights(self.traits.reduction),
-            factor=corrected.factor,
+            inputs,
+            weigh(self.traits.reduction),
+            policy_keep=policy_keep,
+            factor=_factor(*correction),
             folds_correction=self.traits.folds_correction,
             # Whatever the loss's own reduction, so that the coefficient means the same for all.
-            bonus_weights=weights(Reduction.TOKEN_MEAN) * self.entropy_coef if self.entropy_coef else None,
+            bonus_weights=weigh(Reduction.TOKEN_MEAN) * self.entropy_coef if self.entropy_coef else None,
             beta=self.beta,
             kl=self.kl,
             needs=self.needs,
         )
-        return replace(output, inputs=inputs, corrected=corrected, off_policy_keep=near)
+        return replace(result, correction=correction, policy_keep=policy_keep, off_policy_keep=near)
 
 
-def apply_correction(correction: Correction, old: Tensor, sampler: Tensor | None, mask: Tensor) -> Corrected:
-    """Apply `correction` to a micro-batch.
+def apply_correction(correction: Correction, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    """Apply `correction` to a micro-batch, what `build_inputs` returns.
 
-    A missing sampler log-probability counts as equal to pi_old, and masked positions as 0.
-
-    Args:
-        old: f32[B, T], without gradient.
-        sampler: f32[B, T], NaN where unknown; None: all are unknown.
-        mask: bool[B, T].
+    Returns:
+        weights f32[B, T] without gradient; keep bool[B, T].
 
     Raises:
         RunFailed: the correction raised, changed an argument in place, or returned what is none.
     """
-    old = torch.where(mask, old, 0.0)
-    known = _known_sampler(sampler, old, mask)
-    name = type(correction).__name__
-    with unchanged("correction", correction.correct, {"old": old, "sampler": known, "mask": mask}):
-        result = call("correction", correction.correct, old, known, mask)
+    mask, name = inputs.token_mask, type(correction).__name__
+    arguments = {"old": inputs.old_logprobs, "sampler": inputs.sampler_logprobs, "mask": mask}
+    with unchanged("correction", correction.correct, arguments):
+        result = call("correction", correction.correct, *arguments.values())
     is_pair = isinstance(result, tuple) and len(result) == 2
-    if not (is_pair and all(isinstance(part, Tensor) for part in result)):
+    if not is_pair or not isinstance(result[0], Tensor) or not isinstance(result[1], Tensor):
         raise RunFailed(f"correction '{name}' returned {type(result).__name__}, not (weights, keep)")
     weights, keep = result
     if weights.shape != mask.shape or keep.shape != mask.shape or keep.dtype != torch.bool:
@@ -418,4 +399,4 @@ def apply_correction(correction: Correction, old: Tensor, sampler: Tensor | None
             f"correction '{name}' returned weights {tuple(weights.shape)} and "
             f"keep {tuple(keep.shape)} of {keep.dtype}; both are [B, T] {tuple(mask.shape)}, keep is bool"
         )
-    return Corrected(old, known, weights.detach(), keep)
+    return weights.detach(), keep

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -24,19 +26,15 @@ from grpox.policy.reference import BaseAsReference, sync_reference
 from grpox.policy.routers import RouterBalance
 from grpox.runtime.world import World
 from grpox.update.entropy_control import EntropyControl
-from grpox.update.mismatch import mismatch_metrics, mismatch_of
-from grpox.update.nonfinite import NonFinitePolicy, Row
-from grpox.update.objective import MicroBatchInputs, MicroBatchLoss, StepLoss
+from grpox.update.nonfinite import NonFinitePolicy
+from grpox.update.objective import MicroBatchLoss, StepLoss, build_inputs
 from grpox.update.packing import MicroBatchPacker, PackedMicroBatch, StepTotals, count_step
 from grpox.update.step_statistics import StepStatistics
-from grpox.update.token_facts import TokenFacts, facts_of, select_facts
 from grpox.update.token_masks import choose
-from grpox.update.token_metrics import TokenMetrics, read_together
+from grpox.update.token_metrics import Passes, TokenFacts, measure, metrics_of, read_together
 
 MicroBatches = Sequence[Sequence[Sample]]
 """This rank's samples, by micro-batch of the schedule."""
-Scored = tuple[RolloutBatch, MicroBatchLoss]
-"""A micro-batch as it went through the model, and its share of the step's loss."""
 
 
 class PolicyUpdate:
@@ -115,52 +113,25 @@ class PolicyUpdate:
             self.step_loss = replace(self.step_loss, entropy_coef=self.entropy_control.weight)
         masks = ([sample.token_mask for sample in samples] for samples in micro_batches)
         totals = count_step(masks, self.world, self.max_completion_length)
-        chosen = self._choose_tokens(micro_batches)
+        of_choice = self._choose_tokens(micro_batches)
         packed = self.packer.pack(micro_batches, self.world)
-        scored = self._gradient(packed.micro_batches, totals)
-        selected = self.statistics.select(scored) if self.statistics.wanted else None
-        shares = loss_shares(scored)
-        # Also of masked samples: an alarm tells if nothing of them is left.
-        live = sum(bool(np.any(sample.advantage != 0)) for samples in micro_batches for sample in samples)
-        own = torch.cat([*shares.values(), shares["loss"].new_full((1,), live)])
-        summed = self.world.reduce(own, dist.ReduceOp.SUM)
-        learning_rate = self.engine.learning_rate
-        applied = self._apply(summed[0])  # the loss, the first of the shares
-        measured = measure(scored, self.step_loss.correction)
-        # The host waits for the device here, and nowhere else in a step whose tokens all count.
-        summed, applied, of_tokens, facts, of_components = read_together(
-            [summed, applied, measured.reduce(self.world), select_facts(scored), selected]
-        )
-        *losses, live = summed.tolist()
-        metrics = dict(zip(shares, losses, strict=True)) | {LIVE: live, "learning_rate": learning_rate}
-        loss = metrics["loss"]
-        if (weight := self.step_loss.entropy_coef) or self.entropy_control is not None:
-            # The policy term is the whole loss where it has no other.
-            metrics |= {"entropy_coef": weight, "policy_loss": metrics.get("policy_loss", loss)}
-        metrics |= self._applied(loss, applied.tolist())
-        grad_norm = metrics["grad_norm"]
-        metrics |= _name(measured.named(of_tokens)) | chosen | {"padding_fraction": packed.padding_fraction}
-        self.token_facts = facts_of(scored, facts)
-        if selected is not None:
-            self.statistics.record(scored, of_components)
-        if math.isfinite(grad_norm):
-            for batch, result in scored:
+        passes = self._gradient(packed.micro_batches, totals)
+        metrics = self._take(passes, micro_batches) | of_choice | {"padding_fraction": packed.padding_fraction}
+        if math.isfinite(metrics["grad_norm"]):
+            for batch, result in passes:
                 keep_logprobs(batch, result.inputs.logprobs)
             self.nonfinite.on_step_applied()
             if self.entropy_control is not None and "entropy" in metrics:  # a step without tokens has none
                 self.entropy_control.see(metrics["entropy"])
         else:
-            what = "the gradient is not finite" if math.isfinite(loss) else f"the loss is {loss}"
-            of_sample: dict[int, Row] = {}
-            for batch, result in scored:
-                of_batch = zip(batch.samples, batch.rows(result.terms()), strict=True)
-                of_sample |= {id(sample): row for sample, row in of_batch}
-            rows = [[of_sample[id(sample)] for sample in samples] for samples in micro_batches]
             coefficients = {"beta": self.step_loss.beta, "entropy_coef": self.step_loss.entropy_coef}
-            self.nonfinite.on_step_skipped(self.engine.steps, what, micro_batches, rows, coefficients)
+            self.nonfinite.on_step_skipped(
+                self.engine.steps, metrics["loss"], micro_batches, passes, coefficients
+            )
             metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        for sample in (sample for samples in micro_batches for sample in samples):
-            sample.policy_keep = None
+        if self.top_entropy != 1:
+            for sample in chain.from_iterable(micro_batches):
+                sample.policy_keep = None
         if self.reference_sync is not None and isinstance(self.reference, FrozenEngine):
             sync_reference(self.engine, self.reference, self.reference_sync)
         if self.entropy_control is not None:
@@ -175,23 +146,25 @@ class PolicyUpdate:
         batches = [self._prepared(each) for each in packed.micro_batches]
         entropies = [self._score(self.engine, batch)[1] for batch in batches]
         places = [batch.token_places for batch in batches]
-        chosen = choose(entropies, places, self.top_entropy, self.world)
-        for batch, keep in zip(batches, chosen.keep, strict=True):
+        chosen, metrics = choose(entropies, places, self.top_entropy, self.world)
+        for batch, keep in zip(batches, chosen, strict=True):
             for sample, row in zip(batch.samples, batch.cut(keep), strict=True):
                 sample.policy_keep = row
-        return chosen.metrics
+        return metrics
 
-    def _gradient(self, micro_batches: Sequence[PackedMicroBatch], totals: StepTotals) -> list[Scored]:
+    def _gradient(self, micro_batches: Sequence[PackedMicroBatch], totals: StepTotals) -> Passes:
         """Accumulate the step's gradient."""
-        scored = []
+        passes = []
         # Of all samples or of none: the reference's forward is a collective, and ranks pack in their own ways.
-        lacks_reference = any(s.reference_logprobs is None for each in micro_batches for s in each.samples)
+        lacks_reference = self.reference is not None and any(
+            sample.reference_logprobs is None for each in micro_batches for sample in each.samples
+        )
         following = self._prepared(micro_batches[0])
         for place, each in enumerate(micro_batches, start=1):
             batch = following
             if each.needs_backward:
                 self.engine.begin_micro_batch(last=place == len(micro_batches))
-            if lacks_reference and self.reference is not None:
+            if self.reference is not None and lacks_reference:
                 keep_logprobs(batch, self._score(self.reference, batch)[0], "reference_logprobs")
             with torch.set_grad_enabled(each.needs_backward):
                 mode, routers = self.engine.mode, self.routers
@@ -203,8 +176,33 @@ class PolicyUpdate:
                 following = self._prepared(micro_batches[place])
             if each.needs_backward:
                 self.engine.backward(result.loss)
-            scored.append((batch, result.detached()))
-        return scored
+            passes.append((batch, result.detached()))
+        return passes
+
+    def _take(self, passes: Passes, micro_batches: MicroBatches) -> dict[str, float]:
+        """Take the step whose gradient `passes` made, and measure it; a collective."""
+        requested = self.statistics.names(passes) if self.statistics.wanted else ()
+        measures = measure(passes, self.step_loss.correction, requested)
+        shares = loss_shares(passes)
+        # Also of masked samples: an alarm tells if nothing of them is left.
+        live = sum([bool(np.any(sample.advantage != 0)) for sample in chain.from_iterable(micro_batches)])
+        own = torch.cat([*shares.values(), shares["loss"].new_full((1,), live)])
+        sums = self.world.reduce(own, dist.ReduceOp.SUM)
+        learning_rate = self.engine.learning_rate
+        applied = self._apply(sums[0])  # the loss, the first of the shares
+        # The host waits for the device here, and nowhere else in a step whose tokens all count.
+        sums, applied, of_tokens, facts, of_statistics = read_together(
+            [sums, applied, measures.metrics.reduce(self.world), measures.facts, measures.requested]
+        )
+        metrics = dict(zip((*shares, LIVE), sums.tolist(), strict=True)) | {"learning_rate": learning_rate}
+        loss, weight = metrics["loss"], self.step_loss.entropy_coef
+        if weight or self.entropy_control is not None:
+            # The policy term is the whole loss where it has no other.
+            metrics |= {"entropy_coef": weight, "policy_loss": metrics.get("policy_loss", loss)}
+        self.token_facts = measures.facts_of(facts)
+        if requested:
+            self.statistics.record(requested, passes, of_statistics)
+        return metrics | self._applied(loss, applied.tolist()) | metrics_of(measures.metrics.named(of_tokens))
 
     def _apply(self, loss: Tensor) -> Tensor:
         """Take the step if `loss`, f64[], and the gradient are finite, without reading a value.
@@ -276,68 +274,43 @@ def forward_pass(
     """
     with nullcontext() if routers is None else routers.recording():
         logprobs, entropy = completion_logprobs(model, batch, temperature, mode, step_loss.entropy_gradient)
-    if logprobs.requires_grad:
-        logprobs.retain_grad()  # where a loss has no finite derivative, this tells the token
-    inputs = MicroBatchInputs(
-        logprobs=logprobs,
-        token_mask=batch.token_mask,
-        token_places=batch.token_places,
-        advantages=batch.advantages,
-        old_logprobs=batch.pad_known([s.old_logprobs for s in batch.samples], logprobs.detach()),
-        sampler_logprobs=batch.sampler_logprobs,
-        reference_logprobs=batch.pad_known([s.reference_logprobs for s in batch.samples]),
-        entropy=entropy,
-        policy_keep=batch.pad_known([s.policy_keep for s in batch.samples]),
+    known = map(attrgetter("old_logprobs", "reference_logprobs", "policy_keep"), batch.samples)
+    old, reference, policy_keep = zip(*known, strict=True)
+    inputs = build_inputs(
+        logprobs,
+        batch.token_mask,
+        batch.advantages,
+        batch.pad_known(old, logprobs.detach()),
+        batch.sampler_logprobs,
+        batch.pad_known(reference),
+        entropy,
         rewards=batch.rewards,
         group_ids=batch.ids("group_id"),
         sequence_ids=batch.ids("sequence_id"),
         columns=batch.columns,
     )
-    result = step_loss.micro_batch(inputs, totals)
+    if logprobs.requires_grad:
+        inputs.logprobs.retain_grad()  # where a loss has no finite derivative, this tells the token
+    result = step_loss.micro_batch(inputs, totals, batch.sampler_logprobs, batch.pad_known(policy_keep))
     if routers is None:
         return result
     return result.with_routers(routers.take(batch, mode), routers.coefficient, totals)
 
 
-def loss_shares(scored: Sequence[Scored]) -> dict[str, Tensor]:
-    """Sum this rank's part of a step's loss: metric -> f64[1].
+def loss_shares(passes: Passes) -> dict[str, Tensor]:
+    """Sum this rank's part of a step's loss: metric -> f64[1], the loss first.
 
     A loss of several terms also has that of its policy term, and of its load-balancing loss.
     """
-    results = [result for _, result in scored]
-    shares = {
-        "loss": [result.loss for result in results],
-        "policy_loss": [result.policy_share for result in results if result.policy_share is not None],
-        "router_aux_loss": [result.router_share for result in results if result.router_share is not None],
-    }
-    nothing = torch.zeros(1, dtype=torch.float64, device=results[0].loss.device)
-    return {name: sum(values, nothing) for name, values in shares.items() if values}
-
-
-def measure(scored: Sequence[Scored], correction: Correction) -> TokenMetrics:
-    """Measure a step's tokens on this rank, without reading a value."""
-    metrics = TokenMetrics()
-    for batch, result in scored:
-        assert result.inputs.entropy is not None
-        of_tokens = {n: each for n, each in result.diagnostics.items() if n not in result.of_sequences}
-        metrics.add({**of_tokens, "entropy": result.inputs.entropy}, batch.token_places, of_means=True)
-        if result.of_sequences:
-            metrics.add(result.of_sequences, batch.trained_rows, of_means=True)
-        if (near := result.off_policy_keep) is not None:
-            left_out = (batch.token_mask & ~near).any(dim=1)
-            metrics.add({"off_policy_masked": left_out}, batch.trained_rows)
-    metrics.add(mismatch_of([result for _, result in scored], correction))
-    return metrics
-
-
-def _name(reduced: dict[str, tuple[float, float, float]]) -> dict[str, float]:
-    """Names as TRL has them: a bare name for means, `_mean`, `_min` and `_max` below a slash."""
-    metrics = mismatch_metrics(reduced)
-    for name, (mean, low, high) in reduced.items():
-        if "/" in name:
-            metrics |= {f"{name}_mean": mean, f"{name}_min": low, f"{name}_max": high}
-        elif name == "ratio":
-            metrics |= {"ratio/mean": mean, "ratio/min": low, "ratio/max": high}
-        else:
-            metrics[name] = mean
-    return metrics
+    nothing = torch.zeros(1, dtype=torch.float64, device=passes[0][1].loss.device)
+    shares: dict[str, Tensor] = {}
+    for _, result in passes:
+        own = {
+            "loss": result.loss,
+            "policy_loss": result.policy_share,
+            "router_aux_loss": result.router_share,
+        }
+        for name, share in own.items():
+            if share is not None:
+                shares[name] = shares.get(name, nothing) + share
+    return shares

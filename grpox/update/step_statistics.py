@@ -18,10 +18,9 @@ from torch import Tensor
 from grpox.contracts import StatisticReduction
 from grpox.data.schedule import StepPlan
 from grpox.errors import RunFailed, nearest
-from grpox.policy.batch import RolloutBatch, Sample
+from grpox.policy.batch import Sample
 from grpox.runtime.world import World
-from grpox.update.objective import MicroBatchLoss
-from grpox.update.token_metrics import select_values
+from grpox.update.token_metrics import Passes
 
 OF_TOKENS = ("ratio", "kl_old", "kl", "entropy", "advantages")
 """Values of each trained token, beside the diagnostics of the loss."""
@@ -31,7 +30,6 @@ Wanted = Mapping[tuple[str, StatisticReduction], str]
 """(name, reduction) -> the component that asks for it."""
 Statistics = Mapping[tuple[str, StatisticReduction], float | Tensor]
 """(name, reduction) -> a number, or for ``gather`` f32[values of all ranks] on the CPU."""
-Scored = Sequence[tuple[RolloutBatch, MicroBatchLoss]]
 RowValues = dict[str, np.ndarray]
 """Name -> f32[values of the row]: one of a completion, those of its trained tokens."""
 
@@ -44,69 +42,51 @@ class StepStatistics:
     _tokens: dict[int, RowValues] = field(default_factory=dict)
     """Identity of a sample -> values of its trained tokens."""
 
-    @property
-    def _of_tokens(self) -> dict[str, str]:
-        return {name: who for (name, _), who in self.wanted.items() if name not in OF_COMPLETIONS}
-
-    def select(self, scored: Scored) -> Tensor | None:
-        """Select the values of this rank's trained tokens: f32[names, tokens], on the device.
-
-        Returns:
-            None if no component asks for values of tokens.
+    def names(self, passes: Passes) -> list[str]:
+        """List the values of tokens that components ask for.
 
         Raises:
             RunFailed: the step has no values of a name that a component asks for.
         """
-        names, parts = list(self._of_tokens), []
-        if not names:
-            return None
-        for batch, result in scored:
-            values = _values_of_tokens(batch, result)
-            self._check_names(values, result)
-            selected = [select_values({name: values[name]}, batch.token_places) for name in names]
-            parts.append(torch.cat([each.float() for each in selected]))
-        return torch.cat(parts, dim=1)
+        of_tokens = {name: who for (name, _), who in self.wanted.items() if name not in OF_COMPLETIONS}
+        for _, result in passes if of_tokens else ():
+            own = (*result.diagnostics, *result.of_sequences)
+            known = (*own, "advantages", "entropy")
+            for name, who in of_tokens.items():
+                if name not in known:
+                    near = nearest(name, (*known, *OF_COMPLETIONS))
+                    hint = f"; did you mean '{near}'?" if near else ""
+                    raise RunFailed(
+                        f"{who} asks for the statistic '{name}', which no step of this run has{hint} (it has "
+                        f"{', '.join((*known, *OF_COMPLETIONS))})"
+                    )
+            for (name, _), who in self.wanted.items():
+                if name in own and name in (*OF_COMPLETIONS, "advantages"):
+                    what = f"the statistic '{name}', which is a diagnostic of the loss too: rename it"
+                    raise RunFailed(f"{who} asks for {what}")
+        return list(of_tokens)
 
-    def record(self, scored: Scored, values: Tensor) -> None:
+    def record(self, names: Sequence[str], passes: Passes, values: Tensor) -> None:
         """Keep the values of this rank's trained tokens until `reduce`.
 
         Args:
-            values: result of `select` on the host.
+            names: result of `names`.
+            values: f64[names, tokens] on the host.
         """
         self._tokens.clear()
-        names = list(self._of_tokens)
-        samples = [sample for batch, _ in scored for sample in batch.samples]
-        lengths = np.concatenate([batch.host_mask.sum(axis=1) for batch, _ in scored])
+        samples = [sample for batch, _ in passes for sample in batch.samples]
+        lengths = np.concatenate([batch.host_mask.sum(axis=1) for batch, _ in passes])
         # f32[names, tokens of the row] each
         rows = np.split(values.float().numpy(), lengths.cumsum()[:-1], axis=1)
         for sample, row in zip(samples, rows, strict=True):
             self._tokens[id(sample)] = dict(zip(names, row, strict=True))
 
-    def _check_names(self, values: Mapping[str, Tensor], result: MicroBatchLoss) -> None:
-        for name, who in self._of_tokens.items():
-            if name not in values:
-                known = [*values, *OF_COMPLETIONS]
-                near = nearest(name, known)
-                hint = f"; did you mean '{near}'?" if near else ""
-                raise RunFailed(
-                    f"{who} asks for the statistic '{name}', which no step of this run has{hint} (it has "
-                    f"{', '.join(known)})"
-                )
-        for name in (*OF_COMPLETIONS, "advantages"):
-            if name in result.diagnostics and any(name == each for each, _ in self.wanted):
-                who = next(who for (each, _), who in self.wanted.items() if each == name)
-                raise RunFailed(
-                    f"{who} asks for the statistic '{name}', which is a diagnostic of the loss too: rename it"
-                )
-
     def reduce(self, plan: StepPlan, micro_batches: Sequence[Sequence[Sample]], world: World) -> Statistics:
-        """Reduce the values of a step over all ranks; a collective where a component wants any.
+        """Reduce the values of a step over all ranks; a collective.
 
         Args:
             micro_batches: this rank's samples of the step, as `record` saw them.
         """
-        if not self.wanted:
-            return {}
         keys = [
             (each.generation, each.iteration, row)
             for each in plan.micro_batches
@@ -122,16 +102,6 @@ class StepStatistics:
         self._tokens.clear()
         rows = [part for _, part in sorted(world.gather(parts), key=itemgetter(0))]
         return {each: _whole(each[1], [row[place] for row in rows]) for place, each in enumerate(self.wanted)}
-
-
-def _values_of_tokens(batch: RolloutBatch, result: MicroBatchLoss) -> dict[str, Tensor]:
-    """Name -> [B, T] of the values of tokens."""
-    inputs = result.inputs
-    advantages = inputs.advantages if inputs.advantages.ndim == 2 else inputs.advantages.unsqueeze(1)
-    values = {**result.diagnostics, "advantages": advantages.expand_as(batch.token_mask)}
-    if inputs.entropy is not None:
-        values["entropy"] = inputs.entropy.detach()
-    return values
 
 
 def _part(name: str, reduction: StatisticReduction, values: np.ndarray) -> np.ndarray:

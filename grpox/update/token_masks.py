@@ -17,47 +17,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from grpox.runtime.world import World
-from grpox.update.token_metrics import select_values
 
 ROUNDING = 1e-4
 """The part by which entropies may differ that are the same. The first tokens of a group have one context, and
 so one entropy, of which rounding makes one for each micro-batch: they are kept or left out together."""
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The tokens of a step that its policy loss is made of."""
-
-    keep: Sequence[Tensor]  # bool[B, T] of each micro-batch on this rank
-    metrics: dict[str, float]
-
-
 @torch.no_grad()
-def choose(entropies: Sequence[Tensor], places: Sequence[Tensor], part: float, world: World) -> Chosen:
-    """Choose the tokens of a step; a collective.
+def choose(
+    entropies: Sequence[Tensor], places: Sequence[Tensor], part: float, world: World
+) -> tuple[list[Tensor], dict[str, float]]:
+    """Choose the tokens that the policy loss of a step is made of; a collective.
 
     Args:
         entropies: f32[B, T] of each micro-batch on this rank.
         places: i64[N] of each, where its tokens lie, of B * T.
         part: of the step's tokens, from 0, which keeps the highest alone, to 1.
+
+    Returns:
+        bool[B, T] of each micro-batch on this rank, and metrics.
     """
-    mine = torch.cat([select_values({"": v}, p).squeeze(0) for v, p in zip(entropies, places, strict=True)])
+    mine = torch.cat([v.flatten().index_select(0, p) for v, p in zip(entropies, places, strict=True)])
     every = torch.cat(world.gather([mine.cpu()]))
     least = threshold(every, part)
     below = least - ROUNDING * abs(least) - 1e-6
     # Not ">= below": an entropy that is NaN is of a token whose loss is to tell it.
     keep = [~(values < below) for values in entropies]
     if not len(every):
-        return Chosen(keep, {})
+        return keep, {}
     fraction = float((~(every < below)).double().mean())
-    return Chosen(keep, {"top_entropy/threshold": least, "top_entropy/kept": fraction})
+    return keep, {"top_entropy/threshold": least, "top_entropy/kept": fraction}
 
 
 def threshold(entropies: Tensor, part: float) -> float:

@@ -23,7 +23,7 @@ from grpox.observing.page.report import write_comparison, write_report
 from grpox.observing.record_files import write_completions
 from grpox.observing.token_files import token_file, write_tokens
 from grpox.policy.batch import TokenRecord
-from grpox.update.token_facts import TokenFacts
+from grpox.update.token_metrics import TokenFacts
 
 pytestmark = pytest.mark.skipif(executable() is None, reason=MISSING)
 

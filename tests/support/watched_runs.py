@@ -14,7 +14,7 @@ from grpox.contracts import Rollout, ScoredRollout
 from grpox.observing.record_files import write_completions
 from grpox.observing.token_files import token_file, write_tokens
 from grpox.policy.batch import TokenRecord
-from grpox.update.token_facts import TokenFacts
+from grpox.update.token_metrics import TokenFacts
 
 VERSIONS = {"versions": {"grpox": "0.1.0"}, "git_commit": "abc", "source": "run.yaml", "total_steps": 10}
 CONFIG = """model: {path: m}

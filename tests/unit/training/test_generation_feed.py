@@ -26,7 +26,7 @@ from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import World
 from grpox.training.generation_feed import GenerationFeed, TokenChoice, check_plain
 from grpox.training.step_report import StepReport
-from grpox.update.token_facts import TokenFacts
+from grpox.update.token_metrics import TokenFacts
 
 ALL = ("rewards", "group_ids", "sequence_ids", "columns")
 FIELDS = ("rewards", "group_id", "sequence_id", "columns")

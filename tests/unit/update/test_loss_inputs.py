@@ -12,7 +12,7 @@ import torch
 from grpox.contracts import LossInputs, LossOutput, Reduction, Rollout
 from grpox.errors import RunFailed
 from grpox.policy.batch import Sample, collate, samples_of
-from grpox.update.objective import MicroBatchInputs, StepLoss
+from grpox.update.objective import StepLoss, build_inputs
 from grpox.update.packing import StepTotals
 from grpox_corrections.corrections import NoCorrection
 
@@ -34,7 +34,7 @@ class Noting:
         return LossOutput(-inputs.logprobs)
 
 
-def inputs_of(**changes: Any) -> MicroBatchInputs:
+def tensors(**changes: Any) -> dict[str, Any]:
     given: dict[str, Any] = {
         "logprobs": torch.tensor([[-1.0, -2.0], [-0.5, NAN]], requires_grad=True),
         "token_mask": MASK,
@@ -48,7 +48,11 @@ def inputs_of(**changes: Any) -> MicroBatchInputs:
         "sequence_ids": torch.tensor([16, 17]),
         "columns": {"answer": ["yes", "no"]},
     }
-    return MicroBatchInputs(**{**given, **changes})
+    return {**given, **changes}
+
+
+def inputs_of(**changes: Any) -> LossInputs:
+    return build_inputs(**tensors(**changes))
 
 
 def noted(*needs: str, **changes: Any) -> LossInputs:
@@ -106,12 +110,12 @@ def test_the_entropy_has_a_gradient_only_for_a_loss_that_asks_for_it() -> None:
             return LossOutput(-inputs.logprobs - 0.5 * inputs.entropy)
 
     for needs, expected in ((("entropy_gradient",), [[-0.5 / 3] * 2, [-0.5 / 3, 0.0]]), (("entropy",), None)):
-        inputs = inputs_of()
+        given = tensors()
         step_loss = StepLoss(Regularised(), NONE, needs=frozenset(needs))
         assert step_loss.entropy_gradient == (expected is not None)
-        step_loss.micro_batch(inputs, TOTALS).loss.backward()  # type: ignore[no-untyped-call]
-        assert inputs.entropy is not None
-        assert (None if inputs.entropy.grad is None else inputs.entropy.grad.tolist()) == (
+        step_loss.micro_batch(build_inputs(**given), TOTALS).loss.backward()  # type: ignore[no-untyped-call]
+        gradient = given["entropy"].grad
+        assert (None if gradient is None else gradient.tolist()) == (
             None if expected is None else [pytest.approx(row) for row in expected]
         )
 

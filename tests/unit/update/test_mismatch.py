@@ -18,19 +18,15 @@ from grpox.config import RunConfig
 from grpox.config.alarms import ALLOWED, FIRST
 from grpox.contracts import Correction, Rollout
 from grpox.errors import RunFailed
-from grpox.policy.batch import RolloutBatch, collate, samples_of
+from grpox.policy.batch import collate, samples_of
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 from grpox.training.step_report import StepReport
-from grpox.update.mismatch import first_step_measures, mismatch_metrics, mismatch_of, mismatch_warnings
-from grpox.update.objective import (
-    Corrected,
-    MicroBatchInputs,
-    MicroBatchLoss,
-    apply_correction,
-)
-from grpox.update.token_metrics import TokenMetrics
+from grpox.update.mismatch import first_step_measures, mismatch_warnings
+from grpox.update.objective import StepLoss, build_inputs
+from grpox.update.packing import StepTotals
+from grpox.update.token_metrics import measure, metrics_of
 from grpox_corrections.configs import (
     GeometricMaskConfig,
     SequenceMaskConfig,
@@ -46,6 +42,8 @@ from grpox_corrections.corrections import (
     TokenMask,
     TokenTruncate,
 )
+from grpox_losses.configs import ClippedConfig
+from grpox_losses.losses import Dapo
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
@@ -61,46 +59,35 @@ ALL: dict[str, Correction] = {
 Rows = Sequence[Sequence[float]]
 
 
-def result_of(batch: RolloutBatch, made: Corrected) -> MicroBatchLoss:
-    """A micro-batch under a policy in which every token is certain."""
-    zeros = torch.zeros_like(batch.sampler_logprobs)
-    inputs = MicroBatchInputs(
-        zeros, batch.token_mask, batch.advantages, zeros, sampler_logprobs=batch.sampler_logprobs
-    )
-    return MicroBatchLoss(inputs, zeros.sum(), zeros, {}, made)
-
-
-def scored(correction: Correction, ratios: Rows) -> MicroBatchLoss:
-    """One micro-batch of completions with these ratios pi_old / mu; NaN where mu is missing."""
-    logprobs = [tuple(-math.log(ratio) for ratio in row) for row in ratios]
-    rollouts = [Rollout(0, i, (1,), tuple(range(len(row))), "stop", 0, row) for i, row in enumerate(logprobs)]
-    batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
-    old = torch.zeros_like(batch.sampler_logprobs)
-    return result_of(batch, apply_correction(correction, old, batch.sampler_logprobs, batch.token_mask))
-
-
 def measured(correction: Correction, *micro_batches: Rows) -> dict[str, float]:
-    results = [scored(correction, ratios) for ratios in micro_batches]
-    return metrics_of(results, correction)
+    """The mismatch of completions with these ratios pi_old / mu; NaN where mu is missing."""
+    return measured_logprobs(
+        correction, *([[-math.log(ratio) for ratio in row] for row in rows] for rows in micro_batches)
+    )
 
 
-def metrics_of(results: Sequence[MicroBatchLoss], correction: Correction) -> dict[str, float]:
-    values = mismatch_of(results, correction)
-    tokens = sum(int(result.inputs.token_mask.sum()) for result in results)
-    assert {each.shape for each in values.values()} == {(tokens,)}
-    metrics = TokenMetrics()
-    metrics.add(values)
-    reduced = metrics.named(metrics.reduce(ALONE))
-    metrics_by_name = mismatch_metrics(reduced)
-    assert reduced == {}
-    named = {
-        name.removeprefix("mismatch/"): value
-        for name, value in metrics_by_name.items()
-        if name.startswith("mismatch/")
-    }
-    earlier_names = {f"sampling/{name}": value for name, value in named.items()}
-    assert {name: metrics_by_name[name] for name in metrics_by_name if "sampling/" in name} == earlier_names
-    return named
+def measured_logprobs(correction: Correction, *micro_batches: Rows) -> dict[str, float]:
+    """The mismatch where the generator reported these, and the policy is certain of every token."""
+    passes = []
+    for rows in micro_batches:
+        rollouts = [
+            Rollout(0, place, (1,), tuple(range(len(row))), "stop", 0, tuple(row))
+            for place, row in enumerate(rows)
+        ]
+        batch = collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
+        mask, sampler = batch.token_mask, batch.sampler_logprobs
+        zeros = torch.zeros_like(sampler)
+        inputs = build_inputs(
+            zeros.clone().requires_grad_(), mask, batch.advantages, zeros, sampler, entropy=zeros
+        )
+        step_loss = StepLoss(Dapo(ClippedConfig()), correction)
+        passes.append((batch, step_loss.micro_batch(inputs, StepTotals(1, 1, 1, 1), sampler)))
+    metrics = measure(passes, correction).metrics
+    named = metrics_of(metrics.named(metrics.reduce(ALONE)))
+    found = {name.removeprefix("mismatch/"): named[name] for name in named if name.startswith("mismatch/")}
+    earlier_names = {f"sampling/{name}": value for name, value in found.items()}
+    assert {name: named[name] for name in named if "sampling/" in name} == earlier_names
+    return found
 
 
 def test_without_a_correction_the_mismatch_is_measured_all_the_same() -> None:
@@ -185,10 +172,7 @@ def test_missing_log_probabilities_count_as_equal_and_are_told() -> None:
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("difference", [100.0, -100.0, 1e6, -1e6, math.inf, -math.inf])
 def test_no_metric_is_infinite_or_nan(name: str, difference: float) -> None:
-    batch = collate(samples_of([Rollout(0, 0, (1,), (2, 3), "stop", 0, (-difference, 0.0))], [0.0]), CPU)
-    old = torch.zeros(1, 2)
-    weights, keep = ALL[name].correct(old, batch.sampler_logprobs, batch.token_mask)
-    found = metrics_of([result_of(batch, Corrected(old, batch.sampler_logprobs, weights, keep))], ALL[name])
+    found = measured_logprobs(ALL[name], [[-difference, 0.0]])
 
     assert [key for key, value in found.items() if not math.isfinite(value)] == []
     assert 0 < found["effective_sample_size"] <= 1 + 1e-9

@@ -19,8 +19,8 @@ from grpox.policy.batch import ForwardMode, Sample, TokenRecord, collate
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import StepLoss
 from grpox.update.packing import StepTotals
-from grpox.update.policy_update import forward_pass, keep_logprobs, loss_shares, measure
-from grpox.update.token_facts import select_facts
+from grpox.update.policy_update import forward_pass, keep_logprobs, loss_shares
+from grpox.update.token_metrics import measure
 
 NOWHERE = torch.device("meta")
 TOTALS = StepTotals(40, 8, 1, LONGEST)
@@ -57,12 +57,11 @@ def take_pass(model: Any, step_loss: StepLoss, mode: ForwardMode = SHARED) -> No
     result = forward_pass(model, batch, step_loss, TOTALS, 0.8, mode)
     assert result.loss.device == NOWHERE
     result.loss.backward()
-    scored = [(batch, result.detached())]
-    loss_shares(scored)
-    measure(scored, step_loss.correction)
-    recorded = select_facts(scored)
-    assert recorded is not None
-    assert recorded.device == NOWHERE
+    passes = [(batch, result.detached())]
+    loss_shares(passes)
+    facts = measure(passes, step_loss.correction, ["ratio"]).facts
+    assert facts is not None
+    assert facts.device == NOWHERE
     keep_logprobs(batch, result.inputs.logprobs)
 
 

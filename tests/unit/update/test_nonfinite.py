@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from grpox.checkpoint.faults import FAULT
 from grpox.config import TrainConfig
 from grpox.contracts import Rollout
 from grpox.errors import ConfigError, RunFailed
-from grpox.policy.batch import Sample, samples_of
+from grpox.policy.batch import Sample, collate, samples_of
 from grpox.runtime.world import World
 from grpox.training.replay import open_dump
 from grpox.update.nonfinite import NonFinite, NonFinitePolicy, Row, find, in_order
@@ -65,8 +67,9 @@ def policy(**train: object) -> NonFinitePolicy:
 
 
 def fail(policy: NonFinitePolicy, step: int) -> None:
-    terms = {"policy loss": values(r0t1=math.nan)}
-    policy.on_step_skipped(step, "the loss is nan", [micro_batch()], [rows(terms)], {})
+    samples, terms = micro_batch(), {"policy loss": values(r0t1=math.nan)[:, :2]}
+    result: Any = SimpleNamespace(terms=lambda: terms)
+    policy.on_step_skipped(step, math.nan, [samples], [(collate(samples, WORLD.device), result)], {})
 
 
 def test_a_run_stops_unless_told_otherwise_and_says_where() -> None:

@@ -25,9 +25,10 @@ from grpox.policy.logprobs import completion_logprobs
 from grpox.runtime.upload import upload
 from grpox.update import policy_update
 from grpox.update.nonfinite import SkippedSteps
-from grpox.update.objective import MicroBatchInputs, StepLoss
+from grpox.update.objective import StepLoss, build_inputs
 from grpox.update.packing import StepTotals
-from grpox.update.policy_update import keep_logprobs, measure
+from grpox.update.policy_update import keep_logprobs
+from grpox.update.token_metrics import measure
 from grpox_losses.configs import ClippedConfig
 from grpox_losses.losses import Grpo
 
@@ -133,11 +134,11 @@ def test_ratios_of_sequences_count_sequences() -> None:
     mask = batch.token_mask
     now, old, sampler = (torch.full(mask.shape, value) for value in (0.1, 0.0, math.nan))
     now[0] = 0.5
-    inputs = MicroBatchInputs(now, mask, batch.advantages, old, sampler, entropy=old)
+    inputs = build_inputs(now, mask, batch.advantages, old, sampler, entropy=old)
     correction = REGISTRY.build(REGISTRY.parse("correction", ComponentRef(name="none"), "correction"))
     step_loss = StepLoss(Grpo(ClippedConfig(level="sequence")), correction)
     result = step_loss.micro_batch(inputs, StepTotals(16, 4, 1, 9))
-    measured = measure([(batch, result.detached())], correction)
+    measured = measure([(batch, result.detached())], correction).metrics
     named = measured.named(measured.reduce(WORLD))
     for name, value in (("high", 1 / 3), ("low", 0), ("region", 1 / 3)):
         assert named[f"clip_ratio/{name}"] == pytest.approx((value,) * 3)

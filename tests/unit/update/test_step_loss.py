@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,15 +15,9 @@ from grpox.config import TrainConfig
 from grpox.contracts import Correction, LossInputs, LossOutput, Reduction
 from grpox.errors import RunFailed
 from grpox.runtime.world import World
-from grpox.update.mismatch import mismatch_of
-from grpox.update.objective import (
-    MicroBatchInputs,
-    MicroBatchLoss,
-    StepLoss,
-    apply_correction,
-)
+from grpox.update.objective import MicroBatchLoss, StepLoss, build_inputs
 from grpox.update.packing import StepTotals
-from grpox.update.token_metrics import TokenMetrics, places_of
+from grpox.update.token_metrics import measure
 from grpox_corrections.configs import (
     GeometricMaskConfig,
     SequenceMaskConfig,
@@ -63,14 +59,15 @@ ENTROPY = torch.tensor([[0.5, 1.0, 0.25], [0.75, 1.5, 0.0]], dtype=torch.float64
 ADVANTAGES = torch.tensor([1.0, -1.0], dtype=torch.float64)
 
 
-def inputs_of(**given: Any) -> MicroBatchInputs:
-    """The micro-batch; log pi and the entropy are given anew, for each gradient."""
-    held = {"logprobs": PI, "entropy": ENTROPY} | given
-    held = {
-        name: value.clone().requires_grad_() if name in ("logprobs", "entropy") and value is not None else value
-        for name, value in held.items()
-    }
-    return MicroBatchInputs(token_mask=MASK, **{"advantages": ADVANTAGES} | held)
+def taken(step_loss: StepLoss, **given: Any) -> tuple[MicroBatchLoss, dict[str, Any]]:
+    """The loss of the micro-batch after its backward pass, and the tensors that it is of."""
+    held: dict[str, Any] = {"logprobs": PI, "entropy": ENTROPY, "advantages": ADVANTAGES} | given
+    held |= {name: held[name].clone().requires_grad_() for name in ("logprobs", "entropy")}
+    keep = held.pop("policy_keep", None)
+    inputs = build_inputs(token_mask=MASK, **held)
+    made = step_loss.micro_batch(inputs, TOTALS, held.get("sampler_logprobs"), keep)
+    made.loss.backward()  # type: ignore[no-untyped-call]
+    return made, held
 
 
 def same(found: Tensor, expected: Any) -> None:
@@ -117,10 +114,8 @@ def test_a_loss_that_folds_the_correction_is_not_multiplied_by_it_again() -> Non
 
     gradients = []
     for loss in (LogPi(), Folding()):
-        inputs = inputs_of()
-        StepLoss(loss, Given([[3.0] * 3] * 2)).micro_batch(inputs, TOTALS).loss.backward()
-        gradients.append(inputs.logprobs.grad)
-    assert gradients[1] is not None
+        _, given = taken(StepLoss(loss, Given([[3.0] * 3] * 2)))
+        gradients.append(given["logprobs"].grad)
     same(gradients[1], [[-3 / 5] * 3, [3 / 5, 3 / 5, 0]])
     same(gradients[1], gradients[0])
 
@@ -133,33 +128,27 @@ def test_the_weights_of_tokens_are_of_the_losss_reduction_in_the_dtype_of_log_pi
         (LogPi(), [[-1 / 5] * 3, [1 / 5, 1 / 5, 0]]),
         (BySequence(), [[-1 / 6] * 3, [1 / 4, 1 / 4, 0]]),
     ):
-        inputs = inputs_of()
-        StepLoss(loss, NONE).micro_batch(inputs, TOTALS).loss.backward()
-        assert inputs.logprobs.grad is not None
+        _, given = taken(StepLoss(loss, NONE))
         expected = torch.tensor(weights, dtype=torch.float64)
-        torch.testing.assert_close(inputs.logprobs.grad, expected, rtol=1e-15, atol=0)
+        torch.testing.assert_close(given["logprobs"].grad, expected, rtol=1e-15, atol=0)
 
 
 @pytest.mark.parametrize("loss", [LogPi(), BySequence()])
 def test_the_bonus_is_a_mean_of_tokens_whatever_the_losss_own_reduction(loss: Any) -> None:
     """The entropies add up to 4, of 5 tokens."""
-    inputs = inputs_of()
-    with_bonus = StepLoss(loss, NONE, entropy_coef=0.1).micro_batch(inputs, TOTALS).loss
-    without = StepLoss(loss, NONE).micro_batch(inputs_of(), TOTALS).loss
-    assert (with_bonus - without).item() == pytest.approx(-0.1 * 4 / 5)
-    with_bonus.backward()
-    assert inputs.entropy is not None
-    assert inputs.entropy.grad is not None
-    same(inputs.entropy.grad, [[-0.02] * 3, [-0.02, -0.02, 0]])
+    with_bonus, given = taken(StepLoss(loss, NONE, entropy_coef=0.1))
+    without, _ = taken(StepLoss(loss, NONE))
+    assert (with_bonus.loss - without.loss).item() == pytest.approx(-0.1 * 4 / 5)
+    same(given["entropy"].grad, [[-0.02] * 3, [-0.02, -0.02, 0]])
 
 
 def test_before_the_first_update_the_old_policy_is_the_policy_without_its_gradient() -> None:
     correction = Given()
-    made = StepLoss(DAPO, correction).micro_batch(inputs_of(), TOTALS)
+    made, _ = taken(StepLoss(DAPO, correction))
     assert not correction.given[0].requires_grad
     same(correction.given[0], PI)
     same(made.diagnostics["ratio"], [[1, 1, 1], [1, 1, 0]])
-    moved = StepLoss(DAPO, correction).micro_batch(inputs_of(old_logprobs=OLD), TOTALS)
+    moved, _ = taken(StepLoss(DAPO, correction), old_logprobs=OLD)
     same(correction.given[0], OLD)
     same(moved.diagnostics["ratio"], torch.where(MASK, (PI - OLD).exp(), 0.0))
 
@@ -169,15 +158,13 @@ def test_before_the_first_update_the_old_policy_is_the_policy_without_its_gradie
 
 def test_a_correction_scales_kept_tokens_and_drops_the_others() -> None:
     correction = Given([[0.5, 3.0, NAN], [2.0, 1.0, 7.0]], [[1, 1, 0], [1, 0, 0]])
-    inputs = inputs_of()
-    made = StepLoss(LogPi(), correction).micro_batch(inputs, TOTALS)
-    made.loss.backward()
-    assert inputs.logprobs.grad is not None
-    same(inputs.logprobs.grad, [[-0.1, -0.6, 0], [0.4, 0, 0]])
-    assert made.corrected is not None
-    same(made.corrected.factor, [[0.5, 3.0, 0], [2.0, 0, 0]])
-    same(made.corrected.keep, [[1, 1, 0], [1, 0, 0]])
-    torch.testing.assert_close(made.corrected.weights, correction.correct(PI, PI, MASK)[0], equal_nan=True)
+    made, given = taken(StepLoss(LogPi(), correction))
+    same(given["logprobs"].grad, [[-0.1, -0.6, 0], [0.4, 0, 0]])
+    same(made.terms()["correction R"], [[0.5, 3.0, 0], [2.0, 0, 0]])
+    assert made.correction is not None
+    weights, keep = made.correction
+    same(keep, [[1, 1, 0], [1, 0, 0]])
+    torch.testing.assert_close(weights, correction.correct(PI, PI, MASK)[0], equal_nan=True)
 
 
 def test_a_correction_is_given_zeros_where_masked_and_pi_old_where_mu_is_unknown() -> None:
@@ -185,20 +172,10 @@ def test_a_correction_is_given_zeros_where_masked_and_pi_old_where_mu_is_unknown
     impossible = torch.where(MU == -0.4, -math.inf, MU)  # which is known
     old, sampler = torch.where(MASK, OLD, garbage), torch.where(MASK, impossible, garbage)
     correction = Given()
-    made = apply_correction(correction, old, sampler, MASK)
+    taken(StepLoss(LogPi(), correction), old_logprobs=old, sampler_logprobs=sampler)
     same(correction.given[0], OLD)
     same(correction.given[1], [[-1.3, -1.7, -0.5], [-math.inf, -1.9, 0.0]])
     assert torch.equal(correction.given[2], MASK)
-    assert made.old is correction.given[0]
-    assert made.sampler is correction.given[1]
-
-
-def test_a_generator_that_told_nothing_is_taken_for_the_old_policy() -> None:
-    correction = Given()
-    made = apply_correction(correction, torch.where(MASK, OLD, 5.0), None, MASK)
-    same(made.old, OLD)
-    same(made.sampler, OLD)
-    same(made.factor, [[1, 1, 1], [1, 1, 0]])
 
 
 def test_the_weights_of_a_correction_have_no_gradient() -> None:
@@ -206,9 +183,10 @@ def test_the_weights_of_a_correction_have_no_gradient() -> None:
         def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
             return torch.ones_like(old).requires_grad_() * 2, mask
 
-    made = apply_correction(OfAParameter(), OLD, MU, MASK)
-    assert not made.weights.requires_grad
-    same(made.weights, [[2.0] * 3] * 2)
+    made, _ = taken(StepLoss(LogPi(), OfAParameter()))
+    assert made.correction is not None
+    assert not made.correction[0].requires_grad
+    same(made.correction[0], [[2.0] * 3] * 2)
 
 
 def test_a_correction_that_changes_what_it_is_given_ends_the_run_by_name() -> None:
@@ -217,7 +195,7 @@ def test_a_correction_that_changes_what_it_is_given_ends_the_run_by_name() -> No
             return old.sub_(sampler).exp(), mask
 
     with pytest.raises(RunFailed, match="correction 'InPlace' must not change old in place"):
-        apply_correction(InPlace(), OLD, MU, MASK)
+        taken(StepLoss(LogPi(), InPlace()), old_logprobs=OLD, sampler_logprobs=MU)
 
 
 # -- tokens that are left out ----------------------------------------------------------------------------
@@ -227,29 +205,24 @@ def test_a_correction_that_changes_what_it_is_given_ends_the_run_by_name() -> No
 
 @pytest.mark.parametrize(("threshold", "keeps"), [(None, None), (0.0, True), (-0.3, False)])
 def test_a_completion_too_far_off_is_left_out_and_told(threshold: float | None, keeps: bool | None) -> None:
-    inputs = inputs_of(sampler_logprobs=MU)
     step_loss = StepLoss(LogPi(), NONE, off_policy_mask_threshold=threshold)
-    made = step_loss.micro_batch(inputs, TOTALS)
-    made.loss.backward()
-    assert inputs.logprobs.grad is not None
+    made, given = taken(step_loss, sampler_logprobs=MU)
     if keeps is None:
         assert made.off_policy_keep is None
     else:
         assert made.off_policy_keep is not None
-        assert made.off_policy_keep.tolist() == [[True] * 3, [keeps] * 3]
+        assert (made.off_policy_keep & MASK).tolist() == [[True] * 3, [keeps, keeps, False]]
     kept = 0.2 if keeps is not False else 0.0
-    same(inputs.logprobs.grad, [[-0.2] * 3, [kept, kept, 0]])
+    same(given["logprobs"].grad, [[-0.2] * 3, [kept, kept, 0]])
 
 
 def test_a_token_counts_that_both_masks_keep() -> None:
     chosen = torch.tensor([[1, 0, 1], [1, 1, 1]]).bool()
 
     def counted(threshold: float | None, keep: Tensor | None) -> list[list[bool]]:
-        inputs = inputs_of(sampler_logprobs=MU, policy_keep=keep)
         step_loss = StepLoss(LogPi(), NONE, off_policy_mask_threshold=threshold)
-        step_loss.micro_batch(inputs, TOTALS).loss.backward()
-        assert inputs.logprobs.grad is not None
-        found: list[list[bool]] = (inputs.logprobs.grad != 0).tolist()
+        _, given = taken(step_loss, sampler_logprobs=MU, policy_keep=keep)
+        found: list[list[bool]] = (given["logprobs"].grad != 0).tolist()
         return found
 
     assert counted(None, None) == [[True, True, True], [True, True, False]]
@@ -281,30 +254,21 @@ def test_a_correction_that_is_none_is_named(make: Any, told: str) -> None:
         def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> Any:
             return make(old, mask)
 
-    inputs = MicroBatchInputs(torch.zeros(2, 3, requires_grad=True), torch.ones(2, 3).bool(), torch.ones(2))
+    inputs = build_inputs(torch.zeros(2, 3, requires_grad=True), torch.ones(2, 3).bool(), torch.ones(2))
     with pytest.raises(RunFailed, match=f"correction 'Mine' {told}"):
         StepLoss(DAPO, Mine()).micro_batch(inputs, StepTotals(6, 2, 1, 3))
 
 
-def test_the_entropy_that_a_loss_is_given_is_detached() -> None:
-    class OfEntropy(LogPi):
-        def per_token(self, inputs: LossInputs) -> LossOutput:
-            assert inputs.entropy is not None
-            return LossOutput(inputs.logprobs * inputs.entropy)
-
-    inputs = inputs_of()
-    StepLoss(OfEntropy(), NONE, entropy_coef=0.1).micro_batch(inputs, TOTALS).loss.backward()
-    assert inputs.entropy is not None
-    assert inputs.entropy.grad is not None
-    same(inputs.entropy.grad, [[-0.02] * 3, [-0.02, -0.02, 0]])  # the bonus's alone
-
-
-def metrics_of(correction: Correction, made: MicroBatchLoss) -> dict[str, Any]:
+def metrics_of(correction: Correction, made: MicroBatchLoss, sampler: Tensor) -> dict[str, Any]:
     """Mean, min and max over the tokens of all that a step measures."""
-    metrics = TokenMetrics()
-    mismatch = mismatch_of([made], correction)
-    metrics.add(mismatch)
-    metrics.add(made.diagnostics, places_of(MASK))
+    batch: Any = SimpleNamespace(
+        sampler_logprobs=sampler,
+        token_places=torch.tensor([0, 1, 2, 3, 4]),
+        trained_rows=torch.tensor([0, 1]),
+        samples=(),
+        host_mask=np.zeros((0, 3), bool),
+    )
+    metrics = measure([(batch, made)], correction).metrics
     return metrics.named(metrics.reduce(World(0, 1, CPU)))
 
 
@@ -315,23 +279,19 @@ def test_sampler_values_where_masked_change_nothing(name: str, garbage: float) -
     step_loss = StepLoss(DAPO, correction, off_policy_mask_threshold=0.05)
     for there in (-0.7, garbage):
         sampler = torch.where(MASK, MU, there)
-        inputs = inputs_of(old_logprobs=OLD, sampler_logprobs=sampler)
-        made = step_loss.micro_batch(inputs, TOTALS)
-        made.loss.backward()
-        assert inputs.logprobs.grad is not None
+        made, given = taken(step_loss, old_logprobs=OLD, sampler_logprobs=sampler)
         assert made.off_policy_keep is not None
-        assert made.corrected is not None
         tensors = [
             made.loss.detach(),
-            inputs.logprobs.grad,
-            made.corrected.old,
-            made.corrected.sampler,
-            made.corrected.factor,
+            given["logprobs"].grad,
+            made.inputs.old_logprobs,
+            made.inputs.sampler_logprobs,
+            made.terms()["correction R"],
             made.off_policy_keep,
             made.policy_loss,
             *made.diagnostics.values(),
         ]
-        found.append((tensors, metrics_of(correction, made)))
+        found.append((tensors, metrics_of(correction, made, sampler)))
     (expected, metrics), (tensors, others) = found
     assert all(map(torch.equal, tensors, expected))
     assert all(tensor.isfinite().all() for tensor in tensors)

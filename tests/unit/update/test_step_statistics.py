@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from grpox.checkpoint.components import RunComponents
 from grpox.contracts import Rollout
 from grpox.data.schedule import MicroBatchPlan, StepPlan
 from grpox.errors import RunFailed
 from grpox.policy.batch import Sample, collate, samples_of
+from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
+from grpox.update.objective import MicroBatchLoss, build_inputs
 from grpox.update.step_statistics import StepStatistics
+from grpox.update.token_metrics import measure
+from grpox_corrections.corrections import NoCorrection
 
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
@@ -38,8 +42,10 @@ def scored(together: list[Sample], first: list[float]) -> Any:
     batch = collate(together, CPU)
     width = batch.token_mask.shape[1]
     ratio = torch.tensor(first).unsqueeze(1) + torch.arange(width) / 10
-    inputs = SimpleNamespace(advantages=batch.advantages, entropy=torch.full_like(ratio, 2.0))
-    return batch, SimpleNamespace(diagnostics={"ratio": ratio, "kl_old": ratio}, inputs=inputs)
+    zeros, mask = torch.zeros_like(ratio), batch.token_mask
+    inputs = build_inputs(zeros, mask, batch.advantages, entropy=torch.full_like(ratio, 2.0))
+    diagnostics = {"ratio": ratio, "kl_old": ratio}
+    return batch, MicroBatchLoss(inputs, zeros.sum(), zeros, diagnostics, {}, correction=(zeros + 1, mask))
 
 
 def plan(iterations: tuple[int, ...] = (0, 0)) -> StepPlan:
@@ -51,9 +57,10 @@ def plan(iterations: tuple[int, ...] = (0, 0)) -> StepPlan:
 
 def record(statistics: StepStatistics, results: Any) -> None:
     """Record a step as the update does."""
-    selected = statistics.select(results)
-    if selected is not None:
-        statistics.record(results, selected.double())
+    if names := statistics.names(results):
+        values = measure(results, NoCorrection(), names).requested
+        assert values is not None
+        statistics.record(names, results, values)
 
 
 def reduced(*wanted: tuple[str, Any]) -> dict[Any, Any]:
@@ -125,11 +132,13 @@ def test_a_name_that_a_diagnostic_takes_is_refused() -> None:
     batch, result = scored(samples(), [0.0] * 4)
     result.diagnostics["length"] = result.diagnostics["ratio"]
     with pytest.raises(RunFailed, match="'length', which is a diagnostic of the loss too"):
-        StepStatistics({("length", "mean"): "a", ("ratio", "mean"): "a"}).select([(batch, result)])
+        StepStatistics({("length", "mean"): "a", ("ratio", "mean"): "a"}).names([(batch, result)])
 
 
-def test_nothing_is_sent_if_nothing_is_asked_for() -> None:
-    silent: Any = SimpleNamespace(rank=0)  # has no gather
-    statistics = StepStatistics({})
-    record(statistics, [(None, None)])
-    assert statistics.reduce(plan(), [], silent) == {}
+def test_nothing_is_sent_if_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = None
+    components = RunComponents(nothing, ALONE, PhaseTimes())
+    components.complete(nothing, beta=0.0)
+    monkeypatch.setattr(World, "gather", nothing)
+    components.end_step(plan(), [])
+    assert components.statistics.names([nothing]) == []

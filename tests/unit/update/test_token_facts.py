@@ -19,7 +19,7 @@ from test_policy_terms import TEMPERATURE, later, small_model, update
 from grpox.policy.attention import set_attention
 from grpox.policy.batch import Sample, TokenRecord
 from grpox.update.policy_update import PolicyUpdate
-from grpox.update.token_facts import TokenFacts
+from grpox.update.token_metrics import TokenFacts
 
 FIELDS = ("logprob", "ratio", "entropy", "correction")
 

@@ -9,13 +9,17 @@ import torch
 
 from grpox.runtime.world import World
 from grpox.update.token_masks import choose, threshold
-from grpox.update.token_metrics import places_of
 
 ALONE = World(0, 1, torch.device("cpu"))
 
 
 def values(*numbers: float) -> torch.Tensor:
     return torch.tensor(numbers)
+
+
+def chosen(*entropies: torch.Tensor, part: float) -> list[torch.Tensor]:
+    """The tokens of the micro-batches that are kept; none is masked."""
+    return choose(entropies, [torch.arange(each.numel()) for each in entropies], part, ALONE)[0]
 
 
 @pytest.mark.parametrize(
@@ -43,40 +47,37 @@ def test_a_part_is_the_decimal_number_that_was_written() -> None:
 
 
 def test_equal_entropies_are_kept_together() -> None:
-    (keep,) = choose([values(1, 2, 2, 2).view(1, 4)], [places_of(torch.ones(1, 4).bool())], 0.25, ALONE).keep
+    (keep,) = chosen(values(1, 2, 2, 2).view(1, 4), part=0.25)
     assert keep.tolist() == [[False, True, True, True]]
 
 
 @pytest.mark.parametrize("part", [0.0, 0.25, 0.5, 0.6])
 def test_entropies_that_differ_by_rounding_are_equal(part: float) -> None:
     entropies = values(1, 2, 2 + 1e-5, 2 - 1e-5).view(1, 4)
-    (keep,) = choose([entropies], [places_of(torch.ones(1, 4).bool())], part, ALONE).keep
+    (keep,) = chosen(entropies, part=part)
     assert keep.tolist() == [[False, True, True, True]]
 
 
 def test_what_is_masked_takes_no_part() -> None:
     entropies = torch.tensor([[1.0, 9.0, 2.0], [9.0, 3.0, 4.0]])
     mask = torch.tensor([[True, False, True], [False, True, True]])
-    chosen = choose([entropies], [places_of(mask)], 0.5, ALONE)
+    [keep], metrics = choose([entropies], [torch.tensor([0, 2, 4, 5])], 0.5, ALONE)
     # quantile(0.5) of [1, 2, 3, 4] is 2.5
-    assert (chosen.keep[0] & mask).tolist() == [[False, False, False], [False, True, True]]
-    assert chosen.metrics == {"top_entropy/threshold": 3, "top_entropy/kept": 0.5}
+    assert (keep & mask).tolist() == [[False, False, False], [False, True, True]]
+    assert metrics == {"top_entropy/threshold": 3, "top_entropy/kept": 0.5}
 
 
 def test_the_choice_is_that_of_the_step_and_not_of_its_micro_batches() -> None:
-    low, high, mask = values(1, 2).view(1, 2), values(3, 4).view(1, 2), torch.ones(1, 2).bool()
-    kept = choose([low, high], [places_of(mask), places_of(mask)], 0.5, ALONE).keep
+    kept = chosen(values(1, 2).view(1, 2), values(3, 4).view(1, 2), part=0.5)
     assert [keep.tolist() for keep in kept] == [[[False, False]], [[True, True]]]
 
 
 def test_a_step_without_tokens_chooses_none_and_tells_nothing() -> None:
-    chosen = choose([torch.zeros(2, 3)], [places_of(torch.zeros(2, 3).bool())], 0.2, ALONE)
-    assert chosen.metrics == {}
+    assert choose([torch.zeros(2, 3)], [torch.arange(0)], 0.2, ALONE)[1] == {}
 
 
 def test_an_entropy_that_is_nan_stays_to_be_found_in_the_loss() -> None:
-    mask = torch.ones(1, 4).bool()
-    (keep,) = choose([values(1, math.nan, 2, 3).view(1, 4)], [places_of(mask)], 0.1, ALONE).keep
+    (keep,) = chosen(values(1, math.nan, 2, 3).view(1, 4), part=0.1)
     assert keep.tolist() == [[False, True, False, True]]
-    (keep,) = choose([torch.full((1, 4), math.nan)], [places_of(mask)], 0.1, ALONE).keep
+    (keep,) = chosen(torch.full((1, 4), math.nan), part=0.1)
     assert keep.all()
