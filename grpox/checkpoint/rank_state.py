@@ -127,7 +127,7 @@ def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
         },
     }
     for key, (field, dtype) in _FLAT.items():
-        rows = [np.asarray(getattr(sample, field), dtype) for sample in samples]
+        rows: list[np.ndarray[Any, Any]] = [np.asarray(getattr(sample, field), dtype) for sample in samples]
         state[key] = torch.from_numpy(np.concatenate([np.zeros(0, dtype), *rows]))
     for key, field in _COMPUTED.items():
         computed = [getattr(sample, field) for sample in samples]
