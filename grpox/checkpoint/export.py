@@ -50,13 +50,13 @@ def export_checkpoint(source: Path, out: Path, trusts_code: bool = False) -> Pat
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         what = "is not empty" if out.is_dir() else "is a file"
         raise ConfigError(what, "OUT_DIR", given=str(out), allowed="a new or empty folder")
-    checkpoint, progress = _checkpoint(source)
+    checkpoint, progress = _find(source)
     config = _model_config(checkpoint, progress)
     if (code := runs_code(config.init)) and not trusts_code:
         what = f"the checkpoint asks for {', '.join(code)}: that may run code which comes with its model"
         allowed = f"--trust-remote-code, where you trust {config.path}"
         raise ConfigError(what, "CHECKPOINT", given=str(checkpoint), allowed=allowed)
-    model, tokenizer = _trained_model(checkpoint, config, config), load_tokenizer(config)
+    model, tokenizer = _load(checkpoint, config, config), load_tokenizer(config)
     unfinished = out.with_name(f"{out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
@@ -86,16 +86,20 @@ def checkpoint_model(checkpoint: Path, base: ModelConfig) -> PreTrainedModel:
     Raises:
         ConfigError: the checkpoint is damaged, or the model that the run began with is gone.
     """
-    config = _model_config(checkpoint, _progress(checkpoint))
-    model = _trained_model(checkpoint, base, config)
+    config = _model_config(*_find(checkpoint))
+    model = _load(checkpoint, base, config)
     if config.lora is not None:
         merge_adapters(model)
     return model
 
 
-def _checkpoint(source: Path) -> tuple[Path, Progress]:
+def _find(source: Path) -> tuple[Path, Progress]:
+    """Return the checkpoint that `source` is or has, whose files all match its manifest."""
     if (source / MANIFEST).exists() or (source / PROGRESS).exists():
-        return source, _progress(source)
+        try:
+            return source, read_whole(source, Progress.read)
+        except ValueError as error:
+            raise ConfigError(f"is damaged: {error}", "CHECKPOINT", given=str(source)) from error
     if newest := newest_good(source, World(0, 1, torch.device("cpu"))):
         return newest.folder, newest.progress
     other = "no such folder" if not source.is_dir() else f"is neither a checkpoint nor a run with {FOLDER}"
@@ -104,13 +108,6 @@ def _checkpoint(source: Path) -> tuple[Path, Progress]:
     if runs := sorted(str(path.parent) for path in source.parent.glob(f"*/{FOLDER}") if path.is_dir()):
         allowed += f", such as {', '.join(runs[:5])}"
     raise ConfigError(what, "CHECKPOINT", given=str(source), allowed=allowed)
-
-
-def _progress(checkpoint: Path) -> Progress:
-    try:
-        return read_whole(checkpoint, Progress.read)
-    except ValueError as error:
-        raise ConfigError(f"is damaged: {error}", "CHECKPOINT", given=str(checkpoint)) from error
 
 
 def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
@@ -132,7 +129,7 @@ def _model_config(checkpoint: Path, progress: Progress) -> ModelConfig:
     return config
 
 
-def _trained_model(checkpoint: Path, base: ModelConfig, config: ModelConfig) -> PreTrainedModel:
+def _load(checkpoint: Path, base: ModelConfig, config: ModelConfig) -> PreTrainedModel:
     """Load `base`, add the adapters of `config`, and load the checkpoint's weights."""
     model = load_model(base)
     if config.lora is not None:

@@ -114,60 +114,46 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def samples_state(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return samples as flat tensors, one after the other, with their lengths."""
-
-    def flat(field: str, dtype: type[np.generic]) -> Tensor:
-        rows = [np.asarray(getattr(sample, field), dtype) for sample in samples]
-        return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *rows]))
-
-    def computed(field: str) -> tuple[list[bool], Tensor | None]:
-        rows = [getattr(sample, field) for sample in samples]
-        known = [row for row in rows if row is not None]
-        return [row is not None for row in rows], torch.cat(known).cpu() if known else None
-
-    carried = {
-        # As ``weights_only=True`` can read it.
-        name: [
-            each.tolist() if isinstance(each := getattr(sample, name), np.ndarray) else each
-            for sample in samples
-        ]
-        for name in CARRIED
-    }
-    records = {place: each.token_record for place, each in enumerate(samples) if each.token_record}
-    return {
+    state: dict[str, Any] = {
         "prompt_lengths": [len(sample.prompt) for sample in samples],
         "completion_lengths": [len(sample.completion) for sample in samples],
-        **{name: flat(field, dtype) for name, (field, dtype) in _FLAT.items()},
-        "advantages": [
-            torch.from_numpy(each) if isinstance(each := sample.advantage, np.ndarray) else each
-            for sample in samples
-        ],
         "reward": [sample.reward for sample in samples],
         "observed": [sample.observed for sample in samples],
-        **{name: computed(field) for name, field in _COMPUTED.items()},
-        "carried": {
-            name: column for name, column in carried.items() if any(each is not None for each in column)
-        },
+        "carried": {},
         "token_records": {
             place: {**vars(record), "turns": torch.from_numpy(record.turns)}
-            for place, record in records.items()
+            for place, record in enumerate(sample.token_record for sample in samples)
+            if record
         },
     }
+    for key, (field, dtype) in _FLAT.items():
+        rows: list[np.ndarray[Any, Any]] = [np.asarray(getattr(sample, field), dtype) for sample in samples]
+        state[key] = torch.from_numpy(np.concatenate([np.zeros(0, dtype), *rows]))
+    for key, field in _COMPUTED.items():
+        computed = [getattr(sample, field) for sample in samples]
+        known = [row for row in computed if row is not None]
+        state[key] = [row is not None for row in computed], torch.cat(known).cpu() if known else None
+    advantages = (sample.advantage for sample in samples)
+    # Arrays in a form that ``weights_only=True`` can read.
+    state["advantages"] = [torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in advantages]
+    for name in CARRIED:
+        column = [getattr(sample, name) for sample in samples]
+        if any(each is not None for each in column):
+            state["carried"][name] = [v.tolist() if isinstance(v, np.ndarray) else v for v in column]
+    return state
 
 
 def samples_of_state(state: Mapping[str, Any], device: torch.device) -> list[Sample]:
     """Rebuild the samples of a `samples_state`, computed log-probabilities on `device`."""
-    lengths = state["completion_lengths"]
-
-    def computed(name: str) -> list[Tensor | None]:
+    lengths, columns = state["completion_lengths"], dict[str, Any]()
+    for name, field in _COMPUTED.items():
         known, flat = state[name]
-        left = iter(() if flat is None else torch.split(flat.to(device), list(compress(lengths, known))))
-        return [next(left) if is_known else None for is_known in known]
-
-    columns: dict[str, Any] = {field: computed(name) for name, field in _COMPUTED.items()}
+        rows = iter(() if flat is None else torch.split(flat.to(device), list(compress(lengths, known))))
+        columns[field] = [next(rows) if is_known else None for is_known in known]
     for name, (field, _) in _FLAT.items():
-        rows = torch.split(state[name], state["prompt_lengths"] if field == "prompt" else lengths)
+        parts = torch.split(state[name], state["prompt_lengths"] if field == "prompt" else lengths)
         is_ids = field in ("prompt", "completion")
-        columns[field] = [tuple(each.tolist()) if is_ids else each.numpy() for each in rows]
+        columns[field] = [tuple(each.tolist()) if is_ids else each.numpy() for each in parts]
     columns["advantage"] = [each.numpy() if isinstance(each, Tensor) else each for each in state["advantages"]]
     columns["reward"] = state["reward"]
     # A checkpoint of an earlier grpox has none of these.

@@ -212,9 +212,8 @@ def load_of_other_ranks(engine: Engine, folder: Path, name: str, steps: int) -> 
     converted = folder.with_name(f".{folder.name}.universal.unfinished")
     failure = _convert(folder / name, converted) if world.is_main else ""
     try:
-        failures = [each for each in world.gather([failure]) if each]
-        if failures:
-            raise RunFailed(f"{folder} cannot be taken to another number of ranks: {failures[0]}")
+        if failures := "".join(world.gather([failure])):
+            raise RunFailed(f"{folder} cannot be taken to another number of ranks: {failures}")
         engine.deepspeed._config.load_universal_checkpoint = True
         with only_weights():
             loaded, _ = engine.deepspeed.load_checkpoint(str(converted), tag=name)

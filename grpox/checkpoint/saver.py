@@ -89,7 +89,7 @@ class CheckpointSaver:
             return
         self._pending = False
         step, folder = self._saved, folder_of(self.context.output_dir, self._saved)
-        if self._fails("; ".join(_describe(error) for error in self.shards.finished())):
+        if self._fails(self.shards.finished()):
             return
         unfinished, written = unfinished_of(folder), self.shards.written.items()
         own = [(path.relative_to(unfinished).as_posix(), facts) for path, facts in written]
@@ -106,8 +106,8 @@ class CheckpointSaver:
     def summary(self) -> dict[str, Any]:
         """Describe the best checkpoint for the summary of a finished run; empty without one."""
         best = best_of(checkpoints_in(self.context.output_dir), self.config) if self.world.is_main else None
-        [shared] = self.world.gather([best] if self.world.is_main else [])
-        return {"best_checkpoint": shared} if shared else {}
+        [best, *_] = self.world.gather([best])
+        return {"best_checkpoint": best} if best else {}
 
     def _begin(self, state: TrainingState, step: int) -> None:
         output_dir, before, self._saved = self.context.output_dir, self._saved, step
@@ -143,12 +143,17 @@ class CheckpointSaver:
             if self.world.is_main:
                 work()
         except OSError as error:
-            return self._fails(_describe(error))
-        return self._fails("")
+            return self._fails([error])
+        return self._fails([])
 
-    def _fails(self, failure: str) -> bool:
-        """Tell whether any rank failed; then warn and remove the unfinished checkpoint."""
-        failures = [each for each in self.world.gather([failure]) if each]
+    def _fails(self, errors: Sequence[OSError]) -> bool:
+        """Return True if any rank has errors; then warn and remove the unfinished checkpoint; a collective."""
+        failures = self.world.gather(
+            [
+                write_error_message(each, Path(each.filename)) if each.filename else each.strerror or str(each)
+                for each in errors
+            ]
+        )
         if failures and self.world.is_main:
             what = f"the checkpoint after step {self._saved} could not be saved: {'; '.join(failures)}"
             self.warn("checkpoint", f"{what}\n    the run goes on; checkpoints that were there are still there")
@@ -185,7 +190,3 @@ def best_of(folders: Sequence[Path], config: CheckpointConfig) -> dict[str, Any]
     ]
     sign = 1 if config.best_is in ("highest", "max") else -1
     return max(rated, key=lambda best: sign * best["value"], default=None)
-
-
-def _describe(error: OSError) -> str:
-    return write_error_message(error, Path(error.filename)) if error.filename else error.strerror or str(error)

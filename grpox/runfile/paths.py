@@ -13,8 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
-from pydantic import BaseModel
-
 from grpox.config import ComponentRef, DataConfig, EvaluationSetConfig, HubConfig, RunConfig
 from grpox.config.sampling import path_key
 from grpox.contracts import Input
@@ -55,20 +53,16 @@ def resolve_paths(config: RunConfig, base_of: Callable[[str], Path]) -> None:
         if reference.path is not None and kind == "observer":
             config.tracking[key.removeprefix("tracking.")]["path"] = reference.path
     for place, tool in enumerate(config.tools):
-        if tool.rpartition(":")[0].endswith(".py"):
-            config.tools[place] = _absolute_object(tool, base_of(f"tools[{place}]"))
+        file, _, name = tool.rpartition(":")
+        if file.endswith(".py"):
+            config.tools[place] = f"{_absolute(file, base_of(f'tools[{place}]'))}:{name}"
 
 
 def resolve_object(key: str, reference: ComponentRef, base_of: Callable[[str], Path]) -> None:
-    """Make the file of a component given by path absolute, in place."""
-    if reference.path is not None:
-        reference.path = _absolute_object(reference.path, base_of(f"{key}.path"))
-
-
-def _absolute_object(reference: str, base: Path) -> str:
-    """Make the file of ``path.py:name`` absolute; loading refuses any other form."""
-    file, colon, name = reference.rpartition(":")
-    return f"{_absolute(file, base)}:{name}" if colon else reference
+    """Make the file of a component given by ``path.py:name`` absolute, in place; other forms stay."""
+    file, colon, name = (reference.path or "").rpartition(":")
+    if colon:
+        reference.path = f"{_absolute(file, base_of(f'{key}.path'))}:{name}"
 
 
 def input_path(path: str, base: Path, suffixes: Collection[str] = ()) -> str:
@@ -221,9 +215,12 @@ def resolve_parameters(
         if bound is None or bound.config is None:
             continue
         params = config.tracking[key.removeprefix("tracking.")] if kind == "observer" else reference.model_extra
-        for name, field, what in _input_fields(type(bound.config)):
-            given = getattr(bound.config, field)
-            if given is None or not params or name not in params:  # the component resolves its own defaults
+        for field, info in type(bound.config).model_fields.items():
+            marks = (*info.metadata, *_marks(info.annotation))
+            what = next((each for each in marks if isinstance(each, Input)), None)
+            given, name = getattr(bound.config, field), info.alias or field
+            # The component resolves its own defaults.
+            if what is None or given is None or not params or name not in params:
                 continue
             place = f"{key}.{name}"
             may_be_hub_id = what in (Input.MODEL, Input.TOKENIZER)
@@ -243,14 +240,6 @@ def resolve_parameters(
                 problems.append(Problem("no such file or folder", place, given=path, nearest=near))
         components[key] = bound
     return problems
-
-
-def _input_fields(model: type[BaseModel]) -> Iterator[tuple[str, str, Input]]:
-    """Yield key in the run file, name of the field and kind of input of each field that is an input path."""
-    for name, field in model.model_fields.items():
-        marks = [each for each in (*field.metadata, *_marks(field.annotation)) if isinstance(each, Input)]
-        if marks:
-            yield field.alias or name, name, marks[0]
 
 
 def _marks(annotation: Any) -> Iterator[Any]:

@@ -31,28 +31,22 @@ _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """Characters that escapes such as ``"\\0"`` can write, but that are invalid in paths and files."""
 
 
+_FORMS = {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+    "float": r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    "merge": r"<<",
+}
+"""Type of plain scalars -> form of its texts."""
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with YAML 1.2's implicit types."""
 
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own
-
-
-_FORMS: dict[str, re.Pattern[str]] = {}
-"""Type of plain scalars -> form of its texts."""
-
-for _type, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+.0123456789"),
-    ),
-    ("merge", r"<<", ["<"]),
-):
-    _FORMS[_type] = re.compile(rf"(?:{_pattern})\Z")
-    _Loader.add_implicit_resolver(_TAG + _type, _FORMS[_type], _first)
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own
+        None: [(_TAG + name, re.compile(rf"(?:{form})\Z")) for name, form in _FORMS.items()]
+    }
 
 
 @dataclass
@@ -181,7 +175,7 @@ class _Reader:
 
     def _scalar(self, node: yaml.ScalarNode, key: str) -> Any:
         text, kind = node.value, node.tag.removeprefix(_TAG)
-        if kind in _FORMS and not _FORMS[kind].match(text):
+        if kind in _FORMS and not re.fullmatch(_FORMS[kind], text):
             # Only an explicit tag comes here, such as `!!bool yes`.
             return self._refuse(node, key, f"{text!r} is not of the type !!{kind}")
         match kind:
@@ -190,9 +184,8 @@ class _Reader:
             case "bool":
                 return text.lower() == "true"
             case "int" if len(text) > MOST_DIGITS:
-                return self._refuse(
-                    node, key, f"a number of {len(text)} digits; at most {MOST_DIGITS} are allowed"
-                )
+                what = f"a number of {len(text)} digits; at most {MOST_DIGITS} are allowed"
+                return self._refuse(node, key, what)
             case "int":
                 return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
             case "float":
@@ -218,7 +211,7 @@ class Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    is_number = any(_FORMS[kind].match(value) for kind in ("int", "float"))
+    is_number = any(re.fullmatch(_FORMS[kind], value) for kind in ("int", "float"))
     return dumper.represent_scalar(f"{_TAG}str", value, style='"' if is_number else None)
 
 

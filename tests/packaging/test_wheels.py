@@ -26,7 +26,6 @@ COMPONENTS = {
     ("loss", "gmpo", "grpox-gmpo"),
     ("optimizer", "ademamix", "grpox-ademamix"),
     ("scheduler", "cooldown", "grpox-ademamix"),
-    ("loss", "example-luspo", "grpox-example-loss"),
     ("loss", "vespo", "grpox-vespo"),
     ("observer", "tensorboard", "grpox-tensorboard"),
     ("observer", "wandb", "grpox-wandb"),
@@ -73,7 +72,7 @@ def test_a_run_uses_third_party_components_by_name(environment: Environment, tmp
     environment.grpox(
         "train",
         "quickstart",
-        "loss=example-luspo",
+        "loss=gmpo",
         "data={source: {name: sums, rows: 40}}",
         "rewards=[exact, {name: even, weight: 0.1}]",
         "train.optimizer={name: momentum, momentum: 0.5}",

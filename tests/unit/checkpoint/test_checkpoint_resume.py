@@ -141,16 +141,6 @@ NAMES = (
 )
 
 
-def flipped(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def shorter(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
 # -- damage ----------------------------------------------------------------------------------------------
 
 
@@ -161,20 +151,31 @@ def newest(output_dir: Path, ranks: int) -> tuple[Checkpoint | None, str]:
     return found[0], LOGGED()
 
 
-@pytest.mark.parametrize("damage", [flipped, shorter, Path.unlink])
+@pytest.mark.parametrize("damage", ["flipped", "shorter", "longer", "removed"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_damage_of_any_file_is_found_by_all_ranks_and_named(
-    tmp_path: Path, name: str, damage: Callable[[Path], None], ranks: int
+    tmp_path: Path, name: str, damage: str, ranks: int
 ) -> None:
     good = save(tmp_path, progress_of(step=5))
     damaged = save(tmp_path, progress_of(step=6))
-    damage(damaged / name)
+    content = (damaged / name).read_bytes()
+    size, what = len(content), "has another content than was written"
+    match damage:
+        case "flipped":
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        case "shorter" | "longer":
+            content = content[:-1] if damage == "shorter" else content + b"\0"
+            what = f"has {len(content)} bytes, not {size}"
+    (damaged / name).write_bytes(content)
+    if damage == "removed":
+        (damaged / name).unlink()
+        what = "is missing"
     found, told = newest(tmp_path, ranks)
     assert found == Checkpoint(good, progress_of(step=5))
-    assert told.startswith(f"warning: the checkpoint {damaged} is damaged and passed over: {name} ")
-    assert told.count("\n") == told.count("warning") == 1
-    assert told.count(f"{name} ") == 1  # each file is read by one rank
+    what = "cannot be read: " if name == PROGRESS and damage != "shorter" else what
+    assert told.startswith(f"warning: the checkpoint {damaged} is damaged and passed over: {name} {what}")
+    assert told.count("\n") == told.count("warning") == told.count(f"{name} ") == 1  # each is read by one rank
 
 
 def test_of_much_damage_three_files_are_named(tmp_path: Path) -> None:
@@ -326,13 +327,6 @@ def test_early_stopping_may_be_changed_for_a_run_that_stopped_by_it() -> None:
     assert [each.key for each in problems_of(progress_of(stopping), other)] == ["evaluation.path"]
 
 
-def test_a_secret_that_was_left_out_when_it_was_saved_is_no_change() -> None:
-    config = config_of(generator={"name": "vllm-server", "token": "hush"})
-    saved = config.model_dump(mode="json")
-    saved["generator"]["token"] = "***"
-    assert problems_of(progress_of(config=saved), config) == []
-
-
 def test_other_code_of_a_component_is_told() -> None:
     def locked(needs: tuple[str, ...], given: str = "plugin") -> Lock:
         held = LockedComponent(kind="loss", name="mine", given=given, target="m:Mine", needs=needs)
@@ -403,16 +397,22 @@ def test_states_on_nvme_stay_on_their_ranks(allow: bool) -> None:
     assert problems_of(progress_of(nvme), nvme, allow=allow) == []
 
 
-def test_a_tuple_that_python_gave_is_the_list_that_was_saved() -> None:
-    config = config_of(loss={"name": "mine", "bounds": (0.1, 0.2)})
-    saved = config.model_dump(mode="json")
-    assert saved["loss"]["bounds"] == [0.1, 0.2]
-    assert problems_of(progress_of(config=saved), config) == []
-
-
-def test_a_secret_that_an_older_version_has_kept_is_no_change() -> None:
-    config = config_of(model={"path": "a", "init": {"hubToken": "hush"}})
-    assert problems_of(progress_of(config), config) == []
+@pytest.mark.parametrize(
+    ("sections", "saved"),
+    [
+        # A tuple from Python is saved as a list, and a secret is left out; an older version has saved secrets.
+        ({"loss": {"name": "mine", "bounds": (0.1, 0.2)}}, {"bounds": [0.1, 0.2]}),
+        ({"generator": {"name": "vllm-server", "token": "hush"}}, {"token": "***"}),
+        ({"model": {"path": "a", "init": {"hubToken": "hush"}}}, {}),
+    ],
+)
+def test_a_value_that_is_saved_in_another_form_is_no_change(
+    sections: dict[str, Any], saved: dict[str, Any]
+) -> None:
+    [section], config = sections, config_of(**sections)
+    before = config.model_dump(mode="json")
+    before[section] |= saved
+    assert problems_of(progress_of(config=before), config) == []
 
 
 def test_a_merged_adapter_is_needed_to_go_on_and_no_file_has_it(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from grpox.errors import ConfigError, Problem
 from grpox.runfile.from_trl.convert import our_default
 from grpox.runfile.from_trl.fields import FIELDS, GRPO_FIELDS, TRAINER_FIELDS, Verdict
 from grpox.runfile.load import ResolvedRun, load_run
-from grpox.runfile.yaml_lines import inline, read_yaml
+from grpox.runfile.yaml_lines import read_yaml
 
 ROOT = Path(__file__).parents[3]
 YAML = """\
@@ -537,13 +537,6 @@ def test_each_given_field_is_reported(folder: Path) -> None:
     assert "#   learning_rte 1: did you mean learning_rate?" in done.stdout
 
 
-def test_standard_output_is_the_run_file_alone(folder: Path) -> None:
-    Path("grpo.yaml").write_text(YAML)
-    done = command("grpo.yaml")
-    Path("run.yaml").write_text(done.stdout)
-    loaded()
-
-
 def test_what_is_missing_is_a_commented_line(imported: Import) -> None:
     _, text = imported(
         "learning_rate: 1e-6\neval_strategy: steps\neval_steps: 7\npush_to_hub: true\noptim: adafactor\n"
@@ -560,13 +553,6 @@ def test_what_is_missing_is_a_commented_line(imported: Import) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded()
     assert {problem.key for problem in caught.value.problems} >= {"model.path", "rewards"}
-
-
-@pytest.mark.parametrize(
-    "value", ["1e-6", "no", "0o17", "-", "a: b", "true", "", "2026-01-31", "#x", "é\n", 1e-6, None]
-)
-def test_values_are_read_back_as_they_were(value: Any) -> None:
-    assert read_yaml(f"a: {inline(value)}", "").data == {"a": value}
 
 
 def test_every_field_that_is_not_a_literal_is_a_blank(imported: Import) -> None:

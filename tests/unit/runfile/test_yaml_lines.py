@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from grpox.errors import ConfigError, Problem
-from grpox.runfile.yaml_lines import Dumper, read_yaml
+from grpox.runfile.yaml_lines import Dumper, inline, read_yaml
 
 
 def refused(text: str) -> list[Problem]:
@@ -94,8 +94,12 @@ def test_an_alias_repeats_and_of_merged_mappings_the_first_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1e-6", "0o17", ".5e3", "12", "0x1f", "1_000", "true", "null", "~", "", "+1."]
+    "value",
+    [
+        *("1e-6", "0o17", ".5e3", "12", "0x1f", "1_000", "true", "null", "~", "", "+1."),  # texts, not values
+        *("no", "-", "a: b", "2026-01-31", "#x", "\u00e9\n", 1e-6, None),
+    ],
 )
-def test_a_text_that_looks_like_something_else_stays_a_text(text: str) -> None:
-    written = yaml.dump({"key": text}, Dumper=Dumper)
-    assert read_yaml(written, "f").data == {"key": text}
+def test_a_written_value_is_read_back_as_it_was(value: object) -> None:
+    for written in (yaml.dump({"key": value}, Dumper=Dumper), f"key: {inline(value)}"):
+        assert read_yaml(written, "f").data == {"key": value}

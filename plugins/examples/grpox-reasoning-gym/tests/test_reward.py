@@ -1,4 +1,4 @@
-"""The scores, by hand and beside reasoning-gym's own."""
+"""The contract of the kind; scores by hand and beside reasoning-gym's own."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import json
 from typing import Any
 
 import pytest
+from grpox.testing import RewardConformance
 
-from grpox_reasoning_gym.catalogue import task_files
-from grpox_reasoning_gym.config import RewardConfig, SourceConfig
+from grpox_reasoning_gym.config import RewardConfig, SourceConfig, tasks
 from grpox_reasoning_gym.reward import ReasoningGymReward
 from grpox_reasoning_gym.rows import Row, rows
 
 ENTRY = {"question": "What is 5 + 7?", "answer": "12", "metadata": {}}
 SUM: Row = {"task": "chain_sum", "settings": "{}", "entry": json.dumps(ENTRY)}
+
+
+[ROW] = rows(SourceConfig(tasks="chain_sum", size=1))
+
+
+class TestReasoningGymReward(RewardConformance):
+    component = "reasoning-gym"
+    completions = (f"So <answer>{ROW['answer']}</answer>.", "<answer>-1</answer>", ROW["answer"], "")
+    columns = ROW
 
 
 def scores(
@@ -71,9 +80,9 @@ def test_the_mean_of_each_task_is_logged_of_conversations_too() -> None:
 
 
 def test_the_own_answer_of_every_task_is_right() -> None:
-    tasks = sorted(task_files())
-    answered = [row for row in rows(SourceConfig(tasks=tasks, size=len(tasks))) if row["answer"] is not None]
+    names = sorted(tasks())
+    answered = [row for row in rows(SourceConfig(tasks=names, size=len(names))) if row["answer"] is not None]
     # A right answer is any that fits, in five tasks at most: then there is none to compare.
-    assert len(answered) >= len(tasks) - 5
+    assert len(answered) >= len(names) - 5
     got = {row["task"]: scores([f"<answer>{row['answer']}</answer>"], row) for row in answered}
     assert {task: score for task, score in got.items() if score != [1.0]} == {}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from grpox.contracts import LossInputs, Reduction
+from grpox.errors import ConfigError
 from grpox.testing import CorrectionConformance, LossConformance
+from grpox.toolkit import load_run
 
 from grpox_vespo.config import VespoCorrectionConfig, VespoLossConfig
 from grpox_vespo.correction import VespoCorrection
@@ -109,18 +107,10 @@ def test_a_sequence_fades_to_next_to_nothing(log_ratios, weights, advantage):
     assert given.logprobs.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("old", "sampler", "weight"),
-    [
-        (-1.0, -4.0, math.exp(3.0)),  # nothing is capped,
-        (-1.0, -90.0, math.exp(20.0)),  # up to what can be computed with
-        (-1.0, NAN, 1.0),  # not known
-    ],
-)
-def test_the_correction_is_the_whole_weight_of_each_token(old, sampler, weight):
-    correction = VespoCorrection(VespoCorrectionConfig())
-    weights, keep = correction.correct(torch.tensor([[old]]), torch.tensor([[sampler]]), torch.tensor([[True]]))
-    assert weights.item() == pytest.approx(weight, rel=1e-6)
+def test_the_correction_caps_a_weight_only_where_it_could_not_be_computed_with():
+    old, sampler = torch.tensor([[-1.0]]), torch.tensor([[-90.0]])
+    weights, keep = VespoCorrection(VespoCorrectionConfig()).correct(old, sampler, torch.tensor([[True]]))
+    assert weights.item() == pytest.approx(math.exp(20.0), rel=1e-6)
     assert keep.tolist() == [[True]]
 
 
@@ -137,23 +127,12 @@ def test_at_every_bound_of_the_parameters_the_factor_is_finite_in_float32(k, dec
 # -- Runs without a correction for the loss are refused before anything loads ----------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["correction=none"], "needs 'token-weights', which nothing in this run provides; correction"),
-        (["correction=sequence-truncate"], "needs 'token-weights'"),  # its R is that of the whole sequence
-        (["correction=vespo"], ""),
-        (["correction=token-truncate"], ""),
-    ],
-)
-def test_a_run_without_weights_of_tokens_is_refused(changes: list[str], message: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "grpox", "validate", "quickstart", "loss=vespo", *changes],
-        cwd=tmp_path,
-        env=os.environ | {"COLUMNS": "300"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert message in done.stderr
-    assert done.returncode == (2 if message else 0), done.stderr
+@pytest.mark.parametrize("correction", ["none", "sequence-truncate"])  # the R of the second is a sequence's
+def test_a_run_without_weights_of_tokens_is_refused(correction: str) -> None:
+    with pytest.raises(ConfigError, match="needs 'token-weights', which nothing in this run provides"):
+        load_run("quickstart", ["loss=vespo", f"correction={correction}"])
+
+
+@pytest.mark.parametrize("correction", ["vespo", "token-truncate"])
+def test_a_run_with_weights_of_tokens_is_right(correction: str) -> None:
+    load_run("quickstart", ["loss=vespo", f"correction={correction}"])

@@ -32,13 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="another one than the run's (default 1)")
     given = parser.parse_args(arguments)
     try:
-        config = source_of(given.run)
-        heldout_rows = heldout(config, given.size, given.seed)
-        given.out.write_text("".join(json.dumps(row) + "\n" for row in heldout_rows), encoding="utf-8")
+        chosen = heldout(source_of(given.run), given.size, given.seed)
+        given.out.write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
     except (GrpoxError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{len(heldout_rows)} rows: {given.out}")
+    print(f"{len(chosen)} rows: {given.out}")
     return 0
 
 
@@ -73,18 +72,15 @@ def heldout(config: SourceConfig, size: int, seed: int) -> list[Row]:
         raise ConfigError("is less than one row", "--size", given=str(size))
     if seed == config.seed:
         raise ConfigError("is the seed of training", "--seed", given=str(seed))
-    seen = {json.dumps(row["prompt"]) for row in rows(config)}
-    chosen: list[Row] = []
+    trained = {json.dumps(row["prompt"]) for row in rows(config)}
+    chosen: dict[str, Row] = {}
     for number in range(ROUNDS):
         # Further rounds have seeds that no run is likely to name.
-        other = config.model_copy(update={"size": size, "seed": seed + number * 2**32})
-        for row in rows(other):
-            prompt = json.dumps(row["prompt"])
-            if prompt not in seen and len(chosen) < size:
-                seen.add(prompt)
-                chosen.append(row)
+        for row in rows(config.model_copy(update={"size": size, "seed": seed + number * 2**32})):
+            if (prompt := json.dumps(row["prompt"])) not in trained:
+                chosen.setdefault(prompt, row)
         if len(chosen) >= size:
-            return chosen
+            return list(chosen.values())[:size]
     what = f"only {len(chosen)} prompts were found that training does not have"
     raise ConfigError(what, "--size", given=str(size), allowed="fewer, or a smaller data.source.size")
 

@@ -1,14 +1,14 @@
-"""Parameters of source and reward; this module imports neither reasoning-gym nor torch."""
+"""Parameters of source and reward. Importing this module imports neither reasoning-gym nor torch."""
 
 from __future__ import annotations
 
 import string
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from grpox.errors import nearest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
-
-from grpox_reasoning_gym.catalogue import settings_of, task_files
 
 SYSTEM_PROMPT = (
     "Answer the question. Think first where that helps, then give your final answer between <answer> and "
@@ -33,8 +33,8 @@ class Task(BaseModel):
     @field_validator("task")
     @classmethod
     def _is_a_task(cls, name: str) -> str:
-        if name not in task_files():
-            raise ValueError(f"reasoning-gym has no task of this name{_suggest(name, task_files())}")
+        if name not in (known := tasks()):
+            raise ValueError(f"reasoning-gym has no task of this name{_suggest(name, known)}")
         return name
 
     @field_validator("settings")
@@ -42,7 +42,8 @@ class Task(BaseModel):
     def _are_its_settings(cls, settings: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if "task" not in info.data:
             return settings  # the task has an error of its own
-        names = [name for name in settings_of(info.data["task"]) if name not in CHOSEN_BY_SOURCE]
+        own = fields(tasks()[info.data["task"]])
+        names = [field.name for field in own if field.name not in CHOSEN_BY_SOURCE]
         for name in settings:
             if name in CHOSEN_BY_SOURCE:
                 raise ValueError(f"{name} is a key of the source, beside tasks")
@@ -52,7 +53,16 @@ class Task(BaseModel):
         return settings
 
 
-def _suggest(name: str, names: Any) -> str:
+def tasks() -> dict[str, Any]:
+    """Return each task of reasoning-gym with the dataclass of its settings."""
+    # Imported here, because it takes a second.
+    from reasoning_gym.factory import DATASETS
+
+    # A composite is a mixture of others, which is what the key `tasks` is for.
+    return {name: settings for name, (_, settings) in DATASETS.items() if name != "composite"}
+
+
+def _suggest(name: str, names: Iterable[str]) -> str:
     near = nearest(name, names)
     return f"; did you mean '{near}'?" if near else ""
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import Text, completion_text
 
-from grpox_reasoning_gym.entries import decode
-from grpox_reasoning_gym.rows import build_dataset
+from grpox_reasoning_gym.rows import build_dataset, read_entry
 
 if TYPE_CHECKING:
     from grpox_reasoning_gym.config import RewardConfig
@@ -79,7 +78,7 @@ class ReasoningGymReward:
 def _entry(text: str | None) -> Mapping[str, Any] | None:
     """The entry that `text` holds, None where that is something else."""
     try:
-        entry = None if text is None else decode(text)
+        entry = None if text is None else read_entry(text)
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and entry.keys() >= KEYS else None

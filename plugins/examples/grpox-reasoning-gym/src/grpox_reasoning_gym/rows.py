@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from grpox.errors import ConfigError
 
-from grpox_reasoning_gym.entries import encode
-
 if TYPE_CHECKING:
     import datasets
     from reasoning_gym.dataset import ProceduralDataset
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     from grpox_reasoning_gym.config import SourceConfig, Task
 
 Row = dict[str, Any]
+TUPLE, ITEMS = "$tuple", "$items"
+"""Keys under which the JSON of an entry has a tuple, and a dict whose keys are not all text."""
 
 
 class ReasoningGymSource:
@@ -92,7 +92,7 @@ def _row(config: SourceConfig, task: Task, entry: Mapping[str, Any]) -> Row:
         "answer": None if answer is None else str(answer),
         "task": task.task,
         "settings": json.dumps(task.settings),
-        "entry": encode(dict(entry)),
+        "entry": json.dumps(_as_json(dict(entry)), ensure_ascii=False),
     }
 
 
@@ -107,3 +107,26 @@ def _question(config: SourceConfig, task: Task, entry: Mapping[str, Any]) -> str
     for old, new in config.replace.items():
         text = text.replace(old, new)
     return text
+
+
+def _as_json(value: Any) -> Any:
+    """Return an entry in values of JSON, which knows neither tuples nor integer keys; scorers need both."""
+    if isinstance(value, tuple | list):
+        items = [_as_json(item) for item in value]
+        return {TUPLE: items} if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: _as_json(item) for key, item in value.items()}
+        return {ITEMS: [[_as_json(key), _as_json(item)] for key, item in value.items()]}
+    return value
+
+
+def read_entry(text: str) -> Any:
+    """Return the entry that a row has as `text`; raises ValueError if that is no JSON."""
+
+    def restore(value: dict[str, Any]) -> Any:
+        if value.keys() == {TUPLE}:
+            return tuple(value[TUPLE])
+        return dict(value[ITEMS]) if value.keys() == {ITEMS} else value
+
+    return json.loads(text, object_hook=restore)

@@ -1,1 +1,0 @@
-"""LUSPO, a policy loss for grpox."""
