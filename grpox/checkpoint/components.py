@@ -24,6 +24,7 @@ from grpox.plugins.component_state import (
     state_hashes,
 )
 from grpox.plugins.optional_methods import (
+    STEPS,
     has_method,
     has_state,
     is_stateless,
@@ -92,10 +93,10 @@ class RunComponents:
         self._world = world
         self._times = times
         self._observers: Observers | None = None
+        self.has_begin_step = self.has_end_step = False
+        """True if a component of any rank has this method."""
         self._followers: dict[str, list[RunComponent]] = {}
         """``begin_step`` or ``end_step`` -> the components that have this method."""
-        self._follows_steps: dict[str, bool] = {}
-        """Method -> True if a component of any rank has it."""
         self._before: dict[str, dict[str, str]] | None = None
         """Hashes of the attributes of components without state, until the first checkpoint."""
 
@@ -126,7 +127,8 @@ class RunComponents:
         """
         self._observers = observers
         wanted: dict[tuple[str, StatisticReduction], str] = {}
-        for component in self.by_key.values():
+        components = self.by_key.values()
+        for component in components:
             if problem := methods_problem(component.instance):
                 raise ConfigError(f"{component} {problem}", component.key)
             statistics = statistics_of(component.instance)
@@ -134,13 +136,13 @@ class RunComponents:
                 what = f"{component} asks for the statistic 'kl', and the run has no reference"
                 raise ConfigError(what, component.key, allowed="train.beta above 0")
             wanted |= {(name, reduction): str(component) for name, reduction in statistics.items()}
-        for method in ("begin_step", "end_step"):
-            with_it = [each for each in self.by_key.values() if has_method(each.instance, method)]
-            self._followers[method], self._follows_steps[method] = with_it, bool(with_it)
-        self._follows_steps["end_step"] |= bool(self._restartable)
+        for method in STEPS:
+            self._followers[method] = [each for each in components if has_method(each.instance, method)]
+        begins = bool(self._followers["begin_step"])
+        ends = bool(self._followers["end_step"] or self._restartable)
         # Rank 0 alone has the observers.
-        own = [(wanted, self._follows_steps)] if self._world.is_main else []
-        [(wanted, self._follows_steps)] = self._world.gather(own)
+        own = [(wanted, begins, ends)] if self._world.is_main else []
+        [(wanted, self.has_begin_step, self.has_end_step)] = self._world.gather(own)
         self.statistics = StepStatistics(wanted)
 
     @property
@@ -150,18 +152,17 @@ class RunComponents:
         return [each for each in remote if has_state(each.instance)]
 
     def begin_step(self, step: int, progress: TrainerState) -> None:
-        """Call `begin_step` of all components; a collective where one has it.
+        """Call `begin_step` of all components; a collective, if any component has it.
 
         Raises:
             RunFailed: a component raised.
         """
         context = StepContext(step, progress.max_steps, progress.epoch)
-        if self._follows_steps["begin_step"]:
-            begun = [(each, context) for each in self._followers["begin_step"]]
-            on_every_rank(self._world, self._times, lambda: self._call_all(begun, "begin_step"))
+        calls = [(each, context) for each in self._followers["begin_step"]]
+        on_every_rank(self._world, self._times, lambda: self._call_all(calls, "begin_step"))
 
     def end_step(self, plan: StepPlan, micro_batches: Sequence[Sequence[Sample]]) -> None:
-        """Call `end_step` of all components with their statistics; a collective where one has it.
+        """Call `end_step` of all components with their statistics; a collective, if any component has it.
 
         Args:
             micro_batches: this rank's samples of the step.
@@ -184,8 +185,7 @@ class RunComponents:
             for component in self._restartable:  # a process that is started again begins with this
                 component.state()
 
-        if self._follows_steps["end_step"]:
-            on_every_rank(self._world, self._times, end)
+        on_every_rank(self._world, self._times, end)
 
     def _call_all(self, calls: Sequence[tuple[RunComponent, object]], method: str) -> None:
         for component, argument in calls:

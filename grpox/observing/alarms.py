@@ -7,10 +7,9 @@ state of the checkpoint, raises the same alarms.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -92,6 +91,9 @@ ADVICE = {
 """Name of an alarm -> its fault, and what to look at."""
 
 
+AT_ONCE = ("empty_tests", "first_step_mismatch")
+"""Alarms that a single step raises."""
+
 Range = tuple[float, float, int]
 """Lowest and highest score, and number of scored completions."""
 
@@ -142,16 +144,13 @@ class AlarmsState(BaseModel):
     """Label of a reward -> what it has scored so far."""
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """A value that an alarm watches, in one step."""
 
-    name: str
+    alarm: str
     value: float
     is_fault: bool
     subject: str = ""
-    steps: int | None = None
-    """Consecutive steps that raise the alarm; None: those of the config."""
 
 
 class Alarms:
@@ -170,28 +169,27 @@ class Alarms:
             metrics: those of the step with `Collector.signals` and `grpox.config.alarms.OF_UPDATE`.
             ranges: of the rewards in the step's new generation batches; default: there is none.
         """
-        state, raised = self.state, self._dead_rewards(step, ranges or {})
+        state = self.state
+        state.steps += 1
+        raised = self._dead_rewards(step, ranges) if ranges else []
         known = {alarm.name for alarm in state.raised}
-        for reading in [*self._of_rewards(metrics), *self._of_update(metrics)]:
-            count = state.counts.get(reading.name, 0) + 1 if reading.is_fault else 0
-            state.counts[reading.name] = count
-            if count >= (reading.steps or self.config.steps) and reading.name not in known:
-                raised.append(
-                    RaisedAlarm(name=reading.name, step=step, value=reading.value, subject=reading.subject)
-                )
+        for name, value, is_fault, subject in self._read_batch(metrics) + self._read_update(metrics):
+            count = state.counts[name] = state.counts.get(name, 0) + 1 if is_fault else 0
+            if count >= (1 if name in AT_ONCE else self.config.steps) and name not in known:
+                raised.append(RaisedAlarm(name=name, step=step, value=value, subject=subject))
         state.raised += raised
         return raised
 
     def _dead_rewards(self, step: int, ranges: Mapping[str, Range]) -> list[RaisedAlarm]:
         """Find the rewards that have been constant since the first step, beside one that has not."""
         state, config = self.state, self.config.dead_reward
-        state.steps += 1
         for label, (low, high, count) in ranges.items():
             lowest, highest, before = state.ranges.get(label, (low, high, 0))
             state.ranges[label] = min(low, lowest), max(high, highest), count + before
+        if config is None or not config.steps <= state.steps == step:
+            return []
         dead = {label: (low, count) for label, (low, high, count) in state.ranges.items() if low == high}
-        is_beside = 0 < len(dead) < len(state.ranges) and bool(ranges)
-        if config is None or not is_beside or not config.steps <= state.steps == step:
+        if len(dead) == len(state.ranges):
             return []
         known = {alarm.subject for alarm in state.raised if alarm.name == "dead_reward"}
         return [
@@ -200,24 +198,35 @@ class Alarms:
             if count >= config.completions and label not in known
         ]
 
-    def _of_rewards(self, metrics: Mapping[str, float]) -> Iterator[Reading]:
-        """Read the generation batch of a step; none in a step without a new one."""
-        config, flat = self.config, metrics.get("frac_reward_zero_std")
+    def _read_batch(self, metrics: Mapping[str, float]) -> list[Reading]:
+        """Read the generation batch of a step; nothing in a step without a new one."""
+        config, readings = self.config, list[Reading]()
+        flat = metrics.get("frac_reward_zero_std")
         if flat is not None:
             # Some scalers compare groups with each other: equal rewards in a group are no fault there.
-            useless = min(flat, metrics.get("alarms/no_advantage", flat))
-            self.state.is_flat = useless == 1
-            self.state.is_silent = metrics.get("alarms/no_advantage", flat) == 1
-            solved = self._is_solved(metrics)
+            without_advantage = metrics.get("alarms/no_advantage", flat)
+            useless = min(flat, without_advantage)
+            self.state.is_flat, self.state.is_silent = useless == 1, without_advantage == 1
+            is_solved = self._is_solved(metrics)
             if config.no_variance is not None:
-                yield Reading("no_variance", flat, useless >= config.no_variance and not solved)
+                is_fault = useless >= config.no_variance and not is_solved
+                readings.append(Reading("no_variance", flat, is_fault))
         cut = metrics.get("completions/clipped_ratio")
         if cut is not None and config.all_truncated is not None:
-            yield Reading("all_truncated", cut, cut >= config.all_truncated)
-        empty = next((name for name in metrics if name.startswith(EMPTY_TESTS)), "")
+            readings.append(Reading("all_truncated", cut, cut >= config.all_truncated))
+        differs: dict[str, float] = {}
+        shares: dict[str, float] = {}
+        empty = ""
+        for name, value in metrics.items():
+            if name.startswith(DIFFERS):
+                differs[name.removeprefix(DIFFERS)] = value
+            elif name.startswith(SHARE):
+                shares[name.removeprefix(SHARE)] = value
+            elif name.startswith(EMPTY_TESTS) and not empty:
+                empty = name
         if empty and config.empty_tests:
-            yield Reading("empty_tests", metrics[empty], True, empty.removeprefix(EMPTY_TESTS), steps=1)
-        yield from self._of_shares(metrics)
+            readings.append(Reading("empty_tests", metrics[empty], True, empty.removeprefix(EMPTY_TESTS)))
+        return readings + self._read_shares(differs, shares) if differs else readings
 
     def _is_solved(self, metrics: Mapping[str, float]) -> bool:
         """Return True if the mean reward is near the highest of a run whose rewards have differed."""
@@ -231,47 +240,53 @@ class Alarms:
         span = state.highest - state.lowest
         return span > 0 and (metrics["reward"] - state.lowest) / span >= SOLVED
 
-    def _of_shares(self, metrics: Mapping[str, float]) -> Iterator[Reading]:
+    def _read_shares(self, differs: Mapping[str, float], shares: Mapping[str, float]) -> list[Reading]:
         """Read which reward decides.
 
         Rewards that differed in earlier steps and now do not, in most groups, are learnt: that is no fault.
-        """
-        labels = [name.removeprefix(DIFFERS) for name in metrics if name.startswith(DIFFERS)]
-        differs = {label: metrics[DIFFERS + label] for label in labels}
-        seen = self.state.differed
-        shares = {label: share for label in labels if (share := metrics.get(SHARE + label)) is not None}
-        if shares and self.config.one_reward_decides is not None:
-            first = max(shares, key=lambda label: shares[label])
-            teach = any(label not in seen or differs[label] >= OFTEN for label in labels if label != first)
-            fault = shares[first] >= self.config.one_reward_decides and teach
-            yield Reading("one_reward_decides", shares[first], fault, first)
-        seen += [label for label in labels if differs[label] > 0 and label not in seen]
 
-    def _of_update(self, metrics: Mapping[str, float]) -> Iterator[Reading]:
-        config, state = self.config, self.state
+        Args:
+            differs: label of a reward -> share of the groups in which it differs.
+            shares: label -> its share of the variance of the weighted rewards.
+        """
+        seen, readings, limit = self.state.differed, list[Reading](), self.config.one_reward_decides
+        if shares and limit is not None:
+            first = max(shares, key=shares.__getitem__)
+            others = [label for label in differs if label != first]
+            teach = any(label not in seen or differs[label] >= OFTEN for label in others)
+            readings.append(
+                Reading("one_reward_decides", shares[first], shares[first] >= limit and teach, first)
+            )
+        seen += [label for label, often in differs.items() if often > 0 and label not in seen]
+        return readings
+
+    def _read_update(self, metrics: Mapping[str, float]) -> list[Reading]:
+        config, state, readings = self.config, self.state, list[Reading]()
         norm, changed = metrics.get("grad_norm"), metrics.get(CHANGED)
         first, factor = metrics.get(FIRST), config.first_step_mismatch
         if first is not None and factor is not None:
-            yield Reading("first_step_mismatch", first, first > factor * metrics[ALLOWED], steps=1)
+            readings.append(Reading("first_step_mismatch", first, first > factor * metrics[ALLOWED]))
         # A step may get the groups with equal rewards of a batch that other steps learn from.
         is_live = state.is_silent or metrics.get(LIVE, 1) > 0
         if norm is not None and config.no_gradient is not None and is_live:
             # Equal rewards have an alarm of their own, and need none where the task is solved.
-            yield Reading("no_gradient", norm, norm <= config.no_gradient and not state.is_flat)
+            readings.append(Reading("no_gradient", norm, norm <= config.no_gradient and not state.is_flat))
         if norm is not None and changed is not None and config.policy_static:
-            yield Reading("policy_static", changed, changed == 0 and norm > 0)
+            readings.append(Reading("policy_static", changed, changed == 0 and norm > 0))
         entropy = metrics.get("entropy")
         if entropy is not None and config.entropy_gone is not None:
-            yield Reading("entropy_gone", entropy, entropy < config.entropy_gone)
-        kl = max((metrics[name] for name in ("kl", "kl_old") if name in metrics), default=None)
+            readings.append(Reading("entropy_gone", entropy, entropy < config.entropy_gone))
+        kl = metrics.get("kl", metrics.get("kl_old"))
         if kl is not None and config.kl_runaway is not None:
-            yield Reading("kl_runaway", kl, not kl <= config.kl_runaway)
+            kl = max(kl, metrics.get("kl_old", kl))
+            readings.append(Reading("kl_runaway", kl, not kl <= config.kl_runaway))
         state.norm = metrics.get(NORM_BEFORE) if state.norm is None else state.norm
         size, growth = metrics.get("weights/norm"), metrics.get(GROWTH)
         if growth is None and size is not None and state.norm:
             growth = size / state.norm
         if growth is not None and config.weights_blown_up is not None:
-            yield Reading("weights_blown_up", growth, growth > config.weights_blown_up)
+            readings.append(Reading("weights_blown_up", growth, growth > config.weights_blown_up))
+        return readings
 
 
 def describe_alarm(alarm: Mapping[str, Any], advice: bool = True) -> str:

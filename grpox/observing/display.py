@@ -108,18 +108,23 @@ class TerminalDisplay:
         if self._first_start is None:
             self._first_start = time.time() - seconds
         self._in_steps += seconds
-        parts = {name: form.format(metrics[name]) for name, form in SHOWN if name in metrics}
-        now = time.monotonic()
+        parts, now = {}, time.monotonic()
+        for name, form in SHOWN:
+            if name in metrics:
+                parts[name] = form.format(metrics[name])
         self._first_step = first, since = self._first_step or (step, now)
         if step > first:  # from the pace after the first step
             parts["left"] = f"{duration((now - since) / (step - first) * (run.total_steps - step))} left"
-        text = "  ".join(parts.values())
+        line = "  ".join((f"step {step}/{run.total_steps}", *parts.values()))
         every = math.ceil(run.total_steps / PLAIN_LINES)
         if self._progress is not None:
             self._progress.update(self._task, completed=step, text=self._fitting(parts, run.total_steps))
-            logger.info("step %s/%s  %s", step, run.total_steps, text, extra=DISPLAYED)
         elif step in (1, run.total_steps) or step % every == 0:
-            self._line(f"step {step}/{run.total_steps}  {text}")
+            # Without rich, which has nothing to do for a line of numbers.
+            print(line, file=self._console.file, flush=True)
+        else:
+            return
+        logger.info("%s", line, extra=DISPLAYED)
 
     @hookimpl
     def grpox_evaluated(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -48,6 +48,8 @@ class Observers:
         """Name of the observer that failed first, and its error."""
         self._manager = manager
         self._selected: dict[int, str] = {}
+        self._contexts: dict[int, tuple[object, Any]] = {}
+        """Identity of an observer -> the context of the run or sweep, and the observer's copy of it."""
         for name, observer in selected:
             self._register(name, observer)
 
@@ -137,6 +139,7 @@ class Observers:
             if self._manager.has_plugin(f"observer:{name}"):
                 self._manager.unregister(name=f"observer:{name}")
         self._selected.clear()
+        self._contexts.clear()
 
     def _end(self, hook: str, **arguments: Any) -> None:
         with first_signal_waits():
@@ -153,7 +156,8 @@ class Observers:
         caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
         for impl in reversed(caller.get_hookimpls()):
             try:
-                answers.append(impl.function(*(_own(arguments[name]) for name in impl.argnames)))
+                own = [self._copy_for(impl.plugin, arguments[name]) for name in impl.argnames]
+                answers.append(impl.function(*own))
             except BaseException as error:  # any error of a plugin: it becomes RunFailed or a warning
                 if isinstance(error, KeyboardInterrupt) and may_be_signal():
                     raise
@@ -166,6 +170,29 @@ class Observers:
                         raise RunFailed(message) from error
                 self.note_failure(self._name(impl), hook, error)
         return answers
+
+    def _copy_for(self, observer: object, value: Any) -> Any:
+        """Return an argument of a hook as `observer` gets it, so that no observer changes the data of others.
+
+        Exceptions and the run's control are shared, metrics are read-only, and everything else is copied: the
+        context, with its long config, once for each observer.
+        """
+        if isinstance(value, int | str | BaseException | ReadOnlyMetrics | RunControl | None):
+            return value
+        if isinstance(value, RunContext | SweepContext):
+            before, own = self._contexts.get(id(observer), (None, None))
+            if before is not value:
+                own = copied(value)
+                own.config.make_read_only()
+                self._contexts[id(observer)] = value, own
+            return own
+        if isinstance(value, Sequence):  # tuples, such as the many tokens of rollouts, are not copied
+            rows = []
+            for each in value:
+                extra = copied(dict(each.extra)) if each.extra else {}
+                rows.append(replace(each, rewards=dict(each.rewards), extra=extra))
+            return rows
+        return copied(value)
 
     def note_failure(self, name: str, hook: str, error: BaseException) -> None:
         """Count a failure of an observer, and warn of the first one in `hook`."""
@@ -193,21 +220,6 @@ class ReadOnlyMetrics(dict[str, float]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)  # a copy may be changed
-
-
-def _own(value: Any) -> Any:
-    """Prepare an argument of a hook so that no observer changes the data of others.
-
-    Exceptions and the run's control are shared, metrics are read-only, and everything else is copied.
-    """
-    if isinstance(value, BaseException | str | ReadOnlyMetrics | RunControl):
-        return value
-    if isinstance(value, Sequence):  # tuples, such as the many tokens of rollouts, are not copied
-        return [replace(each, rewards=dict(each.rewards), extra=copied(dict(each.extra))) for each in value]
-    own = copied(value)
-    if isinstance(own, RunContext | SweepContext):
-        own.config.make_read_only()
-    return own
 
 
 def _error_message(error: BaseException) -> str:

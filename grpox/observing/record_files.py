@@ -7,8 +7,9 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grpox.errors import describe, text_of
@@ -18,7 +19,7 @@ from grpox.runtime.files import atomic_path, open_regular, without_nan
 if TYPE_CHECKING:
     import pyarrow
 
-    from grpox.contracts import Episode, Rollout, ScoredRollout, ToolResult
+    from grpox.contracts import Rollout, ScoredRollout, ToolResult
 
 MOST_OF_ANSWER = 10_000
 """Characters of a tool's answer in the record; a web page in each call would fill the disk."""
@@ -62,21 +63,34 @@ class MetricsLine(NamedTuple):
         return {prefix + name.removeprefix(prefix): value for name, value in self.values.items()}
 
 
-COMPLETIONS = {
-    **dict.fromkeys(("step", "group", "sample", "completion_length"), "int64"),
-    **dict.fromkeys(("reward", "advantage"), "float64"),
-    **dict.fromkeys(("prompt", "completion", "finish_reason"), "string"),
+_OF_EPISODES = {
+    "model_length": "int64",
+    **dict.fromkeys(("turns", "environment", "environment_error", "messages", "tool_calls"), "string"),
+    **dict.fromkeys(("environment_rewards", "info"), "string"),
 }
-"""Columns of a file of completions with a value in each row -> their types."""
+_COLUMNS = {
+    **dict.fromkeys(("step", "group", "sample"), "int64"),
+    **dict.fromkeys(("prompt", "completion"), "string"),
+    **dict.fromkeys(("reward", "advantage", "rewards"), "float64"),
+    "finish_reason": "string",
+    **dict.fromkeys(("policy_version", "completion_length"), "int64"),
+    **dict.fromkeys(("extra", "data")),
+    "rollout_extra": "string",
+    **_OF_EPISODES,
+}
+"""Columns of a file of completions, in their order -> their types; None: the type of the values. ``rewards``,
+``extra`` and ``data`` stand for all columns below them, such as ``rewards/exact``."""
+_NEEDED = ("step", "group", "sample", "prompt", "completion", "reward", "advantage", "finish_reason")
+COMPLETIONS = {name: _COLUMNS[name] for name in (*_NEEDED, "completion_length")}
+"""Columns with a value in each row of such a file -> their types."""
 MOST_CONTENT = 8 << 30
 """Largest unpacked content in bytes of a parquet file that is read."""
-_OPTIONAL = {"model_length": "int64", **dict.fromkeys(("turns", "messages", "rollout_extra", "info"), "string")}
 
 
 def read_parquet(
     path: Path,
     needed: Mapping[str, Any],
-    types: Mapping[str, Any] = _OPTIONAL,
+    types: Mapping[str, Any] = _COLUMNS,
     columns: Collection[str] | None = None,
 ) -> pyarrow.Table:
     """Read a parquet file of a run, without threads; raises OSError or ValueError for what no run writes.
@@ -103,7 +117,7 @@ def read_parquet(
                 raise ValueError(f"column {name!r} is missing, or has no value in some rows")
         rewards = {name: "float64" for name in table.column_names if name.startswith("rewards/")}
         kinds = {**rewards, **types, **needed}
-        fields = [(each.name, kinds.get(each.name, each.type)) for each in table.schema]
+        fields = [(each.name, kinds.get(each.name) or each.type) for each in table.schema]
         return table.cast(pyarrow.schema(fields))
     except (pyarrow.ArrowException, KeyError) as error:
         if isinstance(error, ValueError):
@@ -123,72 +137,84 @@ def write_completions(path: Path, step: int, rollouts: Sequence[ScoredRollout]) 
     function (null where it abstained), finish_reason, policy_version, completion_length (tokens),
     ``extra/<name>`` for what reward functions logged, ``data/<name>`` for the data's other columns, and where
     generators told further facts ``rollout_extra``, `Rollout.extra` as JSON. Batches of episodes have the
-    columns of `_episode_columns` too.
+    columns of `_describe_episode` too.
     """
     import pyarrow
     from pyarrow import parquet
 
-    text, number, integer = pyarrow.string(), pyarrow.float64(), pyarrow.int64()
-    sampled = [scored.rollout for scored in rollouts]
-
-    def names(of: Callable[[ScoredRollout], Iterable[str]]) -> Iterable[str]:
-        return dict.fromkeys(name for scored in rollouts for name in of(scored))
-
-    columns = {
-        "step": pyarrow.array([step] * len(rollouts), integer),
-        "group": pyarrow.array([rollout.group_id for rollout in sampled], integer),
-        "sample": pyarrow.array([rollout.sample for rollout in sampled], integer),
-        "prompt": pyarrow.array([scored.prompt for scored in rollouts], text),
-        "completion": pyarrow.array([scored.completion for scored in rollouts], text),
-        "reward": pyarrow.array([scored.reward for scored in rollouts], number),
-        "advantage": pyarrow.array([scored.advantage for scored in rollouts], number),
-    }
-    for label in names(lambda scored: scored.rewards):
-        columns[f"rewards/{label}"] = pyarrow.array([scored.rewards.get(label) for scored in rollouts], number)
-    columns["finish_reason"] = pyarrow.array([rollout.finish_reason for rollout in sampled], text)
-    columns["policy_version"] = pyarrow.array([rollout.policy_version for rollout in sampled], integer)
-    columns["completion_length"] = pyarrow.array([len(each.completion_ids) for each in sampled], integer)
-    for name in names(lambda scored: scored.extra):
-        columns[f"extra/{name}"] = _extra_column([scored.extra.get(name) for scored in rollouts])
-    for name in names(lambda scored: scored.columns):
-        columns[f"data/{name}"] = _data_column([scored.columns.get(name) for scored in rollouts])
+    rows: list[dict[str, Any]] = []
+    names: dict[str, Any] = dict.fromkeys((*COMPLETIONS, "policy_version"))
+    has_episodes = False
+    for scored in rollouts:
+        rollout = scored.rollout
+        row = {
+            "step": step,
+            "group": rollout.group_id,
+            "sample": rollout.sample,
+            "prompt": scored.prompt,
+            "completion": scored.completion,
+            "reward": scored.reward,
+            "advantage": scored.advantage,
+            "finish_reason": rollout.finish_reason,
+            "policy_version": rollout.policy_version,
+            "completion_length": len(rollout.completion_ids),
+        }
+        for label, score in scored.rewards.items():
+            row[f"rewards/{label}"] = score
+        for name, value in scored.extra.items():
+            row[f"extra/{name}"] = value
+        for name, value in scored.columns.items():
+            row[f"data/{name}"] = as_json(value) if isinstance(value, list | dict) else value
+        if rollout.extra:
+            row["rollout_extra"] = as_json(rollout.extra)
+        has_episodes = has_episodes or bool(rollout.turns) or rollout.episode is not None
+        rows.append(row)
+        names |= row
+    if has_episodes:
+        for row, scored in zip(rows, rollouts, strict=True):
+            row |= _describe_episode(scored.rollout)
+            names |= row
+    order, columns = list(_COLUMNS), {}
+    for name in sorted(names, key=lambda name: order.index(name.partition("/")[0])):
+        columns[name] = _column(name, [row.get(name) for row in rows])
     repeated = ["prompt", "finish_reason", *(name for name in columns if name.startswith("data/"))]
-    if any(rollout.extra for rollout in sampled):
-        facts = [as_json(rollout.extra) if rollout.extra else None for rollout in sampled]
-        columns["rollout_extra"] = pyarrow.array(facts, text)
-    if any(rollout.turns or rollout.episode is not None for rollout in sampled):
-        columns |= _episode_columns(sampled)
     with atomic_path(path) as unfinished:
         # Dictionary encoding only for columns with repeated values: elsewhere it costs time.
         parquet.write_table(pyarrow.table(columns), unfinished, use_dictionary=repeated)
 
 
-def _episode_columns(rollouts: Sequence[Rollout]) -> dict[str, pyarrow.Array]:
-    """Return the columns of episodes.
+def _column(name: str, values: list[Any]) -> pyarrow.Array:
+    """Return a column with its type; without one, numbers, booleans and texts as they are, all else as text."""
+    import pyarrow
+
+    if kind := _COLUMNS[name.partition("/")[0]]:
+        return pyarrow.array(values, kind)
+    kinds = {*map(type, values)} - {NoneType}
+    if kinds == {str} or all(issubclass(kind, bool | int | float) for kind in kinds):
+        with contextlib.suppress(pyarrow.ArrowException, OverflowError, UnicodeEncodeError):
+            return pyarrow.array(values)
+    texts = [None if value is None else _encodable(str(value)) for value in values]
+    return pyarrow.array(texts, "string")
+
+
+def _describe_episode(rollout: Rollout) -> dict[str, Any]:
+    """Return the values of a row of a batch with episodes; most are null for a completion without one.
 
     ``model_length`` (tokens that the model wrote), ``environment``, ``environment_error`` (null where all went
     well), and as JSON ``turns``, ``messages``, ``tool_calls``, ``environment_rewards`` and ``info``.
     """
-    import pyarrow
-
-    lengths = [
-        len(each.completion_ids) if each.model_mask is None else sum(map(bool, each.model_mask))
-        for each in rollouts
-    ]
-    texts: dict[str, Callable[[Episode], str | None]] = {
-        "environment": lambda each: each.environment,
-        "environment_error": lambda each: _encodable(each.lost or each.failure) or None,
-        "messages": lambda each: as_json(list(each.messages)),
-        "tool_calls": lambda each: as_json([_call(result) for result in each.results]),
-        "environment_rewards": lambda each: None if each.rewards is None else as_json(each.rewards),
-        "info": lambda each: as_json(each.info),
-    }
-    turns = [as_json([vars(turn) for turn in each.turns]) for each in rollouts]
-    columns = {"model_length": pyarrow.array(lengths, pyarrow.int64()), "turns": pyarrow.array(turns)}
-    for name, read in texts.items():
-        values = [None if each.episode is None else read(each.episode) for each in rollouts]
-        columns[name] = pyarrow.array(values, pyarrow.string())
-    return columns
+    mask, episode = rollout.model_mask, rollout.episode
+    values: dict[str, Any] = dict.fromkeys(_OF_EPISODES)
+    values["model_length"] = len(rollout.completion_ids) if mask is None else sum(map(bool, mask))
+    values["turns"] = as_json([vars(turn) for turn in rollout.turns])
+    if episode is not None:
+        values["environment"] = episode.environment
+        values["environment_error"] = _encodable(episode.lost or episode.failure) or None
+        values["messages"] = as_json(list(episode.messages))
+        values["tool_calls"] = as_json([_call(result) for result in episode.results])
+        values["environment_rewards"] = None if episode.rewards is None else as_json(episode.rewards)
+        values["info"] = as_json(episode.info)
+    return values
 
 
 def _call(result: ToolResult) -> dict[str, Any]:
@@ -211,23 +237,6 @@ def as_json(value: Any) -> str:
 def _encodable(text: str) -> str:
     """Escape half of a surrogate pair, which UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def _extra_column(values: list[Any]) -> pyarrow.Array:
-    """Return a column of numbers or booleans unchanged, and any other column as text."""
-    import pyarrow
-
-    if all(value is None or isinstance(value, bool | int | float) for value in values):
-        with contextlib.suppress(pyarrow.ArrowException, OverflowError):
-            return pyarrow.array(values)
-    texts = (_encodable(str(value)) for value in values)
-    plain = [None if value is None else text for value, text in zip(values, texts, strict=True)]
-    return pyarrow.array(plain, pyarrow.string())
-
-
-def _data_column(values: list[Any]) -> pyarrow.Array:
-    """Return a column of the data: text, numbers and booleans unchanged, lists and mappings as JSON."""
-    return _extra_column([as_json(value) if isinstance(value, list | dict) else value for value in values])
 
 
 class MetricsFile:

@@ -398,5 +398,6 @@ def sample_and_score(
     check_same_data([part.prompts_digest for part in parts])
     whole = joined([part for part in parts if part.rows])
     if sampler.world.is_main:
-        scorer.warn.all(whole.warnings)
+        for key, what in whole.warnings.items():
+            scorer.warn(key, what)
     return whole.rows, whole.logged

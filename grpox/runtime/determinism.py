@@ -62,15 +62,12 @@ def check_determinism(generator: str, has_own_numerics: bool, device: torch.devi
 
 
 @contextmanager
-def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Let torch use only operations with a fixed order within this block, if `enabled`.
+def deterministic_algorithms() -> Iterator[None]:
+    """Let torch use only operations with a fixed order within this block.
 
     Raises:
         RunFailed: an operation has no such form.
     """
-    if not enabled:
-        yield
-        return
     settings: Any = torch.utils.deterministic
     before, fills = torch.get_deterministic_debug_mode(), settings.fill_uninitialized_memory
     with preserve_env(FLASH):

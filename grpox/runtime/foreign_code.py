@@ -69,9 +69,12 @@ def unchanged(kind: str, method: Callable[..., Any], tensors: Mapping[str, Tenso
     Raises:
         RunFailed: a tensor was changed.
     """
-    before = {name: _version(tensor) for name, tensor in tensors.items()}
+    versions: list[tuple[str, Tensor, int]] = []
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_inference():
+            versions.append((name, tensor, tensor._version))
     yield
-    changed = [name for name, tensor in tensors.items() if _version(tensor) != before[name]]
+    changed = [name for name, tensor, version in versions if tensor._version != version]
     if changed:
         raise RunFailed(
             f"{kind} '{name_of(method)}' must not change {', '.join(changed)} in place: work on copies "
@@ -89,36 +92,26 @@ def _raised(error: BaseException, frames: Iterable[traceback.FrameSummary]) -> s
     return f"raised {describe(error)}{where}"
 
 
-def _version(tensor: Tensor | None) -> int:
-    return 0 if tensor is None or tensor.is_inference() else tensor._version
-
-
 def copied(value: Any) -> Any:
     """Return a deep copy; values that Python cannot copy are shared, in a list one by one."""
-    if type(value) is list and not set(map(type, value)) <= _UNCHANGING:
-        return [_copied_if_possible(each) for each in value]
-    return _copied_if_possible(value)
-
-
-def _copied_if_possible(value: Any) -> Any:
     try:
         return _copied(value)
     except RecursionError:  # a value that contains itself, which only copy.deepcopy can copy, or deep nesting
-        return _copied_by_python(value)
+        return [_copied_by_python(each) for each in value] if type(value) is list else _copied_by_python(value)
 
 
 def _copied(value: Any) -> Any:
-    """Copy deeply; faster than copy.deepcopy for long lists of numbers or texts."""
+    """Copy deeply; faster than copy.deepcopy for many numbers or texts."""
     kind = type(value)
-    if kind in _UNCHANGING:
-        return value
-    if kind is list:
-        return value.copy() if set(map(type, value)) <= _UNCHANGING else [_copied(each) for each in value]
-    if kind is tuple:
-        return value if set(map(type, value)) <= _UNCHANGING else tuple(map(_copied, value))
-    if kind is dict:
-        return {name: _copied(each) for name, each in value.items()}
-    return _copied_by_python(value)
+    if kind not in (dict, list, tuple):
+        return value if kind in _UNCHANGING else _copied_by_python(value)
+    parts = value.values() if kind is dict else value
+    if set(map(type, parts)) <= _UNCHANGING:
+        return value if kind is tuple else value.copy()
+    own = []
+    for each in parts:
+        own.append(each if type(each) in _UNCHANGING else _copied(each))
+    return dict(zip(value, own, strict=True)) if kind is dict else kind(own)
 
 
 def _copied_by_python(value: Any) -> Any:

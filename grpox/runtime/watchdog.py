@@ -94,7 +94,7 @@ class Watchdog:
             self._arm()
 
     def _watch(self) -> None:
-        every = min(1.0, self._config.tell_after / 5)
+        every = min(self._config.tell_after, self._config.end_after, GRACE) / 5
         while not self._ended.wait(every):
             # If memory has run out, which the run reports, this check or the thread that it starts may lack
             # memory too: the next check tries again.

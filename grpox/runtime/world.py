@@ -276,6 +276,8 @@ def run_and_gather(world: World, times: PhaseTimes, work: Callable[[], Item]) ->
 
 def on_every_rank(world: World, times: PhaseTimes, work: Callable[[], Item]) -> Item:
     """Return this rank's result of `work`, which need not be picklable; otherwise like `run_and_gather`."""
+    if world.size == 1:
+        return work()
     own: list[Item] = []
     run_and_gather(world, times, lambda: own.append(work()))
     return own[0]

@@ -98,11 +98,14 @@ class StepReport:
             generated = sum(model_length(row.rollout) for row in rows)
             own["tokens_per_second/generated"] = generated / times["time/generate"]
         own |= {"num_tokens": self.state.num_tokens, "epoch": epoch}
-        own |= self.state.control.metrics()
+        if self.state.control.changed:
+            own |= self.state.control.metrics()
         own["observers/failures"] = sum(self.observers.failures.values())
         metrics, renamed = with_logged(own, weighed_mean_logged((batch.logged, 1) for batch in new))
-        self.warn.all({what: what for what in renamed})
-        self.warn.all(mismatch_warnings(metrics, step, promised=self.logprobs_promised))
+        for key, what in mismatch_warnings(metrics, step, promised=self.logprobs_promised).items():
+            self.warn(key, what)
+        for what in renamed:
+            self.warn(what, what)
         self.state.metrics = metrics
         self._raise_alarms(step, new, {**own, **update})
         self.observers.step_finished(self.context, step, metrics, self.control)

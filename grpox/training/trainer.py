@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,12 +99,14 @@ class Trainer:
     def train_step(self, plan: StepPlan) -> None:
         """Take one optimizer step: collect the missing samples, then update the policy."""
         start, config = time.perf_counter(), self.context.config
-        self.components.begin_step(plan.step, self.feed.progress(plan.step - 1))
+        if self.components.has_begin_step:
+            self.components.begin_step(plan.step, self.feed.progress(plan.step - 1))
         new = self.feed.collect(plan)
         self.feed.prefetch(plan)
         micro_batches = self.feed.micro_batches(plan)
         try:
-            with self.times.phase("update"), deterministic_algorithms(config.train.deterministic):
+            numerics = deterministic_algorithms() if config.train.deterministic else nullcontext()
+            with self.times.phase("update"), numerics:
                 self.policy.score_old(self.feed.later_micro_batches(plan))
                 update = self.policy.step(micro_batches)
             if self._is_first and new and (plan.step == 1 or not config.train.max_staleness):
@@ -117,7 +120,8 @@ class Trainer:
             self.report.rollouts_scored(plan.step, new)
         if self.feed.choice is not None and self.feed.choice.concerns(plan):
             self.report.tokens_recorded(plan.step, self.world.gather(self.policy.token_facts))
-        self.components.end_step(plan, micro_batches)
+        if self.components.has_end_step:
+            self.components.end_step(plan, micro_batches)
         self.feed.forget_used(plan)
         seconds, epoch = time.perf_counter() - start, self.feed.progress(plan.step).epoch
         self.report.step_finished(plan.step, epoch, new, micro_batches, update, seconds)

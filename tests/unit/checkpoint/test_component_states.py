@@ -12,7 +12,10 @@ from support.logs import LoggedText
 
 from grpox.checkpoint.components import FILE, RunComponent, RunComponents
 from grpox.checkpoint.rank_state import write_state
+from grpox.contracts import StepContext, TrainerState
 from grpox.errors import ConfigError, RunFailed
+from grpox.observing.observers import Observers
+from grpox.plugins.loader import new_manager
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
 
@@ -169,3 +172,26 @@ def test_a_state_that_no_checkpoint_can_hold_ends_the_run_before_its_first_step_
     for call in (bad.start, bad.saved):
         with pytest.raises(RunFailed, match=r"loss 'loss' of my-plugin 1.2: .*\['count'\] is a set"):
             call()
+
+
+def test_steps_are_told_to_the_components_that_follow_them_and_only_if_there_is_one() -> None:
+    class Follows:
+        def __init__(self) -> None:
+            self.seen: list[object] = []
+
+        def begin_step(self, step: StepContext) -> None:
+            self.seen.append((step.step, step.total_steps, step.epoch))
+
+        def end_step(self, statistics: dict[str, Any]) -> None:
+            self.seen.append(statistics)
+
+    plain, follows = states(loss=Forgets()), Follows()
+    following = states(loss=Forgets(), advantage=follows)
+    for components in (plain, following):
+        components.complete(Observers(new_manager(), []), beta=0.0)
+    assert (plain.has_begin_step, plain.has_end_step) == (False, False)
+    assert (following.has_begin_step, following.has_end_step) == (True, True)
+    plan: Any = None
+    following.begin_step(3, TrainerState(3, 9, 0.5))
+    following.end_step(plan, [])
+    assert follows.seen == [(3, 9, 0.5), {}]

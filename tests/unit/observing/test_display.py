@@ -30,18 +30,29 @@ def scored(reward: float, prompt: str = "p", completion: str = "c") -> ScoredRol
     return ScoredRollout(rollout, prompt, completion, {"math": reward}, reward, advantage=0.0)
 
 
-def plain() -> tuple[TerminalDisplay, Console]:
-    console = Console(record=True, width=120, file=io.StringIO(), force_terminal=False)
+class Plain(Console):
+    """A console of 120 columns that is no terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(width=120, file=io.StringIO(), force_terminal=False)
+
+    def read(self) -> str:
+        """Return what was written since the last call."""
+        written = self.file.getvalue()  # type: ignore[attr-defined]
+        self.file = io.StringIO()
+        return written
+
+
+def plain() -> tuple[TerminalDisplay, Plain]:
+    console = Plain()
     return TerminalDisplay(console), console
 
 
-def started(run: RunContext) -> tuple[TerminalDisplay, Console]:
+def started(run: RunContext) -> tuple[TerminalDisplay, Plain]:
     """A display that has told which run it shows, and has nothing else on its console."""
     display, console = plain()
     display.grpox_run_started(run)
-    assert (
-        console.export_text() == f"run.yaml: {pluralize(run.total_steps, 'step')} on 1 rank, into runs/demo\n"
-    )
+    assert console.read() == f"run.yaml: {pluralize(run.total_steps, 'step')} on 1 rank, into runs/demo\n"
     return display, console
 
 
@@ -50,7 +61,7 @@ def step_lines(total_steps: int) -> list[int]:
     display, console = started(run)
     for step in range(1, total_steps + 1):
         display.grpox_step_finished(run, step, {"reward": 0.25})
-    return [int(line.split()[1].split("/")[0]) for line in console.export_text().splitlines()]
+    return [int(line.split()[1].split("/")[0]) for line in console.read().splitlines()]
 
 
 def test_a_run_shows_every_step_or_about_twenty_with_the_first_and_the_last() -> None:
@@ -62,7 +73,7 @@ def test_a_step_shows_the_metrics_that_there_are() -> None:
     run = context()
     display, console = started(run)
     display.grpox_step_finished(run, 1, {"reward": 0.25, "tokens_per_second/generated": 1234.5, "entropy": 9.0})
-    assert console.export_text() == "step 1/10  reward 0.250  1,234 tokens/s\n"
+    assert console.read() == "step 1/10  reward 0.250  1,234 tokens/s\n"
 
 
 def test_time_left_follows_the_pace_after_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +83,7 @@ def test_time_left_follows_the_pace_after_the_first_step(monkeypatch: pytest.Mon
     for step, now in ((1, 100.0), (3, 120.0)):
         monkeypatch.setattr("grpox.observing.display.time.monotonic", lambda now=now: now)
         display.grpox_step_finished(run, step, {})
-    first, third = console.export_text().splitlines()
+    first, third = console.read().splitlines()
     assert "left" not in first
     assert third.endswith("20 s left")
 
@@ -82,7 +93,7 @@ def test_brackets_and_control_characters_of_a_completion_are_shown_not_obeyed() 
     display.grpox_run_started(context())
     rollout = scored(1.0, prompt="[bold]2+2[/bold]", completion="[/red] \x1b[2Jfour\n<4>\u202e")
     display.grpox_rollouts_scored(context(), 1, [rollout])
-    shown = console.export_text()
+    shown = console.read()
     assert escaped("Grüße 数学 √2") == "Grüße 数学 √2"
     assert "[bold]2+2[/bold]" in shown
     assert r"[/red] \x1b[2Jfour\n<4>\u202e" in shown
@@ -94,7 +105,7 @@ def test_samples_come_every_so_many_steps_counted_from_the_last_sample(every: in
     steps = (1, 4, 7, 10, 13)
     for step in steps:
         display.grpox_rollouts_scored(context(completions_every=every), step, [scored(1.0)])
-    lines = [line.strip() for line in console.export_text().splitlines()]
+    lines = [line.strip() for line in console.read().splitlines()]
     assert [step for step in steps if f"completions for step {step}" in lines] == shown
 
 
@@ -107,7 +118,7 @@ def test_the_summary_tells_accuracy_and_success_before_and_after() -> None:
     display.grpox_step_finished(run, 10, {})
     display.grpox_evaluated(10, {"accuracy": 0.5, "success": 0.875, "mean_length": 12.0})
     display.grpox_run_finished(run, {})
-    shown = console.export_text()
+    shown = console.read()
     assert "evaluation after step 0: accuracy 0.125  success 0.25  info/guesses 5\n" in shown
     assert "evaluation after step 10: accuracy 0.5  success 0.875  mean_length 12\n" in shown
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.splitlines() if "│" in line]
@@ -123,9 +134,9 @@ def test_the_line_of_an_evaluation_holds_its_main_values(golden: Golden) -> None
     metrics = {"accuracy": 0.5, "pass_at_4": 0.75, "reward": 0.5, "reward_std": 0.5, "rewards/a/mean": 0.5}
     metrics |= {"rewards/a/std": 0.5, "rewards/a/abstained": 0.0, "completions/mean_length": 3.0}
     display.grpox_evaluated(0, metrics)
-    golden(console.export_text())
+    golden(console.read())
     display.grpox_evaluated(0, metrics | {"rewards/b/mean": 1.0})
-    assert "reward 0.5  rewards/a/mean 0.5  rewards/b/mean 1\n" in console.export_text()
+    assert "reward 0.5  rewards/a/mean 0.5  rewards/b/mean 1\n" in console.read()
 
 
 def test_of_each_set_the_line_and_the_summary_hold_the_result() -> None:
@@ -137,9 +148,9 @@ def test_of_each_set_the_line_and_the_summary_hold_the_result() -> None:
     of_sets = {f"{name}/{metric}": value for name in sets for metric, value in of_all.items()}
     display.grpox_evaluated(0, of_all | of_sets | {"judge/accuracy": 0.25})
     line = "accuracy 0.5  rewards/a/mean 0.5  judge/accuracy 0.25  hard/accuracy 0.5  easy/accuracy 0.5\n"
-    assert f"evaluation after step 0: {line}" in console.export_text(clear=False)
+    assert f"evaluation after step 0: {line}" in console.read()
     display.grpox_run_finished(replace(run, config=config), {})
-    assert "hard/accuracy before training │ 0.5000" in console.export_text()
+    assert "hard/accuracy before training │ 0.5000" in console.read()
 
 
 def test_the_summary_tells_why_a_run_stopped_early_and_which_checkpoint_is_the_best(
@@ -158,7 +169,7 @@ def test_the_summary_tells_why_a_run_stopped_early_and_which_checkpoint_is_the_b
     best = {"metric": "reward", "value": 0.25, "step": 4, "checkpoint": "runs/demo/checkpoints/step-00000004"}
     summary = {"stopped_early": stopped | {"evaluations_without_gain": 2}, "best_checkpoint": best}
     display.grpox_run_finished(run, summary)
-    golden(console.export_text())
+    golden(console.read())
 
 
 def test_a_terminal_gets_a_live_line_that_ends_with_the_run() -> None:
@@ -225,13 +236,13 @@ def test_a_sample_shows_the_question_the_right_answer_and_each_reward_at_80_colu
 def test_each_reward_is_told_once_also_one_that_is_the_sum_or_is_shortened_to_an_equal_name() -> None:
     display, console = plain()
     display.grpox_rollouts_scored(context(), 1, [scored(1.0)])
-    shown = console.export_text()
+    shown = console.read()
     assert "reward     1.000" in shown
     assert "math" not in shown
     rewards = {"judge_of_style_of_answers": 0.25, "judge_of_facts_of_answers": 0.75}
     display, console = plain()
     display.grpox_rollouts_scored(context(), 1, [sample(rewards=rewards, reward=1.0)])
-    shown = console.export_text()
+    shown = console.read()
     assert "judge_ ... swers  0.250" in shown
     assert "judge_ ... swers  0.750" in shown
 
@@ -254,7 +265,7 @@ def test_values_logged_by_rewards_are_beside_the_completions() -> None:
         replace(scored(0.0), extra={"judge": "bad"}),
     ]
     display.grpox_rollouts_scored(context(), 1, rollouts)
-    shown = console.export_text()
+    shown = console.read()
     assert all(text in shown for text in ("judge", "length", r"good\n[b]", "12", "bad"))
 
 

@@ -181,7 +181,7 @@ def test_what_reward_functions_log_of_a_completion_becomes_a_column(
 
 def test_the_columns_of_the_data_are_saved(run: RunContext, record: LocalRecord) -> None:
     columns = [
-        {"answer": 5, "level": 1, "tests": [{"in": 1}, "é"], "when": date(2026, 1, 2)},
+        {"answer": 5, "level": 1, "tests": [{"in": math.nan}, "é"], "when": date(2026, 1, 2)},
         {"answer": "five", "level": None, "tests": {}, "when": None},
     ]
     rows = [replace(scored(0, 0, math=1.0), columns=each) for each in columns]
@@ -192,7 +192,7 @@ def test_the_columns_of_the_data_are_saved(run: RunContext, record: LocalRecord)
     ]  # fmt: skip
     assert table["data/answer"].to_pylist() == ["5", "five"]  # a column has one type
     assert table["data/level"].to_pylist() == [1, None]
-    assert table["data/tests"].to_pylist() == ['[{"in": 1}, "é"]', "{}"]
+    assert table["data/tests"].to_pylist() == ['[{"in": "nan"}, "é"]', "{}"]
     assert table["data/when"].to_pylist() == ["2026-01-02", None]
 
 

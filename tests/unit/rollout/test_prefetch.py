@@ -175,7 +175,7 @@ def trainer_of(collector, schedule, policy, max_staleness=0, evaluator=None, cur
         report=StepReport(
             context, state, collector, observers, WarnOnce(get_logger("grpox.test")), is_main=True
         ),
-        components=SimpleNamespace(begin_step=lambda *_: None, end_step=lambda *_: None),
+        components=SimpleNamespace(has_begin_step=False, has_end_step=False),
         steering=SimpleNamespace(apply=lambda: None, control=None),
         checkpoints=SimpleNamespace(after_step=lambda *_, **__: None, finish=lambda: None),
         times=collector.sampler.times,

@@ -34,7 +34,7 @@ def gradient() -> Tensor:
 
 def test_on_a_cpu_the_same_bits_come_out() -> None:
     plain = gradient()
-    with deterministic_algorithms(enabled=True):
+    with deterministic_algorithms():
         assert torch.are_deterministic_algorithms_enabled()
         assert os.environ[FLASH] == "1"
         # A buffer whose padding were NaN would make the norm of DeepSpeed's gradients NaN.
@@ -47,15 +47,13 @@ def test_on_a_cpu_the_same_bits_come_out() -> None:
 
 def test_an_operation_without_a_fixed_order_ends_the_run_by_name() -> None:
     told = r"train\.deterministic .* put_ does not"
-    with pytest.raises(RunFailed, match=told), deterministic_algorithms(enabled=True):
+    with pytest.raises(RunFailed, match=told), deterministic_algorithms():
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
     assert not torch.are_deterministic_algorithms_enabled()
-    with deterministic_algorithms(enabled=False):
-        torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
 
 
 def test_other_errors_stay_what_they_are() -> None:
-    with pytest.raises(RuntimeError, match="shape"), deterministic_algorithms(enabled=True):
+    with pytest.raises(RuntimeError, match="shape"), deterministic_algorithms():
         torch.zeros(3).view(2, 2)
 
 
