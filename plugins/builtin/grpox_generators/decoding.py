@@ -178,7 +178,7 @@ class RunningRows:
         self.forward = model if config.cache_implementation == "dynamic" else self._other_forward()
         self.cache = self._prefill(input_ids, is_seen.long())
         self.windows = mask_windows(model, self.cache) if min(sizes) < self.columns else None
-        """What `mask_windows` returns; None: no row is padded."""
+        """Windows of `mask_windows`; None: no row is padded."""
 
     def decode(self, version: int) -> list[Rollout]:
         """Sample until all rows have ended.

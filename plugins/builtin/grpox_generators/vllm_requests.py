@@ -1,4 +1,4 @@
-"""What vllm-colocate and vllm-server ask of vLLM for each prompt, and how they refuse what it refuses."""
+"""Requests of vllm-colocate and vllm-server to vLLM, and the error for settings that it refuses."""
 
 from __future__ import annotations
 
