@@ -16,10 +16,8 @@ from torch import Tensor
 from transformers import GenerationMixin, LogitsProcessor, LogitsProcessorList
 from work import varied_lengths
 
-from grpox.config import SamplingConfig
-from grpox_generators.decoding import Batch
-from grpox_generators.hf import HfGenerator
-from grpox_generators.sampling import Distribution
+from grpox_generators import hf
+from grpox_generators.decoding import RunningRows
 
 
 class Lengths:
@@ -81,30 +79,20 @@ def force_in_transformers(lengths: Lengths) -> None:
     GenerationMixin.generate = forced
 
 
-class ForcedDistribution(LogitsProcessor):  # type: ignore[misc]
-    """For the hf generator: a batch's distribution, then `EndsAt` for the rows that still run."""
-
-    def __init__(self, inner: Distribution, ends_at: EndsAt) -> None:
-        self.inner, self.ends_at = inner, ends_at
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return self.ends_at(input_ids, self.inner(input_ids, scores))
-
-    def keep(self, remaining: Tensor) -> None:
-        self.inner.keep(remaining)
-        self.ends_at.lengths = self.ends_at.lengths.to(remaining.device)[remaining]
-
-
 def force_in_hf(lengths: Lengths) -> None:
     """Let every batch that the hf generator samples in this process end its completions so."""
-    run = HfGenerator._run
 
-    def forced(generator: HfGenerator, batch: Batch, sampling: SamplingConfig) -> Tensor:
-        ends_at = EndsAt(lengths.take(len(batch.rows)), batch.columns, batch.end_ids)
-        batch.distribution = ForcedDistribution(batch.distribution, ends_at)  # type: ignore[assignment]
-        return run(generator, batch, sampling)
+    class ForcedRows(RunningRows):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.ends_at = torch.tensor(lengths.take(len(self.number))).to(self.number.device)
 
-    HfGenerator._run = forced  # type: ignore[method-assign,assignment]
+        def process(self, column: int, scores: Tensor) -> Tensor:
+            scores = super().process(column, scores)
+            force_ends(scores, self.ends_at[self.number] <= column + 1 - self.columns, self.ends)
+            return scores
+
+    hf.RunningRows = ForcedRows  # type: ignore[misc]
 
 
 def force_in_vllm(lengths: Lengths) -> None:

@@ -23,7 +23,7 @@ from grpox.contracts import Prompt
 from grpox.policy.precision import dtype_here
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.training.inputs import open_prompts, open_tokenizer
-from grpox_generators.sampling import request_params, seed_of
+from grpox_generators.vllm_requests import request_params, seed_of
 
 Figures = dict[str, float]
 """seconds, cpu_seconds of all processes that took part, and tokens sampled."""
@@ -84,8 +84,8 @@ def bare(given: dict[str, Any]) -> Iterator[Sample]:
         n, length = prompt.num_samples, sampling.max_completion_length
         if given["plain"]:
             return SamplingParams(n=n, max_tokens=length, temperature=sampling.temperature)
-        ends = [tokenizer.eos_token_id]
-        return SamplingParams(**request_params(sampling, ends, n, seed_of(prompt, seed)))
+        ends, seeded = [tokenizer.eos_token_id], [(prompt, seed_of(prompt, seed))]
+        return SamplingParams(**request_params(seeded, sampling, ends, len(tokenizer), None, "vLLM")[0])
 
     def generate(seed: int) -> int:
         outputs = engine.generate(requests, [params(p, seed) for p in prompts], use_tqdm=False)

@@ -14,6 +14,7 @@ from grpox.config import SamplingConfig
 from grpox.contracts import GeneratorContext, Prompt
 from grpox.policy.models import architecture_of
 from grpox.policy.weight_stream import stream_weights
+from grpox_generators import hf
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 
@@ -62,7 +63,7 @@ def test_generate_ends_each_completion_at_its_length_and_no_sooner(model):
 
 def test_the_hf_generator_ends_each_completion_at_its_length_and_no_sooner(model, monkeypatch):
     """With its own cache, which ended rows leave, and with a static one of transformers."""
-    monkeypatch.setattr(HfGenerator, "_run", HfGenerator._run)  # given back afterwards
+    monkeypatch.setattr(hf, "RunningRows", hf.RunningRows)  # given back afterwards
     force_in_hf(Lengths(rows=6, longest=12))
     tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
     prompts = [Prompt(0, (4, 13, 5, 14), 2), Prompt(1, (6, 14), 4)]

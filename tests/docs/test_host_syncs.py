@@ -129,7 +129,7 @@ def test_hf_waits_once_in_16_tokens(
     monkeypatch: pytest.MonkeyPatch, name: str, lengths: tuple[int, int]
 ) -> None:
     """Completions of 18 and of 31 tokens have two looks, of 47 three; uniform numbers come without a wait."""
-    monkeypatch.setattr(decoding, "tokens_between_looks", lambda device: decoding.LOOK_EVERY)
+    monkeypatch.setattr(decoding, "LOOK_EVERY_ON_CPU", decoding.LOOK_EVERY)
     monkeypatch.setattr(sampling, "AT_A_TIME", 8)
     policy = POLICIES[name]()
     tokenizer = AutoTokenizer.from_pretrained(os.fspath(QUICKSTART))  # type: ignore[call-overload]

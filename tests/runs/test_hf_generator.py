@@ -67,15 +67,16 @@ WINDOWED = {
 
 
 @pytest.mark.parametrize("name", WINDOWED)
-def test_rows_with_padding_see_the_windows_of_the_model(tokenizer, monkeypatch, name):
+def test_rows_with_padding_see_the_windows_of_the_model(tokenizer, name):
     kind, settings = WINDOWED[name]
     model = model_of(kind, torch.float32, **settings)
-    masks = []
-    make = decoding.Masks.of
-    monkeypatch.setattr(decoding.Masks, "of", lambda own, seen: masks.append(make(own, seen)) or masks[-1])
+    generator, masks = started(model, tokenizer), []
+    generator.model.register_forward_pre_hook(
+        lambda _, __, inputs: masks.append(inputs["attention_mask"]), with_kwargs=True
+    )
     asked = [Prompt(0, tuple(range(3, 12)), 2), Prompt(1, (5, 6), 2)]
     sampling = SamplingConfig(max_completion_length=8, min_completion_length=8)
-    rollouts = list(started(model, tokenizer).generate(asked, sampling, seed=1))
+    rollouts = list(generator.generate(asked, sampling, seed=1))
     batch = collate(samples_of(rollouts, [0.0] * 4), CPU)
     with torch.no_grad():
         logits = model(
@@ -84,7 +85,7 @@ def test_rows_with_padding_see_the_windows_of_the_model(tokenizer, monkeypatch, 
     logits[..., tokenizer.eos_token_id] = -torch.inf
     expected = logits.log_softmax(dim=-1).gather(-1, batch.completion_ids.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(batch.sampler_logprobs, expected, atol=2e-5, rtol=0)
-    each = [mask for one in masks for mask in (one.values() if isinstance(one, dict) else [one])]
+    each = [mask for one in masks[1:] for mask in (one.values() if isinstance(one, dict) else [one])]
     assert {mask.ndim for mask in each} == {4}  # transformers looks into masks of two dimensions
     assert len(each) == 8 * len(set(settings.get("layer_types", [kind])))
 
@@ -95,7 +96,7 @@ def test_layers_in_chunks_are_left_to_transformers(policy):
     cache = DynamicCache(config=config)
     model = SimpleNamespace(config=config)
     assert type(cache.layers[0]) is DynamicSlidingWindowLayer
-    assert decoding.Masks(model, cache, True).of(torch.ones(2, 5, dtype=torch.bool)).ndim == 2
+    assert decoding.mask_windows(model, cache) == {}
 
 
 @pytest.mark.parametrize("kept", [{"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.5}], ids=str)
@@ -314,7 +315,7 @@ def test_looking_at_the_rows_every_16_tokens_changes_nothing(generator, tokenize
     sampling = unsure(max_completion_length=24).model_copy(update=settings)
     given = prompts(tokenizer, samples=16)
     each = list(generator.generate(given, sampling, seed=7))
-    monkeypatch.setattr(decoding, "tokens_between_looks", lambda device: decoding.LOOK_EVERY)
+    monkeypatch.setattr(decoding, "LOOK_EVERY_ON_CPU", decoding.LOOK_EVERY)
     rarely, rows = computed_rows(generator, given, sampling)
     assert 0 < len(set(rows[:16])) <= 1
     assert set(rows[16:]) != {48}  # rows leave at a look

@@ -9,7 +9,7 @@ from grpox.config import SamplingConfig
 from grpox.contracts import Rollout
 from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs
-from grpox_generators.sampling import Distribution
+from grpox_generators.sampling import processors_of
 
 SETTINGS = [
     {"temperature": 0.7},
@@ -41,11 +41,11 @@ def largest_difference(
         prompt = torch.tensor([rollout.prompt_ids])
         whole = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
         logits = policy(whole).logits.float()
-        distribution = Distribution(policy, sampling, ends, prompt, torch.tensor([prompt.shape[1]]))
+        process = processors_of(policy, sampling, ends, sampling.max_completion_length, prompt)
         told = rollout.sampler_logprobs or ()
         for place, (token, logprob) in enumerate(zip(rollout.completion_ids, told, strict=True)):
             end = prompt.shape[1] + place
-            scores = distribution(whole[:, :end], logits[:, end - 1].clone())
+            scores = process(whole[:, :end], logits[:, end - 1].clone())
             expected = torch.log_softmax(scores, dim=-1)[0, token]
             largest = max(largest, float((expected - logprob).abs()))
     return largest

@@ -14,19 +14,13 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from grpox.config import SamplingConfig
-from grpox.contracts import Prompt
+from grpox.contracts import Prompt, Rollout
 from grpox.errors import RunFailed
 from grpox.toolkit import TEXT, shorten, text_of
-from grpox_generators.sampling import longest_completion
 
 # The library warns at each call of processors that it has not classified, such as min_p's. Errors are raised
 # here.
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
-
-Completion = tuple[Prompt, int, list[int], list[float], int | None]
-"""Prompt, number in its group, tokens, their log-probabilities, and number of the token that completes a stop
-text."""
 
 PAGE_SIZE = 32
 """Positions per page of the cache on a CPU. On CUDA the library chooses the size that suits its kernels."""
@@ -35,28 +29,31 @@ PAGE_SIZE = 32
 def complete(
     model: Any,
     prompts: Sequence[Prompt],
-    sampling: SamplingConfig,
+    limits: Sequence[int],
     config: GenerationConfig,
     batch_size: int,
     seed: int,
-) -> Iterator[Completion]:
+    version: int,
+) -> Iterator[Rollout]:
     """Complete every prompt.
 
     Args:
         model: in evaluation mode, not sharded.
+        limits: largest number of tokens of each prompt's completions.
         config: the distribution and `eos_token_id`.
         batch_size: completions in progress at a time.
         seed: seeds the global random state, which the caller restores.
+        version: of the weights.
 
     Raises:
         RunFailed: a request failed, for example because memory ran out.
     """
 
-    def alike(prompt: Prompt) -> tuple[int, int]:
-        return prompt.num_samples, longest_completion(prompt, sampling)
+    def alike(pair: tuple[Prompt, int]) -> tuple[int, int]:
+        return pair[0].num_samples, pair[1]
 
-    for (num_samples, length), equal in groupby(sorted(prompts, key=alike), key=alike):
-        group = list(equal)
+    for (num_samples, length), equal in groupby(sorted(zip(prompts, limits, strict=True), key=alike), alike):
+        group = [prompt for prompt, _ in equal]
         config.num_return_sequences, config.max_new_tokens = num_samples, length
         wanted = len(group) * num_samples
         in_progress, sizes = min(batch_size, wanted), dict[str, int]()
@@ -89,8 +86,13 @@ def complete(
                     raise RunFailed(f"continuous batching failed: {shorten(str(result.error), TEXT)}")
                 elif result.is_finished():
                     wanted -= 1
-                    name = result.request_id.partition("__child")[0]
-                    yield prompt_of[name], samples[name], result.generated_tokens, result.logprobs, None
+                    name, token_ids = result.request_id.partition("__child")[0], tuple(result.generated_tokens)
+                    prompt, reason = (
+                        prompt_of[name],
+                        "stop" if token_ids[-1] in config.eos_token_id else "length",
+                    )
+                    of = prompt.group_id, samples[name], prompt.token_ids, token_ids
+                    yield Rollout(*of, reason, version, tuple(result.logprobs))
                     samples[name] += 1
         finally:
             manager.stop(block=True, hard_stop=True)

@@ -6,35 +6,25 @@ gathers every layer of the shards once per token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, GenerationConfig
-from transformers.generation import GenerationMode
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Capability, GeneratorContext, Prompt, Rollout, WeightStream
-from grpox.errors import ConfigError, RunFailed
+from grpox.errors import ConfigError
 from grpox.toolkit import is_own_memory, persistent_buffers, text_of
 from grpox_generators.configs import HfConfig
-from grpox_generators.continuous import Completion, complete
-from grpox_generators.decoding import Batch, cut, generating, most_of_all_ranks
+from grpox_generators.continuous import complete
+from grpox_generators.decoding import RunningRows, cut, generating, is_in_step, most_of_all_ranks
 from grpox_generators.packed_linear import PackedLinear, pack
-from grpox_generators.sampling import (
-    NoProbabilities,
-    check_length,
-    distribution_config,
-    end_ids,
-    keeps_rows,
-    longest_completion,
-    refused_kwargs,
-)
+from grpox_generators.sampling import distribution_config, end_ids, longest_completions, refused_kwargs
 
 
 class HfGenerator:
@@ -55,7 +45,6 @@ class HfGenerator:
             key, allowed = "generator.cache_implementation", "dynamic, static"
             raise ConfigError(f"{what}{context.device}", key, given=implementation, allowed=allowed)
         self.context = context
-        self.in_step = not self.config.gather_weights and context.world_size > 1
         if not self.config.gather_weights:
             self.model: Any = context.policy
             return
@@ -82,43 +71,51 @@ class HfGenerator:
                     continue
                 # Loading keeps some buffers in float32, building a model does not.
                 own.data = own.to(tensor.dtype).copy_(tensor)
-            self._release_blocks()  # not sleep, which a subclass may have of its own
+            HfGenerator.sleep(self)  # a subclass may have a sleep of its own
         self.version = version
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
+    def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> list[Rollout]:
         """Sample every prompt's group; a temperature of 0 decodes greedily."""
-        vocabulary = self.model.config.get_text_config().vocab_size
-        ends = end_ids(sampling, self.context.stop_token_ids, vocabulary)
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        check_length(prompts, sampling, limit, "the model")
+        model, config = self.model, self.model.config
+        ends = end_ids(sampling, self.context.stop_token_ids, config.get_text_config().vocab_size)
+        positions = getattr(config, "max_position_embeddings", None)
+        limits = longest_completions(prompts, sampling, positions, "the model")
         devices = [self.context.device] if self.context.device.type == "cuda" else []
-        own = nullcontext() if self.config.gather_weights else generating(self.model)
+        own = nullcontext() if self.config.gather_weights else generating(model)
         with torch.random.fork_rng(devices=devices), own:
             torch.manual_seed(seed)
             if self.config.continuous_batching:
-                config, size = distribution_config(sampling, ends), self.config.batch_size
-                completions = complete(self.model, prompts, sampling, config, size, seed)
-            else:
-                batches = list(cut(prompts, self.config.batch_size))
-                if self.in_step:  # as many on each rank: the missing ones are empty
-                    batches += [[]] * (most_of_all_ranks(len(batches)) - len(batches))
-                completions = chain.from_iterable(self._complete(batch, sampling, ends) for batch in batches)
-            for prompt, sample, token_ids, logprobs, stop in completions:
-                ends_at = [place + 1 for place, token in enumerate(token_ids) if token in ends][:1]
-                ends_at += [stop] if stop is not None and stop <= len(token_ids) else []
-                length = min(ends_at, default=len(token_ids))
-                of = prompt.group_id, sample, prompt.token_ids, tuple(token_ids[:length])
-                yield Rollout(*of, "stop" if ends_at else "length", self.version, tuple(logprobs[:length]))
+                how, size = distribution_config(sampling, ends), self.config.batch_size
+                return list(complete(model, prompts, limits, how, size, seed, self.version))
+            return self._decode(prompts, limits, sampling, ends)
+
+    def _decode(
+        self, prompts: Sequence[Prompt], limits: Sequence[int], sampling: SamplingConfig, ends: Sequence[int]
+    ) -> list[Rollout]:
+        """Sample batch after batch."""
+        batches, rollouts = cut(prompts, self.config.batch_size), list[Rollout]()
+        if is_in_step(self.config, self.context):  # as many on each rank: the missing ones are empty
+            batches += [slice(0, 0)] * (most_of_all_ranks(len(batches)) - len(batches))
+        try:
+            for batch in batches:
+                of = prompts[batch], limits[batch], sampling, ends
+                rollouts += RunningRows(self.model, self.context, self.config, *of).decode(self.version)
+        except ImportError as error:
+            what = f"a required library is missing: {text_of(error)}"
+            given = self.config.cache_implementation
+            raise ConfigError(what, "generator.cache_implementation", given=given) from error
+        except ValueError as error:
+            if not sampling.generation_kwargs:
+                raise
+            raise refused_kwargs(sampling, error) from error
+        return rollouts
 
     def sleep(self) -> None:
         """Release the blocks of packed layers, which are made again.
 
         For models of the sizes that hf suits, moving the copy itself costs more than its memory is worth.
         """
-        self._release_blocks()
-
-    def _release_blocks(self) -> None:
         for layer in self._packed:
             layer.product.release()
 
@@ -128,64 +125,6 @@ class HfGenerator:
     def close(self) -> None:
         del self.model
         self._weights, self._packed = {}, []
-
-    def _complete(
-        self, prompts: Sequence[Prompt], sampling: SamplingConfig, end_ids: Sequence[int]
-    ) -> Iterator[Completion]:
-        tokenizer, device = self.context.tokenizer, self.context.device
-        batch = Batch(self.model, prompts, sampling, end_ids, tokenizer, device, self.in_step)
-        sequences = self._run(batch, sampling)
-        sampled = iter(zip(sequences.tolist(), batch.draw.logprobs.tolist(), batch.stops.ends, strict=True))
-        for prompt in prompts:
-            most = longest_completion(prompt, sampling)
-            for sample, (token_ids, logprobs, stop) in enumerate(islice(sampled, prompt.num_samples)):
-                yield prompt, sample, token_ids[:most], logprobs, stop
-
-    def _run(self, batch: Batch, sampling: SamplingConfig) -> Tensor:
-        """Return the completions i64[N, T]."""
-        try:
-            if self.config.cache_implementation == "dynamic":
-                return batch.decode(leave=not self.in_step and not keeps_rows(sampling))
-            return batch.decode(False, *self._other_cache(batch, sampling))
-        except NoProbabilities as error:
-            reason = "an update broke it (a smaller train.learning_rate may help)"
-            if sampling.generation_kwargs:
-                reason += ", or sampling.generation_kwargs forbids every token"
-            what = f"the policy of version {self.version} gives NaN or infinite probabilities: {reason}"
-            raise RunFailed(what) from error
-        except ImportError as error:
-            what = f"a required library is missing: {text_of(error)}"
-            given = self.config.cache_implementation
-            raise ConfigError(what, "generator.cache_implementation", given=given) from error
-        except ValueError as error:
-            if not sampling.generation_kwargs:
-                raise
-            raise refused_kwargs(sampling, error) from error
-
-    def _other_cache(self, batch: Batch, sampling: SamplingConfig) -> tuple[Any, Callable[..., Any]]:
-        """Return the cache that transformers makes for all rows, and what computes a token with it.
-
-        For a cache of fixed size on CUDA that is the forward pass compiled, as in transformers' generate.
-        """
-        names = ("cache_config", "max_cache_len", "disable_compile")
-        settings = {
-            name: sampling.generation_kwargs[name] for name in names if name in sampling.generation_kwargs
-        }
-        config = GenerationConfig(
-            **{"disable_compile": not self.config.gather_weights, **settings},
-            cache_implementation=self.config.cache_implementation,
-            num_beams=1,
-            num_return_sequences=1,
-        )
-        inputs: dict[str, Any] = {}
-        sizes = len(batch.rows), batch.columns + batch.length - 1
-        self.model._prepare_cache_for_generation(config, inputs, GenerationMode.GREEDY_SEARCH, *sizes)
-        if not self.model._valid_auto_compile_criteria(inputs, config):
-            return inputs["past_key_values"], self.model
-        forward = self.model.get_compiled_call(None)
-        # Prepared inputs have the same shapes for each token, also the masks.
-        prepare = self.model.prepare_inputs_for_generation
-        return inputs["past_key_values"], lambda **of_token: forward(**prepare(**of_token))
 
 
 GROUPED = "grpox_grouped_sdpa"

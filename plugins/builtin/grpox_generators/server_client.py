@@ -21,6 +21,7 @@ from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.runtime.logs import get_logger
 from grpox.toolkit import TEXT, raise_if_signalled, shorten, text_of
 from grpox_generators.configs import VllmServerConfig
+from grpox_generators.vllm_requests import refused_settings
 from grpox_vllm_serving.launch import FILE_BACKEND
 from grpox_vllm_serving.protocol import ABOUT_PATH, INSTANCE_FILE, PROTOCOL, differences, read_token
 
@@ -59,7 +60,7 @@ class ServerUnfit(ServerLost):
 
 
 @dataclass
-class Completion:
+class ServedCompletion:
     """One completion, assembled from the pieces that arrive."""
 
     index: int
@@ -125,7 +126,9 @@ class ServerClient:
             content: dict[str, Any] = await response.json()
         return content
 
-    async def complete(self, token_ids: list[int], params: Mapping[str, Any]) -> AsyncIterator[Completion]:
+    async def complete(
+        self, token_ids: list[int], params: Mapping[str, Any]
+    ) -> AsyncIterator[ServedCompletion]:
         """Yield the completions of one prompt, each when it has ended.
 
         Args:
@@ -135,11 +138,11 @@ class ServerClient:
         # One piece at the first token and one at the end are enough: nobody reads the text as it grows.
         params = {**params, "stream_interval": 2**30}
         body = {"token_ids": token_ids, "sampling_params": params, "stream": stream}
-        open_ones: dict[int, Completion] = {}
+        open_ones: dict[int, ServedCompletion] = {}
         async with self._answer("POST", GENERATE, body) as response:
             async for event in self._events(response, stream):
                 for choice in event["choices"]:
-                    completion = open_ones.setdefault(choice["index"], Completion(choice["index"]))
+                    completion = open_ones.setdefault(choice["index"], ServedCompletion(choice["index"]))
                     completion.token_ids += choice["token_ids"]
                     if choice["logprobs"] is not None:
                         completion.logprobs += [each["logprob"] for each in choice["logprobs"]["content"]]
@@ -162,7 +165,7 @@ class ServerClient:
                 event = json.loads(line[len(b"data: ") :])
                 if error := event.get("error"):  # after the stream has begun, the status cannot change any more
                     if error.get("code") in REFUSED:
-                        raise _refused(str(error["message"]))
+                        raise refused_settings(str(error["message"]))
                     raise ServerLost(f"{self.url} failed: {shorten(str(error), TEXT)}")
                 yield event
 
@@ -192,14 +195,10 @@ def _failure(url: str, path: str, status: int, text: str) -> Exception:
         return ConfigError(f"{url} is not a server started by `grpox serve`", "generator.urls")
     if status in REFUSED and path == GENERATE:
         try:
-            return _refused(str(json.loads(text)["error"]["message"]))
+            return refused_settings(str(json.loads(text)["error"]["message"]))
         except (ValueError, KeyError, TypeError):  # not vLLM's JSON of an error
-            return _refused(shorten(text, TEXT))
+            return refused_settings(shorten(text, TEXT))
     return ServerLost(f"{url} answers {status} to {path}: {' '.join(text.split())[:500]}")
-
-
-def _refused(message: str) -> ConfigError:
-    return ConfigError(f"vLLM does not accept these settings: {message}", "sampling")
 
 
 def end_if_signalled(silent_since: float = 0.0) -> None:

@@ -34,7 +34,6 @@ from grpox.toolkit import (
     has_float32_head,
     preserve_env,
     preserve_random_state,
-    some,
     stream_adapters,
     stream_base,
     stream_weights,
@@ -43,10 +42,10 @@ from grpox.toolkit import (
     write_adapter,
 )
 from grpox_generators.configs import VllmColocateConfig
-from grpox_generators.sampling import check_length, end_ids, request_params, seed_of
+from grpox_generators.vllm_requests import BROKEN_OFF, refused_settings, request_params, seed_of
 from grpox_generators.vllm_weights import as_stored, from_all_ranks
-from grpox_vllm_serving.launch import CPU_BLOCK_SIZE, SHARED_MEMORY
-from grpox_vllm_serving.weight_reload import as_loaded, head_is_embedding, pack_again, untouched
+from grpox_vllm_serving.launch import PRECISION, SHARED_MEMORY, engine_settings
+from grpox_vllm_serving.weight_reload import as_loaded, check_all_loaded, head_is_embedding, pack_again
 
 Item = TypeVar("Item")
 
@@ -63,8 +62,6 @@ ENVIRONMENT = {
 CHANGED = ("LOCAL_WORLD_SIZE", "LD_PRELOAD")
 """Variables that vLLM's CPU build sets at its start. LOCAL_WORLD_SIZE then counts the engine's ranks as those
 of the machine; LD_PRELOAD names libraries for its workers, which the reward processes would also load."""
-PRECISION = "VLLM_FLOAT32_MATMUL_PRECISION"
-"""Variable by which vLLM sets the precision of float32 products, in this process for the trainer too."""
 NAME, NUMBER = "policy", 1
 """The engine's name and number of its only adapter."""
 
@@ -108,7 +105,7 @@ class VllmColocateGenerator:
             own_segments(context),
             tempfile.TemporaryDirectory() as folder,
         ):
-            # The trainer's precision of products on CUDA.
+            # The engine sets it in this process, so for the trainer too.
             is_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
             os.environ.setdefault(PRECISION, "high" if is_tf32 else "highest")
             # Save the config without weights, so that a hub id, a folder and a Python object all start in the
@@ -148,15 +145,11 @@ class VllmColocateGenerator:
         seeded, mine = ask_together([(prompt, seed_of(prompt, seed)) for prompt in prompts])
         if not seeded:
             return
-        # vLLM would cut a completion off at its context length without a message.
-        limit = self._engine.llm_engine.model_config.max_model_len
-        theirs = [prompt for prompt, _ in seeded]
-        check_length(theirs, sampling, limit, "vLLM's engine (generator.max_model_len)")
         outputs = self._outputs(seeded, sampling)[mine]
         for prompt, output in zip(prompts, outputs, strict=True):
             for completion in sorted(output.outputs, key=lambda completion: completion.index):
                 token_ids, reason = tuple(completion.token_ids), completion.finish_reason
-                if reason in ("abort", "error"):
+                if reason in BROKEN_OFF:
                     raise RunFailed(f"vLLM broke off a completion of group {prompt.group_id}: {reason}")
                 chosen = (p[token].logprob for token, p in zip(token_ids, completion.logprobs, strict=True))
                 of = prompt.group_id, completion.index, prompt.token_ids, token_ids
@@ -191,7 +184,7 @@ class VllmColocateGenerator:
         with preserve_random_state():
             stored = as_stored(self.context.policy, weights)
             named = as_loaded(stored, self._tied, self._head_is_embedding)
-            self._engine.apply_model(_see_what_is_loaded)
+            self._engine.apply_model(_check_next_load)
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
             self._engine.apply_model(pack_again)
         for _ in weights:  # a collective: every rank must gather all weights that the engine did not read
@@ -208,70 +201,57 @@ class VllmColocateGenerator:
         from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 
-        ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
+        positions = self._engine.llm_engine.model_config.max_model_len
+        stops, whose = self.context.stop_token_ids, "vLLM's engine (generator.max_model_len)"
+        params = request_params(seeded, sampling, stops, self._vocabulary, positions, whose)
         requests = [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in seeded]
         try:
             # A run file has mappings here, vLLM needs objects.
             own, names = sampling.generation_kwargs, ("structured_outputs", "repetition_detection")
             kinds = zip(names, (StructuredOutputsParams, RepetitionDetectionParams), strict=True)
             typed = {name: kind(**own[name]) for name, kind in kinds if own.get(name)}
-            params = [
-                SamplingParams(**request_params(sampling, ends, prompt, seed) | typed)
-                for prompt, seed in seeded
-            ]
+            of_prompts = [SamplingParams(**each | typed) for each in params]
             with preserve_random_state():
                 adapter = None if self._adapter is None else self._adapter.request()
                 generate = self._engine.generate
-                outputs: list[Any] = generate(requests, params, lora_request=adapter, use_tqdm=False)
+                outputs: list[Any] = generate(requests, of_prompts, lora_request=adapter, use_tqdm=False)
         except VLLMValidationError as error:
-            what = f"vLLM does not accept these settings: {' '.join(text_of(error).split())}"
-            raise ConfigError(what, "sampling", given=str(sampling.generation_kwargs)) from error
+            message, given = " ".join(text_of(error).split()), str(sampling.generation_kwargs)
+            raise refused_settings(message, given) from error
         return outputs
 
     def _start_engine(self, folder: str) -> Any:
         from vllm import LLM
 
-        own: dict[str, Any] = {
+        device, config, policy = self.context.device, self.config, self.context.policy
+        dtype = config.dtype or str(policy.dtype).removeprefix("torch.")
+        # Without a limit vLLM would stop where factors for long sequences begin.
+        longest = config.max_model_len or self._longest
+        own = {
+            **engine_settings(dtype, device.type == "cuda", longest, config.kv_cache_gib),
+            **engine_arguments(config.tensor_parallel_size, self.context.world_size),
             "model": folder,
             "load_format": "dummy",
-            "dtype": self.config.dtype or str(self.context.policy.dtype).removeprefix("torch."),
-            "seed": self.context.seed + self.context.rank // self.config.tensor_parallel_size,
-            **engine_arguments(self.config.tensor_parallel_size, self.context.world_size),
-            "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",
-            "enable_prefix_caching": True,
-            "enforce_eager": self.context.device.type == "cpu",
+            "seed": self.context.seed + self.context.rank // config.tensor_parallel_size,
             "enable_sleep_mode": self._sleeps,
-            # Without it vLLM would stop where factors for long sequences begin.
-            "max_model_len": self.config.max_model_len or self._longest,
-            "gpu_memory_utilization": self.config.gpu_memory_utilization,
+            "gpu_memory_utilization": config.gpu_memory_utilization,
+            **({} if self._adapter is None else self._adapter.arguments),
         }
-        if self._adapter is not None:
-            own |= self._adapter.arguments
-        gib = self.config.kv_cache_gib
-        if self.context.device.type == "cpu":
-            gib = gib or 1.0
-            own["block_size"] = CPU_BLOCK_SIZE
-        if gib is not None:
-            own["kv_cache_memory_bytes"] = int(gib * 2**30)
         try:
-            return LLM(**own | dict(self.config.engine))
+            return LLM(**own | dict(config.engine))
         except (TypeError, ValueError) as error:
             what = f"vLLM cannot start: {describe(error)}"
-            raise ConfigError(what, "generator.engine", given=str(self.config.engine)) from error
+            raise ConfigError(what, "generator.engine", given=str(config.engine)) from error
 
 
-def _see_what_is_loaded(model: Any) -> None:
-    """Make the next load of weights fail if it omits some: vLLM only reports how the load ended."""
+def _check_next_load(model: Any) -> None:
+    """Make the next load of weights fail if it omits some."""
     load_weights = model.load_weights
 
     def load(weights: WeightStream) -> Any:
         del model.load_weights
         loaded = load_weights(weights)
-        if left := untouched(model):
-            raise RunFailed(
-                f"vLLM accepts no new weights for {some(left)}, so it would sample from a different model"
-            )
+        check_all_loaded(model)
         return loaded
 
     model.load_weights = load

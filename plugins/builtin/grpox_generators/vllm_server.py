@@ -23,16 +23,16 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.logs import get_logger
 from grpox.toolkit import has_float32_head, stream_weights
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.sampling import check_length, end_ids, request_params, seed_of
 from grpox_generators.server_client import (
-    Completion,
     Fleet,
+    ServedCompletion,
     ServerClient,
     ServerLost,
     ServerUnfit,
     end_if_signalled,
 )
 from grpox_generators.server_weights import FileSender, NcclSender, in_lockstep
+from grpox_generators.vllm_requests import BROKEN_OFF, request_params, seed_of
 from grpox_generators.vllm_weights import as_stored, from_all_ranks
 from grpox_vllm_serving.protocol import FLOAT32_HEAD, signature
 
@@ -47,7 +47,7 @@ LONGEST_BACK_OFF = 10.0
 
 
 @dataclass(eq=False)
-class Request:
+class PromptRequest:
     """One prompt's group."""
 
     prompt: Prompt
@@ -80,7 +80,7 @@ class PendingRequests:
     """
 
     def __init__(
-        self, fleet: Fleet, members: Sequence[Member], requests: Sequence[Request], tag: str, version: int
+        self, fleet: Fleet, members: Sequence[Member], requests: Sequence[PromptRequest], tag: str, version: int
     ) -> None:
         self.version = version
         self._fleet = fleet
@@ -95,11 +95,11 @@ class PendingRequests:
         self._complete = retrying.wraps(self._attempt)
         self._lost: dict[str, str] = {}
         """Address -> reason for which the server gets no more requests."""
-        self._inbox = queue.SimpleQueue[tuple[Request, Completion] | None]()
+        self._inbox = queue.SimpleQueue[tuple[PromptRequest, ServedCompletion] | None]()
         self._work = fleet.loop.start(self._run(requests))
         self._work.add_done_callback(lambda _: self._inbox.put(None))
 
-    def arriving(self) -> Iterator[tuple[Request, Completion]]:
+    def arriving(self) -> Iterator[tuple[PromptRequest, ServedCompletion]]:
         """Yield completions as they end, until all have arrived or no server is left; read it once.
 
         Raises:
@@ -139,10 +139,10 @@ class PendingRequests:
         while self._lost:
             self._fleet.give_up(*self._lost.popitem())
 
-    async def _run(self, requests: Sequence[Request]) -> None:
+    async def _run(self, requests: Sequence[PromptRequest]) -> None:
         """Complete `requests`. Requests that are incomplete on return found no server."""
         waiting = deque(requests)
-        running: dict[asyncio.Task[None], tuple[Member, Request]] = {}
+        running: dict[asyncio.Task[None], tuple[Member, PromptRequest]] = {}
         watches = {asyncio.create_task(each.client.watch(self._tag)): each for each in self._members}
         try:
             while waiting or running:
@@ -182,10 +182,10 @@ class PendingRequests:
             self._members.remove(member)
             self._lost[member.client.url] = why
 
-    async def _attempt(self, member: Member, request: Request) -> None:
+    async def _attempt(self, member: Member, request: PromptRequest) -> None:
         url = member.client.url
         async for completion in member.client.complete(list(request.prompt.token_ids), request.params):
-            if completion.finish_reason in ("abort", "error"):
+            if completion.finish_reason in BROKEN_OFF:
                 raise ServerLost(f"{url} broke off a completion: {completion.finish_reason}")
             if set(completion.versions) != {self._tag}:
                 weights = ", ".join(completion.versions) or "unknown"
@@ -372,15 +372,14 @@ class VllmServerGenerator:
             return NcclSender(self._fleet, self.context.policy, self._bucket_bytes)
         return FileSender(self._fleet, self._bucket_bytes)
 
-    def _requests(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> list[Request]:
-        ends = end_ids(sampling, self.context.stop_token_ids, self._vocabulary)
-        limit = min((about["max_model_len"] for about in self._fleet.look().values()), default=None)
-        check_length(prompts, sampling, limit, "a vLLM server (grpox serve --max-model-len)")
-        return [
-            Request(prompt, request_params(sampling, ends, prompt, seed_of(prompt, seed))) for prompt in prompts
-        ]
+    def _requests(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> list[PromptRequest]:
+        positions = min((about["max_model_len"] for about in self._fleet.look().values()), default=None)
+        seeded = [(prompt, seed_of(prompt, seed)) for prompt in prompts]
+        stops, whose = self.context.stop_token_ids, "a vLLM server (grpox serve --max-model-len)"
+        params = request_params(seeded, sampling, stops, self._vocabulary, positions, whose)
+        return [PromptRequest(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
 
-    def _ask(self, requests: Sequence[Request]) -> PendingRequests:
+    def _ask(self, requests: Sequence[PromptRequest]) -> PendingRequests:
         """Send requests to the servers that have the current weights."""
         ranks = self.context.world_size
         members = [

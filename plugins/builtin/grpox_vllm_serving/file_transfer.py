@@ -19,7 +19,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from grpox_vllm_serving.launch import FILE_BACKEND, SHARED_MEMORY
 from grpox_vllm_serving.protocol import WEIGHTS_FOLDER
-from grpox_vllm_serving.weight_reload import as_loaded, head_is_embedding, pack_again, untouched
+from grpox_vllm_serving.weight_reload import as_loaded, check_all_loaded, head_is_embedding, pack_again
 
 _NAME = re.compile(r"[0-9a-z-]+\.safetensors")
 
@@ -73,10 +73,10 @@ class FileTransferEngine(WeightTransferEngine[NoInitInfo, BucketFile]):  # type:
             super().update_weights(update_info)
 
     def finish_weight_update(self) -> None:
-        left = untouched(self.model)
-        finalize_layerwise_reload(self.model, self.model_config)
-        if left:
-            raise RuntimeError(f"vLLM does not take new weights for {', '.join(left[:3])}")
+        try:
+            check_all_loaded(self.model)
+        finally:
+            finalize_layerwise_reload(self.model, self.model_config)
         pack_again(self.model)
 
     def shutdown(self) -> None:

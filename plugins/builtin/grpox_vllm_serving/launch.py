@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.child import Child
@@ -26,6 +27,9 @@ FILE_BACKEND = "grpox_file"
 
 SHARED_MEMORY = Path("/dev/shm")
 SECONDS_TO_END = 15.0
+
+PRECISION = "VLLM_FLOAT32_MATMUL_PRECISION"
+"""Variable by which vLLM sets the precision of float32 products in its process."""
 
 CPU_BLOCK_SIZE = 32
 """Tokens of a block of keys and values on a CPU, the smallest size there. Samples of a group share only whole
@@ -161,6 +165,31 @@ def refuse_owned(extra: Sequence[str]) -> None:
             raise ConfigError(what, given=argument, allowed=instead)
 
 
+def engine_settings(
+    dtype: str, cuda: bool, max_model_len: int | None, kv_cache_gib: float | None
+) -> dict[str, Any]:
+    """Return the arguments that rollouts need of an engine of vLLM, in a server or in the training process.
+
+    Args:
+        max_model_len: largest number of tokens in prompt and completion; None: the model's.
+        kv_cache_gib: memory of the KV cache; None: vLLM's default, 1 on a CPU.
+    """
+    settings: dict[str, Any] = {
+        "dtype": dtype,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+    }
+    if not cuda:
+        settings |= {"enforce_eager": True, "block_size": CPU_BLOCK_SIZE}
+        kv_cache_gib = kv_cache_gib or 1.0
+    if max_model_len is not None:
+        settings["max_model_len"] = max_model_len
+    if kv_cache_gib is not None:
+        settings["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
+    return settings
+
+
 def command(settings: ServerSettings) -> list[str]:
     """Return the command line of the server, without the token."""
     backend = "nccl" if settings.nccl else FILE_BACKEND
@@ -169,24 +198,19 @@ def command(settings: ServerSettings) -> list[str]:
         *(sys.executable, *([] if settings.verbose else ["-W", "ignore"])),
         *("-m", "vllm.entrypoints.launchers.api_server.entry"),
         *("--model", settings.model, "--host", settings.host, "--port", str(settings.port)),
-        *("--dtype", settings.dtype, "--tensor-parallel-size", str(settings.tensor_parallel_size)),
-        *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
-        *("--enable-prefix-caching", "--disable-uvicorn-access-log"),
+        *("--tensor-parallel-size", str(settings.tensor_parallel_size)),
+        *("--enable-scale-out", "--disable-uvicorn-access-log"),
         *("--weight-transfer-config", json.dumps({"backend": backend})),
         *("--worker-extension-cls", "grpox_vllm_serving.file_transfer.WorkerExtension"),
         # The last middleware is the outermost.
         *("--middleware", "grpox_vllm_serving.protocol.About"),
         *("--middleware", "grpox_vllm_serving.protocol.TokenGuard"),
     ]
-    if settings.max_model_len is not None:
-        line += ["--max-model-len", str(settings.max_model_len)]
+    options = engine_settings(settings.dtype, settings.cuda, settings.max_model_len, settings.kv_cache_gib)
     if settings.cuda:
-        line += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
-    else:
-        line += ["--enforce-eager", "--block-size", str(CPU_BLOCK_SIZE)]
-    gib = 1.0 if settings.kv_cache_gib is None and not settings.cuda else settings.kv_cache_gib
-    if gib is not None:
-        line += ["--kv-cache-memory-bytes", str(int(gib * 2**30))]
+        options["gpu_memory_utilization"] = settings.gpu_memory_utilization
+    for name, value in options.items():
+        line += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     if not settings.verbose:
         line += ["--uvicorn-log-level", "warning"]
     return [*line, *settings.extra]
@@ -217,7 +241,7 @@ def environment(settings: ServerSettings, weights: Path, sockets: Path, instance
         defaults |= {"VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
     if settings.cuda:
         # TensorFloat-32, as in training.
-        defaults |= {"VLLM_FLOAT32_MATMUL_PRECISION": "high"}
+        defaults |= {PRECISION: "high"}
     else:
         # vLLM would bind its threads to cores that another server or run also uses.
         defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}

@@ -12,13 +12,22 @@ from typing import TypeVar
 
 from torch import nn
 
+from grpox.errors import RunFailed
+from grpox.toolkit import some
+
 T = TypeVar("T")
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
 
 
-def untouched(model: nn.Module) -> list[str]:
-    """Return the parameters that received no weights in a reload; call it before the reload is finished."""
+def check_all_loaded(model: nn.Module) -> None:
+    """Check that all parameters received weights in a reload; call it before the reload is finished.
+
+    vLLM itself only reports how the load ended.
+
+    Raises:
+        RunFailed: some did not.
+    """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     left: dict[str, int] = {}
@@ -26,18 +35,21 @@ def untouched(model: nn.Module) -> list[str]:
     for prefix, layer in model.named_modules():
         info = get_layerwise_info(layer)
         lasting = info.kernel_tensors[0] if info.kernel_tensors is not None else layer._parameters
-        names = {name for name, _ in info.loaded_weights}
+        loaded = {name for name, _ in info.loaded_weights}
         for name, parameter in layer._parameters.items():
             if parameter is None:
                 continue
             place = id(lasting.get(name, parameter))
             # A parameter with memory was loaded at once, or belongs to a complete layer.
-            if parameter.is_meta and name not in names:
+            if parameter.is_meta and name not in loaded:
                 left[f"{prefix}.{name}"] = place
             else:
                 brought.add(place)
     # A shared parameter, such as a tied head, may be loaded under its other name.
-    return [name for name, place in left.items() if place not in brought]
+    if names := [name for name, place in left.items() if place not in brought]:
+        raise RunFailed(
+            f"vLLM accepts no new weights for {some(names)}, so it would sample from a different model"
+        )
 
 
 def pack_again(model: nn.Module) -> None:

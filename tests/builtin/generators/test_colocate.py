@@ -26,7 +26,8 @@ from grpox.policy.lora.layers import adapter_parameters
 from grpox.policy.weight_stream import stream_weights
 from grpox_generators import vllm_colocate
 from grpox_generators.configs import ENGINE_OWNED, VllmColocateConfig
-from grpox_generators.vllm_colocate import PRECISION, AdapterFiles, VllmColocateGenerator
+from grpox_generators.vllm_colocate import AdapterFiles, VllmColocateGenerator
+from grpox_vllm_serving.launch import PRECISION
 
 
 @dataclass

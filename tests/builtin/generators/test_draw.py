@@ -1,17 +1,21 @@
 """The draw of the next token: its distribution, what is recorded of it, and rows that leave."""
 
 import math
-from itertools import repeat
 
 import numpy as np
 import pytest
 import torch
 
 from grpox.contracts import Prompt
-from grpox_generators.sampling import AT_A_TIME, Draw, NoProbabilities, own_uniform, seed_of
+from grpox_generators.sampling import AT_A_TIME, draw_tokens, uniform_numbers
+from grpox_generators.vllm_requests import seed_of
 
 CPU = torch.device("cpu")
 LENGTH = AT_A_TIME + 3
+
+
+def uniform(rows):
+    return torch.rand(rows, 1, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +29,7 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(size, forbidden, ca
     scores = torch.randn(1, size)
     scores[0, list(forbidden)] = -torch.inf
     rows = 40_000 if calls > 1 else 400_000
-    tokens = torch.cat([Draw(rows, 1, False, CPU).take(scores.expand(rows, -1)) for _ in range(calls)])
+    tokens = torch.cat([draw_tokens(scores.expand(rows, -1), uniform(rows))[0] for _ in range(calls)])
     expected = scores[0].double().softmax(-1) * len(tokens)
     counts = tokens.bincount(minlength=size)
     assert not counts[list(forbidden)].any()
@@ -38,13 +42,13 @@ def test_in_blocks_the_token_is_that_of_one_cumulated_sum(size):
     """Apart from numbers within float32's rounding of a boundary."""
     torch.manual_seed(0)
     scores = torch.randn(200, size) * 2
-    uniform = torch.rand(200, 1, dtype=torch.float64)
-    tokens = Draw(200, 1, False, CPU, repeat(uniform)).take(scores)
+    numbers = uniform(200)
+    tokens, _, _ = draw_tokens(scores, numbers)
     sums = scores.softmax(-1).double().cumsum(-1) / scores.softmax(-1).double().sum(-1, keepdim=True)
     above = sums.gather(1, tokens[:, None])
     below = above - scores.softmax(-1).double().gather(1, tokens[:, None])
-    assert (above > uniform - 1e-6).all()
-    assert (below < uniform + 1e-6).all()
+    assert (above > numbers - 1e-6).all()
+    assert (below < numbers + 1e-6).all()
 
 
 @pytest.mark.parametrize("number", [0.0, 1 - 2**-53], ids=["least", "largest"])
@@ -52,74 +56,47 @@ def test_in_blocks_the_token_is_that_of_one_cumulated_sum(size):
 def test_the_ends_of_the_uniform_numbers_draw_no_forbidden_token(number, size, first, end):
     scores = torch.randn(1, size)
     scores[0, :first] = scores[0, end:] = -torch.inf
-    uniform = torch.tensor([[number]], dtype=torch.float64)
-    token = int(Draw(1, 1, False, CPU, repeat(uniform)).take(scores))
+    token = int(draw_tokens(scores, torch.tensor([[number]], dtype=torch.float64))[0])
     assert first <= token < end
     assert size > 4 or token == (first if number == 0 else end - 1)
 
 
-def test_the_log_probability_of_the_token_drawn_is_recorded_at_its_place():
-    """log softmax of [0, log 3] is [log 1/4, log 3/4], of equal scores log 1/2."""
+def test_the_log_probability_of_the_token_drawn_is_returned():
+    """log softmax of [0, log 3] is [log 1/4, log 3/4]."""
     torch.manual_seed(0)
-    draw = Draw(64, 2, False, CPU)
-    first = draw.take(torch.tensor([0.0, math.log(3)]).repeat(64, 1))
-    draw.take(torch.zeros(64, 2))
-    assert set(first.tolist()) == {0, 1}
-    expected = torch.tensor([1 / 4, 3 / 4]).log()[first]
-    torch.testing.assert_close(draw.logprobs, torch.stack([expected, torch.full((64,), -math.log(2))], dim=1))
+    tokens, logprobs, _ = draw_tokens(torch.tensor([0.0, math.log(3)]).repeat(64, 1), uniform(64))
+    assert set(tokens.tolist()) == {0, 1}
+    torch.testing.assert_close(logprobs, torch.tensor([1 / 4, 3 / 4]).log()[tokens])
 
 
 def test_a_likely_token_of_a_large_vocabulary_makes_log_probabilities_no_less_exact():
     torch.manual_seed(0)
     scores = torch.randn(4, 50_000) * 2
     scores[:, 0] += 14
-    draw = Draw(4, 1, False, CPU)
-    tokens = draw.take(scores)
-    expected = scores.double().log_softmax(-1).gather(1, tokens[:, None]).float()
-    torch.testing.assert_close(draw.logprobs, expected, atol=2e-6, rtol=0)
+    tokens, logprobs, _ = draw_tokens(scores, uniform(4))
+    expected = scores.double().log_softmax(-1).gather(1, tokens[:, None]).squeeze(1).float()
+    torch.testing.assert_close(logprobs, expected, atol=2e-6, rtol=0)
 
 
-def test_greedy_takes_the_likeliest_and_tells_its_probability():
-    draw = Draw(2, 1, True, CPU)
-    assert draw.take(torch.tensor([[0.0, math.log(3)], [math.log(7), 0.0]])).tolist() == [1, 0]
-    torch.testing.assert_close(draw.logprobs.exp(), torch.tensor([[3 / 4], [7 / 8]]))
-
-
-def test_a_row_draws_the_same_whether_or_not_others_have_left():
-    scores = torch.zeros(6, 1000)
-    whole, left = Draw(6, 2, False, CPU), Draw(6, 2, False, CPU)
-    torch.manual_seed(3)
-    whole.take(scores)
-    expected = whole.take(scores)
-    torch.manual_seed(3)
-    left.take(scores)
-    left.keep(torch.tensor([False, True, True, False, True, True]))
-    left.keep(torch.tensor([True, False, True, True]))
-    assert left.take(scores[:3]).tolist() == expected[[1, 4, 5]].tolist()
-    assert (left.logprobs[:, 1] != 0).tolist() == [False, True, False, False, True, True]
+def test_without_numbers_the_likeliest_is_taken_and_its_probability_returned():
+    tokens, logprobs, _ = draw_tokens(torch.tensor([[0.0, math.log(3)], [math.log(7), 0.0]]), None)
+    assert tokens.tolist() == [1, 0]
+    torch.testing.assert_close(logprobs.exp(), torch.tensor([3 / 4, 7 / 8]))
 
 
 @pytest.mark.parametrize("broken", [[math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf]], ids=str)
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("size", [2, 1000])
-def test_scores_that_are_no_distribution_are_found_at_the_next_look(broken, greedy, size):
-    draw = Draw(2, 2, greedy, CPU)
-    draw.take(torch.tensor([[0.0, 0.0], broken]).repeat(1, size // 2))
-    draw.take(torch.zeros(2, size))
-    with pytest.raises(NoProbabilities):
-        draw.look(torch.tensor([False, True]))
-
-
-def test_a_look_returns_the_share_of_rows_that_have_ended():
-    draw = Draw(4, 1, False, CPU)
-    draw.take(torch.zeros(4, 2))
-    assert draw.look(torch.tensor([False, True, False, False])) == 0.25
+def test_scores_that_are_no_distribution_are_reported(broken, greedy, size):
+    sound = [0.0] * size
+    for rows, is_sound in (([sound, broken * (size // 2)], False), ([sound, sound], True)):
+        assert draw_tokens(torch.tensor(rows), None if greedy else uniform(2))[2] == is_sound
 
 
 def numbers(*prompts):
     """f64[N, LENGTH]."""
-    uniform = own_uniform(prompts, CPU)
-    return torch.cat([next(uniform) for _ in range(LENGTH)], dim=1)
+    drawn = uniform_numbers(prompts, sum(each.num_samples for each in prompts), CPU)
+    return torch.cat([next(drawn) for _ in range(LENGTH)], dim=1)
 
 
 def prompt(seed, samples=2, group=0):
@@ -141,20 +118,10 @@ def test_a_prompt_has_its_numbers_in_any_company_and_leaves_the_global_ones():
 
 @pytest.mark.parametrize("seeds", [[], [None], [7, None]], ids=str)
 def test_without_a_seed_of_each_prompt_the_call_decides(seeds):
-    assert own_uniform([prompt(seed) for seed in seeds], CPU) is None
-
-
-def test_a_row_draws_by_its_own_numbers_after_others_have_left():
-    scores = torch.zeros(4, 1000)
-
-    def tokens(*prompts, left=0):
-        rows = sum(each.num_samples for each in prompts)
-        draw = Draw(rows, 2, False, CPU, own_uniform(prompts, CPU))
-        draw.take(scores[:rows])
-        draw.keep(torch.arange(rows) >= left)
-        return draw.take(scores[left:rows]).tolist()
-
-    assert tokens(prompt(7), prompt(8), left=2) == tokens(prompt(8))
+    torch.manual_seed(1)
+    drawn = next(uniform_numbers([prompt(seed) for seed in seeds], 4, CPU))
+    torch.manual_seed(1)
+    assert torch.equal(drawn, uniform(4))
 
 
 def test_vllm_takes_the_prompts_own_seed():

@@ -1,6 +1,7 @@
 """The sampling distribution as processors: numbers by hand, their order, and rows without their padding."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,10 +9,14 @@ from support.peak_memory import peak_bytes
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpox.config import SamplingConfig
+from grpox.contracts import Prompt
 from grpox.errors import ConfigError
 from grpox.policy.memory_plan.formula import score_bytes
+from grpox_generators.configs import HfConfig
+from grpox_generators.decoding import RunningRows
 from grpox_generators.generation_kwargs import LOGITS as LOGITS_NAMES
-from grpox_generators.sampling import Distribution, Draw, keeps_rows
+from grpox_generators.generation_kwargs import OF_ROWS
+from grpox_generators.sampling import draw_tokens, processors_of
 
 PAD = 0
 EOS = 1
@@ -39,11 +44,10 @@ def model():
 
 
 def scores(model, prompt, completion, ends=(EOS,), **sampling):
-    """The processed scores of a completion's next token, for one row without padding."""
-    rows = torch.tensor([prompt])
+    """The processed scores of a completion's next token."""
     settings = SamplingConfig(max_completion_length=4).model_copy(update=sampling)
-    distribution = Distribution(model, settings, ends, rows, torch.tensor([len(prompt)]))
-    return distribution(torch.tensor([[*prompt, *completion]]), torch.tensor([LOGITS]))[0].tolist()
+    process = processors_of(model, settings, ends, 4, torch.tensor([prompt]))
+    return process(torch.tensor([[*prompt, *completion]]), torch.tensor([LOGITS]))[0].tolist()
 
 
 def test_a_penalty_divides_positive_and_multiplies_negative_logits_of_what_occurred(model):
@@ -93,25 +97,24 @@ def test_filters_among_generation_kwargs_apply_to_sampling_alone(model):
     assert scores(model, [2], [], generation_kwargs=half, temperature=0.0) == LOGITS
 
 
+@pytest.mark.parametrize("kept", [[0, 1, 2], [1, 2], [0, 2], [2]], ids=str)
 @pytest.mark.parametrize(
     "sampling",
     [{"repetition_penalty": 2.0}, {"generation_kwargs": {"no_repeat_ngram_size": 2}}],
     ids=["penalty", "ngrams"],
 )
-def test_padding_is_not_seen(model, sampling):
-    """Two rows of one batch, the first padded with two tokens, get what each gets alone."""
-    settings = SamplingConfig(**sampling)
-    prompts = torch.tensor([[PAD, PAD, PAD, 2], [4, 5, 4, 5]])
-    distribution = Distribution(model, settings, (EOS,), prompts, torch.tensor([2, 4]))
-    together = distribution(prompts, torch.tensor([LOGITS, LOGITS])).tolist()
-    assert together == [scores(model, row, [], **sampling) for row in ([PAD, 2], [4, 5, 4, 5])]
-
-
-def test_a_padded_row_keeps_the_logit_of_the_padding_token(model):
-    settings = SamplingConfig(repetition_penalty=2.0)
-    prompts = torch.tensor([[PAD, 2], [4, 5]])
-    distribution = Distribution(model, settings, (EOS,), prompts, torch.tensor([1, 2]))
-    assert distribution(prompts, torch.tensor([LOGITS, LOGITS]))[:, PAD].tolist() == [2.0, 2.0]
+def test_padding_is_not_seen_and_rows_that_stay_are_processed_as_before(model, sampling, kept):
+    """Prompts of 2, 4 and 4 tokens, of which the first is padded: each row gets what it gets alone."""
+    prompts = [(PAD, 2), (4, 5, 4, 5), (3, 3, 2, 2)]
+    tokenizer = SimpleNamespace(pad_token_id=PAD)
+    context = SimpleNamespace(world_size=1, tokenizer=tokenizer, device=torch.device("cpu"))
+    settings = SamplingConfig(max_completion_length=4, **sampling)
+    asked = [Prompt(group, ids, 1) for group, ids in enumerate(prompts)]
+    rows = RunningRows(model, context, HfConfig(), asked, [4] * 3, settings, (EOS,))
+    if len(kept) < 3:
+        rows._keep(torch.tensor(kept))
+    after = rows.process(4, torch.tensor([LOGITS] * len(kept))).tolist()
+    assert after == [scores(model, prompts[row], [], **sampling) for row in kept]
 
 
 def test_what_transformers_refuses_is_told(model):
@@ -121,38 +124,23 @@ def test_what_transformers_refuses_is_told(model):
         scores(model, [2], [], generation_kwargs={"bad_words_ids": 3})
 
 
-@pytest.mark.parametrize("kept", [[1, 2], [0, 2], [2]], ids=str)
-def test_rows_that_stay_are_processed_as_before(model, kept):
-    """Prompts of 2, 4 and 4 tokens, of which the first is padded: each row gets what it gets alone."""
-    rows = [[PAD, PAD, PAD, 2], [4, 5, 4, 5], [3, 3, 2, 2]]
-    prompts = torch.tensor(rows)
-    distribution = Distribution(
-        model, SamplingConfig(repetition_penalty=2.0), (EOS,), prompts, torch.tensor([2, 4, 4])
-    )
-    distribution.keep(torch.tensor([row in kept for row in range(3)]))
-    after = distribution(prompts[kept], torch.tensor([LOGITS] * len(kept))).tolist()
-    unpadded = [rows[0][2:], *rows[1:]]
-    assert after == [scores(model, unpadded[row], [], repetition_penalty=2.0) for row in kept]
-
-
 @pytest.mark.parametrize("name", LOGITS_KWARGS)
 def test_what_remembers_rows_is_known(model, name):
     """transformers' own processor, asked for two rows of three: only what remembers rows minds."""
     sampling = SamplingConfig(generation_kwargs={name: LOGITS_KWARGS[name]})
     prompts = torch.tensor([[2, 3, 2], [4, 5, 4], [3, 2, 3]])
-    lengths = torch.tensor([3, 3, 3])
 
     def after(kept):
-        distribution = Distribution(model, sampling, (EOS,), prompts, lengths)
-        distribution(prompts, torch.tensor([LOGITS] * 3))
+        process = processors_of(model, sampling, (EOS,), sampling.max_completion_length, prompts)
+        process(prompts, torch.tensor([LOGITS] * 3))
         longer = torch.cat([prompts, prompts[:, :1]], dim=1)[kept]
         try:
-            return distribution(longer, torch.tensor([LOGITS] * len(kept))).tolist()
+            return process(longer, torch.tensor([LOGITS] * len(kept))).tolist()
         except (RuntimeError, ArithmeticError):
             return None
 
     whole = after([0, 1, 2])
-    assert (after([1, 2]) != whole[1:]) <= keeps_rows(sampling)
+    assert (after([1, 2]) != whole[1:]) <= (name in OF_ROWS)
 
 
 def test_every_key_about_tokens_is_tried():
@@ -177,12 +165,12 @@ def test_the_scores_of_a_token_take_no_more_than_planned(model, changes, planned
     rows, vocabulary = 8, 20_000
     sampling = SamplingConfig(max_completion_length=4, **changes)
     prompts = torch.zeros(rows, 2, dtype=torch.long)
-    distribution = Distribution(model, sampling, (EOS,), prompts, torch.full((rows,), 2))
-    draw, head = Draw(rows, 4, False, prompts.device), torch.randn(4, vocabulary)
+    process, head = processors_of(model, sampling, (EOS,), 4, prompts), torch.randn(4, vocabulary)
 
     def sample():
         logits = torch.randn(rows, 4) @ head
-        return draw.take(distribution(prompts, logits.to(torch.float32, copy=True)))
+        uniform = torch.rand(rows, 1, dtype=torch.float64)
+        return draw_tokens(process(prompts, logits.to(torch.float32, copy=True)), uniform)
 
     measured = peak_bytes(sample) / (rows * vocabulary)
     assert score_bytes(sampling) == planned

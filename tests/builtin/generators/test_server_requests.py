@@ -13,8 +13,8 @@ from grpox.contracts import Prompt
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox_generators import vllm_server
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.server_client import Completion, LoopThread, ServerLost
-from grpox_generators.vllm_server import Member, PendingRequests, Request, VllmServerGenerator
+from grpox_generators.server_client import LoopThread, ServedCompletion, ServerLost
+from grpox_generators.vllm_server import Member, PendingRequests, PromptRequest, VllmServerGenerator
 
 VERSION = "run/3"
 URL = "http://127.0.0.1:8000"
@@ -51,7 +51,7 @@ class Client:
 
 
 def done(index, version=VERSION, reason="stop"):
-    return Completion(index, [7], [-0.5], reason, (version,))
+    return ServedCompletion(index, [7], [-0.5], reason, (version,))
 
 
 class Fleet:
@@ -85,7 +85,7 @@ def no_waiting(monkeypatch):
 
 def complete(clients, count=4, room=2, retries=1):
     """Deal `count` groups of two; the samples that were handed on, the lost servers, the requests."""
-    requests = [Request(Prompt(g, (g,), 2), {}) for g in range(count)]
+    requests = [PromptRequest(Prompt(g, (g,), 2), {}) for g in range(count)]
     fleet = Fleet(retries=retries)
     try:
         members = [Member(client, room) for client in clients]
@@ -175,7 +175,7 @@ def test_without_servers_the_rest_stays_missing():
     assert lost == {"a": "gone"}
 
 
-MIXED = Completion(0, [7, 8], [-0.5, -0.5], "stop", (VERSION, "run/4"))
+MIXED = ServedCompletion(0, [7, 8], [-0.5, -0.5], "stop", (VERSION, "run/4"))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_completion_that_was_broken_off_is_none(reason):
     ("answer", "error"),
     [
         (ConfigError(Problem("vLLM does not accept these settings", "sampling")), ConfigError),
-        (Completion(0, [7, 8], [-0.5], "stop", (VERSION,)), RunFailed),
+        (ServedCompletion(0, [7, 8], [-0.5], "stop", (VERSION,)), RunFailed),
     ],
     ids=["refused", "without log-probabilities"],
 )
