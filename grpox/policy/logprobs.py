@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from grpox.policy.batch import FULL_LOGITS, ForwardMode, RolloutBatch
+from grpox.policy.batch import PackedBatch
 from grpox.policy.head_chunks import rows_per_chunk
 
 POSITIONS_PER_CHUNK = 4096
@@ -31,15 +31,14 @@ LEAST_LOG_P = -1e4
 
 def completion_logprobs(
     model: Callable[..., Any],
-    batch: RolloutBatch,
+    batch: PackedBatch,
     temperature: float,
-    mode: ForwardMode = FULL_LOGITS,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run `model` on a micro-batch.
 
     Args:
-        mode: the forward mode installed in `model`.
+        model: has the forward mode of the batch installed.
         entropy_gradient: True if the entropy also needs a gradient.
 
     Returns:
@@ -47,37 +46,16 @@ def completion_logprobs(
         under `torch.no_grad`; entropy f32[B, T] of that distribution. Padded positions have finite numbers
         without meaning.
     """
-    if mode == FULL_LOGITS:
-        return _of_all_logits(model, batch, temperature, entropy_gradient)
-    layout = batch.layout(mode)
-    scored: tuple[Tensor, Tensor] = model(
-        input_ids=layout.input_ids,
-        position_ids=layout.position_ids,
-        **layout.attention_arguments(),
-        scored=(layout.sources, layout.targets, temperature, entropy_gradient),
-    )
-    whole = scored[0].new_zeros(batch.token_mask.numel())
-    logprobs, entropies = (
-        whole.index_copy(0, layout.places, each).view_as(batch.token_mask) for each in scored
-    )
-    return logprobs, entropies
-
-
-def _of_all_logits(
-    model: Callable[..., Any], batch: RolloutBatch, temperature: float, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
+    if batch.mode.chunked:
+        scored = (batch.sources, batch.targets, temperature, entropy_gradient)
+        logprobs, entropies = model(**batch.model_inputs(), scored=scored)
+        return batch.as_rows(logprobs), batch.as_rows(entropies)
     length = batch.token_mask.shape[1]
-    output = model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=batch.position_ids,
-        use_cache=False,
-        # The logits at position p predict token p + 1: the last prompt position is needed, the last is not.
-        logits_to_keep=length + 1,
-    )
-    logits = output.logits[:, -length - 1 : -1]  # [B, T, V]
+    # The logits at position p predict token p + 1: the last prompt position is needed, the last is not.
+    output = model(**batch.model_inputs(), use_cache=False, logits_to_keep=length + 1)
+    logits, ids = output.logits[:, -length - 1 : -1], batch.input_ids[:, -length:]  # [B, T, V], [B, T]
     entropy_of = entropy_with_gradient if entropy_gradient else entropy
-    return selective_log_softmax(logits, batch.completion_ids, temperature), entropy_of(logits, temperature)
+    return selective_log_softmax(logits, ids, temperature), entropy_of(logits, temperature)
 
 
 def selective_log_softmax(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:

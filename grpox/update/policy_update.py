@@ -17,7 +17,7 @@ from grpox.config import RunConfig
 from grpox.config.alarms import CHANGED, GROWTH, LIVE, NORM_BEFORE
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
-from grpox.policy.batch import FULL_LOGITS, ForwardMode, RolloutBatch, Sample, collate
+from grpox.policy.batch import PackedBatch, Sample, collate
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.reference import BaseAsReference, sync_reference
@@ -27,7 +27,7 @@ from grpox.update.entropy_control import EntropyControl
 from grpox.update.mismatch import mismatch_metrics, mismatch_of
 from grpox.update.nonfinite import NonFinitePolicy, Row
 from grpox.update.objective import MicroBatchInputs, MicroBatchLoss, StepLoss
-from grpox.update.packing import MicroBatchPacker, PackedMicroBatch, StepTotals, count_step
+from grpox.update.packing import MicroBatchPacker, StepTotals, count_step
 from grpox.update.step_statistics import StepStatistics
 from grpox.update.token_facts import TokenFacts, facts_of, select_facts
 from grpox.update.token_masks import choose
@@ -35,7 +35,7 @@ from grpox.update.token_metrics import TokenMetrics, read_together
 
 MicroBatches = Sequence[Sequence[Sample]]
 """This rank's samples, by micro-batch of the schedule."""
-Scored = tuple[RolloutBatch, MicroBatchLoss]
+Scored = tuple[PackedBatch, MicroBatchLoss]
 """A micro-batch as it went through the model, and its share of the step's loss."""
 
 
@@ -95,8 +95,9 @@ class PolicyUpdate:
             models["reference_logprobs"] = self.reference
         for name, model in models.items():
             unknown = [rows for rows in micro_batches if any(getattr(row, name) is None for row in rows)]
-            for each in self.packer.pack(unknown, self.world, backward=False).micro_batches if unknown else ():
-                batch = self._prepared(each)
+            packed = self.packer.pack(unknown, self.world, backward=False)[0] if unknown else []
+            for samples, _ in packed:
+                batch = collate(samples, self.world.device, model.mode)
                 keep_logprobs(batch, self._score(model, batch)[0], name)
 
     def step(self, micro_batches: MicroBatches) -> dict[str, float]:
@@ -116,8 +117,8 @@ class PolicyUpdate:
         masks = ([sample.token_mask for sample in samples] for samples in micro_batches)
         totals = count_step(masks, self.world, self.max_completion_length)
         chosen = self._choose_tokens(micro_batches)
-        packed = self.packer.pack(micro_batches, self.world)
-        scored = self._gradient(packed.micro_batches, totals)
+        packed, padding = self.packer.pack(micro_batches, self.world)
+        scored = self._gradient(packed, totals)
         selected = self.statistics.select(scored) if self.statistics.wanted else None
         shares = loss_shares(scored)
         # Also of masked samples: an alarm tells if nothing of them is left.
@@ -139,7 +140,7 @@ class PolicyUpdate:
             metrics |= {"entropy_coef": weight, "policy_loss": metrics.get("policy_loss", loss)}
         metrics |= self._applied(loss, applied.tolist())
         grad_norm = metrics["grad_norm"]
-        metrics |= _name(measured.named(of_tokens)) | chosen | {"padding_fraction": packed.padding_fraction}
+        metrics |= _name(measured.named(of_tokens)) | chosen | {"padding_fraction": padding}
         self.token_facts = facts_of(scored, facts)
         if selected is not None:
             self.statistics.record(scored, of_components)
@@ -171,8 +172,8 @@ class PolicyUpdate:
         """Mark the tokens that make up the policy loss of a step, where not all do; a collective."""
         if self.top_entropy == 1:
             return {}
-        packed = self.packer.pack(micro_batches, self.world, backward=False)
-        batches = [self._prepared(each) for each in packed.micro_batches]
+        packed, _ = self.packer.pack(micro_batches, self.world, backward=False)
+        batches = [self._collate(samples) for samples, _ in packed]
         entropies = [self._score(self.engine, batch)[1] for batch in batches]
         places = [batch.token_places for batch in batches]
         chosen = choose(entropies, places, self.top_entropy, self.world)
@@ -181,27 +182,26 @@ class PolicyUpdate:
                 sample.policy_keep = row
         return chosen.metrics
 
-    def _gradient(self, micro_batches: Sequence[PackedMicroBatch], totals: StepTotals) -> list[Scored]:
-        """Accumulate the step's gradient."""
+    def _gradient(self, packed: Sequence[tuple[Sequence[Sample], bool]], totals: StepTotals) -> list[Scored]:
+        """Accumulate the step's gradient over micro-batches, each with True if it needs a backward pass."""
         scored = []
         # Of all samples or of none: the reference's forward is a collective, and ranks pack in their own ways.
-        lacks_reference = any(s.reference_logprobs is None for each in micro_batches for s in each.samples)
-        following = self._prepared(micro_batches[0])
-        for place, each in enumerate(micro_batches, start=1):
+        lacks_reference = any(s.reference_logprobs is None for samples, _ in packed for s in samples)
+        following = self._collate(packed[0][0])
+        for place, (_, needs_backward) in enumerate(packed, start=1):
             batch = following
-            if each.needs_backward:
-                self.engine.begin_micro_batch(last=place == len(micro_batches))
+            if needs_backward:
+                self.engine.begin_micro_batch(last=place == len(packed))
             if lacks_reference and self.reference is not None:
                 keep_logprobs(batch, self._score(self.reference, batch)[0], "reference_logprobs")
-            with torch.set_grad_enabled(each.needs_backward):
-                mode, routers = self.engine.mode, self.routers
+            with torch.set_grad_enabled(needs_backward):
                 result = forward_pass(
-                    self.engine, batch, self.step_loss, totals, self.temperature, mode, routers
+                    self.engine, batch, self.step_loss, totals, self.temperature, self.routers
                 )
-            if place < len(micro_batches):
+            if place < len(packed):
                 # While the device computes this pass: DeepSpeed has the host wait at the end of each backward.
-                following = self._prepared(micro_batches[place])
-            if each.needs_backward:
+                following = self._collate(packed[place][0])
+            if needs_backward:
                 self.engine.backward(result.loss)
             scored.append((batch, result.detached()))
         return scored
@@ -242,18 +242,20 @@ class PolicyUpdate:
             measured[CHANGED] = changed
         return measured
 
-    def _prepared(self, packed: PackedMicroBatch) -> RolloutBatch:
-        return collate(packed.samples, self.world.device, self.engine.mode)
+    def _collate(self, samples: Sequence[Sample]) -> PackedBatch:
+        return collate(samples, self.world.device, self.engine.mode)
 
     @torch.no_grad()
     def _score(
-        self, model: Engine | FrozenEngine | BaseAsReference, batch: RolloutBatch
+        self, model: Engine | FrozenEngine | BaseAsReference, batch: PackedBatch
     ) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities and entropies, f32[B, T] each."""
-        return completion_logprobs(model, batch, self.temperature, model.mode)
+        if model.mode != batch.mode:  # of a reference that is another model
+            batch = collate(batch.samples, self.world.device, model.mode)
+        return completion_logprobs(model, batch, self.temperature)
 
 
-def keep_logprobs(batch: RolloutBatch, logprobs: Tensor, name: str = "old_logprobs") -> None:
+def keep_logprobs(batch: PackedBatch, logprobs: Tensor, name: str = "old_logprobs") -> None:
     """Keep `logprobs`, f32[B, T], as the attribute `name` of the samples that have none."""
     for sample, row in zip(batch.samples, batch.cut(logprobs), strict=True):
         if getattr(sample, name) is None:
@@ -262,11 +264,10 @@ def keep_logprobs(batch: RolloutBatch, logprobs: Tensor, name: str = "old_logpro
 
 def forward_pass(
     model: Callable[..., Any],
-    batch: RolloutBatch,
+    batch: PackedBatch,
     step_loss: StepLoss,
     totals: StepTotals,
     temperature: float,
-    mode: ForwardMode = FULL_LOGITS,
     routers: RouterBalance | None = None,
 ) -> MicroBatchLoss:
     """Run `model` on a micro-batch and compute its share of the step's loss.
@@ -275,7 +276,7 @@ def forward_pass(
         routers: adds the load-balancing loss of the model.
     """
     with nullcontext() if routers is None else routers.recording():
-        logprobs, entropy = completion_logprobs(model, batch, temperature, mode, step_loss.entropy_gradient)
+        logprobs, entropy = completion_logprobs(model, batch, temperature, step_loss.entropy_gradient)
     if logprobs.requires_grad:
         logprobs.retain_grad()  # where a loss has no finite derivative, this tells the token
     inputs = MicroBatchInputs(
@@ -296,7 +297,7 @@ def forward_pass(
     result = step_loss.micro_batch(inputs, totals)
     if routers is None:
         return result
-    return result.with_routers(routers.take(batch, mode), routers.coefficient, totals)
+    return result.with_routers(routers.take(batch), routers.coefficient, totals)
 
 
 def loss_shares(scored: Sequence[Scored]) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from grpox.contracts import StatisticReduction
 from grpox.data.schedule import StepPlan
 from grpox.errors import RunFailed, nearest
-from grpox.policy.batch import RolloutBatch, Sample
+from grpox.policy.batch import PackedBatch, Sample
 from grpox.runtime.world import World
 from grpox.update.objective import MicroBatchLoss
 from grpox.update.token_metrics import select_values
@@ -31,7 +31,7 @@ Wanted = Mapping[tuple[str, StatisticReduction], str]
 """(name, reduction) -> the component that asks for it."""
 Statistics = Mapping[tuple[str, StatisticReduction], float | Tensor]
 """(name, reduction) -> a number, or for ``gather`` f32[values of all ranks] on the CPU."""
-Scored = Sequence[tuple[RolloutBatch, MicroBatchLoss]]
+Scored = Sequence[tuple[PackedBatch, MicroBatchLoss]]
 RowValues = dict[str, np.ndarray]
 """Name -> f32[values of the row]: one of a completion, those of its trained tokens."""
 
@@ -124,7 +124,7 @@ class StepStatistics:
         return {each: _whole(each[1], [row[place] for row in rows]) for place, each in enumerate(self.wanted)}
 
 
-def _values_of_tokens(batch: RolloutBatch, result: MicroBatchLoss) -> dict[str, Tensor]:
+def _values_of_tokens(batch: PackedBatch, result: MicroBatchLoss) -> dict[str, Tensor]:
     """Name -> [B, T] of the values of tokens."""
     inputs = result.inputs
     advantages = inputs.advantages if inputs.advantages.ndim == 2 else inputs.advantages.unsqueeze(1)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpox.policy.batch import RolloutBatch, Sample, TokenRecord
+from grpox.policy.batch import PackedBatch, Sample, TokenRecord
 from grpox.runtime.upload import upload
 from grpox.update.objective import MicroBatchLoss
 
@@ -34,7 +34,7 @@ class TokenFacts:
     correction: np.ndarray  # f32[T], the correction's weight R
 
 
-Scored = Sequence[tuple[RolloutBatch, MicroBatchLoss]]
+Scored = Sequence[tuple[PackedBatch, MicroBatchLoss]]
 
 
 def recorded_samples(scored: Scored) -> Iterable[tuple[Sample, MicroBatchLoss, int]]:

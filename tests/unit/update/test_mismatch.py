@@ -18,7 +18,7 @@ from grpox.config import RunConfig
 from grpox.config.alarms import ALLOWED, FIRST
 from grpox.contracts import Correction, Rollout
 from grpox.errors import RunFailed
-from grpox.policy.batch import RolloutBatch, collate, samples_of
+from grpox.policy.batch import PackedBatch, collate, samples_of
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.world import World
@@ -61,7 +61,7 @@ ALL: dict[str, Correction] = {
 Rows = Sequence[Sequence[float]]
 
 
-def result_of(batch: RolloutBatch, made: Corrected) -> MicroBatchLoss:
+def result_of(batch: PackedBatch, made: Corrected) -> MicroBatchLoss:
     """A micro-batch under a policy in which every token is certain."""
     zeros = torch.zeros_like(batch.sampler_logprobs)
     inputs = MicroBatchInputs(
