@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
+from types import NoneType
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,8 @@ from torch import Tensor
 
 from grpox.contracts import Rollout
 from grpox.runtime.foreign_code import copied
-from grpox.runtime.upload import upload
+
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -305,10 +307,38 @@ class PackedBatch:
     def _carried(self, name: str) -> list[Any] | None:
         """List a field of all samples; None where any lacks it."""
         values = [getattr(sample, name) for sample in self.samples]
-        return None if any(value is None for value in values) else values
+        return None if NoneType in map(type, values) else values
 
     def _upload(self, array: np.ndarray) -> Tensor:
         return upload([array], self.token_mask.device)[0]
+
+
+ALIGNMENT = 16
+"""Bytes to which each array begins in a shared buffer; a multiple of the size of every type."""
+
+
+def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Copy arrays to `device`: tensors of the arrays' shapes and types. The host does not wait for the copy.
+
+    A copy from ordinary memory to a GPU would wait until the GPU has done everything before it. On a GPU the
+    tensors are parts of one buffer, with one copy through pinned memory, which PyTorch's allocator gives to
+    nobody else before the copy has ended. On a CPU they use the memory of the arrays.
+    """
+    if device.type != "cuda":
+        return [torch.from_numpy(array).to(device) for array in arrays]
+    sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
+    buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+    begins = np.cumsum([0, *sizes]).tolist()
+    memory = buffer.numpy()
+    for begin, array in zip(begins, arrays, strict=False):
+        memory[begin : begin + array.nbytes].view(array.dtype)[:] = array.ravel()
+    moved = buffer.to(device, non_blocking=True)
+    tensors = []
+    for begin, array in zip(begins, arrays, strict=False):
+        # `data` has a version of its own: what changes one of the tensors in place changes no other.
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        tensors.append(moved.data[begin : begin + array.nbytes].view(dtype).view(array.shape))
+    return tensors
 
 
 def collate(samples: Sequence[Sample], device: torch.device, mode: ForwardMode = FULL_LOGITS) -> PackedBatch:
@@ -317,41 +347,41 @@ def collate(samples: Sequence[Sample], device: torch.device, mode: ForwardMode =
     Args:
         mode: the forward mode of the model that reads it.
     """
-    lengths = lengths_of(samples)
-    completions = lengths[1]
-    shape = len(samples), max(1, int(completions.max()))
-    places = np.repeat(np.arange(shape[0]) * shape[1], completions) + _count(completions)
-    is_trained = np.concatenate([sample.token_mask for sample in samples])
-    logprobs = np.concatenate([sample.sampler_logprobs for sample in samples])
+    columns = [(s.prompt, s.completion, s.token_mask, s.sampler_logprobs, s.advantage) for s in samples]
+    prompts, completions, masks, logprobs, advantages = zip(*columns, strict=True)
+    lengths = lengths_of(prompts, completions)
+    shape = len(samples), max(1, int(lengths[1].max()))
+    places = np.repeat(np.arange(shape[0]) * shape[1], lengths[1]) + _count(lengths[1])
+    is_trained = np.concatenate(masks)
     mask = _pad(is_trained, places, shape, np.False_)
-    own: Any = [sample.advantage for sample in samples]
-    if np.ndarray in map(type, own):
-        of_tokens = np.concatenate([np.broadcast_to(*pair) for pair in zip(own, completions, strict=True)])
-        advantages = _pad(of_tokens, places, shape, np.float32(0))
+    if np.ndarray in map(type, advantages):
+        of_tokens = np.concatenate(list(map(np.broadcast_to, advantages, lengths[1])))
+        padded = _pad(of_tokens, places, shape, np.float32(0))
     else:
-        advantages = np.array(own, dtype=np.float32)
-    begins, longest, of_model = _lay_out(samples, lengths, mode, is_trained)
+        padded = np.array(advantages, dtype=np.float32)
+    begins, longest, of_model = _lay_out(prompts, completions, lengths, mode, is_trained)
     arrays = {
         "token_mask": mask,
         "token_places": places[is_trained],
         "places": places,
-        "sampler_logprobs": _pad(logprobs, places, shape, np.float32(math.nan)),
-        "advantages": advantages,
+        "sampler_logprobs": _pad(np.concatenate(logprobs), places, shape, np.float32(math.nan)),
+        "advantages": padded,
         **of_model,
     }
     tensors = dict(zip(arrays, upload(list(arrays.values()), device), strict=True))
     return PackedBatch(samples, mode, mask, lengths, begins, longest, **tensors)
 
 
-def lengths_of(samples: Sequence[Sample]) -> np.ndarray:
-    """Count the tokens of each sample's prompt, and of its completion: i64[2, B]."""
-    return np.array([(len(sample.prompt), len(sample.completion)) for sample in samples], dtype=np.int64).T
+def lengths_of(prompts: Iterable[Tokens], completions: Iterable[Tokens]) -> np.ndarray:
+    """Count the tokens of each prompt, and of each completion: i64[2, B]."""
+    return np.array([list(map(len, prompts)), list(map(len, completions))], dtype=np.int64)
 
 
 def _count(lengths: np.ndarray) -> np.ndarray:
     """Count from 0 in each of consecutive spans of these lengths: i64[S] -> i64[sum]."""
     ends = lengths.cumsum()
-    return np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    counted: np.ndarray = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    return counted
 
 
 def _pad(values: np.ndarray, places: np.ndarray, shape: tuple[int, int], padding: np.generic) -> np.ndarray:
@@ -367,28 +397,28 @@ operations it would be 6; attention gets less out of a machine than large produc
 
 
 def rows_of(
-    samples: Sequence[Sample],
+    prompts: Sequence[Tokens],
     lengths: np.ndarray,
     numbers: Iterable[int],
     shared_width: int,
     most: int | None = None,
     longest: int | None = None,
-) -> list[tuple[int, list[int]]]:
+) -> tuple[list[int], list[list[int]]]:
     """Put sequences into rows, those of one prompt behind a single copy of it as long as that pays.
 
     Args:
-        lengths: i64[2, B], those of the samples' prompts and completions.
-        numbers: of the samples to put into rows.
+        lengths: i64[2, B], those of all prompts and completions.
+        numbers: of the sequences to put into rows.
         shared_width: the hidden size of a model in which sequences can share their prompt; 0: none share.
         most: sequences in a row; default: as many as pay.
         longest: positions in a row that several sequences share.
 
     Returns:
-        of each row its positions, and the numbers of its sequences; longest first.
+        the positions of each row, longest first, and the numbers of its sequences.
     """
     groups = defaultdict(list)
     for number in numbers:
-        groups[samples[number].prompt if shared_width else number].append(number)
+        groups[prompts[number] if shared_width else number].append(number)
     completions, alone = lengths[1].tolist(), lengths.sum(axis=0).tolist()
     rows: list[tuple[int, list[int]]] = []
     for group in groups.values():
@@ -404,11 +434,16 @@ def rows_of(
             else:
                 length, members = alone[number], [number]
                 rows.append((length, members))
-    return sorted(rows, key=itemgetter(0), reverse=True)
+    rows.sort(key=itemgetter(0), reverse=True)
+    return list(map(itemgetter(0), rows)), list(map(itemgetter(1), rows))
 
 
 def _lay_out(
-    samples: Sequence[Sample], lengths: np.ndarray, mode: ForwardMode, is_trained: np.ndarray
+    prompts: Sequence[Tokens],
+    completions: Sequence[Tokens],
+    lengths: np.ndarray,
+    mode: ForwardMode,
+    is_trained: np.ndarray,
 ) -> tuple[np.ndarray, int, dict[str, np.ndarray]]:
     """Lay sequences out on the host, as a model reads them.
 
@@ -418,31 +453,28 @@ def _lay_out(
     Returns:
         fields of `PackedBatch`: `begins`, `longest`, and by name those of what the model reads.
     """
-    prompts, completions = lengths
-    begins, segments, widths = _place(samples, lengths, mode)
+    begins, segments, widths = _place(prompts, lengths, mode)
     starts = np.cumsum([0, *widths], dtype=np.int32)
-    columns = _count(completions)
-    at_prompts = np.repeat(begins[0], prompts) + _count(prompts)
-    at_completions = np.repeat(begins[1], completions) + columns
-    targets = np.array(list(chain.from_iterable([sample.completion for sample in samples])), dtype=np.int64)
+    columns, own = _count(lengths[1]), lengths[1]
+    at_prompts = np.repeat(begins[0], lengths[0]) + _count(lengths[0])
+    at_completions = np.repeat(begins[1], own) + columns
+    targets = np.array(list(chain.from_iterable(completions)), dtype=np.int64)
     ids, of_segments = np.zeros((2, starts[-1]), dtype=np.int64)
-    ids[at_prompts] = list(chain.from_iterable([sample.prompt for sample in samples]))
-    ids[at_completions] = targets
-    of_segments[at_completions] = np.repeat(segments, completions)
+    ids[at_prompts], ids[at_completions] = list(chain.from_iterable(prompts)), targets
+    of_segments[at_completions] = np.repeat(segments, own)
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], widths)
     shape = (1, -1) if mode.packed else (-1, widths[0])
     arrays = {"input_ids": ids.reshape(shape), "position_ids": positions.reshape(shape)}
     if not mode.chunked:
         of_segments[at_prompts] = 1
         # Counted from the first real token, so that padding on the left shifts nothing.
-        skipped, last = begins[0] - starts[:-1], prompts + completions - 1
+        skipped, last = begins[0] - starts[:-1], lengths.sum(axis=0) - 1
         positions[:] = np.clip(positions - np.repeat(skipped, widths), 0, np.repeat(last, widths))
         return begins, int(widths[0]), arrays | {"segments": of_segments.reshape(shape)}
     # Those of padding count on: positions that begin anew would say that another sequence begins.
-    positions[at_completions] = np.repeat(prompts, completions) + columns
+    positions[at_completions] = np.repeat(lengths[0], own) + columns
     # The first token is predicted by the end of the prompt, wherever the rest lies.
-    ends = np.repeat(begins[0] + prompts, completions)
-    predictors = np.where(columns == 0, ends, at_completions) - 1
+    predictors = np.where(columns == 0, np.repeat(begins[0] + lengths[0], own), at_completions) - 1
     arrays |= {"sources": predictors[is_trained], "targets": targets[is_trained]}
     if segments.max() > 1:
         arrays["segments"] = of_segments.reshape(shape)
@@ -452,7 +484,7 @@ def _lay_out(
 
 
 def _place(
-    samples: Sequence[Sample], lengths: np.ndarray, mode: ForwardMode
+    prompts: Sequence[Tokens], lengths: np.ndarray, mode: ForwardMode
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Choose where sequences lie.
 
@@ -460,21 +492,19 @@ def _place(
         `PackedBatch.begins`; the number of each completion in its row, from 1, i64[B]; and the positions from
         the begin of each row to that of the next, i64[R].
     """
-    (prompts, completions), begins = lengths, np.empty_like(lengths)
+    begins, segments, count = np.empty_like(lengths), np.ones(len(prompts), dtype=np.int64), len(prompts)
     if not mode.chunked:  # prompts are padded on the left, completions on the right
-        left = prompts.max()
-        widths = np.full(len(samples), left + max(1, completions.max()))
-        begins[1] = np.arange(len(samples)) * widths + left
-        begins[0] = begins[1] - prompts
-        return begins, np.ones_like(prompts), widths
-    rows = rows_of(samples, lengths, range(len(samples)), mode.shared_width)
-    widths = np.array([length if mode.packed else rows[0][0] for length, _ in rows])
-    sizes = np.array([len(members) for _, members in rows])
-    order = np.concatenate([members for _, members in rows])
-    before = completions[order].cumsum() - completions[order]
+        left, right = lengths.max(axis=1)
+        widths = np.full(count, left + max(1, right))
+        begins[1] = np.arange(count) * widths + left
+        begins[0] = begins[1] - lengths[0]
+        return begins, segments, widths
+    of_rows, members = rows_of(prompts, lengths, range(count), mode.shared_width)
+    widths = np.array(of_rows) if mode.packed else np.full(len(of_rows), of_rows[0])
+    sizes, order = np.array(list(map(len, members))), np.concatenate(members)
+    before = lengths[1, order].cumsum() - lengths[1, order]
     before -= np.repeat(before[sizes.cumsum() - sizes], sizes)  # tokens of completions before it in its row
     begins[0, order] = np.repeat(widths.cumsum() - widths, sizes)
-    begins[1, order] = begins[0, order] + prompts[order] + before
-    segments = np.empty_like(prompts)
+    begins[1, order] = begins[0, order] + lengths[0, order] + before
     segments[order] = _count(sizes) + 1
     return begins, segments, widths

@@ -22,7 +22,7 @@ from grpox.config import TrainConfig
 from grpox.config.training import tokens_on
 from grpox.contracts import PolicyLoss, Reduction
 from grpox.errors import RunFailed
-from grpox.policy.batch import ForwardMode, Sample, lengths_of, rows_of
+from grpox.policy.batch import ForwardMode, Sample, Tokens, lengths_of, rows_of
 from grpox.runtime.world import World
 
 
@@ -97,40 +97,44 @@ class MicroBatchPacker:
             RunFailed: a group that has to stay together is larger than a micro-batch may be.
         """
         if self.keeps_schedule:
-            sizes = np.array(world.gather([(0, 0, *self._measure(micro_batches))]))
+            sizes = np.array(world.gather([(0, 0, *self._count_positions(micro_batches))]))
             return [(samples, backward) for samples in micro_batches], _padding(sizes)
         samples = list(chain.from_iterable(micro_batches))
-        lengths, is_live = lengths_of(samples), self._find_live(samples) & backward
-        cuts = [self._cut(samples, lengths, np.flatnonzero(is_live == kind).tolist()) for kind in (False, True)]
-        own = np.array([size for cut in cuts for _, *size in cut])  # i64[micro-batches, 2]
+        prompts, lengths = _measure(samples)
+        is_live = self._find_live(samples) & backward
+        idle, live = np.flatnonzero(~is_live).tolist(), np.flatnonzero(is_live).tolist()
+        cuts = self._cut(samples, prompts, lengths, idle), self._cut(samples, prompts, lengths, live)
+        tokens, rows, longest = np.array([size for cut in cuts for _, *size in cut]).T
+        positions = tokens if self.mode.packed else rows * longest
         if self.whole_groups and self.budget is not None:
             # The largest micro-batch may be a single group, which cannot be cut.
-            largest = max(world.gather([int(own[:, 1].max())]))
+            largest = max(world.gather([int(positions.max())]))
             if largest > self.budget:
                 raise RunFailed(
                     f"train.max_tokens_per_micro_batch is {self.budget}, and a group of "
                     f"{self.train.num_generations} completions takes {largest} tokens with its padding; the "
                     f"loss has scope 'group' and is given whole groups: set it to {largest} or more, or to null"
                 )
-        sizes = np.array(world.gather([(*map(len, cuts), *own.sum(axis=0).tolist())]))
+        sizes = np.array(world.gather([(*map(len, cuts), int(tokens.sum()), int(positions.sum()))]))
         counts = sizes[:, :2].max(axis=0).tolist()
         counts[1] = max(counts[1], int(backward))  # the optimizer steps also where nothing is live
         packed: list[tuple[Sequence[Sample], bool]] = []
         for kind, cut in enumerate(cuts):
-            packed += [([samples[number] for number in numbers], kind == 1) for numbers, *_ in cut]
+            for numbers, *_ in cut:
+                numbers = sorted(numbers) if self.whole_groups else numbers
+                packed.append(([samples[number] for number in numbers], kind == 1))
             if missing := counts[kind] - len(cut):
                 packed += [(self._make_filler(samples, lengths), kind == 1)] * missing
         return packed, _padding(sizes)
 
-    def _measure(self, micro_batches: Sequence[Sequence[Sample]]) -> tuple[int, int]:
+    def _count_positions(self, micro_batches: Sequence[Sequence[Sample]]) -> tuple[int, int]:
         """Count the tokens of the schedule's micro-batches, and the positions that the model computes."""
         tokens, positions = 0, 0
         for samples in micro_batches:
-            lengths = lengths_of(samples)
+            prompts, lengths = _measure(samples)
             if self.mode.chunked:
-                rows = rows_of(samples, lengths, range(len(samples)), self.mode.shared_width)
-                own = sum(length for length, _ in rows)
-                computed = own if self.mode.packed else len(rows) * rows[0][0]
+                rows, _ = rows_of(prompts, lengths, range(len(samples)), self.mode.shared_width)
+                own, computed = sum(rows), sum(rows) if self.mode.packed else len(rows) * rows[0]
             else:
                 prompt, completion = lengths.max(axis=1).tolist()
                 own, computed = int(lengths.sum()), len(samples) * (prompt + max(1, completion))
@@ -148,44 +152,34 @@ class MicroBatchPacker:
         return np.array(live)
 
     def _cut(
-        self, samples: Sequence[Sample], lengths: np.ndarray, numbers: Sequence[int]
-    ) -> list[tuple[list[int], int, int]]:
+        self, samples: Sequence[Sample], prompts: Sequence[Tokens], lengths: np.ndarray, numbers: Sequence[int]
+    ) -> list[tuple[list[int], int, int, int]]:
         """Group the samples of a step that have these numbers, the longest first.
 
         Returns:
-            of each micro-batch the numbers of its samples, the tokens of its rows, and the positions that the
-            model computes for them.
+            of each micro-batch the numbers of its samples; the tokens, the number and the longest of its rows.
         """
         most = self.train.per_device_train_batch_size if self.budget is None else len(samples)
         limits = self.mode.shared_width, most, self.budget
-        # Samples that stay together: their numbers; positions, number and longest of their rows.
-        units: list[tuple[list[int], int, int, int]] = []
+        units = []  # samples that stay together, as in the result
         if self.whole_groups:
             for group in _groups_of(samples, numbers):
-                positions = [length for length, _ in rows_of(samples, lengths, group, *limits)]
-                units.append((group, sum(positions), len(positions), positions[0]))
+                rows, _ = rows_of(prompts, lengths, group, *limits)
+                units.append((group, sum(rows), len(rows), rows[0]))
             units.sort(key=itemgetter(3), reverse=True)
         else:
-            rows = rows_of(samples, lengths, numbers, *limits)
-            units = [(members, length, 1, length) for length, members in rows]
-        cut: list[tuple[list[int], int, int, int]] = []
-        for unit in units:
-            if cut:
-                (members, tokens, count, longest), (more, further, rows_more, _) = cut[-1], unit
-                joined = members + more, tokens + further, count + rows_more, longest
-                computed = joined[1] if self.mode.packed else joined[2] * longest
-                if len(joined[0]) <= most and (self.budget is None or computed <= self.budget):
-                    cut[-1] = joined
-                    continue
-            cut.append(unit)
-        return [
-            (
-                sorted(members) if self.whole_groups else members,
-                tokens,
-                tokens if self.mode.packed else count * longest,
-            )
-            for members, tokens, count, longest in cut
-        ]
+            rows, members_of = rows_of(prompts, lengths, numbers, *limits)
+            units = [(members, length, 1, length) for members, length in zip(members_of, rows, strict=True)]
+        cut = units[:1]
+        for unit in units[1:]:
+            (members, tokens, count, longest), (further, own, more, _) = cut[-1], unit
+            joined = members + further, tokens + own, count + more, longest
+            positions = joined[1] if self.mode.packed else joined[2] * longest
+            if len(joined[0]) <= most and (self.budget is None or positions <= self.budget):
+                cut[-1] = joined
+            else:
+                cut.append(unit)
+        return cut
 
     def _make_filler(self, samples: Sequence[Sample], lengths: np.ndarray) -> list[Sample]:
         """Copy samples without a token that counts, for a forward that only the other ranks need.
@@ -205,6 +199,12 @@ class MicroBatchPacker:
                 replace(sample, token_mask=mask, group_id=group, sequence_id=sequence, token_record=None)
             )
         return fillers
+
+
+def _measure(samples: Sequence[Sample]) -> tuple[list[Tokens], np.ndarray]:
+    """List the prompts, and count the tokens of prompts and completions: i64[2, B]."""
+    prompts = [sample.prompt for sample in samples]
+    return prompts, lengths_of(prompts, [sample.completion for sample in samples])
 
 
 def _groups_of(samples: Sequence[Sample], numbers: Iterable[int]) -> list[list[int]]:
@@ -247,7 +247,8 @@ def count_step(
     """Count a step from this rank's token masks, as `count_masks` takes them: one all-reduce."""
     # On the host, which knows them: a GPU would have to finish what it does first.
     counts = torch.tensor(count_masks(micro_batches), dtype=torch.float64)
-    return StepTotals(*map(int, world.reduce(counts, dist.ReduceOp.SUM).tolist()), max_completion_length)
+    tokens, sequences, number = map(int, world.reduce(counts, dist.ReduceOp.SUM).tolist())
+    return StepTotals(tokens, sequences, number, max_completion_length)
 
 
 def token_weights(

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpox.policy.batch import PackedBatch, Sample, TokenRecord
-from grpox.runtime.upload import upload
+from grpox.policy.batch import PackedBatch, Sample, TokenRecord, upload
 from grpox.update.objective import MicroBatchLoss
 
 

@@ -33,8 +33,10 @@ def sample(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Sample:
     return Sample(prompt, completion, np.ones(length, np.bool_), np.zeros(length, np.float32), 0.0)
 
 
-def rows(samples: list[Sample], *limits: int | None) -> list[tuple[int, list[int]]]:
-    return rows_of(samples, lengths_of(samples), range(len(samples)), *limits)  # type: ignore[arg-type]
+def rows(samples: list[Sample], *limits: int | None) -> tuple[list[int], list[list[int]]]:
+    prompts, completions = ([getattr(each, name) for each in samples] for name in ("prompt", "completion"))
+    lengths = lengths_of(prompts, completions)
+    return rows_of(prompts, lengths, range(len(samples)), *limits)  # type: ignore[arg-type]
 
 
 def test_prompts_are_padded_left_and_completions_right() -> None:
@@ -138,17 +140,17 @@ def test_positions_of_tokens_in_each_mode() -> None:
 def test_a_row_ends_where_sharing_does_not_pay() -> None:
     long = [sample((1,) * 4, (2,) * 300) for _ in range(2)]
     # 4 tokens of the prompt saved, against 300 * 300 and more pairs of positions, in a hidden size of 64.
-    assert [members for _, members in rows(long, 64)] == [[0], [1]]
+    assert rows(long, 64)[1] == [[0], [1]]
     short = [sample((1,) * 40, (2,) * 5) for _ in range(2)]
-    assert [members for _, members in rows(short, 64)] == [[0, 1]]
+    assert rows(short, 64)[1] == [[0, 1]]
 
 
 def test_a_row_ends_at_the_most_sequences_and_positions() -> None:
     sequences = [sample((1,) * 10, (2,) * 2) for _ in range(4)]
-    assert [len(members) for _, members in rows(sequences, WIDTH, 3)] == [3, 1]
-    assert [length for length, _ in rows(sequences, WIDTH, None, 14)] == [14, 14]
+    assert rows(sequences, WIDTH, 3)[1] == [[0, 1, 2], [3]]
+    assert rows(sequences, WIDTH, None, 14)[0] == [14, 14]
 
 
 def test_rows_are_the_longest_first() -> None:
     sequences = [sample((n,), (2,) * length) for n, length in enumerate((3, 9, 1, 5))]
-    assert [length for length, _ in rows(sequences, WIDTH)] == [10, 6, 4, 2]
+    assert rows(sequences, WIDTH)[0] == [10, 6, 4, 2]

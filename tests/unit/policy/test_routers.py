@@ -12,12 +12,12 @@ from torch import Tensor
 
 from grpox.config import TrainConfig
 from grpox.errors import ConfigError
-from grpox.policy.batch import FULL_LOGITS, ForwardMode
+from grpox.policy.batch import FULL_LOGITS
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.routers import RouterBalance, check_routers
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import StepLoss
-from grpox.update.packing import LossTraits, MicroBatchPacker, StepTotals
+from grpox.update.packing import StepTotals
 from grpox.update.policy_update import forward_pass
 from grpox_corrections.corrections import NoCorrection
 from grpox_losses.configs import ClippedConfig
@@ -125,10 +125,3 @@ def test_a_model_without_routers_is_refused() -> None:
     glm = model_of("glm4_moe", n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1)
     with pytest.raises(ConfigError, match=r"glm4_moe|Glm4Moe"):
         RouterBalance(glm, 0.1)
-
-
-def test_completions_without_advantage_need_a_backward_pass() -> None:
-    traits = LossTraits.of(Dapo(ClippedConfig()))
-    mode = ForwardMode(chunked=True)
-    assert MicroBatchPacker.of(TrainConfig(), traits, mode).skips_backward
-    assert not MicroBatchPacker.of(TrainConfig(router_aux_loss_coef=0.1), traits, mode).skips_backward

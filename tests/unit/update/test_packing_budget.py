@@ -308,6 +308,7 @@ def test_auto_is_a_budget_on_a_gpu_and_for_no_loss_of_micro_batches(monkeypatch:
         (Loss(), FULL_LOGITS, {}, False, True),
         (Loss(), PADDED, {"beta": 0.01}, True, False),
         (Loss(), PADDED, {"entropy_coef": 0.01}, True, False),
+        (Loss(), PADDED, {"router_aux_loss_coef": 0.1}, True, False),
         (Loss(), PADDED, {"skip_zero_advantage": False}, True, False),
         (Silent(), PADDED, {}, True, False),
         (Undeclared(), PADDED, {}, True, False),
