@@ -462,17 +462,19 @@ def _lay_out(
     ids, of_segments = np.zeros((2, starts[-1]), dtype=np.int64)
     ids[at_prompts], ids[at_completions] = list(chain.from_iterable(prompts)), targets
     of_segments[at_completions] = np.repeat(segments, own)
-    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], widths)
     shape = (1, -1) if mode.packed else (-1, widths[0])
-    arrays = {"input_ids": ids.reshape(shape), "position_ids": positions.reshape(shape)}
+    arrays = {"input_ids": ids.reshape(shape)}
     if not mode.chunked:
         of_segments[at_prompts] = 1
         # Counted from the first real token, so that padding on the left shifts nothing.
-        skipped, last = begins[0] - starts[:-1], lengths.sum(axis=0) - 1
-        positions[:] = np.clip(positions - np.repeat(skipped, widths), 0, np.repeat(last, widths))
+        counted = np.arange(widths[0]) - (begins[0] - starts[:-1])[:, None]
+        last = lengths.sum(axis=0)[:, None] - 1
+        arrays["position_ids"] = np.minimum(np.maximum(counted, 0), last)
         return begins, int(widths[0]), arrays | {"segments": of_segments.reshape(shape)}
     # Those of padding count on: positions that begin anew would say that another sequence begins.
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], widths)
     positions[at_completions] = np.repeat(lengths[0], own) + columns
+    arrays["position_ids"] = positions.reshape(shape)
     # The first token is predicted by the end of the prompt, wherever the rest lies.
     predictors = np.where(columns == 0, np.repeat(begins[0] + lengths[0], own), at_completions) - 1
     arrays |= {"sources": predictors[is_trained], "targets": targets[is_trained]}
