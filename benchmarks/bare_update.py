@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedModel
 
 from grpox.config import RunConfig
-from grpox.policy.batch import RolloutBatch
+from grpox.policy.batch import PackedBatch
 from grpox.policy.deepspeed_config import deepspeed_config
 from grpox.policy.deepspeed_import import deepspeed
 from grpox.policy.optimizers import AdamW
@@ -27,7 +27,7 @@ CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 
 
 def plain_loss(
-    model: Callable[..., Any], batch: RolloutBatch, tokens: int, temperature: float, all_logits: bool = False
+    model: Callable[..., Any], batch: PackedBatch, tokens: int, temperature: float, all_logits: bool = False
 ) -> Tensor:
     """A micro-batch's share of the dapo loss, by a log-softmax over logits of the vocabulary.
 
@@ -37,14 +37,12 @@ def plain_loss(
     """
     length = batch.token_mask.shape[1]
     logits = model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=batch.position_ids,
+        **batch.model_inputs(),
         use_cache=False,
         logits_to_keep=0 if all_logits else length + 1,
     ).logits[:, -length - 1 : -1]
     every = torch.log_softmax(logits.float() / temperature, dim=-1)  # f32[B, T, V]
-    logprobs = every.gather(-1, batch.completion_ids.unsqueeze(-1)).squeeze(-1)
+    logprobs = every.gather(-1, batch.input_ids[:, -length:].unsqueeze(-1)).squeeze(-1)
     ratio, advantages = (logprobs - logprobs.detach()).exp(), batch.advantages.unsqueeze(1)
     clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
     loss = -torch.minimum(ratio * advantages, clipped * advantages)
@@ -61,7 +59,7 @@ class BareZero3:
         settings = deepspeed_config(config, world.size)
         self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
 
-    def step(self, batches: Sequence[RolloutBatch], tokens: int) -> float:
+    def step(self, batches: Sequence[PackedBatch], tokens: int) -> float:
         """One optimizer step; returns the gradient's norm."""
         for place, batch in enumerate(batches, start=1):
             self.engine.set_gradient_accumulation_boundary(place == len(batches))
@@ -82,7 +80,7 @@ class PlainTorch:
         if world.size > 1:
             self.model = DistributedDataParallel(self.model)
 
-    def step(self, batches: Sequence[RolloutBatch], tokens: int) -> float:
+    def step(self, batches: Sequence[PackedBatch], tokens: int) -> float:
         """One optimizer step; returns the gradient's norm."""
         for place, batch in enumerate(batches, start=1):
             waits = self.world.size > 1 and place < len(batches)

@@ -23,7 +23,7 @@ from grpox.config import RunConfig
 from grpox.contracts import Rollout
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.policy.batch import RolloutBatch, collate, samples_of
+from grpox.policy.batch import PackedBatch, collate, samples_of
 from grpox.policy.engine import Engine
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.setup import quieten
@@ -76,7 +76,7 @@ def run_config(folder: str, rows: int, completion: int, dtype: str) -> RunConfig
     )
 
 
-def batch_of(rows: int, length: int, vocabulary: int, device: torch.device) -> RolloutBatch:
+def batch_of(rows: int, length: int, vocabulary: int, device: torch.device) -> PackedBatch:
     """`rows` sequences of `length` tokens, half of which are the completion's; all teach."""
     tokens = torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(0)).tolist()
     half = length // 2
@@ -101,11 +101,11 @@ def engine_of(config: RunConfig, vocabulary: int, world: World) -> Any:
     return Engine(model, config, world, 1000, AdamW(config.train), NamedSchedule(config.train))
 
 
-def take_of(side: str, engine: Any, config: RunConfig, world: World) -> Callable[[RolloutBatch], None]:
+def take_of(side: str, engine: Any, config: RunConfig, world: World) -> Callable[[PackedBatch], None]:
     """A whole step on one micro-batch."""
     if side == "plain":
 
-        def plain(batch: RolloutBatch) -> None:
+        def plain(batch: PackedBatch) -> None:
             engine.begin_micro_batch(last=True)
             engine.backward(plain_loss(engine, batch, int(batch.token_mask.sum()), 1.0, all_logits=True))
             engine.step()
@@ -117,7 +117,7 @@ def take_of(side: str, engine: Any, config: RunConfig, world: World) -> Callable
     ]
     update = PolicyUpdate(engine, None, parts[0], parts[1], config, world)
 
-    def ours(batch: RolloutBatch) -> None:
+    def ours(batch: PackedBatch) -> None:
         update.step([[replace(sample) for sample in batch.samples]])  # each time without pi_old
 
     return ours

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from grpox.config import ModelConfig
 from grpox.contracts import Rollout
-from grpox.policy.batch import RolloutBatch, collate, samples_of
+from grpox.policy.batch import Sample, collate, samples_of
 from grpox.policy.engine import disable_dropout
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.models import load_model
@@ -49,10 +49,11 @@ def recorded(
     return rollouts
 
 
-def scored(model: PreTrainedModel, batch: RolloutBatch, run: ResolvedRun) -> tuple[Tensor, Tensor]:
+def scored(model: PreTrainedModel, samples: Sequence[Sample], run: ResolvedRun) -> tuple[Tensor, Tensor]:
     """Compute the log-probabilities of the tokens, and the gradient of all weights, as one vector each."""
     mode = install_scoring_forward(model, run.config.train)
-    logprobs, _ = completion_logprobs(model, batch, run.config.sampling.temperature, mode)
+    batch = collate(samples, model.device, mode)
+    logprobs, _ = completion_logprobs(model, batch, run.config.sampling.temperature)
     mask = batch.token_mask
     (-(logprobs * batch.advantages.unsqueeze(1))[mask].mean()).backward()
     gradient = torch.cat([p.grad.flatten().float() for p in model.parameters() if p.grad is not None])
@@ -84,7 +85,7 @@ def compare(
         disable_dropout(model)
         rollouts = rollouts or recorded(model, token_ids, samples, length)
         advantages = [1.0 - 2 * (place % 2) for place in range(len(rollouts))]
-        results.append(scored(model, collate(samples_of(rollouts, advantages), device), run))
+        results.append(scored(model, samples_of(rollouts, advantages), run))
         del model
     (logprobs, gradient), (rounded, rounded_gradient) = results
     difference, lengths = (rounded - logprobs).abs(), [math.sqrt(_dot(each, each)) for _, each in results]

@@ -34,8 +34,8 @@ ROOT = Path(__file__).parents[1]
 OURS = (f"{ROOT}/grpox/", f"{ROOT}/plugins/")
 OTHERS = ("/deepspeed/", "/transformers/", "/torch/optim/", "/accelerate/", "/peft/")
 """Parts of the paths of libraries whose operations are listed apart."""
-UPLOAD = "grpox/runtime/upload.py:"
-"""The place of the function that copies to a GPU without waiting."""
+UPLOAD = ("grpox/policy/batch.py", "upload")
+"""File and name of the function that copies to a GPU without waiting."""
 
 READS = {
     "aten._local_scalar_dense.default": "reads a value",
@@ -77,7 +77,7 @@ class Waits:
             return
         if kind == "mixed":
             self.mixed.update([(place, what)] if is_own else [])
-        elif place.startswith(UPLOAD):
+        elif place == UPLOAD[1]:
             self.uploads += 1
         else:
             (self.own if is_own else self.others).update([(place, what)])
@@ -93,13 +93,18 @@ class Waits:
 
 
 def _caller() -> tuple[str | None, bool]:
-    """Return file:line of the innermost frame of grpox, a plugin or a library, and True unless a library's."""
+    """Return file:line of the innermost frame of grpox, a plugin or a library, and True unless a library's.
+
+    The function `UPLOAD` is returned by its name.
+    """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         path = frame.f_code.co_filename
         is_own = path.startswith(OURS)
         if is_own or any(part in path for part in OTHERS):
-            return f"{_short(path)}:{frame.f_lineno}", is_own
+            name = frame.f_code.co_qualname.partition(".")[0]
+            file = _short(path)
+            return name if (file, name) == UPLOAD else f"{file}:{frame.f_lineno}", is_own
         frame = frame.f_back
     return None, False
 

@@ -18,7 +18,7 @@ from bare_update import BareZero3, PlainTorch
 from work import Step, step_of
 
 from grpox.config import RunConfig
-from grpox.policy.batch import RolloutBatch, collate, samples_of
+from grpox.policy.batch import PackedBatch, collate, samples_of
 from grpox.policy.engine import Engine
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runfile.load import ResolvedRun, load_run
@@ -33,7 +33,7 @@ SWITCHES = ("prefix_sharing", "chunked_logprobs", "skip_zero_advantage")
 BUDGET = "max_tokens_per_micro_batch"
 WARM_UP_ROWS = 2
 
-Take = Callable[[Sequence[RolloutBatch], int], float]
+Take = Callable[[Sequence[PackedBatch], int], float]
 """Padded micro-batches and the completion tokens of the step over all ranks -> the gradient's norm."""
 
 
@@ -62,7 +62,7 @@ class Ours:
             self.engine, None, self.run.build("loss"), self.run.build("correction"), config, self.world
         )
 
-        def take(batches: Sequence[RolloutBatch], tokens: int) -> float:
+        def take(batches: Sequence[PackedBatch], tokens: int) -> float:
             self._prepare(config)
             return update.step([[replace(sample) for sample in batch.samples] for batch in batches])[
                 "grad_norm"
@@ -96,7 +96,7 @@ def candidates(run: ResolvedRun, world: World, names: Sequence[str]) -> dict[str
     return made
 
 
-def micro_batches(step: Step, per_rank: int, pad: int, world: World) -> list[RolloutBatch]:
+def micro_batches(step: Step, per_rank: int, pad: int, world: World) -> list[PackedBatch]:
     """This rank's share of the step, padded as the schedule of a run has it."""
     made = []
     for start in range(world.rank * per_rank, len(step.rollouts), per_rank * world.size):
@@ -109,7 +109,7 @@ def completion_tokens(step: Step) -> int:
     return sum(len(rollout.completion_ids) for rollout in step.rollouts)
 
 
-def timed(take: Take, batches: list[RolloutBatch], tokens: int, world: World) -> tuple[float, float]:
+def timed(take: Take, batches: list[PackedBatch], tokens: int, world: World) -> tuple[float, float]:
     """Seconds until every rank is done, and the gradient's norm."""
     world.barrier()
     _synchronise(world)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for generators, and rewards with models
     from grpox.checkpoint.rng import preserve_random_state as preserve_random_state
     from grpox.data.message_probes import CheckedTemplate as CheckedTemplate
     from grpox.policy.adapter_folder import write_adapter as write_adapter
+    from grpox.policy.batch import upload as upload
     from grpox.policy.float32_head import has_float32_head as has_float32_head
     from grpox.policy.lora.layers import ADAPTER as ADAPTER
     from grpox.policy.lora.layers import adapted_layers as adapted_layers
@@ -29,7 +30,6 @@ if TYPE_CHECKING:  # for generators, and rewards with models
     from grpox.policy.weight_stream import stream_base as stream_base
     from grpox.policy.weight_stream import stream_weights as stream_weights
     from grpox.runtime.launch import world_size as world_size
-    from grpox.runtime.upload import upload as upload
 
 if TYPE_CHECKING:  # for advantages
     from grpox.rollout.rewards.scoring import ROUNDING as ROUNDING

@@ -80,9 +80,9 @@ def mismatch(started: Started, rollouts: Sequence[Rollout]) -> dict[str, float]:
     differences = []
     for begin in range(0, len(rollouts), 8):
         own = rollouts[begin : begin + 8]
-        batch = collate(samples_of(own, [1.0] * len(own)), started.world.device)
+        batch = collate(samples_of(own, [1.0] * len(own)), started.world.device, engine.mode)
         with torch.no_grad():
-            logprobs, _ = completion_logprobs(engine, batch, temperature, engine.mode)
+            logprobs, _ = completion_logprobs(engine, batch, temperature)
         sampler = batch.sampler_logprobs
         assert sampler is not None
         differences.append((logprobs - sampler)[batch.token_mask])

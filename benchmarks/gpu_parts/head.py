@@ -126,10 +126,10 @@ def point(part: Part, inputs: Inputs, reference: tuple[Tensor, ...], rows: int |
 @contextmanager
 def chunks_of(rows: int | None) -> Iterator[None]:
     """Give the head's chunks `rows` rows within the block; None: as many as it chooses."""
-    own = head._parts
+    own = head.chunk_rows
     if rows is not None:
-        head._parts = lambda tokens, *_: [slice(at, at + rows) for at in range(0, tokens, rows)]
+        head.chunk_rows = lambda *_: rows
     try:
         yield
     finally:
-        head._parts = own
+        head.chunk_rows = own

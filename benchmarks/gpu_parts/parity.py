@@ -24,7 +24,7 @@ from gpu_parts.models import TINY, Shape, random_model
 from gpu_parts.part import Part, flat, relative_error
 from grpox.config import TrainConfig
 from grpox.plugins.registry import bind, installed
-from grpox.policy.batch import FULL_LOGITS, ForwardMode, RolloutBatch, Sample, collate
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, PackedBatch, Sample, collate
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import StepLoss
@@ -107,7 +107,7 @@ def built(name: str) -> Loss:
     return Loss(name, StepLoss(installed().build(bound), correction, needs=frozenset(bound.needs)))
 
 
-def batch_of(vocabulary: int, device: torch.device, dtype: torch.dtype, current: Tensor) -> RolloutBatch:
+def batch_of(vocabulary: int, device: torch.device, dtype: torch.dtype, current: Tensor) -> PackedBatch:
     """Make three groups of four completions of 3 to 17 tokens; the last group has advantages of 0.
 
     Args:
@@ -144,7 +144,7 @@ def batch_of(vocabulary: int, device: torch.device, dtype: torch.dtype, current:
 def compared(
     model: PreTrainedModel,
     settings: Mapping[str, bool],
-    batch: RolloutBatch,
+    batch: PackedBatch,
     losses: Sequence[Loss],
     references: Mapping[str, tuple[float, Tensor]],
 ) -> dict[str, Any]:
@@ -164,12 +164,11 @@ def named(mode: ForwardMode) -> str:
     return "all logits" if mode == FULL_LOGITS else str(mode)
 
 
-def gradient(
-    model: PreTrainedModel, batch: RolloutBatch, loss: Loss, mode: ForwardMode
-) -> tuple[float, Tensor]:
+def gradient(model: PreTrainedModel, batch: PackedBatch, loss: Loss, mode: ForwardMode) -> tuple[float, Tensor]:
     """Return the loss, and its gradient by all weights f64[N] on the host."""
     model.zero_grad(set_to_none=True)
     totals = StepTotals(*count_masks([[sample.token_mask for sample in batch.samples]]), 32)
-    result = forward_pass(model, batch, loss.step, totals, 1.0, mode)
+    own = collate(batch.samples, model.device, mode)
+    result = forward_pass(model, own, loss.step, totals, 1.0)
     result.loss.backward()
     return float(result.loss.detach()), flat([p.grad for p in model.parameters() if p.grad is not None])

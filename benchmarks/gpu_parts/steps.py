@@ -13,14 +13,14 @@ from gpu_parts.models import Shape, random_model
 from grpox.config import RunConfig
 from grpox.contracts import Rollout
 from grpox.plugins.registry import bind, installed
-from grpox.policy.batch import RolloutBatch, collate, samples_of
+from grpox.policy.batch import PackedBatch, collate, samples_of
 from grpox.policy.engine import Engine
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World
 from grpox.update.policy_update import PolicyUpdate
 
 CANDIDATES = ("grpox", "bare-zero3", "torch")
-Step = Callable[[Sequence[RolloutBatch]], float]
+Step = Callable[[Sequence[PackedBatch]], float]
 """Micro-batches of a step -> the gradient's norm."""
 
 
@@ -45,7 +45,7 @@ def config_of(rows: int, completion: int, tokens: int, dtype: str) -> RunConfig:
 
 def micro_batches(
     count: int, rows: int, prompt: int, completion: int, vocabulary: int, device: torch.device
-) -> list[RolloutBatch]:
+) -> list[PackedBatch]:
     """Make micro-batches of sequences of one length, each with a prompt of its own; all teach."""
     rng = random.Random(0)
     batches = []
@@ -98,7 +98,7 @@ class Candidate:
         loss, correction = (installed().build(bind(kind, getattr(config, kind))) for kind in kinds)
         update = PolicyUpdate(self.engine, None, loss, correction, config, self.world)
 
-        def take(batches: Sequence[RolloutBatch]) -> float:
+        def take(batches: Sequence[PackedBatch]) -> float:
             # Each time without pi_old, as in the first step on a generation batch.
             samples = [[replace(sample) for sample in batch.samples] for batch in batches]
             return update.step(samples)["grad_norm"]
@@ -106,6 +106,6 @@ class Candidate:
         return take
 
 
-def tokens_of(batches: Sequence[RolloutBatch]) -> int:
+def tokens_of(batches: Sequence[PackedBatch]) -> int:
     """Count the completion tokens that are trained on, on the host."""
     return sum(int(sample.token_mask.sum()) for batch in batches for sample in batch.samples)

@@ -218,7 +218,7 @@ def probe_kernel(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def accept_placeholder(name: str) -> None:
-    """Let the flash kernel that transformers calls `name` ignore the placeholder of a `Layout`.
+    """Let the flash kernel that transformers calls `name` ignore the placeholder of a `PackedBatch`.
 
     Flash kernels have no masks of four dimensions, so no other call changes.
     """

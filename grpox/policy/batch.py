@@ -1,16 +1,20 @@
-"""Samples to train on, ragged, and the tensors that a forward pass makes of a micro-batch of them.
+"""Samples to train on, ragged, and the batch of tensors that a model reads of some of them together.
 
-They are padded, or laid out in rows: completions of one prompt can lie in one row behind a single copy of it,
-each seeing the prompt and itself alone. That saves the repeated prompts and costs attention between
-completions, computed only to be masked: a row grows while the first is worth more than the second.
+A forward mode says how the model reads them: padded as its own forward pass expects it, or in rows. Completions
+of one prompt can lie in one row behind a single copy of it, each seeing the prompt and itself alone. That saves
+the repeated prompts and costs attention between completions, computed only to be masked: a row grows while the
+first is worth more than the second.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
+from types import NoneType
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +23,8 @@ from torch import Tensor
 
 from grpox.contracts import Rollout
 from grpox.runtime.foreign_code import copied
-from grpox.runtime.upload import upload
+
+Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,13 +87,6 @@ class Sample:
         if not isinstance(self.advantage, np.ndarray):
             return self.advantage
         return float(self.advantage[self.token_mask].mean()) if self.token_mask.any() else 0.0
-
-    @property
-    def has_advantage(self) -> bool:
-        """True where a token that is trained on has an advantage other than 0."""
-        if isinstance(self.advantage, np.ndarray):
-            return bool((self.token_mask & (self.advantage != 0)).any())
-        return self.advantage != 0 and bool(self.token_mask.any())
 
     def __len__(self) -> int:
         """Tokens of prompt and completion."""
@@ -162,40 +160,104 @@ class ForwardMode:
 FULL_LOGITS = ForwardMode()
 
 
-@dataclass(frozen=True)
-class RolloutBatch:
-    """One micro-batch of B samples on one rank, completions padded on the right to the longest, T."""
+@dataclass(frozen=True, eq=False)
+class PackedBatch:
+    """B samples that go through the model together on one rank, as it reads them in one forward mode.
+
+    The model reads R rows of L positions. Padding on the right needs no mask, as no position sees what comes
+    after it. Losses read values of the completions' tokens as [B, T]: one row for each sample, padded on the
+    right to the longest completion. `as_rows` and `cut` change between that view and single tokens.
+    """
 
     samples: Sequence[Sample]
-    host_mask: np.ndarray  # bool[B, T], as token_mask, for what is decided without asking the device
+    mode: ForwardMode
+    host_mask: np.ndarray  # bool[B, T], as token_mask, for decisions that need not wait for the device
+    lengths: np.ndarray  # i64[2, B]: tokens of each prompt, and of each completion
+    begins: np.ndarray  # i64[2, B]: the positions, of R * L, in which they begin
+    longest: int
+    """Positions of the longest row or sequence."""
     token_mask: Tensor  # bool[B, T]: tokens that are trained on
     token_places: Tensor  # i64[N]: where these tokens lie, of B * T
-    places: Tensor  # i64[sum of the completions' lengths]: where each token of the completions lies, of B * T
+    places: Tensor  # i64[tokens of all completions]: where they lie, of B * T
     sampler_logprobs: Tensor  # f32[B, T], NaN where the generator reported none
     advantages: Tensor  # f32[B], or f32[B, T] where tokens have different ones
-    _layouts: dict[ForwardMode, Layout] = field(default_factory=dict, init=False)
-    _padded: list[Tensor] = field(default_factory=list, init=False)  # input ids and attention mask, or empty
+    input_ids: Tensor  # i64[R, L], 0 where there is padding
+    position_ids: Tensor  # i64[R, L], counted from the prompt's first token in each sequence
+    segments: Tensor | None = None
+    """i64[R, L]. For the model's own forward pass 0: padding, 1: a token. Else 0: prompt or padding, 1 ..: the
+    completions of a row; None if no row has several."""
+    starts: Tensor | None = None
+    """i32[S + 1]: where each of S sequences begins, of R * L, and R * L; None: attention needs no lengths."""
+    sources: Tensor | None = None
+    """i64[N]: the position, of R * L, that predicts a token that is trained on; None: own forward pass."""
+    targets: Tensor | None = None
+    """i64[N]: the tokens themselves; None: own forward pass."""
 
-    def layout(self, mode: ForwardMode) -> Layout:
-        """Lay the batch out in rows, on its device, once for all passes in `mode` over it."""
-        if mode not in self._layouts:
-            arrays, finish = _plan(self.samples, self.host_mask, mode)
-            self._layouts[mode] = finish(upload(arrays, self.token_mask.device), self.token_places)
-        return self._layouts[mode]
+    @property
+    def attention_mask(self) -> Tensor | None:
+        """i64[R, L] for the model's own forward pass, 1 where there is a token; else bool[R, 1, L, L] or None.
 
-    def pad(self, rows: Sequence[Tensor]) -> Tensor:
-        """Pad one tensor [T_i] a sample to [B, T], with zeros on the right."""
-        flat = torch.cat(list(rows))
-        whole = flat.new_zeros(self.token_mask.numel())
-        return whole.index_copy_(0, self.places, flat).view_as(self.token_mask)
+        Of the latter [r, 0, i, j] is True if position i sees j: what came before, in its own segment or in the
+        prompt. It is computed anew at each call, as it is large. None: a position sees all before it in its
+        row, or, where sequences are packed, since its sequence began.
+        """
+        if self.segments is None or not self.mode.chunked:
+            return self.segments
+        length, device = self.segments.shape[1], self.segments.device
+        if device.type == "cpu":  # NumPy's: torch's comparison would wake every thread for it
+            before = upload([np.tri(length, dtype=bool)], device)[0]
+        else:
+            order = torch.arange(length, device=device)
+            before = order.unsqueeze(1) >= order
+        query, key = self.segments.unsqueeze(2), self.segments.unsqueeze(1)
+        return (before & ((key == query) | (key == 0))).unsqueeze(1)
+
+    def model_inputs(self) -> dict[str, Any]:
+        """Return the arguments of a model's forward: the tokens, and what each position sees.
+
+        transformers passes a mask of four dimensions on as it is. The mask beside lengths is a placeholder,
+        which attention by lengths never reads: without it transformers would look for the sequences in the
+        positions, which are on the device.
+        """
+        inputs = {"input_ids": self.input_ids, "position_ids": self.position_ids}
+        if self.starts is None:
+            return {**inputs, "attention_mask": self.attention_mask}
+        return {
+            **inputs,
+            "attention_mask": torch.empty(1, 1, 1, 1, dtype=torch.bool, device=self.starts.device),
+            "cu_seq_lens_q": self.starts,
+            "cu_seq_lens_k": self.starts,
+            "max_length_q": self.longest,
+            "max_length_k": self.longest,
+        }
+
+    @property
+    def attended_positions(self) -> Tensor:
+        """i64[all tokens]: where each token of each sequence lies, of R * L.
+
+        Tokens of a prompt that sequences share come once for each of them.
+        """
+        order = self.begins[1].argsort(kind="stable")
+        begins, lengths = (each[:, order].T.ravel() for each in (self.begins, self.lengths))
+        return self._upload(np.repeat(begins, lengths) + _count(lengths))
+
+    def as_rows(self, values: Tensor, places: Tensor | None = None) -> Tensor:
+        """Return values of single tokens as [B, T], with zeros elsewhere.
+
+        Args:
+            values: [N] of the tokens that are trained on, or [M] of those at `places`.
+            places: i64[M], of B * T.
+        """
+        rows = values.new_zeros(self.token_mask.numel())
+        where = self.token_places if places is None else places
+        return rows.index_copy_(0, where, values).view_as(self.token_mask)
 
     def cut(self, values: Tensor) -> list[Tensor]:
         """Cut [B, T] into one tensor [T_i] a sample."""
-        lengths = [len(sample.completion) for sample in self.samples]
-        return list(torch.split(values.flatten().index_select(0, self.places), lengths))
+        return list(torch.split(values.flatten().index_select(0, self.places), self.lengths[1].tolist()))
 
     def pad_known(self, rows: Sequence[Tensor | None], others: Tensor | None = None) -> Tensor | None:
-        """Pad as `pad` does, with the rows of `others`, [B, T], for samples whose own is None.
+        """Pad one tensor [T_i] a sample to [B, T]; a sample that has None gets its row of `others`, [B, T].
 
         Returns:
             None where all are None.
@@ -206,12 +268,11 @@ class RolloutBatch:
         known = [row for row in rows if row is not None]
         if not known:
             return None
-        if len(known) == len(rows):
-            return self.pad(known)
-        if others is None:
-            raise ValueError(f"known for {len(known)} of {len(rows)} samples of a micro-batch")
-        cut = self.cut(others)
-        return self.pad([own if row is None else row for row, own in zip(rows, cut, strict=True)])
+        if len(known) < len(rows):
+            if others is None:
+                raise ValueError(f"known for {len(known)} of {len(rows)} samples of a micro-batch")
+            known = [own if row is None else row for row, own in zip(rows, self.cut(others), strict=True)]
+        return self.as_rows(torch.cat(known), self.places)
 
     def rows(self, named: Mapping[str, Tensor]) -> list[tuple[dict[str, Tensor], Tensor]]:
         """Cut named values [B, T] into those of each sample, [T_i] by name, with its token mask, bool[T_i]."""
@@ -224,116 +285,110 @@ class RolloutBatch:
     @property
     def rewards(self) -> Tensor | None:
         """f32[B, K], NaN where a function abstained; None where the samples carry none."""
-        rows = _carried(self.samples, "rewards")
+        rows = self._carried("rewards")
         return None if rows is None else self._upload(np.stack(rows).astype(np.float32, copy=False))
 
     def ids(self, name: Literal["group_id", "sequence_id"]) -> Tensor | None:
         """i64[B]: this number of each sample; None where the samples carry none."""
-        numbers = _carried(self.samples, name)
+        numbers = self._carried(name)
         return None if numbers is None else self._upload(np.array(numbers, dtype=np.int64))
+
+    @property
+    def columns(self) -> dict[str, list[Any]] | None:
+        """Column of the dataset -> B values, which are copies; None where the samples carry none."""
+        rows = self._carried("columns")
+        return None if rows is None else {name: [copied(row[name]) for row in rows] for name in rows[0]}
 
     @property
     def trained_rows(self) -> Tensor:
         """i64[at most B]: the rows with a token that is trained on."""
         return self._upload(np.flatnonzero(self.host_mask.any(axis=1)))
 
+    def _carried(self, name: str) -> list[Any] | None:
+        """List a field of all samples; None where any lacks it."""
+        values = [getattr(sample, name) for sample in self.samples]
+        return None if NoneType in map(type, values) else values
+
     def _upload(self, array: np.ndarray) -> Tensor:
         return upload([array], self.token_mask.device)[0]
 
-    @property
-    def columns(self) -> dict[str, list[Any]] | None:
-        """Column of the dataset -> B values, which are copies; None where the samples carry none."""
-        rows = _carried(self.samples, "columns")
-        return None if rows is None else {name: [copied(row[name]) for row in rows] for name in rows[0]}
 
-    @property
-    def attention_mask(self) -> Tensor:
-        """i64[B, P + T], 1 where there is a token; prompts are padded on the left to the longest, P."""
-        return self._ids_and_mask()[1]
-
-    @property
-    def input_ids(self) -> Tensor:
-        """i64[B, P + T], 0 where there is padding."""
-        return self._ids_and_mask()[0]
-
-    def _ids_and_mask(self) -> list[Tensor]:
-        if not self._padded:
-            self._padded.extend(upload(_pad_prompts(self.samples), self.token_mask.device))
-        return self._padded
-
-    @property
-    def completion_ids(self) -> Tensor:
-        """i64[B, T]"""
-        return self.input_ids[:, -self.token_mask.shape[1] :]
-
-    @property
-    def position_ids(self) -> Tensor:
-        """i64[B, P + T], counted from the first real token, so that left padding shifts nothing."""
-        return (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+ALIGNMENT = 16
+"""Bytes to which each array begins in a shared buffer; a multiple of the size of every type."""
 
 
-def _carried(samples: Sequence[Sample], field: str) -> list[Any] | None:
-    """List a field of all samples; None where any lacks it."""
-    values = [getattr(sample, field) for sample in samples]
-    return None if any(value is None for value in values) else values
+def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Copy arrays to `device`: tensors of the arrays' shapes and types. The host does not wait for the copy.
+
+    A copy from ordinary memory to a GPU would wait until the GPU has done everything before it. On a GPU the
+    tensors are parts of one buffer, with one copy through pinned memory, which PyTorch's allocator gives to
+    nobody else before the copy has ended. On a CPU they use the memory of the arrays.
+    """
+    if device.type != "cuda":
+        return [torch.from_numpy(array).to(device) for array in arrays]
+    sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
+    buffer = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+    begins = np.cumsum([0, *sizes]).tolist()
+    memory = buffer.numpy()
+    for begin, array in zip(begins, arrays, strict=False):
+        memory[begin : begin + array.nbytes].view(array.dtype)[:] = array.ravel()
+    moved = buffer.to(device, non_blocking=True)
+    tensors = []
+    for begin, array in zip(begins, arrays, strict=False):
+        # `data` has a version of its own: what changes one of the tensors in place changes no other.
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        tensors.append(moved.data[begin : begin + array.nbytes].view(dtype).view(array.shape))
+    return tensors
 
 
-def collate(samples: Sequence[Sample], device: torch.device, mode: ForwardMode | None = None) -> RolloutBatch:
-    """Pad the samples of one micro-batch into tensors on `device`; T is at least 1.
+def collate(samples: Sequence[Sample], device: torch.device, mode: ForwardMode = FULL_LOGITS) -> PackedBatch:
+    """Make the batch of some samples on `device`, with one copy from the host.
 
     Args:
-        mode: send also what a pass in this mode reads of the host, which then needs no copy of its own.
+        mode: the forward mode of the model that reads it.
     """
-    lengths = [len(sample.completion) for sample in samples]
-    width = max(1, *lengths)
-    mask = np.zeros((len(samples), width), dtype=np.bool_)
-    logprobs = np.full(mask.shape, np.nan, dtype=np.float32)
-    for row, sample in enumerate(samples):
-        mask[row, : lengths[row]] = sample.token_mask
-        logprobs[row, : lengths[row]] = sample.sampler_logprobs
-    rows = np.repeat(np.arange(len(lengths)) * width, lengths)
-    columns = np.concatenate([np.arange(length) for length in lengths])
-    arrays = [mask, np.flatnonzero(mask), rows + columns, logprobs, _advantages(samples, width)]
-    if mode is None:
-        return RolloutBatch(samples, mask, *upload(arrays, device))
-    if not mode.chunked:
-        *tensors, ids, attended = upload([*arrays, *_pad_prompts(samples)], device)
-        batch = RolloutBatch(samples, mask, *tensors)
-        batch._padded.extend((ids, attended))
-        return batch
-    planned, finish = _plan(samples, mask, mode)
-    tensors = upload([*arrays, *planned], device)
-    batch = RolloutBatch(samples, mask, *tensors[: len(arrays)])
-    batch._layouts[mode] = finish(tensors[len(arrays) :], batch.token_places)
-    return batch
+    columns = [(s.prompt, s.completion, s.token_mask, s.sampler_logprobs, s.advantage) for s in samples]
+    prompts, completions, masks, logprobs, advantages = zip(*columns, strict=True)
+    lengths = lengths_of(prompts, completions)
+    shape = len(samples), max(1, int(lengths[1].max()))
+    places = np.repeat(np.arange(shape[0]) * shape[1], lengths[1]) + _count(lengths[1])
+    is_trained = np.concatenate(masks)
+    mask = _pad(is_trained, places, shape, np.False_)
+    if np.ndarray in map(type, advantages):
+        of_tokens = np.concatenate(list(map(np.broadcast_to, advantages, lengths[1])))
+        padded = _pad(of_tokens, places, shape, np.float32(0))
+    else:
+        padded = np.array(advantages, dtype=np.float32)
+    begins, longest, of_model = _lay_out(prompts, completions, lengths, mode, is_trained)
+    arrays = {
+        "token_mask": mask,
+        "token_places": places[is_trained],
+        "places": places,
+        "sampler_logprobs": _pad(np.concatenate(logprobs), places, shape, np.float32(math.nan)),
+        "advantages": padded,
+        **of_model,
+    }
+    tensors = dict(zip(arrays, upload(list(arrays.values()), device), strict=True))
+    return PackedBatch(samples, mode, mask, lengths, begins, longest, **tensors)
 
 
-def _pad_prompts(samples: Sequence[Sample]) -> list[np.ndarray]:
-    """Return input ids and attention mask, i64[B, P + T] each."""
-    begin, attended = _columns(samples)
-    ids = np.zeros(attended.shape, dtype=np.int64)
-    for row, sample in enumerate(samples):
-        first = begin - len(sample.prompt)
-        ids[row, first : first + len(sample)] = sample.prompt + sample.completion
-    return [ids, attended.astype(np.int64)]
+def lengths_of(prompts: Iterable[Tokens], completions: Iterable[Tokens]) -> np.ndarray:
+    """Count the tokens of each prompt, and of each completion: i64[2, B]."""
+    return np.array([list(map(len, prompts)), list(map(len, completions))], dtype=np.int64)
 
 
-def _columns(samples: Sequence[Sample]) -> tuple[int, np.ndarray]:
-    """P, the column in which completions begin, and bool[B, P + T]: where there is a token."""
-    prompts = np.array([len(sample.prompt) for sample in samples])[:, None]
-    completions = np.array([len(sample.completion) for sample in samples])[:, None]
-    column = np.arange(-int(prompts.max()), max(1, int(completions.max())))
-    return int(prompts.max()), (column >= -prompts) & (column < completions)
+def _count(lengths: np.ndarray) -> np.ndarray:
+    """Count from 0 in each of consecutive spans of these lengths: i64[S] -> i64[sum]."""
+    ends = lengths.cumsum()
+    counted: np.ndarray = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    return counted
 
 
-def _advantages(samples: Sequence[Sample], width: int) -> np.ndarray:
-    """f32[B], or f32[B, T]."""
-    if not any(isinstance(sample.advantage, np.ndarray) for sample in samples):
-        return np.array([sample.advantage for sample in samples], dtype=np.float32)
-    padded = np.zeros((len(samples), width), np.float32)
-    for row, sample in enumerate(samples):
-        padded[row, : len(sample.completion)] = sample.advantage
-    return padded
+def _pad(values: np.ndarray, places: np.ndarray, shape: tuple[int, int], padding: np.generic) -> np.ndarray:
+    """Put values of tokens at their places in [B, T], of the type of `padding`."""
+    rows = np.full(shape, padding)
+    rows.reshape(-1)[places] = values
+    return rows
 
 
 PAIRS_PER_TOKEN = 2
@@ -341,174 +396,117 @@ PAIRS_PER_TOKEN = 2
 operations it would be 6; attention gets less out of a machine than large products do."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """Sequences that share a prompt, by their number, and the positions that the row takes."""
-
-    members: tuple[int, ...]
-    length: int
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The rows of a micro-batch as the model reads them, R rows of L positions, padded on the right or packed.
-
-    Padding needs no mask, as no position sees what comes after it. Where sequences share a row, a mask says
-    which positions each sees; else their lengths do, if attention accepts lengths.
-    """
-
-    input_ids: Tensor  # i64[R, L]
-    position_ids: Tensor  # i64[R, L], counted from the row's prompt in each of its sequences
-    segments: Tensor | None  # i64[R, L], 0: prompt or padding, 1 ..: completions; None: no row has several
-    places: Tensor  # i64[N]: of each token in the mask, where it lies in it, of B * T
-    sources: Tensor  # i64[N]: the position that predicts it, of R * L
-    targets: Tensor  # i64[N]: the tokens themselves
-    starts: Tensor | None  # i32[S + 1], where each of S sequences begins in the R * L positions, and R * L
-    longest: int  # positions of the longest row or sequence
-
-    @property
-    def sees(self) -> Tensor | None:
-        """bool[R, 1, L, L]: query sees key: what came before, in its own segment or in the prompt.
-
-        Computed anew at each call, as it is large. None: every position sees all before it in its row, or,
-        where sequences are packed, since its sequence began.
-        """
-        if self.segments is None:
-            return None
-        length, device = self.segments.shape[1], self.segments.device
-        if device.type == "cpu":  # NumPy's: torch's comparison would wake every thread for it
-            before = upload([np.tri(length, dtype=bool)], device)[0]
-        else:
-            order = torch.arange(length, device=device)
-            before = order.unsqueeze(1) >= order
-        query, key = self.segments.unsqueeze(2), self.segments.unsqueeze(1)
-        return (before & ((key == query) | (key == 0))).unsqueeze(1)
-
-    def attention_arguments(self) -> dict[str, Any]:
-        """Return the arguments of a model's forward that say what each position sees.
-
-        transformers passes a mask of four dimensions on as it is. The mask beside lengths is a placeholder,
-        which attention by lengths never reads: without it transformers would look for the sequences in the
-        positions, which are on the device.
-        """
-        if self.starts is None:
-            return {"attention_mask": self.sees}
-        return {
-            "attention_mask": torch.empty(1, 1, 1, 1, dtype=torch.bool, device=self.starts.device),
-            "cu_seq_lens_q": self.starts,
-            "cu_seq_lens_k": self.starts,
-            "max_length_q": self.longest,
-            "max_length_k": self.longest,
-        }
-
-
 def rows_of(
-    sequences: Sequence[Sample],
+    prompts: Sequence[Tokens],
+    lengths: np.ndarray,
+    numbers: Iterable[int],
     shared_width: int,
     most: int | None = None,
     longest: int | None = None,
-) -> list[Row]:
-    """The rows that `sequences` lie in, longest first.
+) -> tuple[list[int], list[list[int]]]:
+    """Put sequences into rows, those of one prompt behind a single copy of it as long as that pays.
 
     Args:
+        lengths: i64[2, B], those of all prompts and completions.
+        numbers: of the sequences to put into rows.
         shared_width: the hidden size of a model in which sequences can share their prompt; 0: none share.
         most: sequences in a row; default: as many as pay.
         longest: positions in a row that several sequences share.
-    """
-    groups = defaultdict(list)
-    for number, sequence in enumerate(sequences):
-        groups[sequence.prompt if shared_width else number].append(number)
-    lengths = [len(sequence) for sequence in sequences]
-    rows = []
-    for numbers in groups.values():
-        members: list[int] = []
-        length = 0
-        for number in sorted(numbers, key=lambda number: -lengths[number]):
-            sequence = sequences[number]
-            longer = length + len(sequence.completion)
-            saved = len(sequence.prompt) * shared_width * PAIRS_PER_TOKEN
-            pays = longer**2 - length**2 - lengths[number] ** 2 < saved
-            fits = (most is None or len(members) < most) and (longest is None or longer <= longest)
-            if members and pays and fits:
-                members, length = [*members, number], longer
-            else:
-                rows += [Row(tuple(members), length)] if members else []
-                members, length = [number], lengths[number]
-        rows.append(Row(tuple(members), length))
-    return sorted(rows, key=lambda row: -row.length)
-
-
-def _plan(
-    sequences: Sequence[Sample], mask: np.ndarray, mode: ForwardMode
-) -> tuple[list[np.ndarray], Callable[[Sequence[Tensor], Tensor], Layout]]:
-    """Lay sequences out in rows on the host, with the token mask bool[B, T].
 
     Returns:
-        arrays; and a function that makes the layout of them on a device, and of the mask's places.
+        the positions of each row, longest first, and the numbers of its sequences.
     """
-    rows = rows_of(sequences, mode.shared_width)
-    longest = rows[0].length
-    size = sum(row.length for row in rows) if mode.packed else len(rows) * longest
-    counting = np.arange(size)
-    ids = np.zeros(size, dtype=np.int64)  # padding may be any token: what is computed for it is used nowhere
-    positions = np.empty(size, dtype=np.int64)
-    segments = np.zeros(size, dtype=np.int64)
-    predictors, targets = np.zeros((2, *mask.shape), dtype=np.int64)
-    begin = 0
-    for row in rows:
-        prompt = sequences[row.members[0]].prompt
-        end = begin + len(prompt)
-        ids[begin:end], positions[begin:end] = prompt, counting[: len(prompt)]
-        for segment, member in enumerate(row.members, start=1):
-            completion = sequences[member].completion
-            start, end = end, end + len(completion)
-            ids[start:end], segments[start:end] = completion, segment
-            positions[start:end] = counting[len(prompt) : len(prompt) + len(completion)]
-            # The first token is predicted by the end of the prompt, wherever the rest lies.
-            predictors[member, :1] = begin + len(prompt) - 1
-            predictors[member, 1 : len(completion)] = counting[start : end - 1]
-            targets[member, : len(completion)] = completion
-        if not mode.packed:
-            # Padding counts on: positions that begin anew would say that another sequence begins.
-            positions[end : begin + longest] = counting[row.length : row.length + begin + longest - end]
-        begin += row.length if mode.packed else longest
-    taught = np.flatnonzero(mask)
-    shares = any(len(row.members) > 1 for row in rows)
-    widths = [row.length if mode.packed else longest for row in rows]
-    arrays = [each.reshape(-1, size if mode.packed else longest) for each in (ids, positions, segments)]
-    arrays += [predictors.ravel()[taught], targets.ravel()[taught], np.cumsum([0, *widths], dtype=np.int32)]
-
-    def finish(tensors: Sequence[Tensor], places: Tensor) -> Layout:
-        input_ids, position_ids, segments, sources, targets, starts = tensors
-        return Layout(
-            input_ids=input_ids,
-            position_ids=position_ids,
-            segments=segments if shares else None,
-            places=places,
-            sources=sources,
-            targets=targets,
-            starts=starts if mode.by_lengths and not shares else None,
-            longest=longest,
-        )
-
-    return arrays, finish
+    groups = defaultdict(list)
+    for number in numbers:
+        groups[prompts[number] if shared_width else number].append(number)
+    completions, alone = lengths[1].tolist(), lengths.sum(axis=0).tolist()
+    rows: list[tuple[int, list[int]]] = []
+    for group in groups.values():
+        saved = (alone[group[0]] - completions[group[0]]) * shared_width * PAIRS_PER_TOKEN
+        length, members = 0, list[int]()
+        for number in sorted(group, key=alone.__getitem__, reverse=True):
+            longer = length + completions[number]
+            pays = longer**2 - length**2 - alone[number] ** 2 < saved
+            fits = (most is None or len(members) < most) and (longest is None or longer <= longest)
+            if members and pays and fits:
+                length, members = longer, [*members, number]
+                rows[-1] = length, members
+            else:
+                length, members = alone[number], [number]
+                rows.append((length, members))
+    rows.sort(key=itemgetter(0), reverse=True)
+    return list(map(itemgetter(0), rows)), list(map(itemgetter(1), rows))
 
 
-def attended_positions(batch: RolloutBatch, mode: ForwardMode) -> Tensor:
-    """Return where each token of each sequence lies in what the model reads in `mode`: i64[all tokens].
+def _lay_out(
+    prompts: Sequence[Tokens],
+    completions: Sequence[Tokens],
+    lengths: np.ndarray,
+    mode: ForwardMode,
+    is_trained: np.ndarray,
+) -> tuple[np.ndarray, int, dict[str, np.ndarray]]:
+    """Lay sequences out on the host, as a model reads them.
 
-    Tokens of a prompt that sequences share come once for each of them.
+    Args:
+        is_trained: bool[tokens of all completions]
+
+    Returns:
+        fields of `PackedBatch`: `begins`, `longest`, and by name those of what the model reads.
     """
+    begins, segments, widths = _place(prompts, lengths, mode)
+    starts = np.cumsum([0, *widths], dtype=np.int32)
+    columns, own = _count(lengths[1]), lengths[1]
+    at_prompts = np.repeat(begins[0], lengths[0]) + _count(lengths[0])
+    at_completions = np.repeat(begins[1], own) + columns
+    targets = np.array(list(chain.from_iterable(completions)), dtype=np.int64)
+    ids, of_segments = np.zeros((2, starts[-1]), dtype=np.int64)
+    ids[at_prompts], ids[at_completions] = list(chain.from_iterable(prompts)), targets
+    of_segments[at_completions] = np.repeat(segments, own)
+    shape = (1, -1) if mode.packed else (-1, widths[0])
+    arrays = {"input_ids": ids.reshape(shape)}
     if not mode.chunked:
-        return batch._upload(np.flatnonzero(_columns(batch.samples)[1]))
-    rows = rows_of(batch.samples, mode.shared_width)
-    longest, begin = rows[0].length, 0
-    positions = []
-    for row in rows:
-        end = begin + len(batch.samples[row.members[0]].prompt)
-        prompt = np.arange(begin, end)
-        for member in row.members:
-            start, end = end, end + len(batch.samples[member].completion)
-            positions += [prompt, np.arange(start, end)]
-        begin += row.length if mode.packed else longest
-    return batch._upload(np.concatenate(positions))
+        of_segments[at_prompts] = 1
+        # Counted from the first real token, so that padding on the left shifts nothing.
+        counted = np.arange(widths[0]) - (begins[0] - starts[:-1])[:, None]
+        last = lengths.sum(axis=0)[:, None] - 1
+        arrays["position_ids"] = np.minimum(np.maximum(counted, 0), last)
+        return begins, int(widths[0]), arrays | {"segments": of_segments.reshape(shape)}
+    # Those of padding count on: positions that begin anew would say that another sequence begins.
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], widths)
+    positions[at_completions] = np.repeat(lengths[0], own) + columns
+    arrays["position_ids"] = positions.reshape(shape)
+    # The first token is predicted by the end of the prompt, wherever the rest lies.
+    predictors = np.where(columns == 0, np.repeat(begins[0] + lengths[0], own), at_completions) - 1
+    arrays |= {"sources": predictors[is_trained], "targets": targets[is_trained]}
+    if segments.max() > 1:
+        arrays["segments"] = of_segments.reshape(shape)
+    elif mode.by_lengths:
+        arrays["starts"] = starts
+    return begins, int(widths.max()), arrays
+
+
+def _place(
+    prompts: Sequence[Tokens], lengths: np.ndarray, mode: ForwardMode
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Choose where sequences lie.
+
+    Returns:
+        `PackedBatch.begins`; the number of each completion in its row, from 1, i64[B]; and the positions from
+        the begin of each row to that of the next, i64[R].
+    """
+    begins, segments, count = np.empty_like(lengths), np.ones(len(prompts), dtype=np.int64), len(prompts)
+    if not mode.chunked:  # prompts are padded on the left, completions on the right
+        left, right = lengths.max(axis=1)
+        widths = np.full(count, left + max(1, right))
+        begins[1] = np.arange(count) * widths + left
+        begins[0] = begins[1] - lengths[0]
+        return begins, segments, widths
+    of_rows, members = rows_of(prompts, lengths, range(count), mode.shared_width)
+    widths = np.array(of_rows) if mode.packed else np.full(len(of_rows), of_rows[0])
+    sizes, order = np.array(list(map(len, members))), np.concatenate(members)
+    before = lengths[1, order].cumsum() - lengths[1, order]
+    before -= np.repeat(before[sizes.cumsum() - sizes], sizes)  # tokens of completions before it in its row
+    begins[0, order] = np.repeat(widths.cumsum() - widths, sizes)
+    begins[1, order] = begins[0, order] + lengths[0, order] + before
+    segments[order] = _count(sizes) + 1
+    return begins, segments, widths

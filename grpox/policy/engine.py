@@ -188,8 +188,8 @@ class Engine:
 
     def sample_weights(self) -> list[Tensor]:
         """Copy some thousand of this rank's trained weights; none of those on nvme."""
-        flats = [flat.detach() for flat in self._optimizer.fp32_partitioned_groups_flat]
-        return [flat[:: max(1, len(flat) // _SAMPLED)].clone() for flat in flats]
+        flats = self._optimizer.fp32_partitioned_groups_flat
+        return [flat.detach()[:: max(1, len(flat) // _SAMPLED)].clone() for flat in flats]
 
     def measure_weights(self, before: Sequence[Tensor] | None = None) -> Tensor:
         """Measure the trained weights, f64[3]; a collective. Weights on nvme are left out.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from grpox.errors import ConfigError, describe, plain
 from grpox.policy.attention import VARLEN, probe_kernel, set_attention
-from grpox.policy.batch import DEPENDS, FULL_LOGITS, ForwardMode, RolloutBatch, Sample, collate
+from grpox.policy.batch import DEPENDS, FULL_LOGITS, ForwardMode, Sample, collate
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.layers import parameter_counts
 from grpox.policy.randomness import disable_dropout, random_fields, random_states
@@ -55,7 +55,7 @@ class ForwardTrial:
         self.failures: list[str] = []
         """Reasons for which modes were ruled out, for the user."""
         disable_dropout(model)
-        self._batch = collate([_sample(model, *sizes) for sizes in ((5, 4), (5, 3), (3, 5))], world.device)
+        self._short = [_sample(model, *sizes) for sizes in ((5, 4), (5, 3), (3, 5))]
         self._expected: tuple[Tensor, Tensor] | None = None
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or LONGEST
         work = CPU_WORK / parameter_counts(model)[1] if world.device.type == "cpu" else LONGEST
@@ -131,13 +131,17 @@ class ForwardTrial:
 
     @torch.no_grad()
     def _score(
-        self, mode: ForwardMode, batch: RolloutBatch | None = None, training: bool = False
+        self, mode: ForwardMode, samples: Sequence[Sample] | None = None, training: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Compute log-probabilities and entropies of the tokens, f32[N] each."""
-        before, batch = self.model.training, batch or self._batch
+        """Compute log-probabilities and entropies of the tokens, f32[N] each.
+
+        Args:
+            samples: default: the short sequences.
+        """
+        before, batch = self.model.training, collate(samples or self._short, self.world.device, mode)
         self.model.train(training)
         try:
-            scored = completion_logprobs(self.run, batch, TEMPERATURE, mode)
+            scored = completion_logprobs(self.run, batch, TEMPERATURE)
         finally:
             self.model.train(before)
         mask = batch.token_mask
@@ -150,9 +154,9 @@ class ForwardTrial:
             if self._apart is None:
                 # The longest of a micro-batch has no padding: it is as if it were alone.
                 pairs = ([short, _sample(self.model, 1, 4)], [long, short])
-                own = [self._score(FULL_LOGITS, collate(pair, self.world.device))[0][:4] for pair in pairs]
+                own = [self._score(FULL_LOGITS, pair)[0][:4] for pair in pairs]
                 self._apart = torch.stack(own)
-            together = self._score(mode, collate(self._pair, self.world.device))[0].view(2, 4)
+            together = self._score(mode, self._pair)[0].view(2, 4)
         except torch.OutOfMemoryError:  # the run itself may have only shorter sequences
             return ""
         # Medians, as rounding may send single tokens to other experts.

@@ -1,8 +1,9 @@
 """Log-probabilities of the sampled tokens, log softmax(logits / temperature)[token], and the entropy.
 
-They come from all logits of a model, or from its hidden states without a tensor [tokens, vocabulary]: the
-logits of a few tokens at a time are computed, used and dropped, and the backward pass computes them again. The
-memory does not grow with the vocabulary, because a larger vocabulary means fewer tokens per chunk.
+They come from all logits of a model, or, by a forward pass that is installed in it, from its hidden states
+without a tensor [tokens, vocabulary]: the logits of a few tokens at a time are computed, used and dropped, and
+the backward pass computes them again. The memory does not grow with the vocabulary, because a larger vocabulary
+means fewer tokens per chunk.
 
 Half-precision weights and hidden states are multiplied with float32 results, because a logit in bfloat16 is off
 by up to one part in 512.
@@ -19,8 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from grpox.policy.batch import FULL_LOGITS, ForwardMode, RolloutBatch
+from grpox.policy.batch import PackedBatch
 from grpox.policy.head_chunks import rows_per_chunk
+from grpox.policy.lora.layers import ADAPTER
 
 POSITIONS_PER_CHUNK = 4096
 """Number of token positions whose probabilities are in memory at once for the entropy."""
@@ -31,15 +33,14 @@ LEAST_LOG_P = -1e4
 
 def completion_logprobs(
     model: Callable[..., Any],
-    batch: RolloutBatch,
+    batch: PackedBatch,
     temperature: float,
-    mode: ForwardMode = FULL_LOGITS,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Run `model` on a micro-batch.
 
     Args:
-        mode: the forward mode installed in `model`.
+        model: has the forward mode of the batch installed.
         entropy_gradient: True if the entropy also needs a gradient.
 
     Returns:
@@ -47,37 +48,16 @@ def completion_logprobs(
         under `torch.no_grad`; entropy f32[B, T] of that distribution. Padded positions have finite numbers
         without meaning.
     """
-    if mode == FULL_LOGITS:
-        return _of_all_logits(model, batch, temperature, entropy_gradient)
-    layout = batch.layout(mode)
-    scored: tuple[Tensor, Tensor] = model(
-        input_ids=layout.input_ids,
-        position_ids=layout.position_ids,
-        **layout.attention_arguments(),
-        scored=(layout.sources, layout.targets, temperature, entropy_gradient),
-    )
-    whole = scored[0].new_zeros(batch.token_mask.numel())
-    logprobs, entropies = (
-        whole.index_copy(0, layout.places, each).view_as(batch.token_mask) for each in scored
-    )
-    return logprobs, entropies
-
-
-def _of_all_logits(
-    model: Callable[..., Any], batch: RolloutBatch, temperature: float, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
+    if batch.mode.chunked:
+        scored = (batch.sources, batch.targets, temperature, entropy_gradient)
+        logprobs, entropies = model(**batch.model_inputs(), scored=scored)
+        return batch.as_rows(logprobs), batch.as_rows(entropies)
     length = batch.token_mask.shape[1]
-    output = model(
-        input_ids=batch.input_ids,
-        attention_mask=batch.attention_mask,
-        position_ids=batch.position_ids,
-        use_cache=False,
-        # The logits at position p predict token p + 1: the last prompt position is needed, the last is not.
-        logits_to_keep=length + 1,
-    )
-    logits = output.logits[:, -length - 1 : -1]  # [B, T, V]
+    # The logits at position p predict token p + 1: the last prompt position is needed, the last is not.
+    output = model(**batch.model_inputs(), use_cache=False, logits_to_keep=length + 1)
+    logits, ids = output.logits[:, -length - 1 : -1], batch.input_ids[:, -length:]  # [B, T, V], [B, T]
     entropy_of = entropy_with_gradient if entropy_gradient else entropy
-    return selective_log_softmax(logits, batch.completion_ids, temperature), entropy_of(logits, temperature)
+    return selective_log_softmax(logits, ids, temperature), entropy_of(logits, temperature)
 
 
 def selective_log_softmax(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -163,6 +143,70 @@ class Wanted:
     """True if the entropies also need a gradient."""
 
 
+def score_in_model(model: Any, transform: LogitTransform) -> None:
+    """Make the forward of a model accept `scored`, and return log-probabilities and entropies, f32[N] each.
+
+    `scored` holds the sources and targets of a `PackedBatch`, the temperature, and True if the entropies also
+    need a gradient.
+    """
+    head, body, whole = model.get_output_embeddings(), model.base_model, model.forward
+
+    # The signature stays the model's, because transformers' generate reads it.
+    @functools.wraps(whole)
+    def forward(*args: Any, scored: tuple[Tensor, Tensor, float, bool] | None = None, **inputs: Any) -> Any:
+        if scored is None:
+            return whole(*args, **inputs)
+        sources, targets, temperature, entropy_gradient = scored
+        hidden = body(**inputs, use_cache=False).last_hidden_state
+        rows = hidden.flatten(0, 1).index_select(0, sources)
+        return head(rows, wanted=Wanted(targets, temperature, transform, entropy_gradient))
+
+    model.forward = forward
+
+
+def score_in_head(head: Any) -> None:
+    """Make the forward of a head accept `wanted` and return log-probabilities and entropies for it."""
+    linear = head.forward
+
+    # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.
+    @functools.wraps(linear)
+    def forward(input: Tensor, wanted: Wanted | None = None) -> Any:
+        return linear(input) if wanted is None else chosen_logprobs(input, head.weight, head.bias, wanted)
+
+    head.forward = forward
+
+
+def score_in_adapted_head(head: Any) -> None:
+    """Do as `score_in_head` for a head with an adapter, without storing the merged weight.
+
+    The logits of a few tokens are ``h W^T + (scale * h A^T) B^T``; the inner size of the second product is the
+    rank. W and B are parameters of two layers. The forward of one layer calls the forward of the other, so
+    ZeRO-3 gathers both before the logits are computed, and again before the backward pass recomputes them.
+    """
+    base, down, up = head.base_layer, head.lora_A[ADAPTER], head.lora_B[ADAPTER]
+    whole, base_linear, up_linear = head.forward, base.forward, up.forward
+
+    @functools.wraps(whole)
+    def forward(input: Tensor, *args: Any, wanted: Wanted | None = None, **options: Any) -> Any:
+        if wanted is None:
+            return whole(input, *args, **options)
+        low = None if head.disable_adapters else down(input) * head.scaling[ADAPTER]
+        return base(input, wanted=wanted, low=low)
+
+    @functools.wraps(base_linear)
+    def base_forward(input: Tensor, wanted: Wanted | None = None, low: Tensor | None = None) -> Any:
+        if wanted is None:
+            return base_linear(input)
+        score = functools.partial(chosen_logprobs, input, base.weight, base.bias, wanted)
+        return score() if low is None else up(low, score=score)
+
+    @functools.wraps(up_linear)
+    def up_forward(input: Tensor, score: Callable[..., Any] | None = None) -> Any:
+        return up_linear(input) if score is None else score(input, up.weight)
+
+    head.forward, base.forward, up.forward = forward, base_forward, up_forward
+
+
 def chosen_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -201,7 +245,9 @@ class _ChosenLogprobs(torch.autograd.Function):
         logprobs = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
         normaliser, entropy = torch.empty_like(logprobs), torch.empty_like(logprobs)
         factors = _factors(hidden, weight, bias, low, up)
-        for part in _parts(len(hidden), weight):
+        size = chunk_rows(len(weight), weight.device)
+        for begin in range(0, len(hidden), size):
+            part = slice(begin, begin + size)
             logits = _logits(_rows(factors, part), wanted)
             lse = torch.logsumexp(logits, dim=-1)
             logprobs[part] = logits.gather(1, wanted.targets[part].unsqueeze(1)).squeeze(1) - lse
@@ -231,8 +277,13 @@ class _ChosenLogprobs(torch.autograd.Function):
         taught = upstream != 0
         if wanted.entropy_gradient:
             taught |= of_entropy != 0
-        factors = _factors(hidden, weight, bias, low, up)
-        for rows in _taught_parts(taught, weight):
+        # On the host, rows without a gradient, as of clipped tokens, are left out. On another device they are
+        # multiplied by 0: to find them, the host would have to wait for the device.
+        live = taught.nonzero().squeeze(1) if taught.device == HOST else None
+        factors, size = _factors(hidden, weight, bias, low, up), chunk_rows(len(weight), weight.device)
+        for begin in range(0, len(taught) if live is None else len(live), size):
+            part = slice(begin, begin + size)
+            rows = part if live is None else live[part]
             chunk = _rows(factors, rows)
             by_entropy = (of_entropy[rows], entropy[rows]) if wanted.entropy_gradient else None
             of_chunk = normaliser[rows], upstream[rows], wanted.targets[rows]
@@ -269,7 +320,7 @@ class _Factors(NamedTuple):
 
 
 def _factors(hidden: Tensor, weight: Tensor, *others: Tensor | None) -> _Factors:
-    rest = (None if each is None else as_factor(each) for each in others)
+    rest = [None if each is None else as_factor(each) for each in others]
     return _Factors(as_factor(hidden), as_factor(weight), *rest)
 
 
@@ -304,29 +355,11 @@ def add_product(total: Tensor | None, left: Tensor, right: Tensor | None) -> Non
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
 
 
-def _parts(tokens: int, weight: Tensor) -> list[slice]:
-    """List slices of `tokens` whose logits are in memory at once."""
-    size = chunk_rows(len(weight), weight.device)
-    return [slice(begin, begin + size) for begin in range(0, tokens, size)]
-
-
 @functools.cache
 def chunk_rows(vocabulary: int, device: torch.device) -> int:
     """Choose once for a device how many rows of logits are in memory together."""
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
     return rows_per_chunk(vocabulary, memory)
-
-
-def _taught_parts(taught: Tensor, weight: Tensor) -> list[slice] | list[Tensor]:
-    """List parts of the rows that include all rows with a gradient: bool[N] -> indices.
-
-    On the host, rows without a gradient, as of clipped tokens, are left out. On another device they are
-    multiplied by 0: to find them, the host would have to wait for the device.
-    """
-    if taught.device != HOST:
-        return _parts(len(taught), weight)
-    live = taught.nonzero().squeeze(1)
-    return [live[part] for part in _parts(len(live), weight)]
 
 
 def _logits(factors: _Factors, wanted: Wanted) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from grpox.errors import ConfigError
-from grpox.policy.batch import ForwardMode, RolloutBatch, attended_positions
+from grpox.policy.batch import PackedBatch
 
 KEY = "train.router_aux_loss_coef"
 
@@ -80,12 +80,12 @@ class RouterBalance:
             before.remove()
             after.remove()
 
-    def take(self, batch: RolloutBatch, mode: ForwardMode) -> Tensor:
+    def take(self, batch: PackedBatch) -> Tensor:
         """Return the loss of the recorded pass over a micro-batch, f32[], and forget the logits.
 
         It is that of the padded sequences, each with its prompt, in every forward mode.
         """
-        positions = attended_positions(batch, mode)
+        positions = batch.attended_positions
         logits, self._logits = self._logits, ()
         rows = tuple(each.flatten(0, -2).index_select(0, positions) for each in logits)
         return self._function(rows, self._experts, self._chosen)

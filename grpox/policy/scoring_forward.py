@@ -8,13 +8,12 @@ its own forward pass.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from grpox.policy.attention import (
     VARLEN,
@@ -28,8 +27,8 @@ from grpox.policy.attention import (
 from grpox.policy.batch import FULL_LOGITS, ForwardMode
 from grpox.policy.float32_head import Float32Head
 from grpox.policy.forward_trial import ForwardTrial
-from grpox.policy.logprobs import LogitTransform, Wanted, chosen_logprobs
-from grpox.policy.lora.layers import ADAPTER, is_adapted
+from grpox.policy.logprobs import LogitTransform, score_in_adapted_head, score_in_head, score_in_model
+from grpox.policy.lora.layers import is_adapted
 from grpox.runtime.world import World
 
 if TYPE_CHECKING:
@@ -130,77 +129,22 @@ def restore_forward(model: PreTrainedModel) -> None:
 
 
 def _add_scoring(model: Any) -> bool:
-    """Make the model's forward accept `scored`, the arguments of `logprobs`; return True if it can."""
-    head, body, whole = model.get_output_embeddings(), model.base_model, model.forward
-    if body is model:
+    """Make the model's forward accept `scored`, see `logprobs.score_in_model`; return True if it can."""
+    head = model.get_output_embeddings()
+    if model.base_model is model:
         return False
     if is_adapted(head) and type(head.base_layer) is nn.Linear:
-        _score_in_adapted_head(head)
+        score_in_adapted_head(head)
     elif type(head) in (nn.Linear, Float32Head):
-        _score_in_head(head)
+        score_in_head(head)
     else:
         return False
     # The transform of the logits by the model's configuration; a trial checks that it is complete.
     config = model.config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     scale /= float(getattr(config, "logits_scaling", None) or 1.0)
-    transform = LogitTransform(scale, getattr(config, "final_logit_softcapping", None))
-
-    # The signature stays the model's, because transformers' generate reads it.
-    @functools.wraps(whole)
-    def forward(*args: Any, scored: tuple[Tensor, Tensor, float, bool] | None = None, **inputs: Any) -> Any:
-        if scored is None:
-            return whole(*args, **inputs)
-        sources, targets, temperature, entropy_gradient = scored
-        hidden = body(**inputs, use_cache=False).last_hidden_state
-        rows = hidden.flatten(0, 1).index_select(0, sources)
-        return head(rows, wanted=Wanted(targets, temperature, transform, entropy_gradient))
-
-    model.forward = forward
+    score_in_model(model, LogitTransform(scale, getattr(config, "final_logit_softcapping", None)))
     return True
-
-
-def _score_in_head(head: Any) -> None:
-    """Make the forward of a head accept `wanted` and return log-probabilities and entropies for it."""
-    linear = head.forward
-
-    # Within the head's own forward ZeRO-3 has gathered its weight, and gathers it for the backward pass.
-    @functools.wraps(linear)
-    def forward(input: Tensor, wanted: Wanted | None = None) -> Any:
-        return linear(input) if wanted is None else chosen_logprobs(input, head.weight, head.bias, wanted)
-
-    head.forward = forward
-
-
-def _score_in_adapted_head(head: Any) -> None:
-    """Do as `_score_in_head` for a head with an adapter, without storing the merged weight.
-
-    The logits of a few tokens are ``h W^T + (scale * h A^T) B^T``; the inner size of the second product is the
-    rank. W and B are parameters of two layers. The forward of one layer calls the forward of the other, so
-    ZeRO-3 gathers both before the logits are computed, and again before the backward pass recomputes them.
-    """
-    base, down, up = head.base_layer, head.lora_A[ADAPTER], head.lora_B[ADAPTER]
-    whole, base_linear, up_linear = head.forward, base.forward, up.forward
-
-    @functools.wraps(whole)
-    def forward(input: Tensor, *args: Any, wanted: Wanted | None = None, **options: Any) -> Any:
-        if wanted is None:
-            return whole(input, *args, **options)
-        low = None if head.disable_adapters else down(input) * head.scaling[ADAPTER]
-        return base(input, wanted=wanted, low=low)
-
-    @functools.wraps(base_linear)
-    def base_forward(input: Tensor, wanted: Wanted | None = None, low: Tensor | None = None) -> Any:
-        if wanted is None:
-            return base_linear(input)
-        score = functools.partial(chosen_logprobs, input, base.weight, base.bias, wanted)
-        return score() if low is None else up(low, score=score)
-
-    @functools.wraps(up_linear)
-    def up_forward(input: Tensor, score: Callable[..., Any] | None = None) -> Any:
-        return up_linear(input) if score is None else score(input, up.weight)
-
-    head.forward, base.forward, up.forward = forward, base_forward, up_forward
 
 
 def _attends_as_masked(model: PreTrainedModel) -> bool:

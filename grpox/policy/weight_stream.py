@@ -44,7 +44,8 @@ def stream_weights(module: nn.Module, bucket_bytes: int = BUCKET_BYTES, adapted:
         parameters, buffers = base_parameters(module), base_buffers(module)
         by_weight = {id(adapted_weight(layer)): layer for layer in adapted_layers(module).values()}
     yield from stream_parameters(parameters, bucket_bytes, by_weight)
-    yield from ((name, buffer.detach()) for name, buffer in buffers)
+    for name, buffer in buffers:
+        yield name, buffer.detach()
 
 
 def stream_parameters(
@@ -62,20 +63,21 @@ def stream_parameters(
     layers = adapted or {}
     for bucket in _buckets(named, bucket_bytes):
         adapters = [layers.get(id(parameter)) for _, parameter in bucket]
-        beside = [factor for layer in adapters if layer is not None for factor in parameters_of(layer)]
-        with deepspeed.zero.GatheredParameters([*(parameter for _, parameter in bucket), *beside]):
-            whole = [
-                (name, _lasting(parameter), None if layer is None else _factors(layer))
-                for (name, parameter), layer in zip(reversed(bucket), reversed(adapters), strict=True)
-            ]
+        gathered = [parameter for _, parameter in bucket]
+        for layer in adapters:
+            gathered += [] if layer is None else parameters_of(layer)
+        whole = []
+        with deepspeed.zero.GatheredParameters(gathered):
+            for (name, parameter), layer in zip(reversed(bucket), reversed(adapters), strict=True):
+                whole.append((name, _lasting(parameter), None if layer is None else _factors(layer)))
         while whole:  # released one by one: nothing of this bucket is left when the next is gathered
             yield _merged(*whole.pop())
 
 
 def is_own_memory(parameter: nn.Parameter, tensor: Tensor) -> bool:
-    """Tell whether `tensor`, streamed for a parameter under ZeRO-3, is the memory in which the policy keeps it.
+    """Return True if `tensor`, streamed for a parameter under ZeRO-3, is the memory of the policy's own weight.
 
-    So it is for a single rank, whose shard is the whole parameter. Each update changes it.
+    It is for a single rank, whose shard is the whole parameter. Each update changes it.
     """
     shard = getattr(parameter, "ds_tensor", None)
     return shard is not None and (shard.device, shard.data_ptr(), shard.numel()) == (

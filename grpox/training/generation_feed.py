@@ -20,9 +20,8 @@ from grpox.data.schedule import MicroBatchPlan, Schedule, StepPlan
 from grpox.errors import RunFailed
 from grpox.errors.formatting import spread
 from grpox.plugins.component_state import PLAIN, odd_part
-from grpox.policy.batch import Sample, TokenRecord, samples_of
+from grpox.policy.batch import Sample, TokenRecord, samples_of, upload
 from grpox.rollout.collector import Collector, GenerationBatch
-from grpox.runtime.upload import upload
 from grpox.runtime.world import World
 
 Key = tuple[int, int]

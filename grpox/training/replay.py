@@ -23,7 +23,7 @@ from grpox.errors import ConfigError, Problem, nearest
 from grpox.errors.validation import problems_of
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
-from grpox.policy.batch import RolloutBatch, collate
+from grpox.policy.batch import PackedBatch, collate
 from grpox.policy.forward_trial import ForwardTrial
 from grpox.policy.models import load_model, load_tokenizer
 from grpox.policy.routers import RouterBalance
@@ -82,7 +82,7 @@ class Replayed(Result):
     rank: int
     place: int
     """Index among the micro-batches of its rank."""
-    batch: RolloutBatch
+    batch: PackedBatch
     terms: Mapping[str, Tensor]
     """Terms of its loss: name -> f32[B, T]."""
     parameters: Sequence[str]

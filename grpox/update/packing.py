@@ -1,4 +1,4 @@
-"""Groups the samples of an optimizer step into micro-batches, and tells which need no backward pass.
+"""Groups the samples of an optimizer step into micro-batches, and marks those that need no backward pass.
 
 A step's samples are sorted by length and grouped anew, so that little is computed for padding. That changes no
 gradient, because a token's weight comes from counts over the whole step. A loss that is normalised in each
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ from grpox.config import TrainConfig
 from grpox.config.training import tokens_on
 from grpox.contracts import PolicyLoss, Reduction
 from grpox.errors import RunFailed
-from grpox.policy.batch import FULL_LOGITS, ForwardMode, Row, Sample, rows_of
+from grpox.policy.batch import ForwardMode, Sample, Tokens, lengths_of, rows_of
 from grpox.runtime.world import World
 
 
@@ -52,25 +54,6 @@ class LossTraits:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class PackedMicroBatch:
-    """Samples of this rank that go through the model together."""
-
-    samples: Sequence[Sample]
-    needs_backward: bool
-    """True where its loss has a gradient."""
-
-
-@dataclass(frozen=True, eq=False)
-class PackedStep:
-    """The micro-batches of this rank, as many of each kind as on every other rank."""
-
-    micro_batches: Sequence[PackedMicroBatch]
-    """First come all that need no backward pass."""
-    padding_fraction: float
-    """The part of the positions computed, on all ranks, that hold no token."""
-
-
 @dataclass(frozen=True)
 class MicroBatchPacker:
     """Groups the samples of each step as the run's settings, its loss and its model allow."""
@@ -99,130 +82,146 @@ class MicroBatchPacker:
 
     def pack(
         self, micro_batches: Sequence[Sequence[Sample]], world: World, backward: bool = True
-    ) -> PackedStep:
+    ) -> tuple[list[tuple[Sequence[Sample], bool]], float]:
         """Group this rank's samples of a step; a collective.
 
         Args:
-            backward: whether to update; else no micro-batch needs a backward pass.
+            backward: True to update; else no micro-batch needs a backward pass.
+
+        Returns:
+            the samples of each micro-batch, and True if it needs a backward pass: as many of each kind as on
+            every other rank, first those that need none; and the part of the positions computed, on all ranks,
+            that hold no token.
 
         Raises:
             RunFailed: a group that has to stay together is larger than a micro-batch may be.
         """
         if self.keeps_schedule:
-            return self._as_scheduled(micro_batches, world, backward)
-        samples = [sample for micro_batch in micro_batches for sample in micro_batch]
-        kinds: tuple[list[Sample], list[Sample]] = ([], [])  # without a backward pass, and with one
-        for sample, live in zip(samples, self._live(samples), strict=True):
-            kinds[backward and live].append(sample)
-        cuts = [self._cut(kind, len(samples)) for kind in kinds]
-        real = sum(row.length for cut in cuts for rows in cut for row in rows)
-        positions = [self._positions(rows) for cut in cuts for rows in cut]
+            sizes = np.array(world.gather([(0, 0, *self._count_positions(micro_batches))]))
+            return [(samples, backward) for samples in micro_batches], _padding(sizes)
+        samples = list(chain.from_iterable(micro_batches))
+        prompts, lengths = _measure(samples)
+        is_live = self._find_live(samples) & backward
+        idle, live = np.flatnonzero(~is_live).tolist(), np.flatnonzero(is_live).tolist()
+        cuts = self._cut(samples, prompts, lengths, idle), self._cut(samples, prompts, lengths, live)
+        tokens, rows, longest = np.array([size for cut in cuts for _, *size in cut]).T
+        positions = tokens if self.mode.packed else rows * longest
         if self.whole_groups and self.budget is not None:
             # The largest micro-batch may be a single group, which cannot be cut.
-            largest = max(world.gather([max(positions)]))
+            largest = max(world.gather([int(positions.max())]))
             if largest > self.budget:
                 raise RunFailed(
                     f"train.max_tokens_per_micro_batch is {self.budget}, and a group of "
                     f"{self.train.num_generations} completions takes {largest} tokens with its padding; the "
                     f"loss has scope 'group' and is given whole groups: set it to {largest} or more, or to null"
                 )
-        sizes = world.gather([(len(cuts[0]), len(cuts[1]), real, sum(positions))])
-        counts = [max(size[kind] for size in sizes) for kind in (0, 1)]
-        if backward and counts[1] == 0:  # the optimizer steps all the same
-            counts[1] = 1
-        packed = []
-        for kind, (of_kind, cut) in enumerate(zip(kinds, cuts, strict=True)):
-            for rows in cut:
-                members = [member for row in rows for member in row.members]
-                together = [of_kind[member] for member in (sorted(members) if self.whole_groups else members)]
-                packed.append(PackedMicroBatch(together, needs_backward=kind == 1))
+        sizes = np.array(world.gather([(*map(len, cuts), int(tokens.sum()), int(positions.sum()))]))
+        counts = sizes[:, :2].max(axis=0).tolist()
+        counts[1] = max(counts[1], int(backward))  # the optimizer steps also where nothing is live
+        packed: list[tuple[Sequence[Sample], bool]] = []
+        for kind, cut in enumerate(cuts):
+            for numbers, *_ in cut:
+                numbers = sorted(numbers) if self.whole_groups else numbers
+                packed.append(([samples[number] for number in numbers], kind == 1))
             if missing := counts[kind] - len(cut):
-                packed += [PackedMicroBatch(self._filler(samples), kind == 1)] * missing
-        return PackedStep(packed, _padding(sizes))
+                packed += [(self._make_filler(samples, lengths), kind == 1)] * missing
+        return packed, _padding(sizes)
 
-    def _as_scheduled(
-        self, micro_batches: Sequence[Sequence[Sample]], world: World, backward: bool
-    ) -> PackedStep:
-        real, computed = 0, 0
+    def _count_positions(self, micro_batches: Sequence[Sequence[Sample]]) -> tuple[int, int]:
+        """Count the tokens of the schedule's micro-batches, and the positions that the model computes."""
+        tokens, positions = 0, 0
         for samples in micro_batches:
-            if self.mode == FULL_LOGITS:
-                real += sum(map(len, samples))
-                widest = max(len(s.prompt) for s in samples), max(1, *(len(s.completion) for s in samples))
-                computed += len(samples) * sum(widest)
+            prompts, lengths = _measure(samples)
+            if self.mode.chunked:
+                rows, _ = rows_of(prompts, lengths, range(len(samples)), self.mode.shared_width)
+                own, computed = sum(rows), sum(rows) if self.mode.packed else len(rows) * rows[0]
             else:
-                rows = rows_of(samples, self.mode.shared_width)
-                real, computed = real + sum(row.length for row in rows), computed + self._positions(rows)
-        packed = [PackedMicroBatch(samples, backward) for samples in micro_batches]
-        return PackedStep(packed, _padding(world.gather([(0, 0, real, computed)])))
+                prompt, completion = lengths.max(axis=1).tolist()
+                own, computed = int(lengths.sum()), len(samples) * (prompt + max(1, completion))
+            tokens, positions = tokens + own, positions + computed
+        return tokens, positions
 
-    def _live(self, samples: Sequence[Sample]) -> list[bool]:
-        """Tell for each sample of a step whether it can have a gradient."""
+    def _find_live(self, samples: Sequence[Sample]) -> np.ndarray:
+        """Find the samples of a step that can have a gradient: bool[B]."""
         if not self.skips_backward:
-            return [True] * len(samples)
-        own = [sample.has_advantage for sample in samples]
-        if not self.whole_groups:
-            return own
-        groups = {sample.group_id for sample, live in zip(samples, own, strict=True) if live}
-        return [sample.group_id in groups for sample in samples]
+            return np.ones(len(samples), dtype=np.bool_)
+        live = [bool((sample.token_mask & (sample.advantage != 0)).any()) for sample in samples]
+        if self.whole_groups:
+            groups = {sample.group_id for sample, own in zip(samples, live, strict=True) if own}
+            live = [sample.group_id in groups for sample in samples]
+        return np.array(live)
 
-    def _cut(self, samples: Sequence[Sample], step_size: int) -> list[list[Row]]:
-        """Group `samples` into rows that go together, longest first; `step_size` samples make up the step."""
-        most = self.train.per_device_train_batch_size if self.budget is None else step_size
-        width = self.mode.shared_width
-        if self.whole_groups:  # which cannot be parted
-            units = []
-            for numbers in _groups_of(samples):
-                rows = rows_of([samples[number] for number in numbers], width, most, self.budget)
-                units.append([replace(row, members=tuple(numbers[m] for m in row.members)) for row in rows])
-            units.sort(key=lambda rows: -rows[0].length)
+    def _cut(
+        self, samples: Sequence[Sample], prompts: Sequence[Tokens], lengths: np.ndarray, numbers: Sequence[int]
+    ) -> list[tuple[list[int], int, int, int]]:
+        """Group the samples of a step that have these numbers, the longest first.
+
+        Returns:
+            of each micro-batch the numbers of its samples; the tokens, the number and the longest of its rows.
+        """
+        most = self.train.per_device_train_batch_size if self.budget is None else len(samples)
+        limits = self.mode.shared_width, most, self.budget
+        units = []  # samples that stay together, as in the result
+        if self.whole_groups:
+            for group in _groups_of(samples, numbers):
+                rows, _ = rows_of(prompts, lengths, group, *limits)
+                units.append((group, sum(rows), len(rows), rows[0]))
+            units.sort(key=itemgetter(3), reverse=True)
         else:
-            units = [[row] for row in rows_of(samples, width, most, self.budget)]
-        cut: list[list[Row]] = []
-        for rows in units:
-            if cut and self._fits([*cut[-1], *rows], most):
-                cut[-1] += rows
+            rows, members_of = rows_of(prompts, lengths, numbers, *limits)
+            units = [(members, length, 1, length) for members, length in zip(members_of, rows, strict=True)]
+        cut = units[:1]
+        for unit in units[1:]:
+            (members, tokens, count, longest), (further, own, more, _) = cut[-1], unit
+            joined = members + further, tokens + own, count + more, longest
+            positions = joined[1] if self.mode.packed else joined[2] * longest
+            if len(joined[0]) <= most and (self.budget is None or positions <= self.budget):
+                cut[-1] = joined
             else:
-                cut.append(rows)
+                cut.append(unit)
         return cut
 
-    def _fits(self, rows: Sequence[Row], most: int) -> bool:
-        return sum(len(row.members) for row in rows) <= most and (
-            self.budget is None or self._positions(rows) <= self.budget
-        )
+    def _make_filler(self, samples: Sequence[Sample], lengths: np.ndarray) -> list[Sample]:
+        """Copy samples without a token that counts, for a forward that only the other ranks need.
 
-    def _positions(self, rows: Sequence[Row]) -> int:
-        """Count the positions that the model computes for rows that go together."""
-        lengths = [row.length for row in rows]
-        return sum(lengths) if self.mode.packed else len(lengths) * max(lengths)
+        Their numbers become negative, which no real sample has.
+        """
+        total = lengths.sum(axis=0)
+        shortest = [int(total.argmin())]
+        if self.whole_groups:
+            groups = _groups_of(samples, range(len(samples)))
+            shortest = min(groups, key=lambda group: int(total[group].max()))
+        fillers = []
+        for sample in (samples[number] for number in shortest):
+            group, sequence = (None if n is None else -1 - n for n in (sample.group_id, sample.sequence_id))
+            mask = np.zeros_like(sample.token_mask)
+            fillers.append(
+                replace(sample, token_mask=mask, group_id=group, sequence_id=sequence, token_record=None)
+            )
+        return fillers
 
-    def _filler(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return samples in which no token counts, for a forward that only the other ranks need."""
-        if not self.whole_groups:
-            return [_silent(min(samples, key=len))]
-        groups = [[samples[number] for number in numbers] for numbers in _groups_of(samples)]
-        return [_silent(sample) for sample in min(groups, key=lambda group: max(map(len, group)))]
+
+def _measure(samples: Sequence[Sample]) -> tuple[list[Tokens], np.ndarray]:
+    """List the prompts, and count the tokens of prompts and completions: i64[2, B]."""
+    prompts = [sample.prompt for sample in samples]
+    return prompts, lengths_of(prompts, [sample.completion for sample in samples])
 
 
-def _groups_of(samples: Sequence[Sample]) -> list[list[int]]:
+def _groups_of(samples: Sequence[Sample], numbers: Iterable[int]) -> list[list[int]]:
     """List the numbers of the samples of each group, in their order."""
     groups: dict[int, list[int]] = {}
-    for number, sample in enumerate(samples):
-        if sample.group_id is None:
+    for number in numbers:
+        group = samples[number].group_id
+        if group is None:
             raise ValueError("a loss of scope 'group' trains on samples with a group_id, and one has none")
-        groups.setdefault(sample.group_id, []).append(number)
+        groups.setdefault(group, []).append(number)
     return list(groups.values())
 
 
-def _silent(sample: Sample) -> Sample:
-    """Copy a sample without a token that counts; its numbers become negative, which no real sample has."""
-    group, sequence = (None if n is None else -1 - n for n in (sample.group_id, sample.sequence_id))
-    mask = np.zeros_like(sample.token_mask)
-    return replace(sample, token_mask=mask, group_id=group, sequence_id=sequence, token_record=None)
-
-
-def _padding(sizes: Sequence[tuple[int, int, int, int]]) -> float:
-    real, computed = sum(size[2] for size in sizes), sum(size[3] for size in sizes)
-    return 1 - real / computed
+def _padding(sizes: np.ndarray) -> float:
+    """Compute the part of all positions that hold no token, of sizes i64[ranks, 4] as `pack` gathers them."""
+    _, _, tokens, positions = sizes.sum(axis=0).tolist()
+    return float(1 - tokens / positions)
 
 
 @dataclass(frozen=True)
@@ -236,9 +235,10 @@ class StepTotals:
 
 
 def count_masks(micro_batches: Iterable[Tensor | Sequence[np.ndarray]]) -> tuple[int, int, int]:
-    """Tokens, sequences and micro-batches of token masks: bool[B, T] each, or a list of B bool[T]."""
+    """Count tokens, sequences and micro-batches of token masks: bool[B, T] each, or a list of B bool[T]."""
     masks = list(micro_batches)
-    return sum(int(row.sum()) for mask in masks for row in mask), sum(map(len, masks)), len(masks)
+    tokens = [int(mask.sum() if isinstance(mask, Tensor) else np.concatenate(mask).sum()) for mask in masks]
+    return sum(tokens), sum(map(len, masks)), len(masks)
 
 
 def count_step(
@@ -247,7 +247,7 @@ def count_step(
     """Count a step from this rank's token masks, as `count_masks` takes them: one all-reduce."""
     # On the host, which knows them: a GPU would have to finish what it does first.
     counts = torch.tensor(count_masks(micro_batches), dtype=torch.float64)
-    tokens, sequences, number = (int(n) for n in world.reduce(counts, dist.ReduceOp.SUM).tolist())
+    tokens, sequences, number = map(int, world.reduce(counts, dist.ReduceOp.SUM).tolist())
     return StepTotals(tokens, sequences, number, max_completion_length)
 
 

@@ -19,7 +19,7 @@ from grpox.config import RunConfig
 from grpox.config.alarms import CHANGED, GROWTH, LIVE, NORM_BEFORE
 from grpox.contracts import Correction, PolicyLoss
 from grpox.errors import RunFailed
-from grpox.policy.batch import FULL_LOGITS, ForwardMode, RolloutBatch, Sample, collate
+from grpox.policy.batch import PackedBatch, Sample, collate
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.reference import BaseAsReference, sync_reference
@@ -28,7 +28,7 @@ from grpox.runtime.world import World
 from grpox.update.entropy_control import EntropyControl
 from grpox.update.nonfinite import NonFinitePolicy
 from grpox.update.objective import MicroBatchLoss, StepLoss, build_inputs
-from grpox.update.packing import MicroBatchPacker, PackedMicroBatch, StepTotals, count_step
+from grpox.update.packing import MicroBatchPacker, StepTotals, count_step
 from grpox.update.step_statistics import StepStatistics
 from grpox.update.token_masks import choose
 from grpox.update.token_metrics import Passes, TokenFacts, measure, metrics_of, read_together
@@ -93,8 +93,9 @@ class PolicyUpdate:
             models["reference_logprobs"] = self.reference
         for name, model in models.items():
             unknown = [rows for rows in micro_batches if any(getattr(row, name) is None for row in rows)]
-            for each in self.packer.pack(unknown, self.world, backward=False).micro_batches if unknown else ():
-                batch = self._prepared(each)
+            packed = self.packer.pack(unknown, self.world, backward=False)[0] if unknown else []
+            for samples, _ in packed:
+                batch = collate(samples, self.world.device, model.mode)
                 keep_logprobs(batch, self._score(model, batch)[0], name)
 
     def step(self, micro_batches: MicroBatches) -> dict[str, float]:
@@ -114,9 +115,9 @@ class PolicyUpdate:
         masks = ([sample.token_mask for sample in samples] for samples in micro_batches)
         totals = count_step(masks, self.world, self.max_completion_length)
         of_choice = self._choose_tokens(micro_batches)
-        packed = self.packer.pack(micro_batches, self.world)
-        passes = self._gradient(packed.micro_batches, totals)
-        metrics = self._take(passes, micro_batches) | of_choice | {"padding_fraction": packed.padding_fraction}
+        packed, padding = self.packer.pack(micro_batches, self.world)
+        passes = self._gradient(packed, totals)
+        metrics = self._take(passes, micro_batches) | of_choice | {"padding_fraction": padding}
         if math.isfinite(metrics["grad_norm"]):
             for batch, result in passes:
                 keep_logprobs(batch, result.inputs.logprobs)
@@ -142,8 +143,8 @@ class PolicyUpdate:
         """Mark the tokens that make up the policy loss of a step, where not all do; a collective."""
         if self.top_entropy == 1:
             return {}
-        packed = self.packer.pack(micro_batches, self.world, backward=False)
-        batches = [self._prepared(each) for each in packed.micro_batches]
+        packed, _ = self.packer.pack(micro_batches, self.world, backward=False)
+        batches = [self._collate(samples) for samples, _ in packed]
         entropies = [self._score(self.engine, batch)[1] for batch in batches]
         places = [batch.token_places for batch in batches]
         chosen, metrics = choose(entropies, places, self.top_entropy, self.world)
@@ -152,29 +153,28 @@ class PolicyUpdate:
                 sample.policy_keep = row
         return metrics
 
-    def _gradient(self, micro_batches: Sequence[PackedMicroBatch], totals: StepTotals) -> Passes:
-        """Accumulate the step's gradient."""
+    def _gradient(self, packed: Sequence[tuple[Sequence[Sample], bool]], totals: StepTotals) -> Passes:
+        """Accumulate the step's gradient over micro-batches, each with True if it needs a backward pass."""
         passes = []
         # Of all samples or of none: the reference's forward is a collective, and ranks pack in their own ways.
         lacks_reference = self.reference is not None and any(
-            sample.reference_logprobs is None for each in micro_batches for sample in each.samples
+            sample.reference_logprobs is None for samples, _ in packed for sample in samples
         )
-        following = self._prepared(micro_batches[0])
-        for place, each in enumerate(micro_batches, start=1):
+        following = self._collate(packed[0][0])
+        for place, (_, needs_backward) in enumerate(packed, start=1):
             batch = following
-            if each.needs_backward:
-                self.engine.begin_micro_batch(last=place == len(micro_batches))
+            if needs_backward:
+                self.engine.begin_micro_batch(last=place == len(packed))
             if self.reference is not None and lacks_reference:
                 keep_logprobs(batch, self._score(self.reference, batch)[0], "reference_logprobs")
-            with torch.set_grad_enabled(each.needs_backward):
-                mode, routers = self.engine.mode, self.routers
+            with torch.set_grad_enabled(needs_backward):
                 result = forward_pass(
-                    self.engine, batch, self.step_loss, totals, self.temperature, mode, routers
+                    self.engine, batch, self.step_loss, totals, self.temperature, self.routers
                 )
-            if place < len(micro_batches):
+            if place < len(packed):
                 # While the device computes this pass: DeepSpeed has the host wait at the end of each backward.
-                following = self._prepared(micro_batches[place])
-            if each.needs_backward:
+                following = self._collate(packed[place][0])
+            if needs_backward:
                 self.engine.backward(result.loss)
             passes.append((batch, result.detached()))
         return passes
@@ -240,18 +240,20 @@ class PolicyUpdate:
             measured[CHANGED] = changed
         return measured
 
-    def _prepared(self, packed: PackedMicroBatch) -> RolloutBatch:
-        return collate(packed.samples, self.world.device, self.engine.mode)
+    def _collate(self, samples: Sequence[Sample]) -> PackedBatch:
+        return collate(samples, self.world.device, self.engine.mode)
 
     @torch.no_grad()
     def _score(
-        self, model: Engine | FrozenEngine | BaseAsReference, batch: RolloutBatch
+        self, model: Engine | FrozenEngine | BaseAsReference, batch: PackedBatch
     ) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities and entropies, f32[B, T] each."""
-        return completion_logprobs(model, batch, self.temperature, model.mode)
+        if model.mode != batch.mode:  # of a reference that is another model
+            batch = collate(batch.samples, self.world.device, model.mode)
+        return completion_logprobs(model, batch, self.temperature)
 
 
-def keep_logprobs(batch: RolloutBatch, logprobs: Tensor, name: str = "old_logprobs") -> None:
+def keep_logprobs(batch: PackedBatch, logprobs: Tensor, name: str = "old_logprobs") -> None:
     """Keep `logprobs`, f32[B, T], as the attribute `name` of the samples that have none."""
     for sample, row in zip(batch.samples, batch.cut(logprobs), strict=True):
         if getattr(sample, name) is None:
@@ -260,11 +262,10 @@ def keep_logprobs(batch: RolloutBatch, logprobs: Tensor, name: str = "old_logpro
 
 def forward_pass(
     model: Callable[..., Any],
-    batch: RolloutBatch,
+    batch: PackedBatch,
     step_loss: StepLoss,
     totals: StepTotals,
     temperature: float,
-    mode: ForwardMode = FULL_LOGITS,
     routers: RouterBalance | None = None,
 ) -> MicroBatchLoss:
     """Run `model` on a micro-batch and compute its share of the step's loss.
@@ -273,7 +274,7 @@ def forward_pass(
         routers: adds the load-balancing loss of the model.
     """
     with nullcontext() if routers is None else routers.recording():
-        logprobs, entropy = completion_logprobs(model, batch, temperature, mode, step_loss.entropy_gradient)
+        logprobs, entropy = completion_logprobs(model, batch, temperature, step_loss.entropy_gradient)
     known = map(attrgetter("old_logprobs", "reference_logprobs", "policy_keep"), batch.samples)
     old, reference, policy_keep = zip(*known, strict=True)
     inputs = build_inputs(
@@ -294,7 +295,7 @@ def forward_pass(
     result = step_loss.micro_batch(inputs, totals, batch.sampler_logprobs, batch.pad_known(policy_keep))
     if routers is None:
         return result
-    return result.with_routers(routers.take(batch, mode), routers.coefficient, totals)
+    return result.with_routers(routers.take(batch), routers.coefficient, totals)
 
 
 def loss_shares(passes: Passes) -> dict[str, Tensor]:

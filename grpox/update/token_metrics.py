@@ -17,13 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from grpox.contracts import Correction
-from grpox.policy.batch import RolloutBatch, Sample, TokenRecord
-from grpox.runtime.upload import upload
+from grpox.policy.batch import PackedBatch, Sample, TokenRecord, upload
 from grpox.runtime.world import World
 from grpox.update.mismatch import mismatch_inputs, mismatch_metrics, mismatch_of
 from grpox.update.objective import MicroBatchLoss
 
-Passes = Sequence[tuple[RolloutBatch, MicroBatchLoss]]
+Passes = Sequence[tuple[PackedBatch, MicroBatchLoss]]
 """The micro-batches of a step as they went through the model, each with its share of the loss."""
 _Part = tuple[int, Tensor, Tensor, Tensor]
 """A micro-batch of N tokens with K values each: N, their sums f64[K], least f64[K] and largest f64[K]."""

@@ -81,11 +81,11 @@ def steps(
     growth = float(engine.measure_growth().sqrt())
     frozen = {name: torch.equal(weight.cpu(), base[name]) for name, weight in stream_base(engine.module)}
     own = FrozenEngine(plain_model(), config, world)
-    batch = collate(micro_batches_for(config, world)[0], world.device)
-    mask = batch.token_mask
-    with torch.no_grad():
-        models = (reference, own, engine)
-        found = [completion_logprobs(each, batch, 0.8, each.mode)[0][mask] for each in models]
+    found = []
+    for each in (reference, own, engine):
+        batch = collate(micro_batches_for(config, world)[0], world.device, each.mode)
+        with torch.no_grad():
+            found.append(completion_logprobs(each, batch, 0.8)[0][batch.token_mask])
     return {
         "gradients": gradients,
         "metrics": metrics,

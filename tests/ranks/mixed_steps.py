@@ -48,7 +48,7 @@ def steps(config: RunConfig, world: World) -> dict[str, Any]:
     gradients, update = captured(engine), update_of(engine, reference_for(config, world), config, world)
     micro_batches = mixed(micro_batches_for(config, world), world)
     alone = MicroBatchPacker(config.train, engine.mode, False, False, budget=BUDGET)
-    own = len(alone.pack(micro_batches, World(0, 1, world.device)).micro_batches)
+    own = len(alone.pack(micro_batches, World(0, 1, world.device))[0])
     metrics = [update.step(micro_batches) for _ in range(2)]
     every = [sample for samples in micro_batches for sample in samples]
     return {

@@ -79,11 +79,9 @@ def test_rows_with_padding_see_the_windows_of_the_model(tokenizer, name):
     rollouts = list(generator.generate(asked, sampling, seed=1))
     batch = collate(samples_of(rollouts, [0.0] * 4), CPU)
     with torch.no_grad():
-        logits = model(
-            batch.input_ids, batch.attention_mask, position_ids=batch.position_ids, use_cache=False
-        ).logits[:, -9:-1]
+        logits = model(**batch.model_inputs(), use_cache=False).logits[:, -9:-1]
     logits[..., tokenizer.eos_token_id] = -torch.inf
-    expected = logits.log_softmax(dim=-1).gather(-1, batch.completion_ids.unsqueeze(-1)).squeeze(-1)
+    expected = logits.log_softmax(dim=-1).gather(-1, batch.input_ids[:, -8:].unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(batch.sampler_logprobs, expected, atol=2e-5, rtol=0)
     each = [mask for one in masks[1:] for mask in (one.values() if isinstance(one, dict) else [one])]
     assert {mask.ndim for mask in each} == {4}  # transformers looks into masks of two dimensions

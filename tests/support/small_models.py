@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from grpox.config import TrainConfig
 from grpox.contracts import Rollout
-from grpox.policy.batch import collate, samples_of
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, PackedBatch, collate, samples_of
 
 TRAIN = TrainConfig()
 SMALL = {
@@ -35,14 +35,14 @@ def model_of(kind: str, dtype: torch.dtype = torch.float64, **settings: Any) -> 
     return model.eval()
 
 
-def batch() -> Any:
+def batch(mode: ForwardMode = FULL_LOGITS) -> PackedBatch:
     prompts = [(5, 6, 7), (5, 6, 7), (8, 9), (5, 6, 7), (8, 9)]
     completions = [(11, 12, 13, 14), (15,), (16, 17, 18, 19, 20), (21, 22), (23,)]
     rollouts = [
         Rollout(n, 0, prompt, completion, "stop", 0)
         for n, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
     ]
-    return collate(samples_of(rollouts, [0.0] * 5), torch.device("cpu"))
+    return collate(samples_of(rollouts, [0.0] * 5), torch.device("cpu"), mode)
 
 
 def gradient_of(model: PreTrainedModel) -> torch.Tensor:

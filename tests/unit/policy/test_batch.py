@@ -6,7 +6,16 @@ import numpy as np
 import torch
 
 from grpox.contracts import Rollout
-from grpox.policy.batch import ForwardMode, RolloutBatch, Sample, collate, rows_of, samples_of
+from grpox.policy.batch import (
+    FULL_LOGITS,
+    ForwardMode,
+    PackedBatch,
+    Sample,
+    collate,
+    lengths_of,
+    rows_of,
+    samples_of,
+)
 
 CPU = torch.device("cpu")
 WIDTH = 1000
@@ -14,11 +23,9 @@ WIDTH = 1000
 SHARED = ForwardMode(chunked=True, shared_width=WIDTH)
 
 
-def batch_of(*sequences: tuple[tuple[int, ...], tuple[int, ...]]) -> RolloutBatch:
-    rollouts = [
-        Rollout(n, 0, prompt, completion, "stop", 0) for n, (prompt, completion) in enumerate(sequences)
-    ]
-    return collate(samples_of(rollouts, [0.0] * len(rollouts)), CPU)
+def two_of_one_prompt(mode: ForwardMode) -> PackedBatch:
+    sequences = [((7, 8), (1, 2)), ((7, 8), (3,)), ((9,), (4, 5))]
+    return collate([sample(*each) for each in sequences], CPU, mode)
 
 
 def sample(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Sample:
@@ -26,7 +33,10 @@ def sample(prompt: tuple[int, ...], completion: tuple[int, ...]) -> Sample:
     return Sample(prompt, completion, np.ones(length, np.bool_), np.zeros(length, np.float32), 0.0)
 
 
-TWO_OF_ONE_PROMPT = batch_of(((7, 8), (1, 2)), ((7, 8), (3,)), ((9,), (4, 5)))
+def rows(samples: list[Sample], *limits: int | None) -> tuple[list[int], list[list[int]]]:
+    prompts, completions = ([getattr(each, name) for each in samples] for name in ("prompt", "completion"))
+    lengths = lengths_of(prompts, completions)
+    return rows_of(prompts, lengths, range(len(samples)), *limits)  # type: ignore[arg-type]
 
 
 def test_prompts_are_padded_left_and_completions_right() -> None:
@@ -36,10 +46,9 @@ def test_prompts_are_padded_left_and_completions_right() -> None:
     ]
     batch = collate(samples_of(rollouts, [0.5, -0.5]), CPU)
     assert batch.input_ids.tolist() == [[0, 5, 6, 7, 8], [5, 4, 9, 0, 0]]
-    assert batch.attention_mask.tolist() == [[0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert batch.model_inputs()["attention_mask"].tolist() == [[0, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
     assert batch.token_mask.tolist() == [[True, True, True], [True, False, False]]
     assert batch.position_ids.tolist() == [[0, 0, 1, 2, 3], [0, 1, 2, 2, 2]]
-    assert batch.completion_ids.tolist() == [[6, 7, 8], [9, 0, 0]]
     assert batch.sampler_logprobs[0].tolist() == [-1, -2, -3]
     assert batch.sampler_logprobs[1].isnan().all()
     assert batch.advantages.tolist() == [0.5, -0.5]
@@ -49,29 +58,28 @@ def test_a_pad_token_inside_a_completion_is_still_a_token() -> None:
     """If EOS serves as padding, only lengths can distinguish the two, not ids."""
     batch = collate(samples_of([Rollout(0, 0, (5,), (6, 0), "stop", 0)], [1.0]), CPU)
     assert batch.token_mask.tolist() == [[True, True]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1]]
+    assert batch.model_inputs()["attention_mask"].tolist() == [[1, 1, 1]]
 
 
 def test_tokens_that_the_model_did_not_write_are_attended_but_not_trained() -> None:
     rollout = Rollout(0, 0, (5,), (6, 7, 8), "stop", 0, model_mask=(True, False, True))
     batch = collate(samples_of([rollout], [1.0]), CPU)
     assert batch.token_mask.tolist() == [[True, False, True]]
-    assert batch.attention_mask.tolist() == [[1, 1, 1, 1]]
+    assert batch.model_inputs()["attention_mask"].tolist() == [[1, 1, 1, 1]]
 
 
 def test_completions_of_one_prompt_lie_behind_one_copy_of_it() -> None:
-    layout = TWO_OF_ONE_PROMPT.layout(SHARED)
-    assert layout.input_ids.tolist() == [[7, 8, 1, 2, 3], [9, 4, 5, 0, 0]]
-    assert layout.position_ids[0].tolist() == [0, 1, 2, 3, 2]
-    assert layout.position_ids[1, :3].tolist() == [0, 1, 2]
-    assert layout.targets.tolist() == [1, 2, 3, 4, 5]
+    batch = two_of_one_prompt(SHARED)
+    assert batch.input_ids.tolist() == [[7, 8, 1, 2, 3], [9, 4, 5, 0, 0]]
+    assert batch.position_ids[0].tolist() == [0, 1, 2, 3, 2]
+    assert batch.position_ids[1, :3].tolist() == [0, 1, 2]
+    assert batch.targets.tolist() == [1, 2, 3, 4, 5]
     # Row 0: 1 and 3 are both predicted by the prompt's end at 1, 2 by 1 at 2. Row 1 begins at 5.
-    assert layout.sources.tolist() == [1, 2, 1, 5, 6]
+    assert batch.sources.tolist() == [1, 2, 1, 5, 6]
 
 
 def test_a_completion_sees_its_prompt_and_itself() -> None:
-    sees = TWO_OF_ONE_PROMPT.layout(SHARED).sees
-    assert sees is not None
+    sees = two_of_one_prompt(SHARED).model_inputs()["attention_mask"]
     assert sees[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
@@ -84,44 +92,65 @@ def test_a_completion_sees_its_prompt_and_itself() -> None:
 
 
 def test_without_sharing_each_sequence_has_a_row_and_no_mask_is_needed() -> None:
-    layout = TWO_OF_ONE_PROMPT.layout(ForwardMode(chunked=True))
-    assert layout.sees is None
-    assert layout.input_ids.tolist() == [[7, 8, 1, 2], [7, 8, 3, 0], [9, 4, 5, 0]]
-    assert layout.position_ids.tolist() == [[0, 1, 2, 3]] * 3
-    assert layout.sources.tolist() == [1, 2, 5, 8, 9]
+    batch = two_of_one_prompt(ForwardMode(chunked=True))
+    assert batch.attention_mask is None
+    assert batch.input_ids.tolist() == [[7, 8, 1, 2], [7, 8, 3, 0], [9, 4, 5, 0]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3]] * 3
+    assert batch.sources.tolist() == [1, 2, 5, 8, 9]
 
 
 def test_packed_sequences_lie_one_behind_the_other_without_padding() -> None:
-    layout = TWO_OF_ONE_PROMPT.layout(ForwardMode(chunked=True, packed=True))
-    assert layout.sees is None
-    assert layout.input_ids.tolist() == [[7, 8, 1, 2, 7, 8, 3, 9, 4, 5]]
-    assert layout.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
-    assert layout.targets.tolist() == [1, 2, 3, 4, 5]
-    assert layout.sources.tolist() == [1, 2, 5, 7, 8]
+    batch = two_of_one_prompt(ForwardMode(chunked=True, packed=True))
+    assert batch.attention_mask is None
+    assert batch.input_ids.tolist() == [[7, 8, 1, 2, 7, 8, 3, 9, 4, 5]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
+    assert batch.targets.tolist() == [1, 2, 3, 4, 5]
+    assert batch.sources.tolist() == [1, 2, 5, 7, 8]
 
 
 def test_only_tokens_in_the_mask_are_wanted() -> None:
     of_tool = Rollout(0, 0, (7, 8), (1, 2, 3), "stop", 0, model_mask=(True, False, True))
     samples = samples_of([of_tool, Rollout(1, 0, (9,), (), "stop", 0)], [0.0, 0.0])
-    layout = collate(samples, CPU).layout(SHARED)
-    assert layout.targets.tolist() == [1, 3]
-    assert layout.sources.tolist() == [1, 3]
+    batch = collate(samples, CPU, SHARED)
+    assert batch.targets.tolist() == [1, 3]
+    assert batch.sources.tolist() == [1, 3]
+
+
+def test_values_of_single_tokens_become_rows_and_rows_are_cut() -> None:
+    for mode in (FULL_LOGITS, SHARED):
+        batch = two_of_one_prompt(mode)
+        rows = batch.as_rows(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
+        assert rows.tolist() == [[1, 2], [3, 0], [4, 5]]
+        assert [each.tolist() for each in batch.cut(rows)] == [[1, 2], [3], [4, 5]]
+        assert torch.equal(batch.as_rows(torch.cat(batch.cut(rows)), batch.places), rows)
+
+
+def test_positions_of_tokens_in_each_mode() -> None:
+    """Row 0 of the shared mode is 7 8 1 2 3, row 1 is 9 4 5; padded, rows begin at 4 and 8."""
+    expected = {
+        FULL_LOGITS: [0, 1, 2, 3, 4, 5, 6, 9, 10, 11],
+        ForwardMode(chunked=True): [0, 1, 2, 3, 4, 5, 6, 8, 9, 10],
+        SHARED: [0, 1, 2, 3, 0, 1, 4, 5, 6, 7],
+        ForwardMode(chunked=True, packed=True): list(range(10)),
+    }
+    for mode, positions in expected.items():
+        assert two_of_one_prompt(mode).attended_positions.tolist() == positions
 
 
 def test_a_row_ends_where_sharing_does_not_pay() -> None:
     long = [sample((1,) * 4, (2,) * 300) for _ in range(2)]
     # 4 tokens of the prompt saved, against 300 * 300 and more pairs of positions, in a hidden size of 64.
-    assert [row.members for row in rows_of(long, 64)] == [(0,), (1,)]
+    assert rows(long, 64)[1] == [[0], [1]]
     short = [sample((1,) * 40, (2,) * 5) for _ in range(2)]
-    assert [row.members for row in rows_of(short, 64)] == [(0, 1)]
+    assert rows(short, 64)[1] == [[0, 1]]
 
 
 def test_a_row_ends_at_the_most_sequences_and_positions() -> None:
     sequences = [sample((1,) * 10, (2,) * 2) for _ in range(4)]
-    assert [len(row.members) for row in rows_of(sequences, WIDTH, most=3)] == [3, 1]
-    assert [row.length for row in rows_of(sequences, WIDTH, longest=14)] == [14, 14]
+    assert rows(sequences, WIDTH, 3)[1] == [[0, 1, 2], [3]]
+    assert rows(sequences, WIDTH, None, 14)[0] == [14, 14]
 
 
 def test_rows_are_the_longest_first() -> None:
     sequences = [sample((n,), (2,) * length) for n, length in enumerate((3, 9, 1, 5))]
-    assert [row.length for row in rows_of(sequences, WIDTH)] == [10, 6, 4, 2]
+    assert rows(sequences, WIDTH)[0] == [10, 6, 4, 2]

@@ -7,7 +7,7 @@ import torch
 from support.peak_memory import peak_bytes
 from torch import Tensor
 
-from grpox.policy import head_chunks, logprobs
+from grpox.policy import logprobs
 from grpox.policy.head_chunks import BYTES_PER_LOGIT, rows_per_chunk
 from grpox.policy.logprobs import LogitTransform, Wanted, chosen_logprobs
 
@@ -189,11 +189,3 @@ def test_chunks_on_a_gpu_fit_its_memory_and_are_large_enough_for_its_products(
     vocabulary: int, gib: int, rows: int
 ) -> None:
     assert rows_per_chunk(vocabulary, gib * 2**30) == rows
-
-
-@pytest.mark.parametrize("vocabulary", [32_000, 256_000])
-def test_chunks_hold_all_tokens_once(vocabulary: int) -> None:
-    weight = torch.empty(vocabulary, 1, device="meta")
-    parts = logprobs._parts(1000, weight)
-    assert [row for part in parts for row in range(1000)[part]] == list(range(1000))
-    assert all((part.stop - part.start) * vocabulary <= head_chunks.LOGITS_PER_CHUNK for part in parts)

@@ -38,24 +38,22 @@ def scored(model: Any, chunked: bool) -> tuple[Tensor, Tensor]:
     mode = install_scoring_forward(model, TrainConfig(chunked_logprobs=chunked, packing=False))
     assert (mode != FULL_LOGITS) == chunked
     seen: list[tuple[Tensor, Any]] = []
-    head, samples = model.get_output_embeddings(), batch()
+    head, samples = model.get_output_embeddings(), batch(mode)
     hook = head.register_forward_pre_hook(
         lambda module, inputs, options: seen.append((inputs[0], options.get("wanted"))), with_kwargs=True
     )
-    logprobs, _ = completion_logprobs(model, samples, TEMPERATURE, mode)
+    logprobs, _ = completion_logprobs(model, samples, TEMPERATURE)
     hook.remove()
     [(hidden, wanted)] = seen
     assert hidden.dtype == torch.bfloat16
     log_p = torch.log_softmax(hidden.float() @ head.weight.float().T / TEMPERATURE, dim=-1)
     if wanted is not None:
         chosen = log_p.gather(-1, wanted.targets.unsqueeze(-1)).squeeze(-1)
-        layout = samples.layout(mode)
-        expected = chosen.new_zeros(samples.token_mask.numel()).index_copy(0, layout.places, chosen)
-        expected = expected.view_as(samples.token_mask)
+        expected = samples.as_rows(chosen)
     else:
         width = samples.token_mask.shape[1]
         rows = log_p[:, -width - 1 : -1]
-        expected = rows.gather(-1, samples.completion_ids.unsqueeze(-1)).squeeze(-1)
+        expected = rows.gather(-1, samples.input_ids[:, -width:].unsqueeze(-1)).squeeze(-1)
     return logprobs[samples.token_mask], expected[samples.token_mask]
 
 

@@ -65,7 +65,7 @@ def sequence(length: int) -> Sample:
 def apart(model: PreTrainedModel, lengths: tuple[int, ...], mode: ForwardMode = FULL_LOGITS) -> float:
     """Return the largest difference of a log-probability alone and together."""
     samples = [sequence(length) for length in lengths]
-    together = completion_logprobs(model, collate(samples, CPU), 1.0, mode)[0]
+    together = completion_logprobs(model, collate(samples, CPU, mode), 1.0)[0]
     alone = [completion_logprobs(model, collate([each], CPU), 1.0)[0] for each in samples]
     return float((torch.cat(alone) - together).abs().max())
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from grpox.config import TrainConfig
 from grpox.errors import ConfigError
-from grpox.policy.batch import FULL_LOGITS, ForwardMode
+from grpox.policy.batch import FULL_LOGITS
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.routers import RouterBalance, check_routers
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.update.objective import StepLoss
-from grpox.update.packing import LossTraits, MicroBatchPacker, StepTotals
+from grpox.update.packing import StepTotals
 from grpox.update.policy_update import forward_pass
 from grpox_corrections.corrections import NoCorrection
 from grpox_losses.configs import ClippedConfig
@@ -41,14 +41,7 @@ def moe_of(kind: str) -> Any:
 
 def own_loss(model: Any) -> Tensor:
     """The loss that transformers computes of the padded batch."""
-    given = batch()
-    loss: Tensor = model(
-        input_ids=given.input_ids,
-        attention_mask=given.attention_mask,
-        position_ids=given.position_ids,
-        output_router_logits=True,
-        use_cache=False,
-    ).aux_loss
+    loss: Tensor = model(**batch().model_inputs(), output_router_logits=True, use_cache=False).aux_loss
     return loss
 
 
@@ -67,8 +60,8 @@ def test_the_loss_and_its_gradient_are_those_of_transformers(kind: str, mode: st
     )
     routers = RouterBalance(model, 0.1)
     with routers.recording():
-        completion_logprobs(model, batch(), 0.8, installed)
-    found, expected = routers.take(batch(), installed), own_loss(plain)
+        completion_logprobs(model, given := batch(installed), 0.8)
+    found, expected = routers.take(given), own_loss(plain)
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
     found.backward()  # type: ignore[no-untyped-call]
     expected.backward()  # type: ignore[no-untyped-call]
@@ -83,7 +76,7 @@ def test_the_loss_by_hand() -> None:
         completion_logprobs(model, given, 1.0)
     chosen, probable, tokens = [0] * 4, [0.0] * 4, 0
     for logits in routers._logits:
-        for row, attended in zip(logits, given.attention_mask.flatten().tolist(), strict=True):
+        for row, attended in zip(logits, given.model_inputs()["attention_mask"].flatten(), strict=True):
             if attended:
                 probabilities = row.softmax(-1).tolist()
                 for expert in sorted(range(4), key=probabilities.__getitem__)[-2:]:
@@ -92,7 +85,7 @@ def test_the_loss_by_hand() -> None:
                 tokens += 1
     assert tokens == 2 * sum(map(len, given.samples))
     by_hand = 4 * sum(f / tokens * p / tokens for f, p in zip(chosen, probable, strict=True))
-    assert float(routers.take(given, FULL_LOGITS)) == pytest.approx(by_hand, rel=1e-5)
+    assert float(routers.take(given)) == pytest.approx(by_hand, rel=1e-5)
 
 
 def test_the_term_is_weighted_by_the_tokens_of_the_micro_batch() -> None:
@@ -132,10 +125,3 @@ def test_a_model_without_routers_is_refused() -> None:
     glm = model_of("glm4_moe", n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1)
     with pytest.raises(ConfigError, match=r"glm4_moe|Glm4Moe"):
         RouterBalance(glm, 0.1)
-
-
-def test_completions_without_advantage_need_a_backward_pass() -> None:
-    traits = LossTraits.of(Dapo(ClippedConfig()))
-    mode = ForwardMode(chunked=True)
-    assert MicroBatchPacker.of(TrainConfig(), traits, mode).skips_backward
-    assert not MicroBatchPacker.of(TrainConfig(router_aux_loss_coef=0.1), traits, mode).skips_backward

@@ -42,10 +42,9 @@ def test_log_probabilities_entropies_and_gradients_are_those_of_the_models_own_f
     plain = model_of(kind, **settings)
     model = copy.deepcopy(plain)
     assert install_scoring_forward(model, TRAIN) == ways
-    given = batch()
-    mask = given.token_mask
-    expected, expected_entropy = completion_logprobs(plain, given, TEMPERATURE, entropy_gradient=True)
-    found, entropy = completion_logprobs(model, given, TEMPERATURE, ways, entropy_gradient=True)
+    mask = batch().token_mask
+    expected, expected_entropy = completion_logprobs(plain, batch(), TEMPERATURE, entropy_gradient=True)
+    found, entropy = completion_logprobs(model, batch(ways), TEMPERATURE, entropy_gradient=True)
     torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-5)
     torch.testing.assert_close(entropy[mask], expected_entropy[mask], rtol=0, atol=1e-5)
     upstream, of_entropy = torch.randn(2, *found.shape, dtype=torch.float64) * mask
@@ -58,7 +57,7 @@ def test_entropies_have_a_gradient_only_where_it_is_asked_for() -> None:
     model = model_of("llama")
     mode = install_scoring_forward(model, TRAIN)
     for each in (FULL_LOGITS, mode):
-        found, entropies = completion_logprobs(model, batch(), TEMPERATURE, each)
+        found, entropies = completion_logprobs(model, batch(each), TEMPERATURE)
         assert (found.requires_grad, entropies.requires_grad) == (True, False)
 
 

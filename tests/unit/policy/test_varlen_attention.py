@@ -17,7 +17,7 @@ from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBA
 from grpox.config import LoraConfig, TrainConfig
 from grpox.policy import attention
 from grpox.policy.attention import VARLEN, attend_within, prefers_varlen, probe_kernel, set_attention
-from grpox.policy.batch import FULL_LOGITS, ForwardMode
+from grpox.policy.batch import FULL_LOGITS, ForwardMode, collate
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward
@@ -51,9 +51,9 @@ def by_lengths(model: Any) -> Any:
 
 def scored(model: Any, mode: ForwardMode) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities of the tokens and the gradient of their weighted sum."""
-    sequences = batch()
+    sequences = batch(mode)
     torch.manual_seed(0)
-    logprobs, _ = completion_logprobs(model, sequences, 0.8, mode)
+    logprobs, _ = completion_logprobs(model, sequences, 0.8)
     upstream = torch.randn(logprobs.shape, dtype=logprobs.dtype) * sequences.token_mask
     (logprobs * upstream).sum().backward()
     return logprobs.detach()[sequences.token_mask], gradient_of(model)
@@ -153,19 +153,9 @@ def test_a_pass_reads_no_value_of_a_tensor(mode: ForwardMode) -> None:
     """On the meta device values cannot be read; torch's kernel has a form for it, which the pass runs."""
     model = by_lengths(model_of("llama", torch.bfloat16, head_dim=8))
     assert install_scoring_forward(model, TrainConfig(prefix_sharing=False, packing=mode.packed)) == mode
-    layout = batch().layout(mode)
-    model = model.to(META)
-    arguments = {
-        name: value.to(META) if isinstance(value, torch.Tensor) else value
-        for name, value in layout.attention_arguments().items()
-    }
-    logprobs, _ = model(
-        input_ids=layout.input_ids.to(META),
-        position_ids=layout.position_ids.to(META),
-        scored=(layout.sources.to(META), layout.targets.to(META), 1.0, False),
-        **arguments,
-    )
-    assert logprobs.shape == layout.targets.shape
+    on_meta = collate(batch().samples, META, mode)
+    logprobs, _ = completion_logprobs(model.to(META), on_meta, 1.0)
+    assert logprobs.shape == on_meta.token_mask.shape
 
 
 class Calls(TorchFunctionMode):

@@ -103,16 +103,9 @@ def test_a_turns_advantage_is_for_all_of_its_tokens_and_others_have_none() -> No
     assert batch.scaled.tokens[0].tolist() == [-1, -1, 0, -2, -2]
     assert batch.advantages.tolist() == [-1.5]  # the mean over the four tokens of the model
     (sample,) = samples_of(batch.rollouts, batch.scaled.of_rows([0]))
-    assert sample.has_advantage
     assert sample.token_mask.tolist() == list(MASK)
     padded = collate([*samples_of([rollout(0, [1])], [0.5]), sample], torch.device("cpu"))
     assert padded.advantages.tolist() == [[0.5, 0, 0, 0, 0], [-1, -1, 0, -2, -2]]
-
-
-def test_a_sample_without_an_advantage_at_a_trained_token_has_none() -> None:
-    given = [np.array([0, 1], np.float32), np.array([1, 0], np.float32), 0.0, 2.0]
-    made = [rollout(s, [1, 2], model_mask=(True, False)) for s in range(4)]
-    assert [s.has_advantage for s in samples_of(made, given)] == [False, True, False, True]
 
 
 def per_token(completion_ids, **_):

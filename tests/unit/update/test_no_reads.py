@@ -53,8 +53,8 @@ def samples(seed: int = 5) -> list[Sample]:
 
 
 def take_pass(model: Any, step_loss: StepLoss, mode: ForwardMode = SHARED) -> None:
-    batch = collate(samples(), NOWHERE)
-    result = forward_pass(model, batch, step_loss, TOTALS, 0.8, mode)
+    batch = collate(samples(), NOWHERE, mode)
+    result = forward_pass(model, batch, step_loss, TOTALS, 0.8)
     assert result.loss.device == NOWHERE
     result.loss.backward()
     passes = [(batch, result.detached())]

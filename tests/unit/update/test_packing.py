@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from grpox.policy.batch import FULL_LOGITS, ForwardMode, Sample, collate, sample
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.runtime.world import World
 from grpox.update.objective import StepLoss
-from grpox.update.packing import LossTraits, MicroBatchPacker, PackedStep, count_step
+from grpox.update.packing import LossTraits, MicroBatchPacker, count_step
 from grpox.update.policy_update import MicroBatches, forward_pass
 
 CPU = torch.device("cpu")
@@ -28,6 +29,7 @@ WORLD = World(0, 1, CPU)
 SHARED = ForwardMode(chunked=True, shared_width=32)
 LONGEST = 9
 REGISTRY = Registry(discover([]))
+Packed = list[tuple[Sequence[Sample], bool]]
 
 
 def loss_of(name: str) -> Any:
@@ -57,11 +59,14 @@ def packer_of(loss: str = "grpo", mode: ForwardMode = SHARED, **settings: Any) -
     return MicroBatchPacker.of(TrainConfig(**settings), LossTraits.of(loss_of(loss)), mode)
 
 
-def numbers(packed: PackedStep, micro_batches: MicroBatches) -> list[list[int]]:
-    """List for each packed micro-batch the places of its samples in the step; a filler has none."""
+def kinds(packed: Packed, micro_batches: MicroBatches) -> list[tuple[bool, list[int]]]:
+    """List True for each micro-batch that needs a backward pass, and the places of its samples in the step.
+
+    A filler has no place.
+    """
     every = itertools.chain.from_iterable(micro_batches)
     place = {id(sample): number for number, sample in enumerate(every)}
-    return [[place[id(s)] for s in each.samples if id(s) in place] for each in packed.micro_batches]
+    return [(backward, [place[id(s)] for s in own if id(s) in place]) for own, backward in packed]
 
 
 def gradients(
@@ -72,10 +77,10 @@ def gradients(
     step_loss = StepLoss(loss_of(loss), correction, beta)
     totals = count_step(([s.token_mask for s in samples] for samples in micro_batches), WORLD, LONGEST)
     model.zero_grad()
-    for each in packer.pack(micro_batches, WORLD).micro_batches:
-        with torch.set_grad_enabled(each.needs_backward):
-            made = forward_pass(model, collate(each.samples, CPU), step_loss, totals, 0.8, packer.mode)
-        if each.needs_backward:
+    for samples, needs_backward in packer.pack(micro_batches, WORLD)[0]:
+        with torch.set_grad_enabled(needs_backward):
+            made = forward_pass(model, collate(samples, CPU, packer.mode), step_loss, totals, 0.8)
+        if needs_backward:
             made.loss.backward()
     return gradient_of(model)
 
@@ -141,5 +146,5 @@ def test_packing_gives_the_same_gradient_without_padding(loss: str, budget: int 
     mode = install_scoring_forward(model, train)
     packer = MicroBatchPacker.of(train, LossTraits.of(loss_of(loss)), mode)
     assert packer.mode.packed
-    assert packer.pack(micro_batches, WORLD).padding_fraction == 0
+    assert packer.pack(micro_batches, WORLD)[1] == 0
     assert far(gradients(micro_batches, loss, model, packer, 0.0), expected) < 1e-12

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from test_packing import numbers
+from test_packing import kinds
 
 from grpox.config import TrainConfig
 from grpox.contracts import LossInputs, LossOutput, Reduction, Rollout
 from grpox.policy.batch import FULL_LOGITS, ForwardMode, Sample, collate, samples_of
 from grpox.runtime.world import World
-from grpox.update.packing import LossTraits, MicroBatchPacker, PackedStep
+from grpox.update.packing import LossTraits, MicroBatchPacker
 from grpox.update.policy_update import MicroBatches
 
 CPU = torch.device("cpu")
@@ -59,7 +60,7 @@ class Beside(World):
         return [*items, *self.told]
 
 
-def samples_with(lengths: Sequence[tuple[int, int]], advantages: Sequence[float] | None = None) -> list[Sample]:
+def samples_with(lengths: Sequence[tuple[int, int]], advantages: Sequence[Any] | None = None) -> list[Sample]:
     """Samples of these lengths of prompts and completions; prompts of one length are the same."""
     rollouts = [
         Rollout(row, 0, (1,) * prompt, tuple(range(10 * row + 2, 10 * row + 2 + completion)), "stop", 0)
@@ -74,7 +75,7 @@ def packer(mode: ForwardMode = PADDED, loss: Any = None, **settings: Any) -> Mic
 
 def packed_numbers(made: MicroBatchPacker, *micro_batches: list[Sample]) -> list[list[int]]:
     """The places of the samples in each micro-batch that they are packed into."""
-    return numbers(made.pack(micro_batches, ALONE), micro_batches)
+    return [places for _, places in kinds(made.pack(micro_batches, ALONE)[0], micro_batches)]
 
 
 # -- budgets ---------------------------------------------------------------------------------------------
@@ -158,20 +159,14 @@ def test_rows_of_all_micro_batches_are_sorted_together_longest_first() -> None:
 MIXED = samples_with([(2, 3), (2, 1), (2, 4), (2, 2)], [0.0, -1.0, 1.0, 0.0])
 
 
-def kinds(packed: PackedStep, *micro_batches: list[Sample]) -> list[tuple[bool, list[int]]]:
-    """Tell for each packed micro-batch whether it needs a backward pass, and the places of its samples."""
-    places = numbers(packed, micro_batches)
-    return [(each.needs_backward, own) for each, own in zip(packed.micro_batches, places, strict=True)]
-
-
 def assert_kinds(
     made: MicroBatchPacker,
     micro_batches: MicroBatches,
     *expected: tuple[bool, list[int]],
     backward: bool = True,
 ) -> None:
-    packed = made.pack(micro_batches, ALONE, backward)
-    assert kinds(packed, *map(list, micro_batches)) == list(expected)
+    packed, _ = made.pack(micro_batches, ALONE, backward)
+    assert kinds(packed, micro_batches) == list(expected)
 
 
 def test_rows_without_advantage_go_first_and_have_no_gradient() -> None:
@@ -184,6 +179,15 @@ def test_rows_without_a_token_that_counts_have_no_gradient() -> None:
     assert_kinds(packer(), [samples], (False, [0]), (True, [1]))
     samples[0].token_mask[1] = True
     assert_kinds(packer(), [samples], (True, [0, 1]))
+
+
+def test_advantages_at_tokens_that_do_not_count_have_no_gradient() -> None:
+    samples = samples_with(
+        [(2, 2)] * 4, [np.array(each, np.float32) for each in ([0, 1], [1, 0], [0, 0])] + [2.0]
+    )
+    for sample in samples:
+        sample.token_mask[:] = [True, False]
+    assert_kinds(packer(), [samples], (False, [0, 2]), (True, [1, 3]))
 
 
 def test_a_run_that_skips_nothing_has_a_gradient_of_all() -> None:
@@ -206,9 +210,9 @@ def test_the_micro_batches_of_the_schedule_have_a_gradient_where_there_is_an_upd
 
 def test_a_step_without_any_advantage_has_one_gradient_in_which_nothing_counts() -> None:
     samples = samples_with([(2, 5), (3, 1), (2, 3)], [0.0] * 3)
-    packed = packer().pack([samples], Beside(0, 2, CPU, told=[(1, 0, 10, 10)]))
-    assert kinds(packed, samples) == [(False, [0, 2, 1]), (True, [])]
-    filler = collate(packed.micro_batches[-1].samples, CPU)
+    packed, _ = packer().pack([samples], Beside(0, 2, CPU, told=[(1, 0, 10, 10)]))
+    assert kinds(packed, [samples]) == [(False, [0, 2, 1]), (True, [])]
+    filler = collate(packed[-1][0], CPU)
     assert not filler.token_mask.any()
     assert filler.input_ids.shape == (1, 4)  # the shortest row, for the least to compute
     assert all(sample.token_mask.all() for sample in samples)
@@ -228,13 +232,13 @@ def test_every_rank_has_as_many_micro_batches_of_each_kind_as_any(
     told: tuple[int, int, int, int], idle: int, teaching: int
 ) -> None:
     world = Beside(0, 2, CPU, told=[told])
-    packed = packer().pack([MIXED], world)
-    assert [each.needs_backward for each in packed.micro_batches] == [False] * idle + [True] * teaching
-    own = [len(places) for _, places in kinds(packed, MIXED)]
-    fillers = [each for each, count in zip(packed.micro_batches, own, strict=True) if not count]
+    packed, _ = packer().pack([MIXED], world)
+    assert [needs_backward for _, needs_backward in packed] == [False] * idle + [True] * teaching
+    places = [places for _, places in kinds(packed, [MIXED])]
+    fillers = [samples for (samples, _), own in zip(packed, places, strict=True) if not own]
     assert len(fillers) == idle + teaching - 2
-    for each in fillers:
-        batch = collate(each.samples, CPU)
+    for samples in fillers:
+        batch = collate(samples, CPU)
         assert batch.input_ids.shape == (1, 3)
         assert not batch.token_mask.any()
     # Two micro-batches of its own, of 5 + 4 and 6 + 3 tokens on 2 * 5 and 2 * 6 positions.
@@ -255,8 +259,7 @@ def test_padding_is_the_part_of_what_is_computed_that_holds_no_token(mode: Forwa
         ([(0, 1, 30, 40), (0, 1, 5, 10)], 1 - (real + 35) / (computed + 50)),
     ):
         world = Beside(0, 1 + len(others), CPU, told=others)
-        made = packer(mode).pack([samples_with(THREE)], world)
-        assert made.padding_fraction == pytest.approx(fraction)
+        assert packer(mode).pack([samples_with(THREE)], world)[1] == pytest.approx(fraction)
         assert world.given == [[(0, 1, real, computed)]]
 
 
@@ -272,9 +275,9 @@ def test_padding_is_the_part_of_what_is_computed_that_holds_no_token(mode: Forwa
 )
 def test_padding_of_the_schedules_micro_batches(mode: ForwardMode, real: int, computed: int) -> None:
     world = Beside(0, 2, CPU, told=[(0, 0, 3, 9)])
-    made = packer(mode, Local()).pack([samples_with(THREE), samples_with([(3, 3)])], world)
+    _, padding = packer(mode, Local()).pack([samples_with(THREE), samples_with([(3, 3)])], world)
     assert world.given == [[(0, 0, real, computed)]]
-    assert made.padding_fraction == pytest.approx(1 - (real + 3) / (computed + 9))
+    assert padding == pytest.approx(1 - (real + 3) / (computed + 9))
 
 
 def test_padding_of_a_plain_forward_is_left_and_right() -> None:
@@ -305,6 +308,7 @@ def test_auto_is_a_budget_on_a_gpu_and_for_no_loss_of_micro_batches(monkeypatch:
         (Loss(), FULL_LOGITS, {}, False, True),
         (Loss(), PADDED, {"beta": 0.01}, True, False),
         (Loss(), PADDED, {"entropy_coef": 0.01}, True, False),
+        (Loss(), PADDED, {"router_aux_loss_coef": 0.1}, True, False),
         (Loss(), PADDED, {"skip_zero_advantage": False}, True, False),
         (Silent(), PADDED, {}, True, False),
         (Undeclared(), PADDED, {}, True, False),

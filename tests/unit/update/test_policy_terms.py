@@ -110,9 +110,7 @@ def expected(micro_batches: MicroBatches, loss: str, beta: float = 0.0, **terms:
     for samples in micro_batches:
         batch = collate(samples, WORLD.device)
         logprobs, _ = completion_logprobs(model, batch, TEMPERATURE)
-        logits = model(
-            input_ids=batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids
-        ).logits[:, -batch.token_mask.shape[1] - 1 : -1]
+        logits = model(**batch.model_inputs()).logits[:, -batch.token_mask.shape[1] - 1 : -1]
         log_p = torch.log_softmax(logits / TEMPERATURE, dim=-1)
         entropy = -(log_p.exp() * log_p).sum(dim=-1)
         old = logprobs.detach().clone()

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from grpox.config import ComponentRef, TrainConfig
 from grpox.errors import RunFailed
-from grpox.policy.batch import Sample, collate
+from grpox.policy.batch import Sample, collate, upload
 from grpox.policy.logprobs import completion_logprobs
-from grpox.runtime.upload import upload
 from grpox.update import policy_update
 from grpox.update.nonfinite import SkippedSteps
 from grpox.update.objective import StepLoss, build_inputs

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_packing import Packed
 
 from grpox.config import TrainConfig
 from grpox.contracts import Reduction
 from grpox.errors import RunFailed
 from grpox.policy.batch import FULL_LOGITS, ForwardMode, Sample
 from grpox.runtime.world import World
-from grpox.update.packing import LossTraits, MicroBatchPacker, PackedStep
+from grpox.update.packing import LossTraits, MicroBatchPacker
 
 GROUP = 4
 CPU = torch.device("cpu")
@@ -64,9 +65,9 @@ def packer_of(mode: ForwardMode = MODES["padded"], silent: bool = True, **settin
     return MicroBatchPacker.of(train, traits, mode)
 
 
-def assert_whole(packed: PackedStep) -> None:
-    for each in packed.micro_batches:
-        assert set(Counter(sample.group_id for sample in each.samples).values()) == {GROUP}
+def assert_whole(packed: Packed) -> None:
+    for samples, _ in packed:
+        assert set(Counter(sample.group_id for sample in samples).values()) == {GROUP}
 
 
 @pytest.mark.parametrize("budget", [None, 60, 90])
@@ -75,35 +76,35 @@ def assert_whole(packed: PackedStep) -> None:
 def test_no_group_is_parted_lost_or_doubled(mode: str, silent: bool, budget: int | None) -> None:
     for seed in range(20):
         micro_batches = step_of(seed)
-        packed = packer_of(MODES[mode], silent, max_tokens_per_micro_batch=budget).pack(micro_batches, ALONE)
+        packed, _ = packer_of(MODES[mode], silent, max_tokens_per_micro_batch=budget).pack(micro_batches, ALONE)
         assert_whole(packed)
-        ids = [s.sequence_id for each in packed.micro_batches for s in each.samples]
+        ids = [s.sequence_id for samples, _ in packed for s in samples]
         assert sorted(ids) == list(range(24))  # type: ignore[type-var]
 
 
 def test_a_group_arrives_in_its_order() -> None:
-    packed = packer_of(MODES["shared prompts"]).pack(step_of(1), ALONE)
-    for each in packed.micro_batches:
-        ids = [sample.sequence_id for sample in each.samples]
+    packed, _ = packer_of(MODES["shared prompts"]).pack(step_of(1), ALONE)
+    for samples, _ in packed:
+        ids = [sample.sequence_id for sample in samples]
         assert ids == sorted(ids)  # type: ignore[type-var]
 
 
 def test_a_group_needs_a_backward_pass_if_one_of_its_sequences_does() -> None:
-    packed = packer_of().pack(step_of(2), ALONE)
-    silent = [s.group_id for each in packed.micro_batches if not each.needs_backward for s in each.samples]
+    packed, _ = packer_of().pack(step_of(2), ALONE)
+    silent = [s.group_id for samples, needs_backward in packed if not needs_backward for s in samples]
     assert set(silent) == {0, 3}
-    live = [s for each in packed.micro_batches if each.needs_backward for s in each.samples]
+    live = [s for samples, needs_backward in packed if needs_backward for s in samples]
     assert any(sample.advantage == 0 for sample in live)
 
 
 @pytest.mark.parametrize("mode", ["padded", "shared prompts"])
 def test_a_filler_is_a_whole_group_in_which_no_token_counts(mode: str) -> None:
     micro_batches = step_of(3)
-    packed = packer_of(MODES[mode]).pack(micro_batches, TwoRanks((3, 4)))
-    assert [each.needs_backward for each in packed.micro_batches] == [False] * 3 + [True] * 4
+    packed, _ = packer_of(MODES[mode]).pack(micro_batches, TwoRanks((3, 4)))
+    assert [needs_backward for _, needs_backward in packed] == [False] * 3 + [True] * 4
     assert_whole(packed)
     real = {id(sample) for sample in itertools.chain.from_iterable(micro_batches)}
-    fillers = [s for each in packed.micro_batches for s in each.samples if id(s) not in real]
+    fillers = [s for samples, _ in packed for s in samples if id(s) not in real]
     assert fillers
     for sample in fillers:
         assert not sample.token_mask.any()
@@ -117,9 +118,9 @@ def test_a_step_without_advantages_has_a_backward_pass_over_a_group() -> None:
     micro_batches = step_of(4)
     for sample in itertools.chain.from_iterable(micro_batches):
         sample.advantage = 0.0
-    packed = packer_of().pack(micro_batches, ALONE)
-    [last] = [each for each in packed.micro_batches if each.needs_backward]
-    assert len(last.samples) == GROUP
+    packed, _ = packer_of().pack(micro_batches, ALONE)
+    [last] = [samples for samples, needs_backward in packed if needs_backward]
+    assert len(last) == GROUP
 
 
 def test_a_group_larger_than_a_micro_batch_may_be_ends_the_run_with_both_numbers() -> None:
