@@ -26,9 +26,6 @@ from grpox.errors import TEXT, brief, shorten, text_of
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.signals import raise_if_signal
 
-ByName = Mapping[str, Sequence[Any]]
-"""Argument -> N values: facts about episodes, by the names `EPISODE_ARGUMENTS`."""
-
 
 class CallFailed(Exception):
     """Raised for a call without scores; the text continues a message after the reward's name.
@@ -240,8 +237,8 @@ def checked_scores(returned: Any, count: int, lengths: Sequence[int] | None = No
                 what = str(error) or _described(score)
                 checked.refused[index] = f"returned {what} for completion {index}; wanted is {wanted}"
         elif score is not None:
-            number = finite_number(score)
-            if number is not None and abs(number) <= FLOAT32_MAX:
+            number = score if type(score) is float else finite_number(score)
+            if number is not None and abs(number) <= FLOAT32_MAX:  # NaN is not
                 checked.values[index] = number
                 continue
             hint = " (None abstains)" if isinstance(score, SupportsFloat) else ""

@@ -11,7 +11,7 @@ from reward_tables import score
 
 from grpox.contracts import TrainerState
 from grpox.errors import RunFailed
-from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards import NamedReward, column_problems
 
 STATE = TrainerState(global_step=3, max_steps=10, epoch=0.5)
 
@@ -99,19 +99,14 @@ def test_a_generator_that_raises_as_it_is_read_is_a_failure_of_its_function():
         scored(lazily)
 
 
-def test_no_function_is_called_when_a_later_one_lacks_its_column():
-    called = []
-
-    def first(completions, **_):
-        called.append(1)
-        return [0.0] * len(completions)
-
+def test_a_column_that_the_data_lacks_is_named_with_the_nearest():
     def second(completions, answer):
         return [0.0] * len(completions)
 
-    with pytest.raises(RunFailed, match=r"(?s)'f1' needs column 'answer'.*did you mean  answers"):
-        scored(first, second, answers=["x", "y"])
-    assert not called
+    rewards = [NamedReward("f0", lambda completions, **_: completions), NamedReward("f1", second)]
+    [problem] = column_problems(rewards, ["answers"])
+    assert "'f1' needs column 'answer'" in problem.what
+    assert problem.nearest == "answers"
 
 
 def test_an_async_client_meets_one_event_loop_at_every_call():
@@ -163,8 +158,10 @@ def test_a_dotted_name_reads_a_value_within_a_column():
         "a.b": [1, 2, 3, 4],
         "model.style": [None, "rule", None, None],
     }
-    with pytest.raises(RunFailed, match=r"'reads' needs column 'model\.style', which the data lacks"):
-        score([NamedReward("reads", Reads())], ["p"], ["c"], [[1]], {"a": [{"b": 5}]})
+    lacking = [problem.what for problem in column_problems([NamedReward("reads", Reads())], ["a"])]
+    assert lacking == [
+        f"reward 'reads' needs column 'model.{name}', which the data lacks" for name in ("truth.text", "style")
+    ]
 
 
 @pytest.mark.parametrize(
