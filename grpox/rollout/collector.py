@@ -132,8 +132,8 @@ class Collector:
 
         Args:
             prefetched: the batch, if `prefetch` began it.
-            draw: returns the dataset indices of so many further prompts, where groups that teach nothing are to
-                be replaced.
+            draw: returns the dataset indices of that many further prompts, which replace groups that teach
+                nothing; None: these groups stay.
 
         Raises:
             RunFailed: sampling, scoring or scaling failed, on this rank or another.
@@ -278,7 +278,7 @@ class Scorer:
     """Scores with the reward functions of training, or of the evaluation.
 
     Args:
-        streaming: whether the generator provides `Capability.STREAMING`. Groups are then scored while others
+        streaming: True if the generator provides `Capability.STREAMING`. Groups are then scored while others
             are generated, in calls of one or more whole groups; otherwise all groups of a rank in one call,
             when the last completion has ended.
         warn: shows the warnings of reward functions, each once.

@@ -29,8 +29,8 @@ from grpox.rollout.rewards.scoring import (
 class StreamingScorer:
     """Scores the groups of one rank's batch, each once its last rollout has arrived.
 
-    To be used in a `with` block: whatever ends that by an exception, an interrupt above all, abandons the calls
-    that go on. The thread is a daemon, so a function that hangs does not keep the process alive.
+    Use it in a `with` block: an exception that ends the block, an interrupt above all, abandons running calls.
+    The thread is a daemon, so a function that hangs does not keep the process alive.
 
     Args:
         groups: those of this rank.
@@ -90,9 +90,9 @@ class StreamingScorer:
             self._whole.put(self._read(sorted(group, key=lambda each: each.sample)))
 
     def result(self) -> tuple[list[ScoredRollout], RewardNotes] | None:
-        """All groups in their order, once the last is scored.
+        """Return all groups in their order, once the last is scored.
 
-        None if a function turned out to need the main thread: then the batch is to be scored there.
+        None if a function turned out to need the main thread: the batch must then be scored there.
 
         Raises:
             RunFailed: as `score_rollouts`.
@@ -129,5 +129,5 @@ class StreamingScorer:
 
 
 def need_main_thread(rewards: Sequence[NamedReward]) -> bool:
-    """Tell whether a function is known to set a signal handler, which no background thread may."""
+    """Return True if a function is known to set a signal handler, which no background thread may."""
     return any(reward.needs_main_thread for reward in rewards)

@@ -137,7 +137,7 @@ class StepReport:
         if (tag := re.search(r"(<\w+>)\s*\Z", row.prompt)) and not ref.params.get("opened"):
             cure = " (set opened: true)" if ref.name == "format" else ""
             causes.append(f"prompts end with {tag[1]}, so no completion has that opening tag{cure}")
-        for column in reward.missing_columns(()):
+        for column in reward.signature.needs:
             value, completion = row.columns.get(column), row.completion[-60:]
             texts = [shorten(repr(each), 60) for each in (value, completion)]
             causes.append(f"column '{column}', here {texts[0]}, never matches completions, here {texts[1]}")

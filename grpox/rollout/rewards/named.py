@@ -7,7 +7,7 @@ import contextvars
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -238,10 +238,6 @@ class NamedReward:
         """Abandon the call that goes on, if there is one."""
         if self.latest is not None and self.latest.running:
             self.latest.abandon()
-
-    def missing_columns(self, columns: Iterable[str]) -> list[str]:
-        """Dataset columns that the function cannot do without and that `columns` lacks, in its own order."""
-        return [name for name in self.signature.needs if not {name, name.partition(".")[0]} & {*columns}]
 
     @property
     def in_main_thread(self) -> bool:

@@ -15,8 +15,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from grpox.contracts import FLOAT32_MAX, Rollout, ScoredRollout, TrainerState
-from grpox.data.reward_signature import column_problem
-from grpox.errors import Problem, RunFailed
+from grpox.errors import RunFailed
 from grpox.rollout.rewards.lists import ListShape
 from grpox.rollout.rewards.named import NamedReward, RewardCall, call_together
 
@@ -33,25 +32,6 @@ Logged = Mapping[str, Mapping[str, float]]
 ROUNDING = 4 * 2.0**-23
 """Rewards whose spread is at most this share of the largest are equal: 0.1 + 0.2 and 0.3 + 0.
 The eps of float32 is 2^-23."""
-
-
-def column_problems(
-    rewards: Sequence[NamedReward],
-    columns: Sequence[str],
-    key: str = "rewards",
-    data: str = "the data",
-) -> list[Problem]:
-    """Return a problem for each column that a reward function cannot do without and the data lacks.
-
-    Args:
-        key: key of the run file that lists the functions.
-        data: name of the data in messages.
-    """
-    return [
-        column_problem(reward.label, name, columns, key, data)
-        for reward in rewards
-        for name in reward.missing_columns(columns)
-    ]
 
 
 @dataclass(frozen=True)
@@ -325,7 +305,7 @@ def weights_of(rewards: Sequence[NamedReward]) -> Tensor:
 
 
 def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of each row, without re-weighting the rest where a function abstained.
+    """Return the weighted sum of each row, without re-weighting the rest where a function abstained.
 
     Args:
         rewards: f32[N, K], finite, or NaN where function k abstained.
@@ -354,7 +334,7 @@ def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
 
 
 def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[str, float]]:
-    """The weighed mean of each metric over the logs that have it, label by label, in a fixed order."""
+    """Return the weighed mean of each metric over the logs that have it, label by label, in a fixed order."""
     by_name: dict[str, dict[str, list[tuple[float, int]]]] = {}
     for log, weight in logs:
         for name, by_label in log.items():
@@ -370,11 +350,11 @@ def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[st
 
 
 def with_logged(own: Mapping[str, float], logged: Logged) -> tuple[dict[str, float], list[str]]:
-    """The trainer's `own` metrics with those that reward functions logged, none of which replaces one of `own`.
+    """Add metrics that reward functions logged to the trainer's `own`; none replaces one of `own`.
 
     Returns:
-        The metrics (the mean over functions, where several log one name), and a sentence for each one that is
-        told as ``<label>/<name>`` because the trainer itself uses the name.
+        the metrics (the mean over functions, where several log one name), and a sentence for each one that is
+        called ``<label>/<name>`` because the trainer itself uses the name.
     """
     free: dict[str, float] = {}
     renamed = []

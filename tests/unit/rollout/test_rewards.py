@@ -3,15 +3,18 @@
 import asyncio
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from reward_tables import score
 
+from grpox.config import RewardRef
 from grpox.contracts import TrainerState
-from grpox.errors import RunFailed
-from grpox.rollout.rewards import NamedReward, column_problems
+from grpox.errors import ConfigError, RunFailed
+from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.isolation import bind_rewards
 
 STATE = TrainerState(global_step=3, max_steps=10, epoch=0.5)
 
@@ -99,13 +102,20 @@ def test_a_generator_that_raises_as_it_is_read_is_a_failure_of_its_function():
         scored(lazily)
 
 
-def test_a_column_that_the_data_lacks_is_named_with_the_nearest():
-    def second(completions, answer):
-        return [0.0] * len(completions)
+def lacking(columns, *functions):
+    """The problems of binding functions to data with these columns."""
+    data = SimpleNamespace(column_names=columns, data="the data")
+    refs = [RewardRef(path=f"mine.py:f{place}") for place in range(len(functions))]
+    with pytest.raises(ConfigError) as caught:
+        bind_rewards(refs, functions, data)
+    return caught.value.problems
 
-    rewards = [NamedReward("f0", lambda completions, **_: completions), NamedReward("f1", second)]
-    [problem] = column_problems(rewards, ["answers"])
-    assert "'f1' needs column 'answer'" in problem.what
+
+def test_a_column_that_the_data_lacks_is_named_with_the_nearest():
+    [problem] = lacking(
+        ["answers"], lambda completions, **_: completions, lambda completions, answer: completions
+    )
+    assert problem.what == "reward 'f1' needs column 'answer', which the data lacks"
     assert problem.nearest == "answers"
 
 
@@ -158,10 +168,9 @@ def test_a_dotted_name_reads_a_value_within_a_column():
         "a.b": [1, 2, 3, 4],
         "model.style": [None, "rule", None, None],
     }
-    lacking = [problem.what for problem in column_problems([NamedReward("reads", Reads())], ["a"])]
-    assert lacking == [
-        f"reward 'reads' needs column 'model.{name}', which the data lacks" for name in ("truth.text", "style")
-    ]
+    names = ("truth.text", "style")
+    expected = [f"reward 'f0' needs column 'model.{name}', which the data lacks" for name in names]
+    assert [problem.what for problem in lacking(["a"], Reads())] == expected
 
 
 @pytest.mark.parametrize(
