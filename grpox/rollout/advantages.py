@@ -66,23 +66,28 @@ def advantage_inputs(
             group_ids)``: masks, turns and rewards of tokens, which it does not get, are then left out.
         step: the optimizer step that first trains on the batch.
     """
-    groups = [row.rollout.group_id for row in rows]
-    is_whole, labels = columns is not None, tuple(rows[0].rewards)
+    groups, lengths, masks = list[int](), list[int](), list[Tensor]()
+    turns, token_rewards = list[tuple[Turn, ...]](), dict[str, list[Tensor]]()
+    for row in rows:
+        groups.append(row.rollout.group_id)
+        lengths.append(len(row.rollout.completion_ids))
+        if columns is not None:
+            masks.append(model_mask(row.rollout))
+            turns.append(turns_of(row.rollout))
+            for label, numbers in row.token_rewards.items():
+                token_rewards.setdefault(label, []).append(torch.tensor(numbers, dtype=torch.float32))
     return AdvantageInputs(
         rewards=rewards.clone(),
         weights=weights.clone(),
         group_ids=torch.tensor(groups, device=rewards.device),
         prompt_ids=torch.tensor([indices[group] for group in groups]),
-        lengths=torch.tensor([len(row.rollout.completion_ids) for row in rows]),
-        model_masks=[model_mask(row.rollout) for row in rows] if is_whole else (),
+        lengths=torch.tensor(lengths),
+        model_masks=masks,
         columns={name: copied(list(values)) for name, values in (columns or {}).items()},
         step=step,
-        turns=[turns_of(row.rollout) for row in rows] if is_whole else (),
-        labels=labels,
-        token_rewards={
-            label: [torch.tensor(row.token_rewards[label], dtype=torch.float32) for row in rows]
-            for label in (rows[0].token_rewards if is_whole else ())
-        },
+        turns=turns,
+        labels=tuple(rows[0].rewards),
+        token_rewards=token_rewards,
     )
 
 
