@@ -581,12 +581,18 @@ class Rollout:
 
 @dataclass(frozen=True)
 class ScoredRollout:
-    """A rollout with its texts, rewards and advantage, as observers see it."""
+    """A rollout with its texts, rewards and advantage, as observers see it.
+
+    Its rank builds it when reward functions have scored it. Before observers get it, the main rank adds prompt,
+    advantage, columns and question.
+    """
 
     rollout: Rollout
     prompt: str
     completion: str
+    """All of its tokens as text, without special tokens."""
     rewards: Mapping[str, float | None]
+    """Label of each reward function -> its score; None where it abstained."""
     reward: float
     """Weighted sum; NaN when every function abstained."""
     advantage: float
@@ -597,6 +603,11 @@ class ScoredRollout:
     """The data's other columns in the prompt's row, such as the right answer."""
     question: str = ""
     """The user's last message in the prompt, without the chat template; empty: the prompt has none."""
+    failed: tuple[str, ...] = ()
+    """Labels of the reward functions that abstained because they failed."""
+    token_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Label of a reward function that returned lists -> T numbers, each reward at the last token of its turn or
+    part, 0 elsewhere; all NaN where the function abstained. Empty unless the advantage reads lists."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Signature:
     names: frozenset[str] | None
     """Names of the arguments that it takes; None if it takes any."""
     facts: frozenset[str]
-    """Names among them of facts about episodes, see `rewards.scoring.episode_arguments`."""
+    """Names among them of facts about episodes, see `rewards.scoring.reward_inputs`."""
     needs: tuple[str, ...]
     """Columns that it cannot do without, in its own order.
 

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grpox.contracts import AdvantageInputs, AdvantageScaler, Rollout, Turn
+from grpox.contracts import AdvantageInputs, AdvantageScaler, Rollout, ScoredRollout, Turn
 from grpox.errors import RunFailed
 from grpox.plugins.component import takes_inputs
-from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.runtime.foreign_code import call, copied
 
 ZERO = 1e-6
@@ -34,10 +33,12 @@ class Advantages:
     """N of f32[T_i]; None where each completion has one advantage."""
 
     def silent_groups(self, size: int) -> list[bool]:
-        """Tell which groups of `size` completions have no advantage other than 0."""
-        tokens = list(self.values) if self.tokens is None else self.tokens
-        zero = [bool((each.abs() <= ZERO).all()) for each in tokens]
-        return [all(zero[start : start + size]) for start in range(0, len(zero), size)]
+        """Return for each group of `size` completions True if it has no advantage other than 0."""
+        largest = self.values.abs()
+        if self.tokens is not None:
+            largest = torch.stack([each.abs().amax() for each in self.tokens])
+        silent: list[bool] = (largest <= ZERO).reshape(-1, size).all(dim=1).tolist()
+        return silent
 
     def of_rows(self, rows: Sequence[int]) -> list[float] | list[np.ndarray]:
         """List the advantages of some completions, f32[T_i] for each whose tokens have different ones."""
@@ -47,47 +48,47 @@ class Advantages:
         return [self.tokens[row].numpy() for row in rows]
 
 
-@dataclass(frozen=True)
-class ScoredBatch:
-    """A scored generation batch, as a scaler needs it."""
+def advantage_inputs(
+    rows: Sequence[ScoredRollout],
+    rewards: Tensor,
+    weights: Tensor,
+    indices: Sequence[int],
+    columns: Mapping[str, Sequence[Any]] | None,
+    step: int,
+) -> AdvantageInputs:
+    """Return copies of all that a scaler may read.
 
-    rows: Sequence[ScoredRow]
-    rewards: Tensor  # f32[N, K]
-    weights: Tensor  # f32[K]
-    indices: Sequence[int]
-    """The dataset's row of each group's prompt."""
-    columns: Callable[[], Mapping[str, Sequence[Any]]]
-    """Reads the dataset's columns, N values each."""
-    step: int
-    """The optimizer step that first trains on it."""
-    labels: Sequence[str]
-    """Labels of the reward functions, K."""
-
-    @property
-    def group_ids(self) -> Tensor:
-        """i64[N]"""
-        return torch.tensor([row.rollout.group_id for row in self.rows], device=self.rewards.device)
-
-    def inputs(self) -> AdvantageInputs:
-        """Return copies of all that a scaler may read."""
-        rollouts = [row.rollout for row in self.rows]
-        labels = dict.fromkeys(label for row in self.rows for label in row.token_rewards)
-        return AdvantageInputs(
-            rewards=self.rewards.clone(),
-            weights=self.weights.clone(),
-            group_ids=self.group_ids,
-            prompt_ids=torch.tensor([self.indices[rollout.group_id] for rollout in rollouts]),
-            lengths=torch.tensor([len(rollout.completion_ids) for rollout in rollouts]),
-            model_masks=[model_mask(rollout) for rollout in rollouts],
-            columns={name: copied(list(values)) for name, values in self.columns().items()},
-            step=self.step,
-            turns=[turns_of(rollout) for rollout in rollouts],
-            labels=tuple(self.labels),
-            token_rewards={
-                label: [torch.tensor(row.token_rewards[label], dtype=torch.float32) for row in self.rows]
-                for label in labels
-            },
-        )
+    Args:
+        rewards: f32[N, K].
+        weights: f32[K].
+        indices: the dataset's row of each group's prompt.
+        columns: the dataset's columns, N values each; None for a scaler of the form ``scale(rewards, weights,
+            group_ids)``: masks, turns and rewards of tokens, which it does not get, are then left out.
+        step: the optimizer step that first trains on the batch.
+    """
+    groups, lengths, masks = list[int](), list[int](), list[Tensor]()
+    turns, token_rewards = list[tuple[Turn, ...]](), dict[str, list[Tensor]]()
+    for row in rows:
+        groups.append(row.rollout.group_id)
+        lengths.append(len(row.rollout.completion_ids))
+        if columns is not None:
+            masks.append(model_mask(row.rollout))
+            turns.append(turns_of(row.rollout))
+            for label, numbers in row.token_rewards.items():
+                token_rewards.setdefault(label, []).append(torch.tensor(numbers, dtype=torch.float32))
+    return AdvantageInputs(
+        rewards=rewards.clone(),
+        weights=weights.clone(),
+        group_ids=torch.tensor(groups, device=rewards.device),
+        prompt_ids=torch.tensor([indices[group] for group in groups]),
+        lengths=torch.tensor(lengths),
+        model_masks=masks,
+        columns={name: copied(list(values)) for name, values in (columns or {}).items()},
+        step=step,
+        turns=turns,
+        labels=tuple(rows[0].rewards),
+        token_rewards=token_rewards,
+    )
 
 
 class BatchScaler:
@@ -99,32 +100,32 @@ class BatchScaler:
         self.takes_inputs = bool(takes_inputs(scaler))
         self._per: str = getattr(scaler, "per", "completion") if self.takes_inputs else "completion"
 
-    def scale(self, batch: ScoredBatch) -> Advantages:
+    def scale(self, rows: Sequence[ScoredRollout], inputs: AdvantageInputs) -> Advantages:
         """Scale the rewards of a batch.
 
         Raises:
             RunFailed: the scaler raised, or returned anything else than finite numbers of the right shape.
         """
         if self.takes_inputs:
-            scaled = self.scale_inputs(batch)
-        else:  # with its own copies: the metrics are made of the rewards, whatever the scaler does with them
-            own = batch.rewards.clone(), batch.weights.clone(), batch.group_ids
+            scaled = self.scale_inputs(rows, inputs)
+        else:
+            own = inputs.rewards, inputs.weights, inputs.group_ids
             scaled = Advantages(call("advantage", self._method, *own))
         if scaled.tokens is None:
-            self._check(scaled.values, len(batch.rows), "completion", " for a completion")
+            self._check(scaled.values, len(rows), "completion", " for a completion")
         return scaled
 
-    def scale_inputs(self, batch: ScoredBatch) -> Advantages:
+    def scale_inputs(self, rows: Sequence[ScoredRollout], inputs: AdvantageInputs) -> Advantages:
         """Call a scaler of the form ``scale(inputs)``; one number per completion is not checked.
 
         Raises:
             RunFailed: the scaler raised, or returned anything else than one tensor of finite numbers for each
                 completion, where it declares advantages of turns or tokens.
         """
-        scaled = call("advantage", self._method, batch.inputs())
+        scaled = call("advantage", self._method, inputs)
         if self._per == "completion":
             return Advantages(scaled)
-        return self._of_tokens(scaled, [row.rollout for row in batch.rows])
+        return self._of_tokens(scaled, [row.rollout for row in rows])
 
     def _check(self, scaled: Any, count: int, per: str, where: str) -> None:
         """Check that the scaler returned `count` finite numbers."""

@@ -13,17 +13,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from grpox.contracts import AdvantageScaler
+from grpox.contracts import AdvantageScaler, ScoredRollout
 from grpox.errors import RunFailed
 from grpox.plugins.component import takes_inputs
 from grpox.rollout.metrics import has_uniform_rewards
-from grpox.rollout.rewards.scoring import ScoredRow, weighted_sum
 
 SIGNALS = ("sum", "functions", "all")
 """Values of a scaler's attribute `signal`."""
-
-PromptGroup = tuple[int, Sequence[ScoredRow]]
-"""Dataset index of a prompt, and its completions in order."""
 
 
 def signal_of(scaler: AdvantageScaler) -> str:
@@ -39,56 +35,65 @@ def signal_of(scaler: AdvantageScaler) -> str:
     return str(signal)
 
 
-def is_flat(rewards: Tensor, weights: Tensor, signal: str) -> bool:
-    """Return True for a group from which a scaler with this `signal`, sum or functions, makes no advantages.
+def are_flat(rewards: Tensor, weights: Tensor, size: int) -> list[bool]:
+    """Return for each group of `size` rows True if each function whose weight is not 0 gives equal rewards.
 
     Args:
-        rewards: f32[G, K], NaN where a function abstained.
+        rewards: f32[N, K], NaN where a function abstained.
         weights: f32[K].
     """
-    if signal == "functions":
-        return bool(has_uniform_rewards(rewards[:, weights != 0].T).all())
-    return bool(has_uniform_rewards(weighted_sum(rewards, weights).float().unsqueeze(0)))
+    count, functions = len(rewards) // size, int((weights != 0).sum())
+    columns = rewards[:, weights != 0].reshape(count, size, functions).transpose(1, 2)
+    uniform = has_uniform_rewards(columns.reshape(count * functions, size))
+    flags: list[bool] = uniform.reshape(count, functions).all(dim=1).tolist()
+    return flags
 
 
 def refill(
-    groups: list[PromptGroup],
+    indices: list[int],
+    rows: list[ScoredRollout],
     rounds: int,
-    sample: Callable[[int, int], Sequence[PromptGroup]],
-    find_flat: Callable[[Sequence[PromptGroup]], Sequence[bool]],
-) -> tuple[list[ScoredRow], dict[str, float]]:
-    """Replace flat groups in the list, in at most `rounds` rounds; a collective.
+    sample: Callable[[int, int], tuple[Sequence[int], Sequence[ScoredRollout]]],
+    find_flat: Callable[[Sequence[int], Sequence[ScoredRollout]], Sequence[bool]],
+) -> tuple[list[ScoredRollout], dict[str, float]]:
+    """Replace flat groups in `indices` and `rows`, in at most `rounds` rounds; a collective.
 
     Args:
-        sample: number of the round from 1, number of prompts -> groups of as many prompts, the same on every
-            rank, and so every rank replaces the same.
+        indices: dataset index of each group's prompt.
+        rows: completions of these groups, group by group, as many of each.
+        sample: number of the round from 1, number of prompts -> indices and rows of as many groups, the same on
+            every rank, and so every rank replaces the same.
         find_flat: tells which of some groups have no advantage.
 
     Returns:
         the completions that were sampled and are no part of the batch, and metrics.
     """
-    flat = [place for place, silent in enumerate(find_flat(groups)) if silent]
-    done, drawn, wanted = 0, len(groups), len(flat)
-    dropped: list[ScoredRow] = []
+    count, size = len(indices), len(rows) // len(indices)
+    flat = [group for group, is_flat in enumerate(find_flat(indices, rows)) if is_flat]
+    done, drawn, wanted = 0, count, len(flat)
+    dropped: list[ScoredRollout] = []
     while flat and done < rounds:
         done, drawn = done + 1, drawn + len(flat)
-        new = sample(done, len(flat))
+        new_indices, new = sample(done, len(flat))
         # Among the others of the batch, as a scaler may compare groups.
-        are_silent = find_flat([*groups, *new])[len(groups) :]
-        for (index, rows), silent in zip(new, are_silent, strict=True):
-            if silent:
-                dropped += rows
+        others = [in_group(row, count + row.rollout.group_id) for row in new]
+        flags = find_flat([*indices, *new_indices], [*rows, *others])[count:]
+        for number, (index, is_flat) in enumerate(zip(new_indices, flags, strict=True)):
+            of_group = new[number * size : (number + 1) * size]
+            if is_flat:
+                dropped += of_group
                 continue
-            place = flat.pop(0)
-            dropped += groups[place][1]
-            groups[place] = index, in_group(place, rows)
+            group = flat.pop(0)
+            own = slice(group * size, (group + 1) * size)
+            dropped += rows[own]
+            indices[group], rows[own] = index, [in_group(row, group) for row in of_group]
     return dropped, {
         "dynamic_sampling/rounds": float(done),
-        "dynamic_sampling/replaced": (wanted - len(flat)) / len(groups),
+        "dynamic_sampling/replaced": (wanted - len(flat)) / count,
         "dynamic_sampling/prompts": float(drawn),
     }
 
 
-def in_group(group_id: int, rows: Sequence[ScoredRow]) -> list[ScoredRow]:
-    """Give completions the number of a group."""
-    return [replace(row, rollout=replace(row.rollout, group_id=group_id)) for row in rows]
+def in_group(row: ScoredRollout, group_id: int) -> ScoredRollout:
+    """Give a completion the number of a group."""
+    return replace(row, rollout=replace(row.rollout, group_id=group_id))

@@ -14,23 +14,29 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from grpox.contracts import Rollout, TrainerState
+from grpox.contracts import Rollout, ScoredRollout, TrainerState
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.call import current_device, use_device
-from grpox.rollout.rewards.scoring import ScoredRows, Unscored, as_one_call, joined, score_rows
+from grpox.rollout.rewards.scoring import (
+    RewardInputs,
+    RewardNotes,
+    join_inputs,
+    join_scores,
+    score_rollouts,
+)
 
 
 class StreamingScorer:
     """Scores the groups of one rank's batch, each once its last rollout has arrived.
 
-    To be used in a `with` block: whatever ends that by an exception, an interrupt above all, abandons the calls
-    that go on. The thread is a daemon, so a function that hangs does not keep the process alive.
+    Use it in a `with` block: an exception that ends the block, an interrupt above all, abandons running calls.
+    The thread is a daemon, so a function that hangs does not keep the process alive.
 
     Args:
         groups: those of this rank.
         size: completions of each.
-        unscored: a group's rollouts as reward functions see them; called in the thread of `arrived`, because
-            neither tokenizer nor data may be used by two threads at once.
+        read: makes the inputs of reward functions from a group's rollouts; called in the thread of `arrived`,
+            because neither tokenizer nor data may be used by two threads at once.
     """
 
     def __init__(
@@ -38,16 +44,16 @@ class StreamingScorer:
         rewards: Sequence[NamedReward],
         groups: range,
         size: int,
-        unscored: Callable[[Sequence[Rollout]], Unscored],
+        read: Callable[[Sequence[Rollout]], RewardInputs],
         state: TrainerState,
     ) -> None:
         self._rewards = rewards
         self._arrived: dict[int, list[Rollout]] = {group: [] for group in groups}
         self._size = size
-        self._unscored = unscored
+        self._read = read
         self._state = state
-        self._whole: SimpleQueue[Unscored | None] = SimpleQueue()
-        self._scored: list[ScoredRows] = []  # of each call
+        self._whole: SimpleQueue[RewardInputs | None] = SimpleQueue()
+        self._parts: list[tuple[list[ScoredRollout], RewardNotes]] = []  # of each call
         self._error: BaseException | None = None
         self._is_stopped = False
         self._ended = threading.Event()
@@ -81,28 +87,28 @@ class StreamingScorer:
         group = self._arrived.get(rollout.group_id, [])
         group.append(rollout)
         if len(group) == self._size:
-            self._whole.put(self._unscored(sorted(group, key=lambda each: each.sample)))
+            self._whole.put(self._read(sorted(group, key=lambda each: each.sample)))
 
-    def result(self) -> ScoredRows | None:
-        """All groups in their order, once the last is scored.
+    def result(self) -> tuple[list[ScoredRollout], RewardNotes] | None:
+        """Return all groups in their order, once the last is scored.
 
-        None if a function turned out to need the main thread: then the batch is to be scored there.
+        None if a function turned out to need the main thread: the batch must then be scored there.
 
         Raises:
-            RunFailed: as `score_rows`.
+            RunFailed: as `score_rollouts`.
         """
         self._whole.put(None)
         # Not join: where an interrupt ends it, Python 3.11 holds the thread for ended.
         self._ended.wait()
         if self._error is not None:
             raise self._error
-        return None if need_main_thread(self._rewards) else joined(self._scored)
+        return None if need_main_thread(self._rewards) else join_scores(self._parts)
 
     def _run(self) -> None:
         try:
             use_device(self._device)
             while not self._is_stopped and (groups := self._waiting()):
-                self._scored.append(score_rows(self._rewards, as_one_call(groups), self._state))
+                self._parts.append(score_rollouts(self._rewards, join_inputs(groups), self._state))
                 if need_main_thread(self._rewards):
                     break
         except BaseException as error:  # noqa: BLE001 - raised by `arrived` or `result`
@@ -111,9 +117,9 @@ class StreamingScorer:
         finally:
             self._ended.set()
 
-    def _waiting(self) -> list[Unscored]:
-        """All whole groups there are, once there is one; none when no more will come."""
-        groups: list[Unscored] = []
+    def _waiting(self) -> list[RewardInputs]:
+        """Return all whole groups there are, once there is one; none when no more will come."""
+        groups: list[RewardInputs] = []
         while (group := self._whole.get()) is not None:
             groups.append(group)
             if self._whole.empty():
@@ -123,5 +129,5 @@ class StreamingScorer:
 
 
 def need_main_thread(rewards: Sequence[NamedReward]) -> bool:
-    """Tell whether a function is known to set a signal handler, which no background thread may."""
+    """Return True if a function is known to set a signal handler, which no background thread may."""
     return any(reward.needs_main_thread for reward in rewards)

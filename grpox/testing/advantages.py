@@ -14,12 +14,11 @@ from unittest import SkipTest
 import torch
 from torch import Tensor
 
-from grpox.contracts import Rollout, Turn
+from grpox.contracts import Rollout, ScoredRollout, Turn
 from grpox.errors import RunFailed
 from grpox.plugins.component import takes_inputs
-from grpox.rollout.advantages import ZERO, BatchScaler, ScoredBatch
+from grpox.rollout.advantages import ZERO, BatchScaler, advantage_inputs
 from grpox.rollout.dynamic_sampling import signal_of
-from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.runtime.foreign_code import call
 from grpox.testing.conformance import TensorConformance, Violation, require
 from grpox.testing.formula import Reference, parameters_of
@@ -353,15 +352,20 @@ class _OfInputs:
         labels = [*named, *(f"reward {place}" for place in range(len(named), rewards.shape[1]))]
         likes = itertools.cycle((self.like, *self.others))
         rows = [
-            ScoredRow(
-                replace(like, group_id=group, sample=row), (), (), {}, token_rewards=self._steps(like, own)
+            ScoredRollout(
+                rollout=replace(like, group_id=group, sample=row),
+                prompt="",
+                completion="",
+                rewards=dict(zip(labels, own, strict=False)),
+                reward=NAN,
+                advantage=NAN,
+                token_rewards=self._steps(like, own),
             )
             for row, (group, own, like) in enumerate(zip(groups, rewards.tolist(), likes, strict=False))
         ]
-        columns = self._columns(len(rows))
         indices = range(10, 11 + max(groups))  # the dataset's row of each group's prompt
-        batch = ScoredBatch(rows, rewards, weights, indices, lambda: columns, 1, labels[: rewards.shape[1]])
-        return BatchScaler(self.scaler).scale_inputs(batch).values
+        inputs = advantage_inputs(rows, rewards, weights, indices, self._columns(len(rows)), 1)
+        return BatchScaler(self.scaler).scale_inputs(rows, inputs).values
 
     def _steps(self, like: Rollout, rewards: Sequence[float]) -> dict[str, tuple[float, ...]]:
         """Return the rewards of a row's tokens by label: of a named function its reward, at the last token."""

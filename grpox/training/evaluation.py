@@ -23,11 +23,18 @@ from grpox.checkpoint.rng import preserve_random_state
 from grpox.config import EvaluationConfig, SamplingConfig
 from grpox.config.sampling import sampling_of
 from grpox.contracts import Capability, ScoredRollout, TrainerState
-from grpox.rollout.collector import Scorer, reward_matrix, sample_and_score
-from grpox.rollout.episode_metrics import INFO, SUCCESS, episode_metrics, success_rate
-from grpox.rollout.metrics import error_metrics, length_metrics, mean
+from grpox.rollout.collector import Scorer, sample_and_score
+from grpox.rollout.metrics import (
+    INFO,
+    SUCCESS,
+    SUCCESS_RATE,
+    episode_metrics,
+    error_metrics,
+    length_metrics,
+    mean,
+)
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.scoring import Logged, ScoredRow, weighed_mean_logged, weighted_sum, with_logged
+from grpox.rollout.rewards.scoring import Logged, weighed_mean_logged, with_logged
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.training.assembly import EvaluationInputs, open_alone
@@ -40,7 +47,7 @@ if TYPE_CHECKING:
 STREAM = 1
 """Seed component that separates random numbers of evaluations from those of training (0)."""
 
-Sampled = tuple[list[ScoredRow], Logged]
+Sampled = tuple[list[ScoredRollout], Logged]
 """Scored completions, prompt by prompt, and the values that functions logged."""
 
 
@@ -87,7 +94,7 @@ class Evaluation:
             # The first set has the seeds of a single one.
             stream = (STREAM, place, step) if place else (STREAM, step)
             scorer = Scorer(inputs.rewards, self.streams, self.warn)
-            rows, logs, count = list[ScoredRow](), list[tuple[Logged, int]](), len(inputs.prompts)
+            rows, logs, count = list[ScoredRollout](), list[tuple[Logged, int]](), len(inputs.prompts)
             with preserve_random_state():
                 for start in range(0, count, per_batch):
                     indices = range(start, min(start + per_batch, count))
@@ -114,7 +121,9 @@ class Evaluation:
                 metrics |= {f"{inputs.name}/{metric}": value for metric, value in own.items()}
         return metrics
 
-    def _metrics(self, inputs: EvaluationInputs, rows: Sequence[ScoredRow], logged: Logged) -> dict[str, float]:
+    def _metrics(
+        self, inputs: EvaluationInputs, rows: Sequence[ScoredRollout], logged: Logged
+    ) -> dict[str, float]:
         metrics, renamed = with_logged(evaluation_metrics(rows, inputs.rewards, self.config), logged)
         if not self.config.says_accuracy:  # the scores of the first reward may be anything
             del metrics["accuracy"]
@@ -132,7 +141,7 @@ def open_evaluation(
 
 
 def evaluation_metrics(
-    rows: Sequence[ScoredRow], rewards: Sequence[NamedReward], config: EvaluationConfig
+    rows: Sequence[ScoredRollout], rewards: Sequence[NamedReward], config: EvaluationConfig
 ) -> dict[str, float]:
     """Compute means and standard deviations over all completions, and pass@k over prompts.
 
@@ -140,31 +149,33 @@ def evaluation_metrics(
         rows: `num_generations` completions of each prompt, prompt by prompt.
         rewards: the K functions that scored `rows`.
     """
-    labels = [reward.label for reward in rewards]
-    columns = [[score for row in rows if (score := row.rewards[i]) is not None] for i in range(len(labels))]
-    place = labels.index(config.accuracy or labels[0])
-    metrics = {"accuracy": mean(columns[place]) if columns[place] else math.nan}
+    columns = {
+        reward.label: [score for row in rows if (score := row.rewards[reward.label]) is not None]
+        for reward in rewards
+    }
+    judge = config.accuracy or rewards[0].label
+    metrics = {"accuracy": mean(columns[judge]) if columns[judge] else math.nan}
     counts = []  # for each prompt: scored completions, right ones
     for start in range(0, len(rows), config.num_generations):
         of_prompt = rows[start : start + config.num_generations]
-        scores = [score for row in of_prompt if (score := row.rewards[place]) is not None]
+        scores = [score for row in of_prompt if (score := row.rewards[judge]) is not None]
         counts.append((len(scores), sum(score >= config.right_at for score in scores)))
     metrics |= {f"pass_at_{k}": pass_at_k(counts, k) for k in config.pass_at_k}
-    totals = totals_of(rows, rewards).tolist()
-    metrics |= _spread("reward", "reward_std", [total for total in totals if not math.isnan(total)])
-    for label, column in zip(labels, columns, strict=True):
+    metrics |= _spread("reward", "reward_std", [row.reward for row in rows if not math.isnan(row.reward)])
+    for label, column in columns.items():
         metrics[f"rewards/{label}/mean"] = math.nan
         metrics |= _spread(f"rewards/{label}/mean", f"rewards/{label}/std", column)
         metrics[f"rewards/{label}/abstained"] = 1 - len(column) / len(rows)
-    metrics |= error_metrics(rewards, [row.failed for row in rows])
+    metrics |= error_metrics(rewards, rows)
     rollouts = [row.rollout for row in rows]
-    if (success := success_rate(rollouts)) is not None:
-        metrics[SUCCESS] = success
+    of_episodes = episode_metrics(rollouts)
+    if SUCCESS_RATE in of_episodes:
+        metrics[SUCCESS] = of_episodes.pop(SUCCESS_RATE)
     # Names that environments choose replace no other metric.
     return {
         **metrics,
         **length_metrics(rollouts),
-        **{name: value for name, value in episode_metrics(rollouts).items() if name not in metrics},
+        **{name: value for name, value in of_episodes.items() if name not in metrics},
     }
 
 
@@ -182,12 +193,6 @@ def outcomes_of(before: Mapping[str, float], after: Mapping[str, float]) -> dict
         named |= {name: name for name in (*main, SUCCESS) if name in metrics}
         outcomes |= {f"{name}_{when}": metrics[metric] for name, metric in named.items()}
     return outcomes
-
-
-def totals_of(rows: Sequence[ScoredRow], rewards: Sequence[NamedReward]) -> torch.Tensor:
-    """Return the weighted sum of each row, f64[N]; NaN where every function abstained."""
-    weights = torch.tensor([reward.weight for reward in rewards])
-    return weighted_sum(reward_matrix(rows).reshape(len(rows), len(rewards)), weights)
 
 
 def _spread(mean_name: str, std_name: str, values: Sequence[float]) -> dict[str, float]:
@@ -250,29 +255,23 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
 
 
 def _completions(
-    rows: Sequence[ScoredRow], inputs: EvaluationInputs, size: int, before: int
+    rows: Sequence[ScoredRollout], inputs: EvaluationInputs, size: int, before: int
 ) -> list[ScoredRollout]:
-    """Return the rows in the form of a run's completions, with NaN as advantage.
+    """Add prompts and columns to the rows, as observers of a run see them.
 
     Args:
         before: number of prompts of the sets before this one.
     """
-    labels = [reward.label for reward in inputs.rewards]
     # An environment may continue the prompt of the data.
     known = list(dict.fromkeys(row.rollout.prompt_ids for row in rows if row.rollout.episode is not None))
     begun = dict(zip(known, inputs.prompts.prompt_texts(known) if known else (), strict=True))
-    totals = totals_of(rows, inputs.rewards).tolist()
     columns = inputs.prompts.columns_of(range(len(inputs.prompts)))
     return [
-        ScoredRollout(
+        replace(
+            row,
             rollout=replace(row.rollout, group_id=before + place // size),
             prompt=begun.get(row.rollout.prompt_ids) or inputs.prompts.text(place // size),
-            completion=row.completion,
-            rewards=dict(zip(labels, row.rewards, strict=True)),
-            reward=total,
-            advantage=math.nan,
-            extra=row.extra,
             columns=columns[place // size],
         )
-        for place, (row, total) in enumerate(zip(rows, totals, strict=True))
+        for place, row in enumerate(rows)
     ]

@@ -18,7 +18,7 @@ from grpox.observing.observers import Observers
 from grpox.observing.token_files import TokenTexts, token_file, write_tokens
 from grpox.policy.batch import Sample
 from grpox.rollout.collector import Collector, GenerationBatch
-from grpox.rollout.metrics import mean_metrics, model_length
+from grpox.rollout.metrics import mean_metrics, model_lengths
 from grpox.rollout.rewards.scoring import weighed_mean_logged, with_logged
 from grpox.runtime.files import read_mapping, write_error_message
 from grpox.runtime.logs import WarnOnce
@@ -47,7 +47,7 @@ class StepReport:
     def rollouts_scored(self, step: int, batches: Sequence[GenerationBatch]) -> None:
         """Report the generation batches that were collected for `step`."""
         for batch in batches if self.is_main else ():
-            self.observers.rollouts_scored(self.context, step, self.collector.scored(batch))
+            self.observers.rollouts_scored(self.context, step, batch.rows)
 
     @cached_property
     def _token_texts(self) -> TokenTexts:
@@ -81,10 +81,10 @@ class StepReport:
         phases = self.collector.sampler.times
         times, peak = phases.take(), phases.memory.take()
         for batch in new:
-            self.state.num_tokens += sum(len(r.prompt_ids) + len(r.completion_ids) for r in batch.rollouts)
+            self.state.num_tokens += sum([len(r.prompt_ids) + len(r.completion_ids) for r in batch.rollouts])
         if not self.is_main:
             return
-        tokens = sum(len(sample) for samples in micro_batches for sample in samples)
+        tokens = sum([len(sample) for samples in micro_batches for sample in samples])
         own = {
             **{name: value for name, value in update.items() if name not in OF_UPDATE},
             **mean_metrics([self.collector.metrics(batch) for batch in new]),
@@ -94,18 +94,17 @@ class StepReport:
             "memory/peak_gib": peak / 2**30,
         }
         if new:
-            rows = [row for batch in new for row in (*batch.rows, *batch.dropped)]
-            generated = sum(model_length(row.rollout) for row in rows)
-            own["tokens_per_second/generated"] = generated / times["time/generate"]
+            rollouts = [row.rollout for batch in new for row in (*batch.rows, *batch.dropped)]
+            own["tokens_per_second/generated"] = sum(model_lengths(rollouts)) / times["time/generate"]
         own |= {"num_tokens": self.state.num_tokens, "epoch": epoch}
         if self.state.control.changed:
             own |= self.state.control.metrics()
         own["observers/failures"] = sum(self.observers.failures.values())
-        metrics, renamed = with_logged(own, weighed_mean_logged((batch.logged, 1) for batch in new))
-        for key, what in mismatch_warnings(metrics, step, promised=self.logprobs_promised).items():
-            self.warn(key, what)
+        metrics, renamed = with_logged(own, weighed_mean_logged([(batch.logged, 1) for batch in new]))
         for what in renamed:
             self.warn(what, what)
+        for key, what in mismatch_warnings(metrics, step, promised=self.logprobs_promised).items():
+            self.warn(key, what)
         self.state.metrics = metrics
         self._raise_alarms(step, new, {**own, **update})
         self.observers.step_finished(self.context, step, metrics, self.control)
@@ -143,12 +142,11 @@ class StepReport:
         row, causes, rewards = batch.rows[0], [], self.collector.scorer.rewards
         place = [reward.label for reward in rewards].index(label)
         ref, reward = self.context.config.rewards[place], rewards[place]
-        [prompt] = self.collector.prompts.prompt_texts([row.rollout.prompt_ids])
-        if (tag := re.search(r"(<\w+>)\s*\Z", prompt)) and not ref.params.get("opened"):
+        if (tag := re.search(r"(<\w+>)\s*\Z", row.prompt)) and not ref.params.get("opened"):
             cure = " (set opened: true)" if ref.name == "format" else ""
             causes.append(f"prompts end with {tag[1]}, so no completion has that opening tag{cure}")
-        for column in reward.missing_columns(()):
-            value, completion = batch.columns[row.rollout.group_id].get(column), row.completion[-60:]
+        for column in reward.signature.needs:
+            value, completion = row.columns.get(column), row.completion[-60:]
             texts = [shorten(repr(each), 60) for each in (value, completion)]
             causes.append(f"column '{column}', here {texts[0]}, never matches completions, here {texts[1]}")
         return f"likely {' or '.join(causes)}" if causes else ""

@@ -79,9 +79,9 @@ def try_run(run: ResolvedRun, prompts: int, tell: Callable[[str], None]) -> Trie
         weights = {reward.label: reward.weight for reward in rewards}
         if not assembly.world.is_main:  # only the main rank has the rows' other columns
             return Tried([], weights)
-        scored, tried = collector.scored(batch), list[TriedPrompt]()
+        tried = list[TriedPrompt]()
         for place, row in enumerate(rows):
-            completions = scored[place * group : (place + 1) * group]
+            completions = batch.rows[place * group : (place + 1) * group]
             # Of the rollout itself: an environment may continue the prompt of the data.
             text, ids = completions[0].prompt, completions[0].rollout.prompt_ids
             (prompt,), columns = data.rows([row])

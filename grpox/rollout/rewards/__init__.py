@@ -6,6 +6,5 @@ timeout, and checks what it returns; `process` talks to the program `worker`.
 """
 
 from grpox.rollout.rewards.named import NamedReward
-from grpox.rollout.rewards.scoring import column_problems
 
-__all__ = ["NamedReward", "column_problems"]
+__all__ = ["NamedReward"]

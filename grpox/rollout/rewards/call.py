@@ -1,6 +1,6 @@
-"""One call of a reward function: what it is given, where it fails, and whether what it returns are scores.
+"""One call of a reward function: its arguments, the line at which it fails, and the check of its scores.
 
-What is awaitable shares one event loop for the life of the process, in a thread of its own.
+All coroutines share one event loop for the life of the process, in a thread of its own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from grpox.data.reward_signature import Signature
 from grpox.errors import TEXT, brief, shorten, text_of
 from grpox.runtime.foreign_code import copied
 from grpox.runtime.signals import raise_if_signal
-
-ByName = Mapping[str, Sequence[Any]]
-"""Argument -> N values: facts about episodes, by the names `EPISODE_ARGUMENTS`."""
 
 
 class CallFailed(Exception):
@@ -130,7 +127,7 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def awaited(returned: Awaitable[Any], device: int | None = None) -> Any:
-    """Wait for what a function returned, with the device of its caller."""
+    """Wait for the coroutine that a function returned, with the device of the function's caller."""
     use_device(device)
     return await returned
 
@@ -147,7 +144,7 @@ def current_device() -> int | None:
 
 
 def use_device(index: int | None) -> None:
-    """Make what `current_device` told in another thread the device of this one."""
+    """Use the device that `current_device` returned in another thread."""
     if index is not None:
         sys.modules["torch"].cuda.set_device(index)
 
@@ -168,7 +165,7 @@ def hanging_at(thread: int | None, function: Callable[..., Any]) -> str:
 
 
 def dumped_at(stack: str) -> str:
-    """The line of the user's function in what `faulthandler` wrote; empty where it tells none."""
+    """The line of the user's function in the text that `faulthandler` wrote; empty if it has none."""
     matches = re.findall(r'^  File "(.+)", line (\d+) in (.+)$', stack, re.MULTILINE)
     frames = [traceback.FrameSummary(file, int(line), name) for file, line, name in reversed(matches)]
     awaits = any(frame.name == "result" and frame.filename == __file__ for frame in frames)
@@ -202,7 +199,7 @@ def accepted(signature: Signature, arguments: Mapping[str, Any]) -> dict[str, An
 
 @dataclass(frozen=True)
 class CheckedScores:
-    """The scores of N completions, and what is wrong with those that are no scores."""
+    """The scores of N completions, and the reasons why others are no scores."""
 
     values: list[float | None]
     """[N]; None where the function abstained or returned no score."""
@@ -240,8 +237,8 @@ def checked_scores(returned: Any, count: int, lengths: Sequence[int] | None = No
                 what = str(error) or _described(score)
                 checked.refused[index] = f"returned {what} for completion {index}; wanted is {wanted}"
         elif score is not None:
-            number = finite_number(score)
-            if number is not None and abs(number) <= FLOAT32_MAX:
+            number = score if type(score) is float else finite_number(score)
+            if number is not None and abs(number) <= FLOAT32_MAX:  # NaN is not
                 checked.values[index] = number
                 continue
             hint = " (None abstains)" if isinstance(score, SupportsFloat) else ""
@@ -282,7 +279,7 @@ class CallLog:
         self.metrics.setdefault(str(name), []).append(number)
 
     def extra(self, column: str, values: Sequence[Any]) -> None:
-        """``log_extra(column, values)``; several calls for one column append. Kept are copies of the values."""
+        """``log_extra(column, values)``; several calls for one column append. Values are copied."""
         self.columns.setdefault(str(column), []).extend(copied(list(values)))
 
     def check(self, count: int) -> None:

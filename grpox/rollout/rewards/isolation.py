@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpox.config import RewardRef, labels_of
-from grpox.data.reward_signature import column_problem, nested_columns
+from grpox.data.reward_signature import column_problem, lacking, nested_columns
 from grpox.errors import ConfigError, Problem, join, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
@@ -18,7 +18,6 @@ from grpox.rollout.rewards.call import current_device
 from grpox.rollout.rewards.messages import Blueprint
 from grpox.rollout.rewards.named import NamedReward
 from grpox.rollout.rewards.process import RewardProcess
-from grpox.rollout.rewards.scoring import column_problems
 from grpox.runtime import launch
 from grpox.runtime.logs import get_logger
 
@@ -82,7 +81,7 @@ def started(bound: BoundComponent, ref: RewardRef) -> RewardProcess:
 
 @contextmanager
 def reward_functions(run: ResolvedRun, key: str = OF_TRAINING) -> Iterator[list[Any]]:
-    """The reward functions of a run, in order; their processes build side by side and end with the block.
+    """Build the reward functions of a run, in order; their processes build side by side and end with the block.
 
     Args:
         key: which list of the run file; those of the evaluation are none where it has none of its own.
@@ -157,7 +156,13 @@ def bind_rewards(
         NamedReward(label, function, ref.weight, ref.on_error, ref.timeout)
         for label, function, ref in zip(labels_of(refs), functions, refs, strict=True)
     ]
-    if problems := column_problems(rewards, prompts.column_names, key, prompts.data):
+    columns = prompts.column_names
+    problems = [
+        column_problem(reward.label, name, columns, key, prompts.data)
+        for reward in rewards
+        for name in lacking(reward.signature.needs, columns)
+    ]
+    if problems:
         raise ConfigError(problems)
     for place, reward in enumerate(rewards):
         try:

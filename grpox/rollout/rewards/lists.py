@@ -8,7 +8,6 @@ up to the part's end. The last part ends with the completion's last token, speci
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,37 +48,25 @@ class ListShape:
             raise ValueError(f"has per = 'separator' and separator = {separator!r}, which must be a text")
         return cls(per, separator)
 
-    def at_tokens(
-        self,
-        values: Sequence[float] | None,
-        rollout: Rollout,
-        text: str,
-        decode: Decode,
-        is_conversation: bool = False,
-    ) -> list[float]:
-        """Return T numbers, those of `values` at the last token of what each rates; NaN for None.
+    def rated_tokens(
+        self, rollout: Rollout, text: str, decode: Decode, is_conversation: bool = False
+    ) -> list[int]:
+        """Return the last token of what each number of the list rates.
 
         Args:
             text: all tokens of the rollout as text.
             is_conversation: True if functions get messages, of which `separator` parts the last turn.
         """
         length = len(rollout.completion_ids)
-        if values is None:
-            return [math.nan] * length
-        if self.per == "token" or not length:  # without a token there is no place
-            return list(values)[:length]
+        if self.per == "token":
+            return list(range(length))
         if self.per == "turn":
-            places = [turn.end - 1 for turn in rollout.turns] or [length - 1]
-        elif is_conversation and rollout.turns:
+            return [turn.end - 1 for turn in rollout.turns] or [length - 1]
+        if is_conversation and rollout.turns:
             start, end = rollout.turns[-1].start, rollout.turns[-1].end
             ids = rollout.completion_ids[start:end]
-            places = [start + place for place in _ends_of_parts(decode(ids), self.separator, ids, decode)]
-        else:
-            places = _ends_of_parts(text, self.separator, rollout.completion_ids, decode)
-        at = [0.0] * length
-        for place, value in zip(places, values, strict=True):
-            at[place] += value  # one token may end several parts
-        return at
+            return [start + token for token in _ends_of_parts(decode(ids), self.separator, ids, decode)]
+        return _ends_of_parts(text, self.separator, rollout.completion_ids, decode)
 
 
 def lengths_of(

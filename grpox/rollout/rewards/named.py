@@ -7,7 +7,7 @@ import contextvars
 import inspect
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -16,7 +16,6 @@ from grpox.data.reward_signature import Signature, nested_columns
 from grpox.errors import chain, text_of
 from grpox.rollout.rewards.call import (
     BackgroundCall,
-    ByName,
     CallFailed,
     CallLog,
     CheckedScores,
@@ -75,8 +74,8 @@ class RewardCall:
         self._abandoned = False
         self._awaited: BackgroundCall | None = None
         self._device = current_device()
-        context = contextvars.copy_context()
-        self._thread = threading.Thread(target=lambda: context.run(self.run), name="grpox-reward", daemon=True)
+        inside = contextvars.copy_context().run
+        self._thread = threading.Thread(target=inside, args=(self.run,), name="grpox-reward", daemon=True)
         self._started = time.perf_counter()
 
     @property
@@ -85,11 +84,9 @@ class RewardCall:
         return [None] * self._count if self.failure or self.scores is None else self.scores.values
 
     @property
-    def failed(self) -> list[bool]:
-        """[N]; True where it failed for that completion."""
-        if self.failure or self.scores is None:
-            return [True] * self._count
-        return [place in self.scores.refused for place in range(self._count)]
+    def failed(self) -> Collection[int]:
+        """The completions, from 0 to N - 1, for which it failed."""
+        return range(self._count) if self.failure or self.scores is None else self.scores.refused
 
     @property
     def problem(self) -> str:
@@ -207,24 +204,27 @@ class NamedReward:
             return self.function.ready.lists
         return ListShape.of(self.function)
 
-    def call(self, arguments: Mapping[str, Any], count: int, by_name: ByName | None = None) -> RewardCall:
+    def call(
+        self, arguments: Mapping[str, Any], count: int, facts: Mapping[str, Any] | None = None
+    ) -> RewardCall:
         """Return a call that has not started yet, or one that has failed where an earlier one still hangs.
 
         Args:
-            by_name: facts about episodes, of which the function gets those that it names and that are no
-                columns; default: each completion is one turn.
+            facts: further arguments, of which the function gets those that it names and that are no columns;
+                default: each completion is one turn.
         """
         if self.latest is not None and self.latest.running:
             refused = RewardCall(self.function, {}, count)
             still = "still hangs in an earlier call, which took longer than its timeout of"
             refused.failure = f"{still} {self.timeout:g} s"
             return refused
-        shape, known, signature = self.lists, by_name or {}, self.signature
+        shape, known, signature = self.lists, facts or {}, self.signature
         lengths = None if shape is None else lengths_of(shape, arguments, known.get("turns"))
-        wanted = {name: known[name] for name in signature.facts if name in known and name not in arguments}
-        arguments = {**arguments, **wanted}
+        if signature.facts:
+            wanted = {name: known[name] for name in signature.facts if name in known and name not in arguments}
+            arguments = {**arguments, **wanted}
         if nested := [name for name in signature.needs if "." in name]:
-            arguments |= nested_columns(nested, arguments)
+            arguments = {**arguments, **nested_columns(nested, arguments)}
         if not isinstance(self.function, RewardProcess):
             # What one function does to its lists and rows must not reach the others, nor the record.
             arguments = {
@@ -239,10 +239,6 @@ class NamedReward:
         if self.latest is not None and self.latest.running:
             self.latest.abandon()
 
-    def missing_columns(self, columns: Iterable[str]) -> list[str]:
-        """Dataset columns that the function cannot do without and that `columns` lacks, in its own order."""
-        return [name for name in self.signature.needs if not {name, name.partition(".")[0]} & {*columns}]
-
     @property
     def in_main_thread(self) -> bool:
         """True if it has to be called in the main thread, and this is the main thread."""
@@ -250,7 +246,10 @@ class NamedReward:
 
 
 def call_together(
-    rewards: Sequence[NamedReward], arguments: Mapping[str, Any], count: int, by_name: ByName | None = None
+    rewards: Sequence[NamedReward],
+    arguments: Mapping[str, Any],
+    count: int,
+    facts: Mapping[str, Any] | None = None,
 ) -> list[RewardCall]:
     """Return one call per reward that has ended, or was abandoned, in order, whichever ends first.
 
@@ -261,14 +260,14 @@ def call_together(
     Args:
         arguments: what the functions may take, besides `log_metric` and `log_extra`.
         count: completions, at least one.
-        by_name: facts about episodes; see `NamedReward.call`.
+        facts: see `NamedReward.call`.
     """
     calls: list[RewardCall] = []
     apart: list[tuple[int, NamedReward]] = []
     here: list[RewardCall] = []
     try:
         for place, reward in enumerate(rewards):
-            calls.append(reward.call(arguments, count, by_name))
+            calls.append(reward.call(arguments, count, facts))
             if calls[place].failure:
                 continue
             if reward.in_main_thread:
@@ -282,7 +281,7 @@ def call_together(
             if calls[place].wait(reward.timeout) and calls[place].needs_main_thread():
                 reward.needs_main_thread = True
                 if reward.in_main_thread:
-                    calls[place] = reward.call(arguments, count, by_name)
+                    calls[place] = reward.call(arguments, count, facts)
                     calls[place].run()
     except BaseException:  # an interrupt: what was started is stopped as far as it can be
         for call in calls:

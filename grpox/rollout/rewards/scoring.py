@@ -1,4 +1,4 @@
-"""Scores the completions of a batch by all reward functions of a run: rollouts -> rows with rewards[K].
+"""Scores the completions of a batch by all reward functions of a run: rollouts -> scored rollouts.
 
 A metric that a function logs keeps its label, so that a name which the trainer itself uses can be shown as
 ``<label>/<name>`` and never takes the trainer's place.
@@ -6,15 +6,17 @@ A metric that a function logs keeps its label, so that a name which the trainer 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from grpox.contracts import FLOAT32_MAX, Rollout, Text, TrainerState
-from grpox.data.reward_signature import column_problem
-from grpox.errors import Problem, RunFailed
-from grpox.rollout.rewards.call import ByName
+from grpox.contracts import FLOAT32_MAX, Rollout, ScoredRollout, TrainerState
+from grpox.errors import RunFailed
+from grpox.rollout.rewards.lists import ListShape
 from grpox.rollout.rewards.named import NamedReward, RewardCall, call_together
 
 if TYPE_CHECKING:
@@ -30,6 +32,193 @@ Logged = Mapping[str, Mapping[str, float]]
 ROUNDING = 4 * 2.0**-23
 """Rewards whose spread is at most this share of the largest are equal: 0.1 + 0.2 and 0.3 + 0.
 The eps of float32 is 2^-23."""
+
+
+@dataclass(frozen=True)
+class RewardInputs:
+    """N completions as reward functions are called with them."""
+
+    rollouts: Sequence[Rollout]
+    texts: Sequence[str]
+    """All tokens of each completion as text, for people."""
+    arguments: Mapping[str, list[Any]]
+    """Argument -> N values: prompts, completions, their tokens and the data's other columns."""
+    facts: Mapping[str, list[Any]] = field(default_factory=dict)
+    """Argument -> N values, for functions that name it."""
+    rated_tokens: Mapping[str, list[list[int]]] = field(default_factory=dict)
+    """Label of a function that returns lists -> the tokens at which the numbers of each of N lists lie; empty
+    unless the advantage reads lists."""
+
+
+@dataclass(frozen=True)
+class RewardNotes:
+    """Metrics and warnings of reward functions, beside the scores."""
+
+    logged: Logged = field(default_factory=dict)
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    """Key -> warning for the user; the warnings of one key are shown once."""
+
+
+def reward_inputs(
+    prompts: PromptSet,
+    indices: Sequence[int],
+    rollouts: Sequence[Rollout],
+    rewards: Sequence[NamedReward],
+    reads_lists: bool = False,
+) -> RewardInputs:
+    """Read the rows and decode the completions of `rollouts`; group g has the prompt at indices[g].
+
+    Facts about episodes and prompts are collected if one of `rewards` asks for them.
+
+    Args:
+        reads_lists: True if the advantage reads the lists that functions return.
+    """
+    rows, ids = list[int](), list[list[int]]()
+    for rollout in rollouts:
+        rows.append(indices[rollout.group_id])
+        ids.append(list(rollout.completion_ids))
+    of_each, columns = prompts.rows(rows)
+    texts = prompts.completion_texts(ids)
+    completions: list[Any] = texts
+    if prompts.conversational:
+        completions = [
+            [{"role": "assistant", "content": text}] if rollout.episode is None else [*rollout.episode.messages]
+            for rollout, text in zip(rollouts, texts, strict=True)
+        ]
+    arguments = {**columns, "prompts": of_each, "completions": completions, "completion_ids": ids}
+    wanted, shapes = set[str](), dict[str, ListShape]()
+    for reward in rewards:
+        wanted |= reward.signature.facts
+        if reward.lists is not None:
+            shapes[reward.label] = reward.lists
+    facts = dict[str, list[Any]]()
+    if wanted or shapes:
+        facts = episode_arguments(rollouts, turn_texts(prompts, rollouts, texts))
+    if "row_names" in wanted:
+        facts["row_names"] = [prompts.place(row) for row in rows]
+    if "prompt_ends" in wanted:
+        facts["prompt_ends"] = prompts.prompt_texts([rollout.prompt_ids[-END_TOKENS:] for rollout in rollouts])
+    inputs = RewardInputs(rollouts, texts, arguments, facts)
+    if reads_lists and shapes:
+        rated = {label: rated_tokens(shape, prompts, rollouts, texts) for label, shape in shapes.items()}
+        return replace(inputs, rated_tokens=rated)
+    return inputs
+
+
+def rated_tokens(
+    shape: ListShape, prompts: PromptSet, rollouts: Sequence[Rollout], texts: Sequence[str]
+) -> list[list[int]]:
+    """Find for each completion the tokens at which the numbers of its list lie."""
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return prompts.completion_texts([token_ids])[0]
+
+    return [
+        shape.rated_tokens(rollout, text, decode, prompts.conversational)
+        for rollout, text in zip(rollouts, texts, strict=True)
+    ]
+
+
+def turn_texts(prompts: PromptSet, rollouts: Sequence[Rollout], texts: Sequence[str]) -> list[list[str]]:
+    """Return the text of each turn of the model; the whole text is one where a rollout names none."""
+    parts = [rollout.completion_ids[turn.start : turn.end] for rollout in rollouts for turn in rollout.turns]
+    decoded = iter(prompts.completion_texts(parts) if parts else ())
+    return [
+        [next(decoded) for _ in rollout.turns] or [text] for rollout, text in zip(rollouts, texts, strict=True)
+    ]
+
+
+def episode_arguments(rollouts: Sequence[Rollout], turns: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
+    """Collect the facts of N rollouts; without an environment there are no calls, no rewards and no info.
+
+    Args:
+        turns: texts of the model's turns in each.
+    """
+    names = ("turns", "model_masks", "tool_calls", "environment_rewards", "environment_info")
+    facts: dict[str, list[Any]] = {name: [] for name in names}
+    for rollout, texts in zip(rollouts, turns, strict=True):
+        mask, calls, info = rollout.model_mask, list[Any](), dict[str, Any]()
+        rewards: dict[str, float] | None = None
+        if (episode := rollout.episode) is not None:
+            calls, info = [result.plain() for result in episode.results], dict(episode.info)
+            if episode.rewards is not None:
+                rewards = {part: value * episode.weight for part, value in episode.rewards.items()}
+        written = [True] * len(rollout.completion_ids) if mask is None else list(mask)
+        for name, value in zip(names, (list(texts), written, calls, rewards, info), strict=True):
+            facts[name].append(value)
+    return facts
+
+
+def join_inputs(groups: Sequence[RewardInputs]) -> RewardInputs:
+    """Join whole groups, one or more with the same columns, in order of group id."""
+    in_order = sorted(groups, key=lambda group: group.rollouts[0].group_id)
+
+    def joined(values: Sequence[Mapping[str, list[Any]]]) -> dict[str, list[Any]]:
+        return {name: list(chain.from_iterable(each[name] for each in values)) for name in values[0]}
+
+    return RewardInputs(
+        list(chain.from_iterable(group.rollouts for group in in_order)),
+        list(chain.from_iterable(group.texts for group in in_order)),
+        joined([group.arguments for group in in_order]),
+        joined([group.facts for group in in_order]),
+        joined([group.rated_tokens for group in in_order]),
+    )
+
+
+def score_rollouts(
+    rewards: Sequence[NamedReward], inputs: RewardInputs, state: TrainerState
+) -> tuple[list[ScoredRollout], RewardNotes]:
+    """Score rollouts with every reward function, all at the same time; without rollouts call none.
+
+    The result does not depend on which function ends first.
+
+    Returns:
+        the rollouts with their rewards, without prompt and advantage, and the functions' notes.
+
+    Raises:
+        RunFailed: a function with the policy ``fail`` raised (`__cause__` is its exception), took longer than
+            its timeout, or returned anything but N finite numbers or None. No score is ever made up.
+    """
+    if not inputs.rollouts:
+        return [], RewardNotes()
+    arguments = {**inputs.arguments, "trainer_state": state}
+    calls = call_together(rewards, arguments, len(inputs.rollouts), inputs.facts)
+    warnings = _warnings(rewards, calls) | _failed_episodes(inputs.rollouts)
+    values, failures = list[list[float | None]](), dict[str, Collection[int]]()
+    metrics, columns = dict[str, dict[str, float]](), list[tuple[str, str, list[Any]]]()
+    at_tokens = dict[str, list[list[float]]]()
+    for reward, call in zip(rewards, calls, strict=True):
+        values.append(call.values)
+        if call.failed:
+            failures[reward.label] = call.failed
+        if reward.label in inputs.rated_tokens:
+            at_tokens[reward.label] = _at_tokens(call, inputs.rated_tokens[reward.label], inputs.rollouts)
+        if not call.failure:
+            for name, logged in call.log.metrics.items():
+                metrics.setdefault(name, {})[reward.label] = sum(logged) / len(logged)
+            for name, column in call.log.columns.items():
+                columns.append((reward.label, name, column))
+    times = Counter([name for _, name, _ in columns])
+    # A name that several functions log has the label of each before it.
+    extra = {name if times[name] == 1 else f"{label}/{name}": column for label, name, column in columns}
+    labels = [reward.label for reward in rewards]
+    by_row = list(zip(*values, strict=True))
+    totals: list[float] = weighted_sum(reward_matrix(by_row), weights_of(rewards)).tolist()
+    rows = [
+        ScoredRollout(
+            rollout=rollout,
+            prompt="",
+            completion=inputs.texts[place],
+            rewards=dict(zip(labels, by_row[place], strict=True)),
+            reward=totals[place],
+            advantage=math.nan,
+            extra={name: column[place] for name, column in extra.items()} if extra else {},
+            failed=tuple([label for label in failures if place in failures[label]]) if failures else (),
+            token_rewards={label: at[place] for label, at in at_tokens.items()} if at_tokens else {},
+        )
+        for place, rollout in enumerate(inputs.rollouts)
+    ]
+    return rows, RewardNotes(metrics, warnings)
 
 
 def _warnings(rewards: Sequence[NamedReward], calls: Sequence[RewardCall]) -> dict[str, str]:
@@ -54,222 +243,12 @@ def _warnings(rewards: Sequence[NamedReward], calls: Sequence[RewardCall]) -> di
     return warnings
 
 
-def column_problems(
-    rewards: Sequence[NamedReward],
-    columns: Sequence[str],
-    key: str = "rewards",
-    data: str = "the data",
-) -> list[Problem]:
-    """A problem for each column that a reward function cannot do without and the data lacks.
-
-    Args:
-        key: under which the run file lists them.
-        data: what messages call the data.
-    """
-    return [
-        column_problem(reward.label, name, columns, key, data)
-        for reward in rewards
-        for name in reward.missing_columns(columns)
-    ]
-
-
-@dataclass(frozen=True)
-class ScoredRow:
-    """One completion with its reward from each function, as it travels between ranks."""
-
-    rollout: Rollout
-    rewards: tuple[float | None, ...]
-    failed: tuple[bool, ...]
-    """True for functions that abstained because they failed."""
-    extra: dict[str, Any]
-    """Values that the functions told of it through `log_extra`."""
-    completion: str = ""
-    """Its text, as people read it."""
-    lists: Mapping[str, list[float] | None] = field(default_factory=dict)
-    """Label of a function that returned a list -> the list, None where it abstained."""
-    token_rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """The numbers of `lists` at their tokens, T of them, where the scaler reads them; see `rewards.lists`."""
-
-
-@dataclass(frozen=True)
-class ScoredRows:
-    """Scored rollouts of one rank, and what the functions told beside their scores."""
-
-    rows: list[ScoredRow] = field(default_factory=list)
-    logged: dict[str, dict[str, float]] = field(default_factory=dict)
-    """From `log_metric`: name -> label of the function -> value."""
-    warnings: dict[str, str] = field(default_factory=dict)
-    """Warnings for the user, by a key under which each is told once."""
-    prompts_digest: str = ""
-    """Hash of the tokens of all prompts of the request, as this rank reads them; empty on a single rank, and
-    without rows."""
-
-
-@dataclass(frozen=True)
-class Unscored:
-    """N rollouts as reward functions see them."""
-
-    rollouts: Sequence[Rollout]
-    prompts: Sequence[Text]
-    completions: Sequence[Text]
-    columns: dict[str, list[Any]]
-    """The other dataset columns, N values each."""
-    texts: Sequence[str]
-    """Each completion as one text, for people."""
-    by_name: ByName = field(default_factory=dict)
-    """Facts about episodes, N values each."""
-
-
-def unscored(
-    prompts: PromptSet, indices: Sequence[int], rollouts: Sequence[Rollout], rewards: Sequence[NamedReward] = ()
-) -> Unscored:
-    """Read the rows and decode the completions of `rollouts`; group g is that of the prompt at indices[g].
-
-    Facts about prompts are read where one of `rewards` asks for them.
-    """
-    of_each, columns = prompts.rows([indices[rollout.group_id] for rollout in rollouts])
-    completions = prompts.completions_of(rollouts)
-    texts = whole_texts(prompts, rollouts, completions)
-    facts = episode_arguments(rollouts, turn_texts(prompts, rollouts, texts))
-    asks = {name for reward in rewards for name in reward.signature.facts}
-    if "row_names" in asks:
-        facts["row_names"] = [prompts.place(indices[rollout.group_id]) for rollout in rollouts]
-    if "prompt_ends" in asks:
-        facts["prompt_ends"] = prompts.prompt_texts([rollout.prompt_ids[-END_TOKENS:] for rollout in rollouts])
-    return Unscored(rollouts, of_each, completions, columns, texts, facts)
-
-
-def episode_arguments(rollouts: Sequence[Rollout], turns: Sequence[Sequence[str]]) -> dict[str, list[Any]]:
-    """Collect the facts of N rollouts; without an environment there are no calls, no rewards and no info.
-
-    Args:
-        turns: texts of the model's turns in each.
-    """
-    episodes = [rollout.episode for rollout in rollouts]
-    return {
-        "turns": [list(texts) for texts in turns],
-        "model_masks": [
-            [True] * len(rollout.completion_ids) if rollout.model_mask is None else list(rollout.model_mask)
-            for rollout in rollouts
-        ],
-        "tool_calls": [
-            [] if episode is None else [result.plain() for result in episode.results] for episode in episodes
-        ],
-        "environment_rewards": [
-            None
-            if episode is None or episode.rewards is None
-            else {part: value * episode.weight for part, value in episode.rewards.items()}
-            for episode in episodes
-        ],
-        "environment_info": [{} if episode is None else dict(episode.info) for episode in episodes],
-    }
-
-
-def whole_texts(prompts: PromptSet, rollouts: Sequence[Rollout], completions: Sequence[Text]) -> list[str]:
-    """Return all tokens of each completion as text, for people.
-
-    Args:
-        completions: as `PromptSet.completions_of` decodes them; only conversations of several messages are
-            decoded again.
-    """
-    pairs = list(zip(rollouts, completions, strict=True))
-    several = [rollout.episode is not None and not isinstance(each, str) for rollout, each in pairs]
-    parts = [rollout.completion_ids for rollout, needs in zip(rollouts, several, strict=True) if needs]
-    decoded = iter(prompts.completion_texts(parts) if parts else ())
-    return [
-        next(decoded) if needs else each if isinstance(each, str) else str(each[0]["content"])
-        for each, needs in zip(completions, several, strict=True)
-    ]
-
-
-def turn_texts(prompts: PromptSet, rollouts: Sequence[Rollout], texts: Sequence[str]) -> list[list[str]]:
-    """Return the text of each turn of the model; the whole text is one where a rollout names none."""
-    parts = [rollout.completion_ids[turn.start : turn.end] for rollout in rollouts for turn in rollout.turns]
-    decoded = iter(prompts.completion_texts(parts) if parts else ())
-    return [
-        [next(decoded) for _ in rollout.turns] or [text] for rollout, text in zip(rollouts, texts, strict=True)
-    ]
-
-
-def as_one_call(groups: Sequence[Unscored]) -> Unscored:
-    """Whole groups, one or more with the same columns, one after the other in order of group id."""
-    in_order = sorted(groups, key=lambda group: group.rollouts[0].group_id)
-
-    def together(lists: Iterable[Sequence[Any]]) -> list[Any]:
-        return [value for values in lists for value in values]
-
-    return Unscored(
-        together(group.rollouts for group in in_order),
-        together(group.prompts for group in in_order),
-        together(group.completions for group in in_order),
-        columns={name: together(group.columns[name] for group in in_order) for name in groups[0].columns},
-        texts=together(group.texts for group in in_order),
-        by_name={name: together(group.by_name[name] for group in in_order) for name in groups[0].by_name},
-    )
-
-
-def score_rows(rewards: Sequence[NamedReward], given: Unscored, state: TrainerState) -> ScoredRows:
-    """Score rollouts with every reward function; without rollouts call none.
-
-    Functions are called with keyword arguments only, and with those that their signature accepts, all at the
-    same time. Which of them ends first changes nothing of what is returned.
-
-    Raises:
-        RunFailed: a function lacks a column; or one with the policy ``fail`` raised (`__cause__` is its
-            exception), took longer than its timeout, or returned anything but N finite numbers or None. No
-            score is ever made up.
-    """
-    if not given.rollouts:
-        return ScoredRows()
-    if problems := column_problems(rewards, list(given.columns)):
-        raise RunFailed("\n".join(map(str, problems)))
-    arguments = {
-        **given.columns,
-        "prompts": given.prompts,
-        "completions": given.completions,
-        "completion_ids": [list(rollout.completion_ids) for rollout in given.rollouts],
-        "trainer_state": state,
-    }
-    calls = call_together(rewards, arguments, len(given.rollouts), given.by_name)
-    warnings = _warnings(rewards, calls)
-    labelled = list(zip([reward.label for reward in rewards], calls, strict=True))
-    logs = [(label, call.log) for label, call in labelled if not call.failure]
-    metrics: dict[str, dict[str, float]] = {}
-    for label, log in logs:
-        for name, logged in log.metrics.items():
-            metrics.setdefault(name, {})[label] = sum(logged) / len(logged)
-    times = Counter(name for _, log in logs for name in log.columns)
-    extra = {  # a name that several functions log has the label of each before it
-        name if times[name] == 1 else f"{label}/{name}": column
-        for label, log in logs
-        for name, column in log.columns.items()
-    }
-    nothing = [None] * len(given.rollouts)
-    lists = {
-        label: nothing if call.scores is None else call.scores.lists or nothing
-        for reward, (label, call) in zip(rewards, labelled, strict=True)
-        if reward.lists is not None
-    }
-    values, failed = [call.values for call in calls], [call.failed for call in calls]
-    rows = [
-        ScoredRow(
-            rollout,
-            tuple(of_function[place] for of_function in values),
-            tuple(of_function[place] for of_function in failed),
-            {name: column[place] for name, column in extra.items()},
-            given.texts[place],
-            {label: of_function[place] for label, of_function in lists.items()},
-        )
-        for place, rollout in enumerate(given.rollouts)
-    ]
-    return ScoredRows(rows, metrics, {**warnings, **_failed_episodes(given.rollouts)})
-
-
 def _failed_episodes(rollouts: Sequence[Rollout]) -> dict[str, str]:
     """Return a warning for the first failure of each environment."""
     warnings: dict[str, str] = {}
-    for episode in (rollout.episode for rollout in rollouts if rollout.episode is not None):
-        if what := episode.lost or episode.failure:
+    for rollout in rollouts:
+        episode = rollout.episode
+        if episode is not None and (what := episode.lost or episode.failure):
             kind = "was lost" if episode.lost else "failed"
             warnings.setdefault(
                 f"episode of {episode.environment} {kind}",
@@ -279,22 +258,54 @@ def _failed_episodes(rollouts: Sequence[Rollout]) -> dict[str, str]:
     return warnings
 
 
-def joined(parts: Sequence[ScoredRows]) -> ScoredRows:
-    """The rows of several calls, or ranks, in order of group and sample, whatever the order of the parts.
+def _at_tokens(
+    call: RewardCall, rated: Sequence[Sequence[int]], rollouts: Sequence[Rollout]
+) -> list[list[float]]:
+    """Put the numbers of a function's lists at their tokens: N of f[T], NaN where the function abstained."""
+    lists = [None] * len(rollouts) if call.failure or call.scores is None else call.scores.lists or ()
+    all_rows = []
+    for numbers, tokens, rollout in zip(lists, rated, rollouts, strict=True):
+        row = [math.nan if numbers is None else 0.0] * len(rollout.completion_ids)
+        for token, number in zip(tokens, numbers or (), strict=numbers is not None):
+            row[token] += number  # one token may end several parts
+        all_rows.append(row)
+    return all_rows
+
+
+def join_scores(
+    parts: Sequence[tuple[list[ScoredRollout], RewardNotes]],
+) -> tuple[list[ScoredRollout], RewardNotes]:
+    """Join the rows of several calls, or ranks, in order of group and sample, whatever the order of the parts.
 
     A metric is the mean over the calls that logged it, weighed by their completions: ``sum n_c m_c / sum n_c``.
     """
-    in_order = sorted(parts, key=lambda part: part.rows[0].rollout.group_id)
-    warnings: dict[str, str] = {}
-    for key, text in (item for part in in_order for item in part.warnings.items()):
-        warnings.setdefault(key, text)
-    rows = [row for part in in_order for row in part.rows]
-    rows.sort(key=lambda row: (row.rollout.group_id, row.rollout.sample))
-    return ScoredRows(rows, weighed_mean_logged((part.logged, len(part.rows)) for part in in_order), warnings)
+    all_rows, logs, warnings = list[ScoredRollout](), list[tuple[Logged, int]](), dict[str, str]()
+    for rows, notes in sorted(parts, key=lambda part: part[0][0].rollout.group_id):
+        all_rows += rows
+        logs.append((notes.logged, len(rows)))
+        for key, text in notes.warnings.items():
+            warnings.setdefault(key, text)
+    all_rows.sort(key=attrgetter("rollout.group_id", "rollout.sample"))
+    return all_rows, RewardNotes(weighed_mean_logged(logs), warnings)
+
+
+def reward_matrix(scores: Sequence[Iterable[float | None]]) -> Tensor:
+    """Return the scores of N completions by K functions as f32[N, K], NaN where a function abstained."""
+    import torch
+
+    numbers = [math.nan if score is None else score for of_row in scores for score in of_row]
+    return torch.tensor(numbers, dtype=torch.float32).reshape(len(scores), -1)
+
+
+def weights_of(rewards: Sequence[NamedReward]) -> Tensor:
+    """Return the weights of reward functions: f32[K]."""
+    import torch
+
+    return torch.tensor([reward.weight for reward in rewards])
 
 
 def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of each row, without re-weighting the rest where a function abstained.
+    """Return the weighted sum of each row, without re-weighting the rest where a function abstained.
 
     Args:
         rewards: f32[N, K], finite, or NaN where function k abstained.
@@ -323,7 +334,7 @@ def weighted_sum(rewards: Tensor, weights: Tensor) -> Tensor:
 
 
 def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[str, float]]:
-    """The weighed mean of each metric over the logs that have it, label by label, in a fixed order."""
+    """Return the weighed mean of each metric over the logs that have it, label by label, in a fixed order."""
     by_name: dict[str, dict[str, list[tuple[float, int]]]] = {}
     for log, weight in logs:
         for name, by_label in log.items():
@@ -339,11 +350,11 @@ def weighed_mean_logged(logs: Iterable[tuple[Logged, int]]) -> dict[str, dict[st
 
 
 def with_logged(own: Mapping[str, float], logged: Logged) -> tuple[dict[str, float], list[str]]:
-    """The trainer's `own` metrics with those that reward functions logged, none of which replaces one of `own`.
+    """Add metrics that reward functions logged to the trainer's `own`; none replaces one of `own`.
 
     Returns:
-        The metrics (the mean over functions, where several log one name), and a sentence for each one that is
-        told as ``<label>/<name>`` because the trainer itself uses the name.
+        the metrics (the mean over functions, where several log one name), and a sentence for each one that is
+        called ``<label>/<name>`` because the trainer itself uses the name.
     """
     free: dict[str, float] = {}
     renamed = []

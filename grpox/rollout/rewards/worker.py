@@ -75,7 +75,7 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
 
 
 def _answer(function: Any, request: Request) -> bytes:
-    """Make a call; return what became of it, pickled."""
+    """Make a call; return its outcome, pickled."""
     try:
         reply = Reply(_value(function, request))
     except CallFailed as error:

@@ -62,15 +62,16 @@ class Exact:
 
     def __call__(self, *, completions: Sequence[Text], **columns: Any) -> list[float | None]:
         """Return one score per completion; None if the answer is None."""
-        answers = columns[self.config.column]
-        return [
-            None if answer is None else float(self._plain(completion_text(text)) == self._plain(str(answer)))
-            for text, answer in zip(completions, answers, strict=True)
-        ]
-
-    def _plain(self, text: str) -> str:
-        text = text.strip() if self.config.strip else text
-        return text.casefold() if self.config.ignore_case else text
+        scores = list[float | None]()
+        for completion, answer in zip(completions, columns[self.config.column], strict=True):
+            text = completion if isinstance(completion, str) else completion_text(completion)
+            wanted = str(answer)
+            if self.config.strip:
+                text, wanted = text.strip(), wanted.strip()
+            if self.config.ignore_case:
+                text, wanted = text.casefold(), wanted.casefold()
+            scores.append(None if answer is None else float(text == wanted))
+        return scores
 
 
 class Regex:

@@ -28,7 +28,7 @@ from grpox.config.alarms import (
     NORM_BEFORE,
     SHARE,
 )
-from grpox.contracts import Rollout
+from grpox.contracts import Rollout, ScoredRollout
 from grpox.observing.alarms import (
     ADVICE,
     Alarms,
@@ -41,7 +41,6 @@ from grpox.observing.alarms import (
 from grpox.observing.display import TerminalDisplay
 from grpox.rollout.collector import Collector
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
 from grpox.training.step_report import StepReport
@@ -171,8 +170,12 @@ def test_two_rewards_may_be_dead_and_the_report_tells_likely_causes(tmp_path: Pa
     rewards = [NamedReward(name, each, float(name != "unweighed")) for name, each in functions.items()]
     rollout = Rollout(0, 0, (1,), (2,), "stop", 0)
     scores = [(0.0, 1.0, float(sample % 2), 0.0) for sample in range(64)]
-    rows = [ScoredRow(rollout, each, (False,) * 4, {}, completion="#### 42") for each in scores]
-    batch: Any = SimpleNamespace(rows=rows, dropped=(), columns=[{"answer": "forty-two"}])
+    texts, columns = ("Think. <think>\n", "#### 42"), {"answer": "forty-two"}
+    rows = [
+        ScoredRollout(rollout, *texts, dict(zip(functions, each, strict=True)), 0.0, 0.0, columns=columns)
+        for each in scores
+    ]
+    batch: Any = SimpleNamespace(rows=rows, dropped=())
     steps = Steps(tmp_path)
     steps.alarms.config = AlarmsConfig(dead_reward={"steps": 1})  # type: ignore[arg-type]
     refs = [RewardRef(name="format"), *(RewardRef(path=f"mine.py:{name}") for name in [*functions][1:])]
@@ -180,7 +183,6 @@ def test_two_rewards_may_be_dead_and_the_report_tells_likely_causes(tmp_path: Pa
     collector: Any = steps.report.collector
     collector.scorer, collector.signals = SimpleNamespace(rewards=rewards), lambda batch: {}
     collector.ranges = lambda batches: Collector.ranges(collector, batches)
-    collector.prompts = SimpleNamespace(prompt_texts=lambda ids: ["Think. <think>\n"])
     steps.report._raise_alarms(1, [batch], {})
     steps.report._raise_alarms(2, [batch], {})
     entries = alarms_in(json.loads((tmp_path / "alarms.json").read_text()))

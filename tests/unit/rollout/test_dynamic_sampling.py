@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from reward_tables import row_of
 from test_prefetch import Ahead, Policy, Prompts, trainer_of
 from test_sampler import STATE, ThreadedWorld, collected
 
 from grpox.config import SamplingConfig
-from grpox.contracts import AdvantageInputs, Rollout, Turn
+from grpox.contracts import AdvantageInputs, Rollout, ScoredRollout, Turn
 from grpox.data.schedule import BatchPlan, PromptCursor, PromptSampler, Schedule
 from grpox.errors import RunFailed
-from grpox.rollout import dynamic_sampling
-from grpox.rollout.advantages import BatchScaler
 from grpox.rollout.collector import Collector, Scorer
-from grpox.rollout.dynamic_sampling import PromptGroup, refill, signal_of
+from grpox.rollout.dynamic_sampling import in_group, refill, signal_of
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.rollout.sampler import CompletionSampler
 from grpox.runtime.world import World
 from grpox.training.trainer import Trainer
@@ -32,45 +32,42 @@ from grpox_advantages.turns import Gigpo, ReturnToGo
 ALONE = World(0, 1, torch.device("cpu"))
 
 
-def groups(*rewards: tuple[float, ...], first: int = 0) -> list[PromptGroup]:
+Groups = tuple[list[int], list[ScoredRollout]]
+
+
+def groups(*rewards: tuple[float, ...], first: int = 0) -> Groups:
     """Groups with these rewards, of the prompts from `first` on."""
-    return [
-        (
-            first + group,
-            [
-                ScoredRow(Rollout(group, sample, (first + group,), (1,), "stop", 0), (reward,), (False,), {})
-                for sample, reward in enumerate(of_group)
-            ],
-        )
+    rows = [
+        row_of(Rollout(group, sample, (first + group,), (1,), "stop", 0), {"r": reward})
         for group, of_group in enumerate(rewards)
+        for sample, reward in enumerate(of_group)
     ]
+    return list(range(first, first + len(rewards))), rows
 
 
-def refilled(
-    batch: list[PromptGroup], *rounds: list[PromptGroup]
-) -> tuple[list[ScoredRow], dict[str, float], list[int]]:
+def refilled(batch: Groups, *rounds: Groups) -> tuple[list[ScoredRollout], dict[str, float], list[int]]:
     """Refill the batch; return what was dropped, metrics, and how many prompts were drawn in each round."""
     drawn: list[int] = []
 
-    def sample(number: int, count: int) -> list[PromptGroup]:
+    def sample(number: int, count: int) -> Groups:
         drawn.append(count)
         assert number == len(drawn)
         return rounds[number - 1]
 
-    def find_flat(groups: Any) -> list[bool]:
-        return [len({row.rewards for row in rows}) == 1 for _, rows in groups]
+    def find_flat(indices: Sequence[int], rows: Sequence[ScoredRollout]) -> list[bool]:
+        assert [row.rollout.group_id for row in rows[::2]] == list(range(len(indices)))
+        return [first.reward == second.reward for first, second in zip(rows[::2], rows[1::2], strict=True)]
 
-    return *refill(batch, len(rounds), sample, find_flat), drawn
+    return *refill(*batch, len(rounds), sample, find_flat), drawn
 
 
 def test_flat_groups_are_replaced_in_the_order_of_drawing() -> None:
-    batch = groups((0, 1), (1, 1), (0, 1), (0, 0), (1, 1))
+    indices, rows = batch = groups((0, 1), (1, 1), (0, 1), (0, 0), (1, 1))
     rounds = groups((0, 0), (2, 3), (4, 5), first=10), groups((6, 7), first=20)
     dropped, metrics, drawn = refilled(batch, *rounds)
     assert drawn == [3, 1]
-    assert [index for index, _ in batch] == [0, 11, 2, 12, 20]
-    rows = [row for _, rows in batch for row in rows]
-    assert [row.rewards for row in rows] == [(r,) for r in (0, 1, 2, 3, 0, 1, 4, 5, 6, 7)]
+    assert indices == [0, 11, 2, 12, 20]
+    assert [row.rewards["r"] for row in rows] == [0, 1, 2, 3, 0, 1, 4, 5, 6, 7]
     places = [(row.rollout.group_id, row.rollout.sample) for row in rows]
     assert places == [(group, sample) for group in range(5) for sample in range(2)]
     assert [row.rollout.prompt_ids for row in rows[::2]] == [(0,), (11,), (2,), (12,), (20,)]
@@ -84,18 +81,19 @@ def test_flat_groups_are_replaced_in_the_order_of_drawing() -> None:
 
 
 def test_what_the_rounds_do_not_replace_stays_as_it_was() -> None:
-    batch = groups((1, 1), (0, 0), (0, 1))
+    indices, rows = batch = groups((1, 1), (0, 0), (0, 1))
     _, metrics, drawn = refilled(batch, groups((0, 0), (2, 3), first=10))
     assert drawn == [2]
-    assert [index for index, _ in batch] == [11, 1, 2]
-    assert [row.rewards[0] for _, rows in batch for row in rows] == [2, 3, 0, 0, 0, 1]
+    assert indices == [11, 1, 2]
+    assert [row.rewards["r"] for row in rows] == [2, 3, 0, 0, 0, 1]
     assert metrics["dynamic_sampling/replaced"] == pytest.approx(1 / 3)
 
 
 def test_a_batch_without_flat_groups_is_left_alone() -> None:
     batch = groups((0, 1), (0, 2))
+    before = [list(batch[0]), list(batch[1])]
     dropped, metrics, drawn = refilled(batch, groups((0, 1), first=10))
-    assert (drawn, batch, dropped) == ([], groups((0, 1), (0, 2)), [])
+    assert (drawn, [*batch], dropped) == ([], before, [])
     assert metrics["dynamic_sampling/rounds"] == 0
 
 
@@ -106,12 +104,12 @@ NAN = float("nan")
 
 def episode(
     sample: int, rewards: tuple[float | None, ...], states: str = "", score: float = 1.0, unweighed: float = 0.0
-) -> ScoredRow:
-    """An episode with a reward for each turn, that of a function, and that of one of weight 0."""
+) -> ScoredRollout:
+    """An episode with a reward for each turn, that of a function a, and that of b, which has weight 0."""
     keys = dict(enumerate(states))
     turns = tuple(Turn(n, n + 1, "stop", 0, reward, keys.get(n)) for n, reward in enumerate(rewards))
     rollout = Rollout(0, sample, (1,), (1,) * len(turns), "stop", 0, turns=turns)
-    return ScoredRow(rollout, (score, unweighed), (False, False), {})
+    return replace(row_of(rollout, {"a": score, "b": unweighed}), reward=score)
 
 
 ONCE_AND_TWICE = [episode(0, (0.0,)), episode(1, (0.0, 0.0))]
@@ -135,13 +133,12 @@ GIGPO, TO_GO = Gigpo(GigpoConfig()), ReturnToGo(ReturnToGoConfig(gamma=0.9))
     ],
 )
 def test_a_group_is_flat_if_the_runs_own_scaler_gives_no_advantage(
-    scaler: Any, group: list[ScoredRow], flat: bool
+    scaler: Any, group: list[ScoredRollout], flat: bool
 ) -> None:
-    made = collector()
-    made.scorer.rewards = [NamedReward("a", numbered), NamedReward("b", numbered, weight=0.0)]
-    made.scaler, made.signal = BatchScaler(scaler), signal_of(scaler)
+    made = collector(0, ALONE, scaler, NamedReward("a", numbered), NamedReward("b", numbered, weight=0.0))
     others = [episode(0, (0.0, 1.0), "ab"), episode(1, (0.0, 0.0), "ab", score=0.0)]
-    assert made.find_flat([(3, others), (4, group)], STATE) == [False, flat]
+    rows = [*others, *(in_group(row, 1) for row in group)]
+    assert made.find_flat(STATE, [3, 4], rows) == [False, flat]
 
 
 def test_a_scaler_that_is_asked_keeps_its_state() -> None:
@@ -153,11 +150,10 @@ def test_a_scaler_that_is_asked_keeps_its_state() -> None:
             return inputs.rewards[:, 0] - self.calls
 
     scaler: Any = Counts()
-    made, draws = collector(), in_order()
-    made.scaler, made.signal = BatchScaler(scaler), signal_of(scaler)
+    made, draws = collector(scaler=scaler), in_order()
     batch = made.collect(0, draws.batch(), STATE, draw=draws.more)
     assert scaler.calls == 1
-    assert not (batch.advantages.reshape(-1, 2) == 0).all(dim=1).any()
+    assert not (batch.scaled.values.reshape(-1, 2) == 0).all(dim=1).any()
 
 
 @pytest.mark.parametrize(
@@ -172,11 +168,15 @@ def test_a_scaler_that_is_asked_keeps_its_state() -> None:
     ],
 )
 def test_a_group_is_flat_if_what_the_scaler_reads_is_equal(rewards: Any, flat: tuple[bool, ...]) -> None:
-    weights = torch.tensor([1.0, 2.0, 0.0])
-    results = [
-        dynamic_sampling.is_flat(torch.tensor(rewards), weights, signal) for signal in ("sum", "functions")
+    weights = (1.0, 2.0, 0.0)
+    named = [NamedReward(label, numbered, weight) for label, weight in zip("abc", weights, strict=True)]
+    rows = [
+        row_of(Rollout(0, sample, (1,), (1,), "stop", 0), dict(zip("abc", each, strict=True)), weights)
+        for sample, each in enumerate(rewards)
     ]
-    assert results == list(flat)
+    scalers = [Group(GroupConfig(aggregation=name)) for name in ("sum_then_normalize", "normalize_then_sum")]
+    results = [collector(0, ALONE, scaler, *named).find_flat(STATE, [0], rows) for scaler in scalers]
+    assert results == [[each] for each in flat]
 
 
 class OfInputs:
@@ -223,22 +223,27 @@ def test_a_group_whose_functions_disagree_stays_where_the_scaler_learns_from_it(
 ) -> None:
     """The sums numbered + 2 evens_disagree of prompts 0 and 4 are 0, but not those of the scaled functions."""
     draws = in_order(2)
-    made = collector(rounds=9)
-    made.scorer.rewards = [NamedReward("a", numbered), NamedReward("b", evens_disagree, weight=2.0)]
     scaler = Group(GroupConfig(aggregation=aggregation))
-    made.scaler, made.signal = BatchScaler(scaler), signal_of(scaler)
+    rewards = NamedReward("a", numbered), NamedReward("b", evens_disagree, weight=2.0)
+    made = collector(9, ALONE, scaler, *rewards)
     batch = made.collect(0, draws.batch(), STATE, draw=draws.more)
     assert sorted(batch.indices) == indices
-    assert (batch.advantages != 0).all()
+    assert (batch.scaled.values != 0).all()
 
 
-def collector(rounds: int = 3, world: Any = ALONE, reward: Any = odd_ones_differ) -> Collector:
+def collector(
+    rounds: int = 3,
+    world: Any = ALONE,
+    scaler: Any = None,
+    *rewards: NamedReward,
+    reward: Any = odd_ones_differ,
+) -> Collector:
     engine: Any = SimpleNamespace(steps=0, weights=lambda: iter(()))
     generator: Any = Ahead()
-    named = [NamedReward("odd", reward, on_error="abstain")]
+    named = rewards or [NamedReward("odd", reward, on_error="abstain")]
     sampler = CompletionSampler(engine, generator, world, seed=0)
     prompts: Any = Prompts()
-    scaler = Group(GroupConfig())
+    scaler = scaler or Group(GroupConfig())
     return Collector(sampler, Scorer(named), prompts, scaler, SamplingConfig(), 2, rounds=rounds)
 
 
@@ -252,7 +257,7 @@ def test_a_generation_batch_is_filled_with_groups_that_teach() -> None:
     # 0 and 2 are flat: of 4 and 5 the second teaches, then of 6 none, then of 7.
     assert batch.indices == [5, 1, 7, 3]
     assert [row.rollout.prompt_ids for row in batch.rows[::2]] == [(6,), (2,), (8,), (4,)]
-    assert (batch.advantages != 0).all()
+    assert (batch.scaled.values != 0).all()
     assert draws.position == 8
     assert metrics["frac_reward_zero_std"] == 0
     assert metrics["dynamic_sampling/rounds"] == 3
@@ -301,8 +306,9 @@ def test_every_rank_replaces_the_same() -> None:
     for thread in threads:
         thread.join()
     assert [list(batches[rank].indices) for rank in range(2)] == [[5, 1, 7, 3]] * 2
-    assert batches[0].rows == batches[1].rows
-    assert torch.equal(batches[0].advantages, batches[1].advantages)
+    assert batches[0].rollouts == batches[1].rollouts
+    assert torch.equal(batches[0].rewards, batches[1].rewards)
+    assert torch.equal(batches[0].scaled.values, batches[1].scaled.values)
 
 
 def trainer(steps: int, done: int = 0, position: int = 0) -> tuple[Trainer, list[Any]]:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from grpox.contracts import FINISH_REASONS, Episode, Rollout, ToolCall, ToolResult, Turn
-from grpox.rollout.episode_metrics import episode_metrics, success_rate
-from grpox.rollout.metrics import length_metrics
+from grpox.rollout.metrics import SUCCESS_RATE, episode_metrics, length_metrics
 
 
 def episode(turns: int, reason: str = "stop", observed: int = 0, **fields: Any) -> Rollout:
@@ -31,7 +30,6 @@ def call(name: str, failure: Any = "") -> ToolResult:
 
 def test_completions_of_one_turn_have_no_metrics_of_episodes() -> None:
     assert episode_metrics([Rollout(0, 0, (1,), (2, 3), "stop", 0)]) == {}
-    assert success_rate([Rollout(0, 0, (1,), (2, 3), "stop", 0)]) is None
 
 
 def test_turns_ends_and_observed_tokens() -> None:
@@ -90,8 +88,8 @@ def test_success_is_a_share_of_all_episodes_of_environments_that_report_it() -> 
         episode(1, info={"success": True}),
         episode(1, environment="chat", info={"words": 3}),  # reports none in any episode
     ]
-    assert success_rate(rollouts) == 2 / 5
-    assert success_rate(rollouts[5:]) is None
+    assert episode_metrics(rollouts)[SUCCESS_RATE] == 2 / 5
+    assert SUCCESS_RATE not in episode_metrics(rollouts[5:])
 
 
 def test_numbers_and_truth_values_of_info_are_averaged_over_the_episodes_that_have_them() -> None:

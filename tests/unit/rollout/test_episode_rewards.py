@@ -18,6 +18,7 @@ from grpox.contracts import (
     Episode,
     FailedScore,
     Rollout,
+    ScoredRollout,
     ToolCall,
     ToolResult,
     TrainerState,
@@ -28,10 +29,9 @@ from grpox.data.prompts import PromptSet
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import check_scored_rows
-from grpox.rollout.rewards.lists import ListShape
 from grpox.rollout.rewards.messages import Blueprint
 from grpox.rollout.rewards.process import RewardProcess
-from grpox.rollout.rewards.scoring import ScoredRows, as_one_call, score_rows, unscored
+from grpox.rollout.rewards.scoring import RewardNotes, join_inputs, reward_inputs, score_rollouts
 from grpox.runfile.paths import _file_problems
 from grpox_rewards.configs import CosineConfig, EnvironmentConfig, ExactConfig, LengthConfig, RepetitionConfig
 from grpox_rewards.text import Cosine, EnvironmentReward, Length, Repetition
@@ -85,9 +85,14 @@ def single(sample: int = 1) -> Rollout:
 
 def scored(
     *functions: Any, rollouts: Sequence[Rollout] = (episode(), single()), data: PromptSet | None = None
-) -> ScoredRows:
+) -> tuple[list[ScoredRollout], RewardNotes]:
     named = [NamedReward(f"f{place}", function) for place, function in enumerate(functions)]
-    return score_rows(named, unscored(data or prompts(), [0], rollouts), STATE)
+    return score_rollouts(named, reward_inputs(data or prompts(), [0], rollouts, named, True), STATE)
+
+
+def scores(*functions: Any, **options: Any) -> list[tuple[float | None, ...]]:
+    """Return the rewards of each row."""
+    return [tuple(row.rewards.values()) for row in scored(*functions, **options)[0]]
 
 
 def test_a_function_sees_the_conversation_after_the_prompt_and_may_change_it() -> None:
@@ -98,7 +103,7 @@ def test_a_function_sees_the_conversation_after_the_prompt_and_may_change_it() -
         completions[0][1]["content"] = "changed"
         return [0.0, 0.0]
 
-    rows = scored(reward).rows
+    rows, _ = scored(reward)
     assert seen[0] == [{"role": "user", "content": "q"}]
     assert seen[1][0][0] == MESSAGES[0]
     assert seen[1][0][1]["tool_calls"] == [CALL]
@@ -174,7 +179,7 @@ def test_facts_about_prompts_go_to_functions_that_name_them() -> None:
 
     named = [NamedReward("f", asks)]
     long = Rollout(0, 1, (1,) + (2,) * 32, (3, 4, 0), "stop", 0)
-    score_rows(named, unscored(prompts(), [0], [single(0), long], named), STATE)
+    score_rollouts(named, reward_inputs(prompts(), [0], [single(0), long], named), STATE)
     assert seen == {"row_names": ["row 0 (from 0) of the data"] * 2, "prompt_ends": ["q", "b" * 32]}
 
 
@@ -220,11 +225,10 @@ def test_a_process_gets_the_facts_that_its_function_names(tmp_path: Path) -> Non
             target = f"{tmp_path / 'own.py'}:{name}"
             blueprint = Blueprint(name, "rewards[0]", target, True, b"N.", (), None)
             functions.append(RewardProcess(blueprint, 60.0, 4.0))
-        rows = scored(*functions).rows
+        assert scores(*functions) == [(3.25, 0.0), (1.0, 0.0)]
     finally:
         for function in functions:
             function.close()
-    assert [row.rewards for row in rows] == [(3.25, 0.0), (1.0, 0.0)]
 
 
 def test_a_column_of_the_name_takes_the_place_of_a_fact() -> None:
@@ -234,8 +238,8 @@ def test_a_column_of_the_name_takes_the_place_of_a_fact() -> None:
     def others(**columns: Any) -> list[float]:
         return [float(value) for value in columns["turns"]]
 
-    rows = scored(reward, others, rollouts=(single(0), single(1)), data=prompts(turns=[7])).rows
-    assert [row.rewards for row in rows] == [(7.0, 7.0), (7.0, 7.0)]
+    found = scores(reward, others, rollouts=(single(0), single(1)), data=prompts(turns=[7]))
+    assert found == [(7.0, 7.0), (7.0, 7.0)]
 
 
 def test_a_run_with_episodes_refuses_such_a_column_by_name(tmp_path: Path) -> None:
@@ -256,11 +260,10 @@ def test_groups_that_are_scored_together_keep_their_own_facts() -> None:
     def reward(turns: Any, **_: Any) -> list[float]:
         return [float(len(of_each)) for of_each in turns]
 
-    data = prompts()
-    groups = [unscored(data, [0, 0], [single(0)]), unscored(data, [0, 0], [episode(0)])]
-    together = as_one_call(groups)
-    rows = score_rows([NamedReward("f", reward)], together, STATE).rows
-    assert [row.rewards for row in rows] == [(1.0,), (2.0,)]
+    data, named = prompts(), [NamedReward("f", reward)]
+    groups = [reward_inputs(data, [0, 0], [each], named) for each in (single(0), episode(0))]
+    rows, _ = score_rollouts(named, join_inputs(groups), STATE)
+    assert [row.rewards for row in rows] == [{"f": 1.0}, {"f": 2.0}]
     assert [row.completion for row in rows] == ["cd", "abxcd"]
 
 
@@ -276,10 +279,8 @@ def test_the_environments_reward_is_its_number_the_sum_of_its_parts_or_one_of_th
         episode(3, weight=0.5),
         single(4),
     )
-    values = [row.rewards[0] for row in scored(environment(), rollouts=rollouts).rows]
-    assert values == [1.25, -1.0, None, 0.625, None]
-    parts = [row.rewards[0] for row in scored(environment("short"), rollouts=(rollouts[0], rollouts[3])).rows]
-    assert parts == [0.25, 0.125]
+    assert scores(environment(), rollouts=rollouts) == [(1.25,), (-1.0,), (None,), (0.625,), (None,)]
+    assert scores(environment("short"), rollouts=(rollouts[0], rollouts[3])) == [(0.25,), (0.125,)]
 
 
 @pytest.mark.parametrize(
@@ -300,9 +301,9 @@ def test_a_failed_and_a_lost_episode_are_reported_once_each_and_abstain() -> Non
         episode(1, rewards=None, failure="ValueError: never (lake.py:4)"),
         episode(2, rewards=None, lost="killed by signal 9"),
     ]
-    result = scored(environment(), rollouts=rollouts)
-    assert [row.rewards[0] for row in result.rows] == [None] * 3
-    texts = [text.splitlines()[0] for text in result.warnings.values()]
+    rows, notes = scored(environment(), rollouts=rollouts)
+    assert [row.rewards["f0"] for row in rows] == [None] * 3
+    texts = [text.splitlines()[0] for text in notes.warnings.values()]
     assert texts == [
         "an episode of environment 'calculator' failed: ValueError: no (lake.py:3)",
         "an episode of environment 'calculator' was lost: killed by signal 9",
@@ -313,10 +314,10 @@ def test_lengths_in_tokens_are_those_of_the_models_own_tokens() -> None:
     length = Length(LengthConfig(target=3, unit="tokens", scale="absolute"))
     repetition = Repetition(RepetitionConfig(size=1, unit="tokens"))
     cosine = Cosine(CosineConfig(correct_by="exact", column="answer", max_length=6))
-    rows = scored(length, repetition, cosine).rows
+    first, second = scores(length, repetition, cosine)
     # Six tokens of the model: a b 0 c d 0, in which one of six repeats; and three: c d 0.
-    assert rows[0].rewards == (-3.0, 5 / 6 - 1, 0.5)
-    assert rows[1].rewards == (0.0, 0.0, pytest.approx(0.75))
+    assert first == (-3.0, 5 / 6 - 1, 0.5)
+    assert second == (0.0, 0.0, pytest.approx(0.75))
 
 
 def test_lists_rate_the_models_turns_and_in_conversations_parts_of_the_last_one() -> None:
@@ -326,16 +327,14 @@ def test_lists_rate_the_models_turns_and_in_conversations_parts_of_the_last_one(
     per_turn.per = "turn"  # type: ignore[attr-defined]
 
     def per_part(completions: Any, turns: Any, **_: Any) -> list[list[float]]:
-        return [[1.0] * len(of_each[-1].split("c")) for of_each in turns]
+        return [[5.0, 7.0] for _ in turns]
 
     per_part.per, per_part.separator = "separator", "c"  # type: ignore[attr-defined]
-    rows = scored(per_turn, per_part).rows
-    assert [row.lists for row in rows] == [
-        {"f0": [1.0, 2.0], "f1": [1.0, 1.0]},
-        {"f0": [3.0], "f1": [1.0, 1.0]},
-    ]
-    decode = lambda ids: Letters().batch_decode([ids])[0]  # noqa: E731
-    shape = ListShape("separator", "c")
+    rows, _ = scored(per_turn, per_part)
     # "cd" is an empty part that ends with the turn's first token at the earliest, and "d" up to its end.
-    assert shape.at_tokens([5.0, 7.0], rows[0].rollout, "abxcd", decode, True) == [0, 0, 0, 0, 5.0, 0, 7.0]
-    assert shape.at_tokens([5.0, 7.0], rows[0].rollout, "abxcd", decode) == [0, 0, 0, 5.0, 0, 0, 7.0]
+    assert [row.token_rewards for row in rows] == [
+        {"f0": [0, 0, 1.0, 0, 0, 0, 2.0], "f1": [0, 0, 0, 0, 5.0, 0, 7.0]},
+        {"f0": [0, 0, 3.0], "f1": [5.0, 0, 7.0]},
+    ]
+    plain, _ = scored(per_part, rollouts=(episode(),), data=prompts(conversational=False))
+    assert plain[0].token_rewards == {"f0": [0, 0, 0, 5.0, 0, 0, 7.0]}

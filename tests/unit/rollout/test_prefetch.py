@@ -30,6 +30,8 @@ STATE = TrainerState(global_step=0, max_steps=1, epoch=0.0)
 class Prompts:
     """As many as are asked for; number i is the token i + 1."""
 
+    conversational = False
+
     def token_ids(self, index):
         return (index + 1,)
 
@@ -47,9 +49,6 @@ class Prompts:
 
     def completion_texts(self, sequences):
         return [" ".join(map(str, ids)) for ids in sequences]
-
-    def completions_of(self, rollouts):
-        return self.completion_texts([rollout.completion_ids for rollout in rollouts])
 
 
 class Ahead:

@@ -64,7 +64,7 @@ def test_groups_whose_advantages_are_all_0_are_counted(of_tokens: bool) -> None:
     tokens = [torch.zeros(2), torch.tensor([1.0, -1.0]), torch.zeros(1), torch.zeros(3)]
     scaled = Advantages(values, tokens if of_tokens else None)
     collector: Any = SimpleNamespace(
-        scorer=SimpleNamespace(rewards=[]), num_generations=2, signal="functions", _weights=torch.ones(0)
+        scorer=SimpleNamespace(rewards=[]), num_generations=2, signal="functions", weights=torch.ones(0)
     )
     rewards, totals = torch.zeros(4, 0), torch.full((4,), NAN)
     batch: Any = SimpleNamespace(scaled=scaled, rewards=rewards, totals=totals, rows=(), dropped=())

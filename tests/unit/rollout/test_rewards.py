@@ -3,15 +3,18 @@
 import asyncio
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from reward_tables import score
 
+from grpox.config import RewardRef
 from grpox.contracts import TrainerState
-from grpox.errors import RunFailed
+from grpox.errors import ConfigError, RunFailed
 from grpox.rollout.rewards import NamedReward
+from grpox.rollout.rewards.isolation import bind_rewards
 
 STATE = TrainerState(global_step=3, max_steps=10, epoch=0.5)
 
@@ -99,19 +102,21 @@ def test_a_generator_that_raises_as_it_is_read_is_a_failure_of_its_function():
         scored(lazily)
 
 
-def test_no_function_is_called_when_a_later_one_lacks_its_column():
-    called = []
+def lacking(columns, *functions):
+    """The problems of binding functions to data with these columns."""
+    data = SimpleNamespace(column_names=columns, data="the data")
+    refs = [RewardRef(path=f"mine.py:f{place}") for place in range(len(functions))]
+    with pytest.raises(ConfigError) as caught:
+        bind_rewards(refs, functions, data)
+    return caught.value.problems
 
-    def first(completions, **_):
-        called.append(1)
-        return [0.0] * len(completions)
 
-    def second(completions, answer):
-        return [0.0] * len(completions)
-
-    with pytest.raises(RunFailed, match=r"(?s)'f1' needs column 'answer'.*did you mean  answers"):
-        scored(first, second, answers=["x", "y"])
-    assert not called
+def test_a_column_that_the_data_lacks_is_named_with_the_nearest():
+    [problem] = lacking(
+        ["answers"], lambda completions, **_: completions, lambda completions, answer: completions
+    )
+    assert problem.what == "reward 'f1' needs column 'answer', which the data lacks"
+    assert problem.nearest == "answers"
 
 
 def test_an_async_client_meets_one_event_loop_at_every_call():
@@ -163,8 +168,9 @@ def test_a_dotted_name_reads_a_value_within_a_column():
         "a.b": [1, 2, 3, 4],
         "model.style": [None, "rule", None, None],
     }
-    with pytest.raises(RunFailed, match=r"'reads' needs column 'model\.style', which the data lacks"):
-        score([NamedReward("reads", Reads())], ["p"], ["c"], [[1]], {"a": [{"b": 5}]})
+    names = ("truth.text", "style")
+    expected = [f"reward 'f0' needs column 'model.{name}', which the data lacks" for name in names]
+    assert [problem.what for problem in lacking(["a"], Reads())] == expected
 
 
 @pytest.mark.parametrize(

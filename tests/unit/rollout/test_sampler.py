@@ -96,7 +96,7 @@ def test_rows_are_in_group_order_whatever_the_order_of_completion():
     assert [(r.group_id, r.sample) for r in batch.rollouts] == [(g, s) for g in range(2) for s in range(3)]
     # Prompt "c" never gives "x"; prompt "a" gives a, aa, aaa, of which the second is right.
     assert batch.rewards[:, 0].tolist() == [0, 0, 0, 0, 1, 0]
-    assert batch.advantages.tolist() == pytest.approx([0, 0, 0, -(0.5**0.5), 2**0.5, -(0.5**0.5)])
+    assert batch.scaled.values.tolist() == pytest.approx([0, 0, 0, -(0.5**0.5), 2**0.5, -(0.5**0.5)])
     assert metrics["frac_reward_zero_std"] == 0.5
     assert metrics["rewards/equals/mean"] == metrics["reward"] == pytest.approx(1 / 6)
     # One right of six: sum of squares 5/6, over 5.
@@ -125,7 +125,7 @@ def test_what_a_reward_function_logs_reaches_metrics_and_observers():
     made = collector(Scripted(), NamedReward("telling", telling))
     batch = made.collect(0, [0], STATE)
     assert batch.logged == {"longest": {"telling": 3}}
-    assert [row.extra for row in made.scored(batch)] == [{"length": 1}, {"length": 2}, {"length": 3}]
+    assert [row.extra for row in batch.rows] == [{"length": 1}, {"length": 2}, {"length": 3}]
 
 
 def test_rewards_that_differ_by_rounding_only_make_a_flat_group():
@@ -134,7 +134,7 @@ def test_rewards_that_differ_by_rounding_only_make_a_flat_group():
 
     batch, metrics = collected(collector(Scripted(), NamedReward("rounding", rounding)), 0, [0], STATE)
     assert metrics["frac_reward_zero_std"] == 1
-    assert batch.advantages.tolist() == [0, 0, 0]
+    assert batch.scaled.values.tolist() == [0, 0, 0]
 
 
 def broken_on_long(completions, **_):
@@ -161,7 +161,7 @@ def test_a_batch_on_which_every_function_abstains_is_told_once_by_name(logged):
     assert logged() == ""
     made.collect(1, [0], STATE)
     batch, metrics = collected(made, 2, [0], STATE)
-    assert batch.advantages.tolist() == [0] * 3
+    assert batch.scaled.values.tolist() == [0] * 3
     assert not any(math.isnan(value) for value in metrics.values())
     assert "reward" not in metrics
     told = logged()
@@ -541,7 +541,7 @@ def test_a_scaler_is_given_rewards_weights_and_groups():
     batch = made.collect(0, [2, 0], STATE)
     assert given == [([[0, 0]] * 4 + [[1, 1], [0, 0]], [2.0, -0.5], [0, 0, 0, 1, 1, 1])]
     assert batch.rewards.tolist() == given[0][0]
-    assert batch.advantages.tolist() == [0, 1, 2, 3, 4, 5]
+    assert batch.scaled.values.tolist() == [0, 1, 2, 3, 4, 5]
     assert batch.totals.tolist() == [0, 0, 0, 0, 1.5, 0]
     assert batch.totals.dtype == torch.float32
 
@@ -556,16 +556,15 @@ def test_a_batch_that_teaches_nothing_is_told_by_rank_0_alone(logged):
 
 
 def test_observers_see_each_rollout_with_its_own_prompt_numbers_and_columns():
-    made = collector(Scripted(), NamedReward("equals", equals, 2.0))
-    batch = made.collect(0, [2, 0], STATE)
-    scored = made.scored(batch)
+    batch = collector(Scripted(), NamedReward("equals", equals, 2.0)).collect(0, [2, 0], STATE)
+    scored = batch.rows
     assert [s.rollout for s in scored] == batch.rollouts
     assert [(s.prompt, s.completion) for s in scored] == [
         (letter, letter * n) for letter in "ca" for n in (1, 2, 3)
     ]
     assert [s.reward for s in scored] == [0, 0, 0, 0, 2, 0]
     assert [s.rewards["equals"] for s in scored] == [0, 0, 0, 0, 1, 0]
-    assert [s.advantage for s in scored] == batch.advantages.tolist()
+    assert [s.advantage for s in scored] == batch.scaled.values.tolist()
     assert [s.columns for s in scored] == [{"answer": "x"}] * 3 + [{"answer": "aa"}] * 3
     assert [s.question for s in scored] == ["c"] * 3 + ["a"] * 3
 

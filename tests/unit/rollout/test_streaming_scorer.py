@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from contextvars import ContextVar
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +16,12 @@ import torch
 from support.patience import patient
 
 from grpox.config import SamplingConfig
-from grpox.contracts import Rollout, TrainerState
+from grpox.contracts import Rollout, ScoredRollout, TrainerState
 from grpox.errors import RunFailed
 from grpox.rollout import streaming_scorer
 from grpox.rollout.collector import Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.scoring import ScoredRow, ScoredRows, joined
+from grpox.rollout.rewards.scoring import RewardNotes, join_scores
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
 from grpox.runtime.world import World
 
@@ -31,14 +32,16 @@ WHO: ContextVar[str] = ContextVar("WHO", default="nobody")
 class Prompts:
     """Prompt i is "p<i>"; a completion is read as its number of tokens."""
 
+    conversational = False
+
     def token_ids(self, index):
         return (index,)
 
     def rows(self, indices):
         return [f"p{index}" for index in indices], {"answer": [index % 2 + 1 for index in indices]}
 
-    def completions_of(self, rollouts):
-        return [str(len(rollout.completion_ids)) for rollout in rollouts]
+    def completion_texts(self, token_ids):
+        return [str(len(ids)) for ids in token_ids]
 
 
 def rollout(group, sample, version=0):
@@ -122,7 +125,7 @@ def one_call_per_group(order, begun):
 
 
 def scores(rows):
-    return [row.rewards[0] for row in rows]
+    return [next(iter(row.rewards.values())) for row in rows]
 
 
 def scorer():
@@ -232,12 +235,13 @@ def test_a_call_of_several_groups_has_their_columns_and_tells_each_completion_it
 
 def test_calls_are_joined_in_order_of_group_whichever_came_first():
     def part(*groups):
-        rows = [ScoredRow(rollout(group, sample), (), (), {}) for group in groups for sample in range(2)]
-        return ScoredRows(rows, {}, {"first": f"group {groups[0]}", f"of {groups[0]}": "told"})
+        rollouts = [rollout(group, sample) for group in groups for sample in range(2)]
+        rows = [ScoredRollout(each, "", "", {}, 0.0, 0.0) for each in rollouts]
+        return rows, RewardNotes({}, {"first": f"group {groups[0]}", f"of {groups[0]}": "told"})
 
-    whole = joined([part(2), part(0, 3), part(1)])
-    assert [row.rollout for row in whole.rows] == [rollout(g, s) for g in range(4) for s in range(2)]
-    assert whole.warnings == {"first": "group 0", "of 0": "told", "of 1": "told", "of 2": "told"}
+    rows, notes = join_scores([part(2), part(0, 3), part(1)])
+    assert [row.rollout for row in rows] == [rollout(g, s) for g in range(4) for s in range(2)]
+    assert notes.warnings == {"first": "group 0", "of 0": "told", "of 1": "told", "of 2": "told"}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -253,8 +257,8 @@ def test_rows_and_metrics_are_those_of_one_call_whatever_the_order_of_completion
 
     early = sampled(sampler(shuffled(seed), right, partial), groups=4, size=3)
     late = sampled(sampler(shuffled(seed + 1), right, partial, streaming=False), groups=4, size=3)
-    assert early[0] == late[0]
-    assert [row.rewards for row in early[0][:3]] == [(1, None), (0, 0.5), (0, 0.5)]
+    assert [replace(row, advantage=0.0) for row in early[0]] == [replace(row, advantage=0.0) for row in late[0]]
+    assert [[*row.rewards.values()] for row in early[0][:3]] == [[1, None], [0, 0.5], [0, 0.5]]
     assert early[1] == {"mean_gold": {"right": pytest.approx(1.5)}}
     assert late[1] == {"mean_gold": {"right": 1.5}}
 
@@ -292,9 +296,9 @@ def test_a_function_sees_the_trainers_context_and_what_reads_data_is_not_run_in_
         return [0.0] * len(completions)
 
     class Reading(Prompts):
-        def completions_of(self, rollouts):
+        def completion_texts(self, token_ids):
             readers.append(threading.current_thread())
-            return super().completions_of(rollouts)
+            return super().completion_texts(token_ids)
 
     token = WHO.set("trainer")
     sampled(sampler(shuffled(0), reward), prompts=Reading())
@@ -354,7 +358,7 @@ def test_what_is_no_failure_of_a_function_is_raised_as_it_is(monkeypatch):
     def broken(*_):
         raise OSError("disk")
 
-    monkeypatch.setattr(streaming_scorer, "score_rows", broken)
+    monkeypatch.setattr(streaming_scorer, "score_rollouts", broken)
     with pytest.raises(OSError, match="disk"):
         sampled(sampler(shuffled(0), length))
 
@@ -371,7 +375,7 @@ def test_abstentions_are_counted_by_group_and_the_first_groups_failure_is_told(o
 
     reward = NamedReward("breaks", breaks, on_error="abstain")
     rows, _ = sampled(sampler(one_call_per_group(order, begun), reward), groups=3)
-    assert [row.failed for row in rows] == [(True,)] * 2 + [(False,)] * 2 + [(True,)] * 2
+    assert [row.failed for row in rows] == [("breaks",)] * 2 + [()] * 2 + [("breaks",)] * 2
     told = logged()
     assert told.count("warning") == 1
     assert "raised ValueError: no p0" in told
@@ -396,7 +400,7 @@ def test_a_function_that_fails_as_a_whole_abstains_for_all_groups_of_its_call():
 
     reward = NamedReward("breaks", breaks_on_p2, on_error="abstain")
     rows, logged = sampled(sampler(script, reward), groups=3)
-    assert [row.failed[0] for row in rows] == [False] * 2 + [True] * 4
+    assert [row.failed for row in rows] == [()] * 2 + [("breaks",)] * 4
     assert scores(rows) == [1.0] * 2 + [None] * 4
     assert logged == {"groups": {"breaks": 2.0}}
 
@@ -444,7 +448,7 @@ def test_a_function_that_needs_the_main_thread_gets_whole_batches_there_from_the
     made = sampler(script, NamedReward("guarded", guarded, on_error=on_error), other)
     for _ in range(2):
         rows, _ = sampled(made)
-        assert [row.rewards for row in rows] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+        assert [[*row.rewards.values()] for row in rows] == [[0, 2], [0, 2], [1, 2], [1, 2]]
     assert calls == [(False, 2), (True, 4), (True, 4)]
     assert others == [2, 4, 4]
     told = logged()
@@ -489,7 +493,7 @@ import asyncio, os, sys, threading, time
 from grpox.contracts import Prompt, Rollout
 from grpox.rollout.streaming_scorer import StreamingScorer
 from grpox.rollout.rewards.named import NamedReward, call_together
-from grpox.rollout.rewards.scoring import Unscored
+from grpox.rollout.rewards.scoring import RewardInputs
 
 async def endless(completions, **_):
     try:
@@ -510,8 +514,9 @@ rewards = [NamedReward(f.__name__, f) for f in (hangs, endless, twice)]
 try:
     if sys.argv[1] == "at once":
         call_together(rewards, {"completions": ["c"]}, 1)
-    unscored = lambda rollouts: Unscored(rollouts, ["p"], ["c"], {}, ["c"])  # noqa: E731
-    with StreamingScorer(rewards, range(2), 1, unscored, None) as early:
+    arguments = {"prompts": ["p"], "completions": ["c"]}
+    read = lambda rollouts: RewardInputs(rollouts, ["c"], arguments)  # noqa: E731
+    with StreamingScorer(rewards, range(2), 1, read, None) as early:
         for group in range(2):
             early.arrived(Rollout(group, 0, (1,), (2,), "stop", 0))
         if sys.argv[1] == "generating":

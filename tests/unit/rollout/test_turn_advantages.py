@@ -101,7 +101,7 @@ def test_a_turns_advantage_is_for_all_of_its_tokens_and_others_have_none() -> No
     # Returns to go are 1 - 2 = -1 and -2; the third token is the environment's.
     assert batch.scaled.tokens is not None
     assert batch.scaled.tokens[0].tolist() == [-1, -1, 0, -2, -2]
-    assert batch.advantages.tolist() == [-1.5]  # the mean over the four tokens of the model
+    assert batch.scaled.values.tolist() == [-1.5]  # the mean over the four tokens of the model
     (sample,) = samples_of(batch.rollouts, batch.scaled.of_rows([0]))
     assert sample.token_mask.tolist() == list(MASK)
     padded = collate([*samples_of([rollout(0, [1])], [0.5]), sample], torch.device("cpu"))
@@ -120,7 +120,7 @@ def test_token_rewards_become_returns_to_go_and_their_sum_the_reward() -> None:
     assert batch.rewards.tolist() == [[3.0], [2.0]]
     assert batch.scaled.tokens is not None
     assert [each.tolist() for each in batch.scaled.tokens] == [[3.0, 2.5, 1.5], [2.0]]
-    assert batch.advantages.tolist() == pytest.approx([7 / 3, 2.0])
+    assert batch.scaled.values.tolist() == pytest.approx([7 / 3, 2.0])
 
 
 def per_turn(completions, **_):
@@ -195,13 +195,8 @@ def test_the_last_token_of_a_part_is_the_one_that_completes_it(
         spelled = "".join(tokens[i] for i in ids if tokens[i] != "<eos>")
         return spelled.encode("latin-1" if "\xc3" in tokens else "utf-8").decode("utf-8", "replace")
 
-    values = [float(10**n) for n in range(len(places))]
     shape = ListShape("separator", "|")
-    found = shape.at_tokens(values, rollout(0, range(len(tokens))), text, decode)
-    expected = [0.0] * len(tokens)
-    for value, place in zip(values, places, strict=True):
-        expected[place] += value
-    assert found == expected
+    assert shape.rated_tokens(rollout(0, range(len(tokens))), text, decode) == places
     assert lengths_of(shape, {"completions": [text], "completion_ids": [()]}) == [len(places)]
 
 
@@ -282,7 +277,7 @@ def test_a_scaler_of_three_arguments_gets_the_sums_and_the_log_says_so(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         batch = collect(Group(), [rollout(0, [1, 2]), rollout(1, [1])], per_token)
-    assert batch.advantages.tolist() == [1.5, 0.5]
+    assert batch.scaled.values.tolist() == [1.5, 0.5]
     assert "sums of the lists that per_token returns" in caplog.text
     assert not any(row.token_rewards for row in batch.rows)
 
@@ -397,14 +392,14 @@ def test_lengths_are_counted_in_tokens_of_the_model_and_reasons_are_open() -> No
     assert metrics["completions/mean_length"] == pytest.approx(7 / 3)
     assert metrics["completions/mean_terminated_length"] == 4
     assert metrics["completions/clipped_ratio"] == pytest.approx(2 / 3)
-    scored = collector.scored(collector.collect(0, [0], STATE))
+    scored = collector.collect(0, [0], STATE).rows
     assert scored[0].prompt == "a"  # decoded from the rollout's tokens
     sampler.generator.rollouts = [
         made[0],
         replace(made[1], prompt_ids=(1, 2), episode=conversation()),
         replace(made[2], prompt_ids=(1, 3), episode=conversation()),
     ]
-    scored = collector.scored(collector.collect(1, [0], STATE))
+    scored = collector.collect(1, [0], STATE).rows
     assert [each.prompt for each in scored] == [
         "a",
         "ab",

@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from grpox.config import EvaluationConfig, EvaluationSamplingConfig, SamplingConfig
-from grpox.contracts import Episode, Prompt, Rollout, TrainerState, Turn
+from grpox.contracts import Episode, Prompt, Rollout, ScoredRollout, TrainerState, Turn
 from grpox.data.prompts import PromptSet
 from grpox.rollout.rewards import NamedReward
-from grpox.rollout.rewards.scoring import ScoredRow
 from grpox.rollout.sampler import CompletionSampler
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import World
@@ -179,30 +178,24 @@ def test_sets_are_reported_by_name_and_all_completions_together() -> None:
 Scores = tuple[float | None, ...]
 
 
-def rows(*scores: Scores, samples: int = 1, failed: tuple[bool, ...] = (False, False)) -> list[ScoredRow]:
+LABELS = ("math", "short")
+WEIGHTS = (1.0, 0.5)
+
+
+def rows(*scores: Scores, samples: int = 1, labels: Sequence[str] = LABELS) -> list[ScoredRollout]:
     """Completions of 1, 2, 3, ... tokens, the first of which runs into its longest length."""
-    return [
-        ScoredRow(
-            Rollout(
-                place // samples,
-                place % samples,
-                (1,),
-                (2,) * (place + 1),
-                "stop" if place else "length",
-                0,
-            ),
-            each,
-            failed,
-            {},
-        )
-        for place, each in enumerate(scores)
-    ]
+    made = []
+    for number, own in enumerate(scores):
+        reason = "stop" if number else "length"
+        rollout = Rollout(number // samples, number % samples, (1,), (2,) * (number + 1), reason, 0)
+        terms = [weight * score for weight, score in zip(WEIGHTS, own, strict=True) if score is not None]
+        total = sum(terms) if terms else math.nan
+        made.append(ScoredRollout(rollout, "", "", dict(zip(labels, own, strict=True)), total, math.nan))
+    return made
 
 
-def metrics(
-    scored: list[ScoredRow], labels: tuple[str, ...] = ("math", "short"), **config: Any
-) -> dict[str, float]:
-    rewards = [NamedReward(label, len, weight) for label, weight in zip(labels, (1.0, 0.5), strict=False)]
+def metrics(scored: list[ScoredRollout], labels: tuple[str, ...] = LABELS, **config: Any) -> dict[str, float]:
+    rewards = [NamedReward(label, len, weight) for label, weight in zip(labels, WEIGHTS, strict=True)]
     return evaluation_metrics(scored, rewards, EvaluationConfig(path="heldout.jsonl", **config))
 
 
@@ -262,7 +255,10 @@ def test_what_nothing_scored_has_no_made_up_value() -> None:
     assert found["rewards/math/abstained"] == 1.0
 
 
-def episodes(*infos: dict[str, Any]) -> list[ScoredRow]:
+OF_EPISODES = ("environment", "short")
+
+
+def episodes(*infos: dict[str, Any]) -> list[ScoredRollout]:
     """Completions of one turn each, whose environment reports these facts and a reward with a part ``mean``."""
     return [
         replace(
@@ -273,7 +269,7 @@ def episodes(*infos: dict[str, Any]) -> list[ScoredRow]:
                 episode=Episode("calculator", (), rewards={"mean": 9.0}, info=info),
             ),
         )
-        for row, info in zip(rows(*[(1.0, 0.0)] * len(infos)), infos, strict=True)
+        for row, info in zip(rows(*[(1.0, 0.0)] * len(infos), labels=OF_EPISODES), infos, strict=True)
     ]
 
 
@@ -284,7 +280,7 @@ def test_success_and_other_results_of_episodes_are_metrics_and_hide_none() -> No
         {"success": True},
         {},
     ]
-    found = metrics(episodes(*infos), ("environment", "short"))
+    found = metrics(episodes(*infos), OF_EPISODES)
     assert found["success"] == 0.5
     assert found["info/calls_without_carry"] == 0.5
     assert found["turns/mean"] == 1
