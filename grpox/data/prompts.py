@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from grpox.contracts import Message, Rollout, Text
+from grpox.contracts import Message, Text
 from grpox.data.chat import Content, Schema, extended_prompt
 from grpox.data.encoding import CUT
 from grpox.data.message_probes import ALIASES, CheckedTemplate, LostMessage, texts_of, without_nulls
@@ -213,22 +213,6 @@ class PromptSet:
         ids = list(map(list, token_ids))
         texts: list[str] = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
         return texts
-
-    def completions_of(self, rollouts: Sequence[Rollout]) -> list[Text]:
-        """Decode completions for reward functions.
-
-        The completion of a plain prompt is all of its text, with the answers of the environment. Of a prompt of
-        messages it is one message of the assistant, or the whole conversation of its episode.
-        """
-        texts = self.completion_texts([rollout.completion_ids for rollout in rollouts])
-        if not self.conversational:
-            return list(texts)
-        return [
-            [{"role": "assistant", "content": text}]
-            if rollout.episode is None
-            else list(rollout.episode.messages)
-            for rollout, text in zip(rollouts, texts, strict=True)
-        ]
 
     def check(self, indices: Sequence[int]) -> None:
         """Check the prompts at `indices` of a stream.

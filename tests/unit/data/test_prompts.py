@@ -5,7 +5,6 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, MambaConfig
 
 from grpox.config import DataConfig, SamplingConfig
-from grpox.contracts import Rollout
 from grpox.data.open_data import open_data
 from grpox.data.prompts import PromptLimit, PromptSet
 from grpox.data.row_stream import RowStream
@@ -37,14 +36,9 @@ def prompts(rows, tokenizer=None, limit=None, continues=False, **template):
     return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit, keys=keys)
 
 
-def rollout(*ids):
-    return Rollout(0, 0, (0,), ids, "stop", 0)
-
-
 def test_plain_prompts_get_the_special_tokens_of_the_tokenizer():
     made = prompts(["ab", "c"])
     assert made.token_ids(0) == (0, 97, 98)
-    assert made.completions_of([rollout(97), rollout(97, 98)]) == ["a", "ab"]
     assert made.rows([1, 1, 0]) == (["c", "c", "ab"], {"answer": ["x"] * 3})
 
 
@@ -52,7 +46,6 @@ def test_the_chat_template_writes_the_special_tokens_of_messages():
     made = prompts([[{"role": "user", "content": "a"}]], end="!")
     assert made.text(0) == "<user>a<assistant>!"
     assert bytes(made.token_ids(0)).decode() == "<user>a<assistant>!"
-    assert made.completions_of([rollout(97)]) == [[{"role": "assistant", "content": "a"}]]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import json
 import datasets
 from support.chat_templates import CHATML, GEMMA, QWEN2_5, byte_tokenizer
 
-from grpox.contracts import Episode, Rollout
 from grpox.data.chat import ChatTemplate
 from grpox.data.prompts import PromptSet
 
@@ -57,16 +56,3 @@ def test_plain_prompts_stay_as_they_are():
     with_tools = prompts(None, ["7+8="], lambda row: [ADD])
     assert with_tools.token_ids(0) == prompts(None, ["7+8="]).token_ids(0)
     assert with_tools.tools(0) == [ADD]
-
-
-def test_the_completion_of_an_episode_is_its_conversation():
-    made = prompts(QWEN2_5, [USER])
-    ids = tuple(byte_tokenizer()("two")["input_ids"])
-    messages = ({"role": "assistant", "content": "one"}, {"role": "user", "content": "?"})
-    episode = Rollout(0, 1, (1,), ids, "done", 0, episode=Episode("lake", messages))
-    one_turn = Rollout(0, 0, (1,), ids, "stop", 0)
-    assert made.completions_of([one_turn, episode]) == [
-        [{"role": "assistant", "content": "two"}],
-        list(messages),
-    ]
-    assert prompts(None, ["7+8="]).completions_of([episode, one_turn]) == ["two", "two"]
