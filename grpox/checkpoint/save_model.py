@@ -1,7 +1,7 @@
 """The trained model for others: a plain Hugging Face folder, its model card, and its place on the hub.
 
-The card names the base model, the data and the results, and has the run file. Access to the hub is checked
-before the run, and the model is pushed after it.
+The card names the base model, the data, the settings and the results. Access to the hub is checked before the
+run, and the model is pushed after it.
 """
 
 from __future__ import annotations
@@ -92,37 +92,57 @@ def model_card(
         fingerprints: key of the run file -> fingerprint of the file it names.
         metrics: metrics of the last step, those of evaluations below ``evaluation/``.
     """
-    base, data = config.model.path, config.data
-    digest = (fingerprints or {}).get("data.path", "").rpartition(" ")[2][:16]
-    source = _without_folders(data.path or "") if data.source is None else data.source.label
-    table: dict[str, object] = {
-        "base model": _without_folders(base),
-        "data": f"{source} (sha256 {digest})" if digest else source,
-        "optimizer steps": summary["steps"],
+    base, name = Path(config.model.path), _shown(config.model.path)
+    # Only a hub id can be a link; a local path says nothing to others.
+    known = f"base_model: {base}\n" if not base.is_absolute() and config.model.path != GIVEN else ""
+    title = config.hub.repo.rpartition("/")[2] if config.hub else Path(config.output_dir).name or name
+    shown = {
+        metric: f"{value:.4g}"
+        for metric, value in (metrics or {}).items()
+        if metric in _SHOWN or metric.startswith("evaluation/")
     }
-    for name, value in summary.items():
-        if name.startswith(("accuracy_", "success_", "rewards/")):
-            table[name.replace("_", " ")] = f"{value:.4f}"
-    for name, value in (metrics or {}).items():
-        if name in _SHOWN or name.startswith("evaluation/"):
-            table[name] = f"{value:.4g}"
-    rows = "\n".join(f"| {name} | {value} |" for name, value in table.items())
-    title = config.hub.repo.rpartition("/")[2] if config.hub else Path(config.output_dir).name
-    front: dict[str, object] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
-    if base != GIVEN and not Path(base).is_absolute():  # a local path says nothing to others
-        front["base_model"] = base
-    front["tags"] = ["grpo", "grpox"]
-    run_file = _without_folders(redacted(config.model_dump(mode="json")))
+    results = f"## Metrics\n\nOf the last step and evaluation.\n\n{_table('| metric | value |', shown)}"
+    dumped = _without_folders(redacted(config.model_dump(mode="json")))
+    run_file = yaml.dump(dumped, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
     return redact(
-        f"---\n{_yaml(front)}---\n\n# {title or table['base model']}\n\n"
-        f"Trained with GRPO by grpox {__version__} on DeepSpeed ZeRO-3. "
-        "The metrics are those of the last step and evaluation.\n\n"
-        f"| | |\n|---|---|\n{rows}\n\n## Run file\n\n```yaml\n{_yaml(run_file)}```\n"
+        f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n{known}tags: [grpo, grpox]\n---\n\n"
+        f"# {title}\n\n"
+        f"Trained with GRPO by grpox {__version__} on DeepSpeed ZeRO-3.\n\n"
+        f"{_table('| | |', _rows(config, name, summary, fingerprints or {}))}"
+        f"{results if shown else ''}"
+        f"## Run file\n\n```yaml\n{run_file}```\n"
     )
 
 
-def _yaml(data: Any) -> str:
-    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=110)
+def _rows(
+    config: RunConfig, name: str, summary: Mapping[str, Any], fingerprints: Mapping[str, str]
+) -> dict[str, object]:
+    rewards = zip(config.reward_labels, config.rewards, strict=True)
+    source = config.data.source
+    data = _shown(config.data.path or "") if source is None else source.label
+    rows: dict[str, object] = {
+        "base model": name,
+        "data": data + _digest(fingerprints.get("data.path")),
+        "rewards": ", ".join(f"{label} (weight {ref.weight:g})" for label, ref in rewards),
+        "advantage": config.advantage.label,
+        "loss": config.loss.label,
+        "correction": config.correction.label,
+        "optimizer steps": summary["steps"],
+        "completions per prompt": config.train.num_generations,
+        "learning rate": f"{config.train.learning_rate:g}",
+        "seed": config.train.seed,
+    }
+    if config.evaluation is not None:
+        sets = config.evaluation.set_paths.items()
+        rows["evaluated on"] = ", ".join(_shown(path) + _digest(fingerprints.get(key)) for key, path in sets)
+    for key in summary:
+        if key.startswith(("accuracy_", "success_", "rewards/")):
+            rows[key.replace("_", " ")] = f"{summary[key]:.4f}"
+    return rows
+
+
+def _table(heading: str, rows: Mapping[str, object]) -> str:
+    return "\n".join([heading, "|---|---|", *(f"| {key} | {rows[key]} |" for key in rows)]) + "\n\n"
 
 
 def _without_folders(value: Any) -> Any:
@@ -134,6 +154,18 @@ def _without_folders(value: Any) -> Any:
     if isinstance(value, str) and value.startswith("/") and "\n" not in value:
         return Path(value).name or value
     return value
+
+
+def _digest(fingerprint: str | None) -> str:
+    """Format `` (sha256 0123456789abcdef)``; a large file's hash is of its size, beginning and end."""
+    if fingerprint is None:
+        return ""
+    return f" (sha256 {fingerprint.rpartition(' ')[2][:16]})"
+
+
+def _shown(path: str) -> str:
+    """Return a local file's name, or a hub id."""
+    return Path(path).name if Path(path).is_absolute() else str(Path(path))
 
 
 def check_hub(config: HubConfig) -> None:
