@@ -182,7 +182,6 @@ class PolicyUpdate:
     def _take(self, passes: Passes, micro_batches: MicroBatches) -> dict[str, float]:
         """Take the step whose gradient `passes` made, and measure it; a collective."""
         requested = self.statistics.names(passes) if self.statistics.wanted else ()
-        measures = measure(passes, self.step_loss.correction, requested)
         shares = loss_shares(passes)
         # Also of masked samples: an alarm tells if nothing of them is left.
         live = sum([bool(np.any(sample.advantage != 0)) for sample in chain.from_iterable(micro_batches)])
@@ -190,6 +189,7 @@ class PolicyUpdate:
         sums = self.world.reduce(own, dist.ReduceOp.SUM)
         learning_rate = self.engine.learning_rate
         applied = self._apply(sums[0])  # the loss, the first of the shares
+        measures = measure(passes, self.step_loss.correction, requested)
         # The host waits for the device here, and nowhere else in a step whose tokens all count.
         sums, applied, of_tokens, facts, of_statistics = read_together(
             [sums, applied, measures.metrics.reduce(self.world), measures.facts, measures.requested]
