@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -51,8 +51,7 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]
     def __init__(self, background: bool) -> None:
         super().__init__()
         self.name = "grpox"
-        self._background = background
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
         self._copies: dict[str, list[torch.Tensor]] = {}
         """File name -> written copies, whose memory is reused: new memory takes thrice as long."""
         self._writing: dict[Path, tuple[Future[FileFacts], list[torch.Tensor]]] = {}
@@ -80,12 +79,17 @@ class ShardFiles(CheckpointEngine):  # type: ignore[misc]
     def submit(self, state: Any, path: Path) -> None:
         """Write `state` to `path`, now or by the thread; `finished` returns its error."""
         copies: list[torch.Tensor] = []
-        if self._background:  # a copy, because the run goes on changing the state
-            state = _copied(state, iter(self._copies.pop(path.name, [])), copies)
-        future = self._thread.submit(_write, state, path)
+        if self._thread is None:
+            future: Future[FileFacts] = Future()
+            try:
+                future.set_result(_write(state, path))
+            except OSError as error:
+                future.set_exception(error)
+        else:
+            # A copy, because the run goes on changing the state.
+            copied = _copied(state, iter(self._copies.pop(path.name, [])), copies)
+            future = self._thread.submit(_write, copied, path)
         self._writing[path] = future, copies
-        if not self._background:
-            wait([future])
 
     @property
     def done(self) -> bool:

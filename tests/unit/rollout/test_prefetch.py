@@ -8,7 +8,7 @@ import torch
 from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.rank_state import prefetched_of, prefetched_state, rank_state, read_state, write_state
 from grpox.config import SamplingConfig
-from grpox.contracts import Episode, Rollout, ToolCall, ToolResult, TrainerState, Turn
+from grpox.contracts import Episode, Prompt, Rollout, ToolCall, ToolResult, TrainerState, Turn
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
@@ -349,3 +349,24 @@ def test_what_was_begun_is_dealt_to_other_ranks_as_prompts_are():
             dealt = list(prefetched_of(states, rank, size))
             order = sorted(dealt, key=lambda rollout: (rollout.group_id, rollout.sample))
             assert order == rollouts(range(rank, 6, size))
+
+
+def test_at_staleness_0_nothing_is_begun():
+    run = trainer(Ahead(), steps=2, max_staleness=0)
+    run.run()
+    assert run.policy.calls == [
+        *("sync 0", "generate with 0", "update 1"),
+        *("sync 1", "generate with 1", "update 2"),
+    ]
+    assert all("sampling/staleness" not in metrics for metrics in run.observers.metrics)
+
+
+def test_prompts_of_what_was_begun_are_the_schedules():
+    run = trainer(Ahead(), steps=2)
+    asked = []
+    generator = run.feed.collector.sampler.generator
+    begin = generator.begin
+    generator.begin = lambda prompts, *more: asked.append(prompts) or begin(prompts, *more)
+    run.run()
+    indices = run.schedule.sampler.prompts_for(1)
+    assert asked == [[Prompt(group, (index + 1,), 2, row=index) for group, index in enumerate(indices)]]
