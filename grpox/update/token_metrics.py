@@ -159,10 +159,11 @@ def measure(passes: Passes, correction: Correction, requested: Sequence[str] = (
         tokens = torch.stack(values).flatten(1).index_select(1, batch.token_places).double()
         metrics.add(names, tokens[: len(names)], of_means=True)
         parts.append(tokens[len(names) :])
-        of_rows = dict(result.of_sequences)
+        left_out = {}
         if (near := result.off_policy_keep) is not None:
-            of_rows["off_policy_masked"] = (mask & ~near).any(dim=1)
-        if of_rows:
+            left_out["off_policy_masked"] = (mask & ~near).any(dim=1)
+        # Apart, as ranks add the same names together: a loss may leave out its own in a filler.
+        for of_rows in filter(None, (result.of_sequences, left_out)):
             rows = torch.stack(list(of_rows.values())).index_select(1, batch.trained_rows)
             metrics.add(of_rows, rows.double(), of_means=True)
     tokens = torch.cat(parts, dim=1)
