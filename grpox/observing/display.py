@@ -120,8 +120,10 @@ class TerminalDisplay:
         if self._progress is not None:
             self._progress.update(self._task, completed=step, text=self._fitting(parts, run.total_steps))
         elif step in (1, run.total_steps) or step % every == 0:
-            # Without rich, which has nothing to do for a line of numbers.
-            print(line, file=self._console.file, flush=True)
+            try:  # without rich, which has nothing to do for a line of numbers
+                print(line, file=self._console.file, flush=True)
+            except BrokenPipeError:
+                self._console.on_broken_pipe()
         else:
             return
         logger.info("%s", line, extra=DISPLAYED)

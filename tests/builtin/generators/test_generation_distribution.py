@@ -105,7 +105,7 @@ def test_filters_among_generation_kwargs_apply_to_sampling_alone(model):
 )
 def test_padding_is_not_seen_and_rows_that_stay_are_processed_as_before(model, sampling, kept):
     """Prompts of 2, 4 and 4 tokens, of which the first is padded: each row gets what it gets alone."""
-    prompts = [(PAD, 2), (4, 5, 4, 5), (3, 3, 2, 2)]
+    prompts = [(2, 3), (4, 5, 4, 5), (3, 3, 2, 2)]
     tokenizer = SimpleNamespace(pad_token_id=PAD)
     context = SimpleNamespace(world_size=1, tokenizer=tokenizer, device=torch.device("cpu"))
     settings = SamplingConfig(max_completion_length=4, **sampling)
