@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.logs import LoggedText
@@ -16,7 +18,7 @@ from torch import Tensor
 from grpox.checkpoint.progress import TrainingState
 from grpox.config import RunConfig
 from grpox.config.alarms import ALLOWED, FIRST
-from grpox.contracts import Correction, Rollout
+from grpox.contracts import Correction, LossInputs, LossOutput, Rollout
 from grpox.errors import RunFailed
 from grpox.policy.batch import collate, samples_of
 from grpox.runtime.logs import WarnOnce, get_logger
@@ -226,6 +228,34 @@ def test_rounding_is_not_truncation(name: str) -> None:
 
 def test_a_step_without_tokens_has_no_metrics() -> None:
     assert measured(NONE, [[]]) == {}
+
+
+class Forgetful(Dapo):
+    """Has a diagnostic of sequences, except where no token counts."""
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        own = {"of_sequence": inputs.advantages.sum(dim=1)} if bool(inputs.token_mask.any()) else {}
+        return LossOutput(super().per_token(inputs).loss, own)
+
+
+def test_a_filler_whose_loss_leaves_out_a_diagnostic_adds_the_same_names() -> None:
+    """The reduction of ranks is one collective, and one rank alone may have a filler."""
+    step_loss = StepLoss(Forgetful(ClippedConfig()), NONE, off_policy_mask_threshold=0.1)
+    (sample,) = samples_of([Rollout(0, 0, (1,), (3, 4), "stop", 0, (-1.0, -9.0))], [-1.0])
+    filler = replace(sample, token_mask=np.zeros(2, np.bool_))
+    passes = []
+    for each in (sample, filler):
+        batch = collate([each], CPU)
+        zeros = torch.zeros_like(batch.sampler_logprobs)
+        logprobs = (zeros - 20).requires_grad_()  # log mu - log pi is 15 on average
+        inputs = build_inputs(
+            logprobs, batch.token_mask, batch.advantages, zeros, batch.sampler_logprobs, entropy=zeros
+        )
+        result = step_loss.micro_batch(inputs, StepTotals(2, 1, 2, 2), batch.sampler_logprobs)
+        passes.append((batch, result))
+    with_filler, without = (measure(each, NONE).metrics for each in (passes, passes[:1]))
+    assert with_filler.reduce(ALONE).shape == without.reduce(ALONE).shape
+    assert without.named(without.reduce(ALONE))["off_policy_masked"] == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
