@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 from pydantic import BaseModel
 
 from grpox.contracts import FailedScore
@@ -70,10 +72,6 @@ def tells_and_hangs_in_c(completions, **_):
     hangs_in_c()
 
 
-def returns_none(**_):
-    return None
-
-
 def has_no_score(completions, **_):
     return [FailedScore("the verifier is down")] + [1.0] * (len(completions) - 1)
 
@@ -82,16 +80,8 @@ def returns_nan(completions, **_):
     return [math.nan, *[1.0] * (len(completions) - 1)]
 
 
-def returns_inf(completions, **_):
-    return [math.inf, *[1.0] * (len(completions) - 1)]
-
-
 def returns_too_few(**_):
     return [1.0]
-
-
-def returns_text(completions, **_):
-    return ["1", *[1.0] * (len(completions) - 1)]
 
 
 def returns_too_many(**_):
@@ -136,11 +126,6 @@ def closes_everything(**_):
     time.sleep(100)
 
 
-def logs_what_cannot_be_sent(completions, log_extra, **_):
-    log_extra("functions", [lambda: 0 for _ in completions])
-    return [1.0] * len(completions)
-
-
 class Unsendable:
     def __init__(self, error):
         self.error = error
@@ -162,10 +147,6 @@ class Exits(float):
 class Mute(Exception):
     def __str__(self):
         raise ValueError
-
-
-class Own(BaseException):
-    pass
 
 
 def logs_what_exits_as_it_is_sent(completions, log_extra, **_):
@@ -194,10 +175,6 @@ def raises_without_a_text(**_):
     raise Mute
 
 
-def raises_its_own(**_):
-    raise Own("mine")
-
-
 def leaves_a_child(completions, **_):
     child = os.fork()
     if child == 0:
@@ -208,12 +185,6 @@ def leaves_a_child(completions, **_):
 
 def forks_and_forgets(completions, **_):
     os.fork()
-    return [1.0] * len(completions)
-
-
-def prints(completions, **_):
-    print("a line")
-    print("a complaint", file=sys.stderr)
     return [1.0] * len(completions)
 
 
@@ -261,10 +232,6 @@ def sets_an_alarm(completions, **_):
     return [1.0] * len(completions)
 
 
-def asks_for_more(completions, gold, level=1, **_):
-    return [1.0] * len(completions)
-
-
 class CannotBeBuilt:
     def __init__(self):
         raise RuntimeError("no such judge")
@@ -273,3 +240,41 @@ class CannotBeBuilt:
 class LeavesAsItIsBuilt:
     def __init__(self):
         os._exit(3)
+
+
+class Counts:
+    """Counts calls and steps; it may kill its process, and its state may be of a kind that it should not be."""
+
+    statistics: ClassVar = {"reward": "mean", "ratio": "gather"}
+
+    def __init__(self):
+        self.calls, self.seen, self.step = 0, [], 0
+
+    def __call__(self, completions, **_):
+        if "die" in completions:
+            os._exit(3)
+        self.calls += 1
+        return [self.calls + 10.0 * len(self.seen) + 100.0 * self.step] * len(completions)
+
+    def begin_step(self, context):
+        self.step = context.step
+
+    def end_step(self, statistics):
+        if statistics["reward"] < 0:
+            raise ValueError("a negative reward")
+        self.seen.append(float(statistics["ratio"].sum()))
+
+    def state_dict(self):
+        return {"calls": self.calls, "seen": self.seen if sum(self.seen) < 50 else np.array(self.seen)}
+
+    def load_state_dict(self, state):
+        self.calls, self.seen = state["calls"], list(state["seen"])
+
+
+class Forgets:
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, completions, **_):
+        self.calls += 1
+        return [1.0] * len(completions)

@@ -183,19 +183,6 @@ def trainer_of(collector, schedule, policy, max_staleness=0, evaluator=None, cur
     return trainer
 
 
-def test_the_next_batch_is_begun_before_each_update_and_none_after_the_last():
-    run = trainer(Ahead(), steps=3)
-    run.run()
-    assert run.policy.calls == [
-        *("sync 0", "generate with 0", "begin with 0", "update 1"),
-        *("sync 1", "begin with 1", "update 2"),
-        "update 3",
-    ]
-    assert run.observers.versions == [{0}, {0}, {1}]
-    assert [metrics["sampling/staleness"] for metrics in run.observers.metrics] == [0, 1, 1]
-    assert run.state.prefetched == {}
-
-
 class Sleeping(Ahead):
     """Notes as well when it sleeps and wakes."""
 
@@ -206,35 +193,84 @@ class Sleeping(Ahead):
         self.calls.append("sleep")
 
 
-def test_the_generator_sleeps_when_training_follows_and_never_between():
-    run = trainer(Sleeping(), steps=4, max_staleness=0, evaluate=True, per_generation=2)
+ON_DEMAND = {"max_staleness": 0}
+
+
+@pytest.mark.parametrize(
+    ("generator", "settings", "calls", "staleness"),
+    [
+        # The next batch is begun before each update, and none after the last.
+        (
+            Ahead(),
+            {"steps": 3},
+            "sync 0, generate with 0, begin with 0, update 1, sync 1, begin with 1, update 2, update 3",
+            [0, 1, 1],
+        ),
+        (
+            Ahead(),
+            {"steps": 2, **ON_DEMAND},
+            "sync 0, generate with 0, update 1, sync 1, generate with 1, update 2",
+            [None, None],
+        ),
+        # A batch of two steps is two steps old.
+        (
+            Ahead(),
+            {"steps": 4, "per_generation": 2},
+            "sync 0, generate with 0, begin with 0, update 1, update 2, update 3, update 4",
+            [0, None, 2, None],
+        ),
+        # Of two batches of a step the first is begun.
+        (
+            Ahead(),
+            {"steps": 2, "accumulation": 2},
+            "sync 0, generate with 0, generate with 0, begin with 0, update 1, "
+            "sync 1, generate with 1, update 2",
+            [0, 0.5],
+        ),
+        # An evaluation in between is of the weights of then.
+        (
+            Ahead(),
+            {"steps": 3, "evaluate": True},
+            "sync 0, generate with 0, generate with 0, begin with 0, update 1, sync 1, begin with 1, update 2, "
+            "sync 2, generate with 2, update 3, sync 3, generate with 3",
+            [0, 1, 1],
+        ),
+        # It sleeps when training follows, and never between: the evaluation after step 2 and the next batch
+        # are of one set of weights.
+        (
+            Sleeping(),
+            {"steps": 4, "evaluate": True, "per_generation": 2, **ON_DEMAND},
+            "sync 0, wake, generate with 0, wake, generate with 0, sleep, update 1, update 2, "
+            "sync 2, wake, generate with 2, wake, generate with 2, sleep, update 3, update 4, "
+            "sync 4, wake, generate with 4",
+            [None] * 4,
+        ),
+        # Woken for an evaluation, it sleeps before an update that needs no samples.
+        (
+            Sleeping(),
+            {"steps": 4, "evaluate": True, "per_generation": 4, **ON_DEMAND},
+            "sync 0, wake, generate with 0, wake, generate with 0, sleep, update 1, update 2, "
+            "sync 2, wake, generate with 2, sleep, update 3, update 4, sync 4, wake, generate with 4",
+            [None] * 4,
+        ),
+        # It does not sleep once a batch is begun ahead.
+        (
+            Sleeping(),
+            {"steps": 2},
+            "sync 0, wake, generate with 0, sleep, wake, begin with 0, update 1, sleep, update 2",
+            [0, 1],
+        ),
+    ],
+    ids=["ahead", "on demand", "two steps", "two batches", "evaluation", "sleeps", "evaluated", "awake"],
+)
+def test_what_a_run_asks_of_its_generator_and_when(generator, settings, calls, staleness):
+    run = trainer(generator, **settings)
     run.run()
-    drawn = ("wake", "generate with 0")
-    assert run.policy.calls == [
-        *("sync 0", *drawn, *drawn, "sleep", "update 1", "update 2"),
-        # The evaluation after step 2 and the next generation batch are of one set of weights.
-        *("sync 2", "wake", "generate with 2", "wake", "generate with 2", "sleep", "update 3", "update 4"),
-        *("sync 4", "wake", "generate with 4"),
-    ]
-
-
-def test_a_generator_woken_for_an_evaluation_sleeps_before_an_update_that_needs_no_samples():
-    run = trainer(Sleeping(), steps=4, max_staleness=0, evaluate=True, per_generation=4)
-    run.run()
-    of_step_2 = run.policy.calls.index("sync 2")
-    assert run.policy.calls[of_step_2:] == [
-        *("sync 2", "wake", "generate with 2", "sleep", "update 3", "update 4"),
-        *("sync 4", "wake", "generate with 4"),
-    ]
-
-
-def test_a_batch_begun_ahead_is_not_put_to_sleep():
-    run = trainer(Sleeping(), steps=2)
-    run.run()
-    assert run.policy.calls == [
-        *("sync 0", "wake", "generate with 0", "sleep", "wake", "begin with 0", "update 1"),
-        *("sleep", "update 2"),
-    ]
+    assert run.policy.calls == calls.split(", ")
+    assert [metrics.get("sampling/staleness") for metrics in run.observers.metrics] == staleness
+    assert run.state.prefetched == {}
+    if staleness == [0, 1, 1]:
+        assert run.observers.versions == [{0}, {0}, {1}]
 
 
 def test_the_same_is_drawn_apart_from_the_weights():
@@ -247,37 +283,6 @@ def test_the_same_is_drawn_apart_from_the_weights():
         return made
 
     assert drawn(1) == drawn(0)
-
-
-def test_a_batch_of_several_steps_is_as_many_steps_old():
-    run = trainer(Ahead(), steps=4, per_generation=2)
-    run.run()
-    assert run.policy.calls == [
-        *("sync 0", "generate with 0", "begin with 0", "update 1", "update 2"),
-        *("update 3", "update 4"),
-    ]
-    assert run.observers.metrics[2]["sampling/staleness"] == 2
-
-
-def test_of_several_batches_of_a_step_the_first_is_begun():
-    run = trainer(Ahead(), steps=2, accumulation=2)
-    run.run()
-    assert run.policy.calls == [
-        *("sync 0", "generate with 0", "generate with 0", "begin with 0", "update 1"),
-        *("sync 1", "generate with 1", "update 2"),
-    ]
-    assert run.observers.metrics[1]["sampling/staleness"] == 0.5
-
-
-def test_an_evaluation_in_between_is_of_the_weights_of_then():
-    run = trainer(Ahead(), steps=3, evaluate=True)
-    run.run()
-    assert run.policy.calls == [
-        *("sync 0", "generate with 0", "generate with 0", "begin with 0", "update 1"),
-        *("sync 1", "begin with 1", "update 2", "sync 2", "generate with 2"),
-        *("update 3", "sync 3", "generate with 3"),
-    ]
-    assert run.observers.versions == [{0}, {0}, {1}]
 
 
 def test_what_failed_in_the_background_is_told():
@@ -349,16 +354,6 @@ def test_what_was_begun_is_dealt_to_other_ranks_as_prompts_are():
             dealt = list(prefetched_of(states, rank, size))
             order = sorted(dealt, key=lambda rollout: (rollout.group_id, rollout.sample))
             assert order == rollouts(range(rank, 6, size))
-
-
-def test_at_staleness_0_nothing_is_begun():
-    run = trainer(Ahead(), steps=2, max_staleness=0)
-    run.run()
-    assert run.policy.calls == [
-        *("sync 0", "generate with 0", "update 1"),
-        *("sync 1", "generate with 1", "update 2"),
-    ]
-    assert all("sampling/staleness" not in metrics for metrics in run.observers.metrics)
 
 
 def test_prompts_of_what_was_begun_are_the_schedules():

@@ -276,26 +276,6 @@ class Broken(Environment):
         self.act("close", None)
 
 
-class InTheFormOfTRL:
-    """Every public method is a tool."""
-
-    def reset(self, number, **row):
-        self.number = number
-        return f"from {number}"
-
-    async def increase(self, by: int) -> int:
-        """Increase the number.
-
-        Args:
-            by: how much.
-        """
-        self.number += by
-        return self.number
-
-    def get_reward(self):
-        return self.number
-
-
 class Stubborn(Environment):
     """Its async tools go wrong each in its own way."""
 

@@ -9,7 +9,6 @@ import pickle
 import re
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,11 +32,8 @@ from grpox.rollout.episodes.local import LocalEnvironments
 from grpox.rollout.episodes.messages import Action, Blueprint, Counters, Lost, Observation, Outcome, Start
 from grpox.rollout.episodes.pool import ProcessEnvironments, open_environments
 
-sys.path.append(str(Path(__file__).parents[4] / "benchmarks"))
-from many_episodes import many_episodes
-
 FILE = Path(__file__).with_name("faulty_environments.py")
-NAMES = ("Lake", "Guess", "Broken", "CannotBeBuilt", "Noted", "InTheFormOfTRL", "Stubborn", "Unreadable")
+NAMES = ("Lake", "Guess", "Broken", "CannotBeBuilt", "Noted", "Stubborn", "Unreadable")
 """Environments of the pools that the tests of this file share."""
 LIMIT, GRACE = 1.0, 1.0
 """Time limit of a call, where one is to be exceeded, and what is granted beyond it."""
@@ -179,14 +175,6 @@ def test_an_instance_is_built_with_its_parameters(both: Any, notes: Path) -> Non
     assert notes.read_text().endswith(f"o{number}\nc{number}\n")
 
 
-def test_an_environment_in_trls_form_is_run_as_it_is(both: Any) -> None:
-    episode = Episode(both, "InTheFormOfTRL", {"number": 2, "prompt": "p"})
-    assert isinstance(episode.first.content, Appended)
-    assert episode.first.content == "from 2"
-    assert episode.step(calls(("increase", '{"by": 3}'))).results[0].content == "5"
-    assert episode.finish().rewards == {"": 5.0}
-
-
 def test_async_calls_of_all_environments_overlap(both: Any, meeting: Path) -> None:
     episodes = [Episode(both, "Broken") for _ in range(4)]
     # Each call waits until all eight calls of the four environments have begun.
@@ -205,13 +193,19 @@ def test_threads_may_use_different_episodes_at_the_same_time(apart: Any, meeting
     apart.abandon([episode.key for episode in episodes])
 
 
-def test_no_more_environments_work_at_the_same_time_than_the_limit(meeting: Path, tmp_path: Path) -> None:
-    config = EpisodesConfig(concurrency=2)
-    few = ProcessEnvironments(plans(tmp_path / "notes"), [], config, GRACE)
+def test_no_more_environments_work_at_a_time_than_the_limit_and_nothing_is_left(
+    meeting: Path, tmp_path: Path
+) -> None:
+    def open_here() -> tuple[set[str], int]:
+        return set(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before = open_here()
+    few = ProcessEnvironments(plans(tmp_path / "notes"), [], EpisodesConfig(concurrency=2), GRACE)
     begin(few, *range(6))
     answers = few.step({key: fault("counts_workers") for key in range(6)})
     few.close()
     assert {answer.results[0].content for answer in answers.values()} <= {"1", "2"}
+    wait_until(lambda: open_here() == before, "nothing is left", 20)
 
 
 # -- What goes wrong in an episode -----------------------------------------------------------------------
@@ -222,6 +216,7 @@ GOES_ON = {
     "eats": ("memory", "Error: fault needed more memory than it may use"),
     "prints": ("", "printed"),
     "forks": ("", "0"),
+    "has_a_child_that_exits": ("", "3"),
 }
 LOST = {
     "hangs_in_spite": "took longer than 1 s and could not be interrupted in tool 'fault'",
@@ -322,21 +317,27 @@ def test_a_row_that_cannot_be_sent_is_refused_before_anything_is_opened(hasty: A
     assert hasty.counters == Counters()
 
 
-FAILS = {
-    "reset": ("raise", r"raised RuntimeError: reset in reset \(faulty_environments\.py:\d+\)"),
-    "reply": ("raise", r"raised RuntimeError: reply in reply \(faulty_environments\.py:\d+\)"),
-    "state_key": ([object], r"state_key returned a \w+, whose equality has no text"),
-    "reward": ("raise", r"raised RuntimeError: reward in reward \(faulty_environments\.py:\d+\)"),
-    "turn_rewards": ([1, 2], r"what turn_rewards returned has 2 numbers for 1 turns of the model"),
-    "info": ({"a": {"b": [1, {2}]}}, r"info\['a'\]\['b'\]\[1\] is a set; plain values are"),
-    "close": ("raise", r"raised RuntimeError: close in close \(faulty_environments\.py:\d+\)"),
-}
+PLACE = r"\(faulty_environments\.py:\d+\)"
+FAILS = [
+    ("reset", "raise", rf"raised RuntimeError: reset in reset {PLACE}"),
+    ("reply", "raise", rf"raised RuntimeError: reply in reply {PLACE}"),
+    ("state_key", [object], r"state_key returned a \w+, whose equality has no text"),
+    ("reward", "raise", rf"raised RuntimeError: reward in reward {PLACE}"),
+    ("reward", float("nan"), r"what reward returned is nan, not a finite number"),
+    ("reward", "1", r"what reward returned is '1', not a finite number"),
+    ("reward", {"a": [1]}, r"the part 'a' of reward is a list, not a finite number"),
+    ("reward", {1: 1.0}, r"reward returned a part named 1; names are text"),
+    ("turn_rewards", [1, 2], r"what turn_rewards returned has 2 numbers for 1 turns of the model"),
+    ("info", {"a": {"b": [1, {2}]}}, r"info\['a'\]\['b'\]\[1\] is a set; plain values are"),
+    ("close", "raise", rf"raised RuntimeError: close in close {PLACE}"),
+]
 
 
-@pytest.mark.parametrize("method", FAILS)
-def test_a_method_that_fails_is_reported_with_its_place(both: Any, method: str) -> None:
+@pytest.mark.parametrize(("method", "do", "message"), FAILS)
+def test_a_method_that_fails_or_returns_something_else_is_reported(
+    both: Any, method: str, do: Any, message: str
+) -> None:
     before = replace(both.counters)
-    do, message = FAILS[method]
     broken = Episode(both, "Broken", {method: do})
     observations = [broken.first, broken.step(Action("a turn"))]
     outcome = broken.finish()
@@ -344,21 +345,8 @@ def test_a_method_that_fails_is_reported_with_its_place(both: Any, method: str) 
     assert failures
     assert all(re.fullmatch(f"{message}.*", failure) for failure in failures), failures
     assert bool(outcome.failure) != (method in ("reset", "reply", "state_key"))
+    assert outcome.rewards == (None if method == "reward" else {"": 1.0})
     assert both.counters == Counters(before.opened + 1, before.closed + 1, before.lost)
-
-
-@pytest.mark.parametrize(
-    ("reward", "message"),
-    [
-        (float("nan"), "what reward returned is nan, not a finite number"),
-        ("1", "what reward returned is '1', not a finite number"),
-        ({"a": [1]}, "the part 'a' of reward is a list, not a finite number"),
-        ({1: 1.0}, "reward returned a part named 1; names are text"),
-    ],
-)
-def test_a_reward_is_a_finite_number_or_named_parts(both: Any, reward: Any, message: str) -> None:
-    outcome = Episode(both, "Broken", {"reward": reward}).finish()
-    assert (outcome.rewards, outcome.failure) == (None, message)
 
 
 def test_an_instance_that_cannot_be_built_fails_and_is_not_closed(both: Any) -> None:
@@ -549,11 +537,6 @@ def test_temporary_files_end_with_the_episode_also_if_it_is_killed(hasty: Any) -
     assert not folder.exists()
 
 
-def test_a_child_of_an_environment_that_exits_ends_no_other(hasty: Any) -> None:
-    begin(hasty, 0)
-    assert hasty.step({0: fault("has_a_child_that_exits")})[0].results[0].content == "3"
-
-
 def test_children_of_a_process_that_left_its_group_end_with_the_episode(hasty: Any) -> None:
     begin(hasty, 0, 1)
     hasty.step({0: fault("leaves_a_family")})
@@ -627,21 +610,3 @@ def _lives(process: psutil.Process) -> bool:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-# -- All of it at once -----------------------------------------------------------------------------------
-
-
-def test_of_many_episodes_none_is_lost_or_counted_twice(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    before = set(os.listdir("/proc/self/fd")), threading.active_count()
-    facts = many_episodes(100, FILE, tmp_path)
-    capfd.readouterr()
-    assert facts["answered"] == facts["episodes"] == 100
-    assert facts["wrongly_lost"] == facts["wrongly_open"] == facts["wrong_letters"] == []
-    assert facts["counters"] == {"opened": 100, "closed": 69, "lost": 31}
-    assert facts["processes_left"] == 0
-    wait_until(
-        lambda: (set(os.listdir("/proc/self/fd")), threading.active_count()) == before, "nothing is left", 20
-    )
