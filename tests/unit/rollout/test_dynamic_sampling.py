@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import pytest
 import torch
 from reward_tables import row_of
 from test_prefetch import Ahead, Policy, Prompts, trainer_of
-from test_sampler import STATE, ThreadedWorld, collected
+from test_sampler import STATE, collected, on_two_ranks
 
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageInputs, Rollout, ScoredRollout, Turn
@@ -87,14 +86,6 @@ def test_what_the_rounds_do_not_replace_stays_as_it_was() -> None:
     assert indices == [11, 1, 2]
     assert [row.rewards["r"] for row in rows] == [2, 3, 0, 0, 0, 1]
     assert metrics["dynamic_sampling/replaced"] == pytest.approx(1 / 3)
-
-
-def test_a_batch_without_flat_groups_is_left_alone() -> None:
-    batch = groups((0, 1), (0, 2))
-    before = [list(batch[0]), list(batch[1])]
-    dropped, metrics, drawn = refilled(batch, groups((0, 1), first=10))
-    assert (drawn, [*batch], dropped) == ([], before, [])
-    assert metrics["dynamic_sampling/rounds"] == 0
 
 
 # -- Which groups are flat -------------------------------------------------------------------------------
@@ -203,32 +194,10 @@ def odd_ones_differ(prompts: Any, completions: Any, log_metric: Any, **_: Any) -
     return [float(text.split()[1]) if int(prompt) % 2 else 1.0 for prompt, text in pairs]
 
 
-def evens_disagree(prompts: Any, completions: Any, **_: Any) -> list[float]:
-    """Undo what `numbered` says, at weight 2 and for prompts that 4 divides."""
-    pairs = zip(prompts, completions, strict=True)
-    return [-float(text.split()[1]) / 2 if int(prompt) % 4 == 0 else 0.0 for prompt, text in pairs]
-
-
 def numbered(prompts: Any, completions: Any, **_: Any) -> list[float]:
     """Give each completion of an even prompt its number in the group, and those of an odd one the same."""
     pairs = zip(prompts, completions, strict=True)
     return [float(text.split()[1]) if int(prompt) % 2 == 0 else 0.0 for prompt, text in pairs]
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "indices"), [("sum_then_normalize", [2, 6]), ("normalize_then_sum", [0, 2])]
-)
-def test_a_group_whose_functions_disagree_stays_where_the_scaler_learns_from_it(
-    aggregation: Any, indices: list[int]
-) -> None:
-    """The sums numbered + 2 evens_disagree of prompts 0 and 4 are 0, but not those of the scaled functions."""
-    draws = in_order(2)
-    scaler = Group(GroupConfig(aggregation=aggregation))
-    rewards = NamedReward("a", numbered), NamedReward("b", evens_disagree, weight=2.0)
-    made = collector(9, ALONE, scaler, *rewards)
-    batch = made.collect(0, draws.batch(), STATE, draw=draws.more)
-    assert sorted(batch.indices) == indices
-    assert (batch.scaled.values != 0).all()
 
 
 def collector(
@@ -267,14 +236,6 @@ def test_a_generation_batch_is_filled_with_groups_that_teach() -> None:
     assert batch.logged == {"first": {"odd": 0.5}}  # of 8 of 16 completions
 
 
-def test_without_the_key_flat_groups_stay() -> None:
-    batch, metrics = collected(collector(rounds=0), 0, [0, 1, 2, 3], STATE)
-    assert batch.indices == [0, 1, 2, 3]
-    assert metrics["frac_reward_zero_std"] == 0.5
-    assert not any(name.startswith("dynamic_sampling") for name in metrics)
-    assert not batch.dropped
-
-
 def test_failures_are_counted_in_groups_that_were_dropped_too() -> None:
     def breaks_on_even(prompts: Any, completions: Any, **_: Any) -> list[float]:
         scores = odd_ones_differ(prompts, completions, lambda *told: None)
@@ -292,23 +253,16 @@ def test_failures_are_counted_in_groups_that_were_dropped_too() -> None:
 
 def test_every_rank_replaces_the_same() -> None:
     """In the second round one prompt is drawn, of which the other rank has no part."""
-    given: list[list[Any]] = [[], []]
-    meeting, batches = threading.Barrier(2), {}
 
-    def run(rank: int) -> None:
+    def step(world: Any) -> Any:
         draws = in_order()
-        world = ThreadedWorld(rank, given, meeting)
-        batches[rank] = collector(world=world).collect(0, draws.batch(), STATE, draw=draws.more)
+        return collector(world=world).collect(0, draws.batch(), STATE, draw=draws.more)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [list(batches[rank].indices) for rank in range(2)] == [[5, 1, 7, 3]] * 2
-    assert batches[0].rollouts == batches[1].rollouts
-    assert torch.equal(batches[0].rewards, batches[1].rewards)
-    assert torch.equal(batches[0].scaled.values, batches[1].scaled.values)
+    one, other = on_two_ranks(step)
+    assert list(one.indices) == list(other.indices) == [5, 1, 7, 3]
+    assert one.rollouts == other.rollouts
+    assert torch.equal(one.rewards, other.rewards)
+    assert torch.equal(one.scaled.values, other.scaled.values)
 
 
 def trainer(steps: int, done: int = 0, position: int = 0) -> tuple[Trainer, list[Any]]:
@@ -334,39 +288,11 @@ def test_a_run_resumed_at_its_place_in_the_order_trains_on_the_same() -> None:
     whole.run()
     assert len(trained) == 6
     assert positions[2] > 3 * 4  # prompts were drawn that the schedule does not have
+    told = [metrics["epoch"] for metrics in whole.observers.metrics]  # type: ignore[attr-defined]
+    assert told == pytest.approx([position / 12 for position in positions])
     resumed, again = trainer(6, done=3, position=positions[2])
     resumed.run()
     assert again == trained[3:]
     names = {"epoch", "dynamic_sampling/prompts", "reward"}
     for mine, theirs in zip(resumed.observers.metrics, whole.observers.metrics[3:], strict=True):  # type: ignore[attr-defined]
         assert {name: mine[name] for name in names} == {name: theirs[name] for name in names}
-
-
-def test_the_generator_stays_awake_between_rounds() -> None:
-    run, _ = trainer(2)
-    calls: list[str] = run.feed.collector.sampler.generator.calls  # type: ignore[attr-defined]
-    run.feed.collector.sampler.generator.sleep = lambda: calls.append("sleep")  # type: ignore[method-assign]
-    run.run()
-    rounds = [metrics["dynamic_sampling/rounds"] for metrics in run.observers.metrics]  # type: ignore[attr-defined]
-    assert min(rounds) >= 1
-    batches = " ".join(calls).split(" sleep")
-    assert [part.count("generate") for part in batches] == [*(1 + count for count in rounds), 0]
-
-
-def test_the_epoch_counts_every_prompt_that_was_drawn() -> None:
-    run, _ = trainer(6)
-    seen: list[tuple[float, float]] = []
-    collect = run.feed.collector.collect
-
-    def noted(generation: int, indices: Any, state: Any, **more: Any) -> Any:
-        batch = collect(generation, indices, state, **more)
-        seen.append((state.epoch, run.state.cursor.epoch))  # type: ignore[union-attr]
-        return batch
-
-    run.feed.collector.collect = noted  # type: ignore[method-assign,assignment]
-    run.run()
-    metrics = run.observers.metrics  # type: ignore[attr-defined]
-    assert [told["epoch"] for told in metrics] == [after for _, after in seen]
-    assert seen[0][0] == 0
-    assert [before for before, _ in seen[1:]] == [after for _, after in seen[:-1]]
-    assert metrics[-1]["epoch"] > 6 * 4 / 12

@@ -273,18 +273,6 @@ def test_what_a_run_asks_of_its_generator_and_when(generator, settings, calls, s
         assert run.observers.versions == [{0}, {0}, {1}]
 
 
-def test_the_same_is_drawn_apart_from_the_weights():
-    def drawn(max_staleness):
-        run, made = trainer(Ahead(), 3, max_staleness), []
-        run.observers.rollouts_scored = lambda _, step, scored: made.append(
-            [(each.rollout.prompt_ids, each.rollout.completion_ids) for each in scored]
-        )
-        run.run()
-        return made
-
-    assert drawn(1) == drawn(0)
-
-
 def test_what_failed_in_the_background_is_told():
     with pytest.raises(RunFailed, match="no such token"):
         trainer(Ahead(error=RunFailed("no such token")), steps=2).run()
@@ -298,19 +286,6 @@ def test_a_generator_without_the_method_is_told():
 
     with pytest.raises(RunFailed, match="no method 'begin'"):
         trainer(Without(), steps=2).run()
-
-
-def test_a_beginning_is_read_once_and_can_be_read_again():
-    asked = []
-
-    def arriving():
-        for sample in range(3):
-            asked.append(sample)
-            yield Rollout(0, sample, (1,), (2,), "stop", 0)
-
-    begun = PrefetchedBatch(0, arriving())
-    assert [rollout.sample for rollout in begun] == [rollout.sample for rollout in begun] == [0, 1, 2]
-    assert asked == [0, 1, 2]
 
 
 def rollouts(groups):

@@ -88,31 +88,6 @@ def sampled(made, groups=2, size=2, prompts=None):
     return sample_and_score(*made, request, STATE)
 
 
-class Gated:
-    """A reward that scores lengths; a call goes on until it is let through, and notes what it is given."""
-
-    def __init__(self):
-        self.calls = []
-        self.begun, self.free = threading.Semaphore(0), threading.Semaphore(0)
-
-    def __call__(self, prompts, completions, **_):
-        self.calls.append((list(prompts), [int(text) for text in completions]))
-        self.begun.release()
-        assert self.free.acquire(timeout=patient(5))
-        return length(completions)
-
-    @property
-    def groups(self):
-        """The groups of each call, as many times as they have completions."""
-        return ["".join(prompt[1:] for prompt in prompts) for prompts, _ in self.calls]
-
-
-def gated(script):
-    """Both with a gated reward; `script(reward, prompts)` yields the rollouts and opens the gate."""
-    reward = Gated()
-    return reward, sampler(lambda prompts: script(reward, prompts), NamedReward("gated", reward))
-
-
 def one_call_per_group(order, begun):
     """Whole groups of two, the next only once the call of the one before has begun."""
 
@@ -181,34 +156,42 @@ def test_without_streaming_all_groups_are_scored_in_one_call_when_all_is_there()
 # -- What a call is given ----------------------------------------------------------------------------------
 
 
-def test_groups_that_arrive_while_a_call_runs_are_scored_together_after_it_in_order_of_group():
-    def script(reward, prompts):
+def test_groups_that_are_whole_while_a_call_runs_are_scored_together_after_it_in_order_of_group():
+    calls, begun, free = [], threading.Semaphore(0), threading.Semaphore(0)
+
+    def gated(prompts, completions, **_):
+        calls.append([f"{prompt}/{text}" for prompt, text in zip(prompts, completions, strict=True)])
+        begun.release()
+        assert free.acquire(timeout=patient(5))
+        return length(completions)
+
+    def script(prompts):
         yield from (rollout(2, 0), rollout(2, 1))
-        assert reward.begun.acquire(timeout=patient(5))
-        yield from (rollout(3, 1), rollout(0, 1), rollout(1, 0), rollout(1, 1), rollout(0, 0), rollout(3, 0))
-        assert len(reward.calls) == 1
-        reward.free.release(2)
+        assert begun.acquire(timeout=patient(5))
+        yield from (rollout(0, 0), rollout(3, 1), rollout(1, 0), rollout(1, 1), rollout(3, 0))
+        assert len(calls) == 1
+        free.release()
+        assert begun.acquire(timeout=patient(5))
+        yield rollout(0, 1)  # the last of its group
+        free.release(2)
 
-    reward, made = gated(script)
-    rows, _ = sampled(made, groups=4)
-    assert reward.calls == [(["p2"] * 2, [1, 2]), (["p0"] * 2 + ["p1"] * 2 + ["p3"] * 2, [1, 2, 1, 2, 1, 2])]
+    rows, _ = sampled(sampler(script, gated), groups=4)
+    assert calls == [["p2/1", "p2/2"], ["p1/1", "p1/2", "p3/1", "p3/2"], ["p0/1", "p0/2"]]
     assert scores(rows) == [1, 2] * 4
 
 
-def test_a_group_that_is_not_whole_waits_for_a_later_call():
-    def script(reward, prompts):
-        yield from (rollout(1, 0), rollout(1, 1))
-        assert reward.begun.acquire(timeout=patient(5))
-        yield from (rollout(0, 0), rollout(2, 0), rollout(2, 1), rollout(3, 1), rollout(3, 0))
-        reward.free.release()
-        assert reward.begun.acquire(timeout=patient(5))
-        yield rollout(0, 1)
-        reward.free.release(2)
+def test_calls_are_joined_in_order_of_group_and_their_metrics_weighed_by_completions():
+    def part(*groups, **metrics):
+        rollouts = [rollout(group, sample) for group in groups for sample in range(2)]
+        rows = [ScoredRollout(each, "", "", {}, 0.0, 0.0) for each in rollouts]
+        logged = {name: {"f": value} for name, value in metrics.items()}
+        return rows, RewardNotes(logged, {"first": f"group {groups[0]}", f"of {groups[0]}": "told"})
 
-    reward, made = gated(script)
-    rows, _ = sampled(made, groups=4)
-    assert reward.groups == ["11", "2233", "00"]
-    assert scores(rows) == [1, 2] * 4
+    rows, notes = join_scores([part(2, all=1.0, once=7.0), part(0, 3, 4, all=5.0), part(1)])
+    assert [row.rollout for row in rows] == [rollout(g, s) for g in range(5) for s in range(2)]
+    assert notes.warnings == {"first": "group 0", "of 0": "told", "of 1": "told", "of 2": "told"}
+    # (2 * 1 + 6 * 5) / 8, where calls alike would make 3.
+    assert notes.logged == {"all": {"f": 4.0}, "once": {"f": 7.0}}
 
 
 def test_a_call_of_several_groups_has_their_columns_and_tells_each_completion_its_own():
@@ -233,17 +216,6 @@ def test_a_call_of_several_groups_has_their_columns_and_tells_each_completion_it
     assert [row.extra["place"] for row in rows] == ["p0/1", "p0/2", "p1/1", "p1/2", "p2/1", "p2/2"]
 
 
-def test_calls_are_joined_in_order_of_group_whichever_came_first():
-    def part(*groups):
-        rollouts = [rollout(group, sample) for group in groups for sample in range(2)]
-        rows = [ScoredRollout(each, "", "", {}, 0.0, 0.0) for each in rollouts]
-        return rows, RewardNotes({}, {"first": f"group {groups[0]}", f"of {groups[0]}": "told"})
-
-    rows, notes = join_scores([part(2), part(0, 3), part(1)])
-    assert [row.rollout for row in rows] == [rollout(g, s) for g in range(4) for s in range(2)]
-    assert notes.warnings == {"first": "group 0", "of 0": "told", "of 1": "told", "of 2": "told"}
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_and_metrics_are_those_of_one_call_whatever_the_order_of_completion(seed):
     def right(completions, answer, log_metric, log_extra, **_):
@@ -261,31 +233,6 @@ def test_rows_and_metrics_are_those_of_one_call_whatever_the_order_of_completion
     assert [[*row.rewards.values()] for row in early[0][:3]] == [[1, None], [0, 0.5], [0, 0.5]]
     assert early[1] == {"mean_gold": {"right": pytest.approx(1.5)}}
     assert late[1] == {"mean_gold": {"right": 1.5}}
-
-
-def test_a_metric_is_the_mean_over_the_calls_that_log_it_weighed_by_their_completions():
-    begun, free = threading.Event(), threading.Event()
-
-    def reward(prompts, log_metric, **_):
-        begun.set()
-        assert free.wait(patient(5))
-        first = len(prompts) == 2
-        log_metric("all", 1.0 if first else 5.0)
-        log_metric("first" if first else "second", 7.0)
-        if not first:
-            log_metric("second", 9.0)  # the call's own mean is 8
-        return [0.0] * len(prompts)
-
-    def script(prompts):
-        yield from (rollout(3, 0), rollout(3, 1))
-        assert begun.wait(patient(5))
-        yield from (rollout(group, sample) for group in range(3) for sample in range(2))
-        free.set()
-
-    logged = sampled(sampler(script, reward), groups=4)[1]
-    assert logged["all"] == {"reward": 4.0}  # (2 * 1 + 6 * 5) / 8, where calls alike would make 3
-    assert logged["first"] == {"reward": 7.0}
-    assert logged["second"] == {"reward": 8.0}
 
 
 def test_a_function_sees_the_trainers_context_and_what_reads_data_is_not_run_in_the_scoring_thread():
@@ -316,10 +263,6 @@ def test_an_evaluation_of_single_completions_is_scored_in_one_call():
 
     sampled(sampler(shuffled(0), reward), groups=3, size=1)
     assert calls == [3]
-
-
-def test_a_rank_without_prompts_scores_nothing():
-    assert sampled(sampler(in_order(), length), groups=0) == ([], {})
 
 
 # -- Failures ----------------------------------------------------------------------------------------------
@@ -379,30 +322,6 @@ def test_abstentions_are_counted_by_group_and_the_first_groups_failure_is_told(o
     told = logged()
     assert told.count("warning") == 1
     assert "raised ValueError: no p0" in told
-
-
-def test_a_function_that_fails_as_a_whole_abstains_for_all_groups_of_its_call():
-    begun, free = threading.Event(), threading.Event()
-
-    def breaks_on_p2(prompts, log_metric, **_):
-        begun.set()
-        assert free.wait(patient(5))
-        log_metric("groups", float(len(prompts)))
-        if "p2" in prompts:
-            raise ValueError("no")
-        return [1.0] * len(prompts)
-
-    def script(prompts):
-        yield from (rollout(0, 0), rollout(0, 1))
-        assert begun.wait(patient(5))
-        yield from (rollout(group, sample) for group in (1, 2) for sample in range(2))
-        free.set()
-
-    reward = NamedReward("breaks", breaks_on_p2, on_error="abstain")
-    rows, logged = sampled(sampler(script, reward), groups=3)
-    assert [row.failed for row in rows] == [()] * 2 + [("breaks",)] * 4
-    assert scores(rows) == [1.0] * 2 + [None] * 4
-    assert logged == {"groups": {"breaks": 2.0}}
 
 
 @pytest.mark.parametrize(

@@ -232,13 +232,11 @@ def test_a_wrong_result_is_refused_by_the_scalers_name(per: str, result: Any, to
     ("method", "form"),
     [
         (lambda self, rewards, weights, group_ids: 0, False),
-        (lambda self, rewards, weights=None, group_ids=None: 0, False),
         (lambda self, rewards, weights, group_ids, eps=0.1: 0, False),
         (lambda self, *arguments: 0, False),
         (staticmethod(lambda rewards, weights, group_ids: 0), False),
         (lambda self, inputs: 0, True),
         (lambda self, inputs, eps=0.1: 0, True),
-        (lambda self: 0, None),
         (lambda self, rewards, weights: 0, None),
         (lambda self, a, b, c, d: 0, None),
         (lambda self, inputs, *, eps: 0, None),
@@ -378,33 +376,13 @@ def test_a_rollout_that_contradicts_itself_is_refused_by_the_generators_name(
         collect(Group(), [rollout(0, [1, 2, 3], **fields)], flat)
 
 
-def test_lengths_are_counted_in_tokens_of_the_model_and_reasons_are_open() -> None:
-    made = [
-        rollout(0, [1, 2, 3, 4, 5], turns=TURNS, model_mask=MASK, finish_reason="won the game"),
-        rollout(1, [1, 2], finish_reason="budget"),
-        rollout(2, [1], finish_reason="length"),
-    ]
-    rows = datasets.Dataset.from_dict({"prompt": ["a"]})
-    sampler: Any = CompletionSampler(engine(), Scripted(made), ALONE, seed=0)  # type: ignore[arg-type]
-    prompts = PromptSet(rows, "prompt", Letters())
+def test_prompts_are_those_of_the_rollouts_tokens_as_an_environment_may_begin_them_differently() -> None:
+    ids = [(1,), (1, 2), (1, 3)]
+    own = [replace(rollout(n, [1], episode=conversation()), prompt_ids=each) for n, each in enumerate(ids)]
+    prompts = PromptSet(datasets.Dataset.from_dict({"prompt": ["a"]}), "prompt", Letters())
+    sampler = CompletionSampler(engine(), Scripted(own), ALONE, seed=0)  # type: ignore[arg-type]
     collector = Collector(sampler, Scorer([NamedReward("flat", flat)]), prompts, Group(), SamplingConfig(), 3)
-    metrics = collector.metrics(collector.collect(0, [0], STATE))
-    assert metrics["completions/mean_length"] == pytest.approx(7 / 3)
-    assert metrics["completions/mean_terminated_length"] == 4
-    assert metrics["completions/clipped_ratio"] == pytest.approx(2 / 3)
-    scored = collector.collect(0, [0], STATE).rows
-    assert scored[0].prompt == "a"  # decoded from the rollout's tokens
-    sampler.generator.rollouts = [
-        made[0],
-        replace(made[1], prompt_ids=(1, 2), episode=conversation()),
-        replace(made[2], prompt_ids=(1, 3), episode=conversation()),
-    ]
-    scored = collector.collect(1, [0], STATE).rows
-    assert [each.prompt for each in scored] == [
-        "a",
-        "ab",
-        "ac",
-    ]  # an environment may begin episodes differently
+    assert [row.prompt for row in collector.collect(0, [0], STATE).rows] == ["a", "ab", "ac"]
 
 
 def test_an_episode_without_a_flaw_arrives_as_it_is() -> None:
