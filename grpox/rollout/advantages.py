@@ -1,8 +1,8 @@
 """Advantages of a generation batch, by the run's scaler: one for each completion, turn or token.
 
-A scaler gets its own copies of what it reads, and its result is checked. One of the form ``scale(inputs)`` may
-return a number for each turn or token. They become advantages of tokens; tokens that the model did not write
-have 0.
+A scaler gets its own copies of its inputs, and its result is checked. A scaler of the form ``scale(inputs)``
+may return a number for each turn or token. They become advantages of tokens; tokens that the model did not
+write get 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Advantages:
         return silent
 
     def of_rows(self, rows: Sequence[int]) -> list[float] | list[np.ndarray]:
-        """List the advantages of some completions, f32[T_i] for each whose tokens have different ones."""
+        """List the advantages of some completions: a number each, or f32[T_i] where tokens have their own."""
         if self.tokens is None:
             numbers: list[float] = self.values[rows].tolist()
             return numbers
@@ -56,7 +56,7 @@ def advantage_inputs(
     columns: Mapping[str, Sequence[Any]] | None,
     step: int,
 ) -> AdvantageInputs:
-    """Return copies of all that a scaler may read.
+    """Return copies of everything that a scaler may read.
 
     Args:
         rewards: f32[N, K].
@@ -92,7 +92,7 @@ def advantage_inputs(
 
 
 class BatchScaler:
-    """The run's scaler, in whichever of the two forms it is."""
+    """The run's scaler, in either of its two forms."""
 
     def __init__(self, scaler: AdvantageScaler) -> None:
         self._method: Callable[..., Any] = scaler.scale
@@ -104,7 +104,7 @@ class BatchScaler:
         """Scale the rewards of a batch.
 
         Raises:
-            RunFailed: the scaler raised, or returned anything else than finite numbers of the right shape.
+            RunFailed: the scaler raised, or returned anything but finite numbers of the right shape.
         """
         if self.takes_inputs:
             scaled = self.scale_inputs(rows, inputs)
@@ -116,11 +116,11 @@ class BatchScaler:
         return scaled
 
     def scale_inputs(self, rows: Sequence[ScoredRollout], inputs: AdvantageInputs) -> Advantages:
-        """Call a scaler of the form ``scale(inputs)``; one number per completion is not checked.
+        """Call a scaler of the form ``scale(inputs)``; a result of one number per completion is not checked.
 
         Raises:
-            RunFailed: the scaler raised, or returned anything else than one tensor of finite numbers for each
-                completion, where it declares advantages of turns or tokens.
+            RunFailed: the scaler raised, or it declares advantages of turns or tokens and did not return one
+                tensor of finite numbers for each completion.
         """
         scaled = call("advantage", self._method, inputs)
         if self._per == "completion":
@@ -172,6 +172,6 @@ def model_mask(rollout: Rollout) -> Tensor:
 
 
 def turns_of(rollout: Rollout) -> tuple[Turn, ...]:
-    """Return the turns of a rollout; the whole completion is one where it names none."""
+    """Return the turns of a rollout; without any, the whole completion is one turn."""
     whole = Turn(0, len(rollout.completion_ids), rollout.finish_reason, rollout.policy_version)
     return tuple(rollout.turns) or (whole,)

@@ -55,18 +55,18 @@ class GenerationBatch:
     indices: Sequence[int]
     """Dataset index of each group's prompt."""
     rows: Sequence[ScoredRollout]
-    """As observers get them on the main rank; on the others without prompt, advantage, columns and question."""
+    """Complete on the main rank, for observers; other ranks lack prompt, advantage, columns and question."""
     rewards: torch.Tensor  # f32[N, K], NaN where a function abstained
     totals: torch.Tensor  # f32[N]: weighted sums, NaN where all abstained
     scaled: Advantages
     steps: int
-    """Optimizer steps of the weights that the batch was collected for."""
+    """Optimizer steps that the weights had taken when the batch was collected."""
     logged: Logged
     """Metrics from `log_metric`: name -> label of the reward function -> value."""
     resampling: Mapping[str, float]
-    """Metrics of dynamic sampling; none without it."""
+    """Metrics of dynamic sampling; empty without it."""
     dropped: Sequence[ScoredRollout] = ()
-    """Completions that were sampled for it and replaced."""
+    """Completions that were sampled and then replaced."""
 
     @cached_property
     def rollouts(self) -> list[Rollout]:
@@ -89,8 +89,8 @@ class Collector:
     ) -> None:
         """
         Args:
-            prefetches: batches may be begun before they are collected; how old they are is then measured.
-            rounds: of dynamic sampling, after the first.
+            prefetches: True if batches may begin before they are collected; their age is then measured.
+            rounds: rounds of dynamic sampling, after the first draw.
         """
         self.sampler = sampler
         self.scorer = scorer
@@ -133,7 +133,7 @@ class Collector:
         Args:
             prefetched: the batch, if `prefetch` began it.
             draw: returns the dataset indices of that many further prompts, which replace groups that teach
-                nothing; None: these groups stay.
+                nothing; None: such groups stay.
 
         Raises:
             RunFailed: sampling, scoring or scaling failed, on this rank or another.
@@ -168,8 +168,8 @@ class Collector:
         """Replace groups that teach nothing in `indices` and `rows`; a collective.
 
         Returns:
-            what reward functions logged for all completions, the completions that are no part of the batch, and
-            the metrics of dynamic sampling.
+            metrics that reward functions logged for all completions, the completions that are not in the batch,
+            and the metrics of dynamic sampling.
         """
         logs, first = [(logged, len(rows))], totals_of(rows)
 
@@ -180,7 +180,7 @@ class Collector:
             return request.indices, new
 
         dropped, metrics = refill(indices, rows, self.rounds, sample, partial(self.find_flat, state))
-        # What is replaced is too easy or too hard: the batch's own reward no longer tells of progress.
+        # Replaced groups are too easy or too hard, so the batch's own reward says little about progress.
         if not bool(first.isnan().all()):
             metrics["dynamic_sampling/first_reward"] = float(first.nanmean())
         return weighed_mean_logged(logs), dropped, metrics
@@ -188,7 +188,7 @@ class Collector:
     def find_flat(
         self, state: TrainerState, indices: Sequence[int], rows: Sequence[ScoredRollout]
     ) -> list[bool]:
-        """Find the groups from which the scaler makes no advantages; one that may look at anything is asked."""
+        """Flag the groups without advantages; a scaler whose signal is `all` is called to find out."""
         rewards, size = reward_matrix([row.rewards.values() for row in rows]), self.num_generations
         if self.signal == "functions":
             return are_flat(rewards, self.weights, size)
@@ -215,8 +215,8 @@ class Collector:
     def _complete(
         self, indices: Sequence[int], rows: Sequence[ScoredRollout], totals: torch.Tensor, scaled: Advantages
     ) -> list[ScoredRollout]:
-        """Add to the rows what only observers read. Later the window of a stream may have moved on."""
-        # Of the tokens themselves, as the generator had them; an environment may begin each episode otherwise.
+        """Add the fields that only observers read, now: later the window of a stream may have moved on."""
+        # Decode the rollouts' own prompt tokens: an environment may begin each episode differently.
         known = list(dict.fromkeys([row.rollout.prompt_ids for row in rows]))
         texts = dict(zip(known, self.prompts.prompt_texts(known), strict=True))
         columns, questions = self.prompts.columns_of(indices), self.prompts.questions(indices)
@@ -235,10 +235,10 @@ class Collector:
     def metrics(self, batch: GenerationBatch) -> dict[str, float]:
         """Measure rewards, lengths and age of a batch."""
         metrics = {
-            # Names that environments choose replace no other metric.
+            # First, so that names chosen by environments replace no other metric.
             **episode_metrics(batch.rollouts),
             **reward_metrics(self.labels, batch.rewards, batch.totals, self.num_generations),
-            # Of all that was scored: a group for which a function fails altogether is replaced.
+            # Over all scored completions: a group for which a function always fails is replaced.
             **error_metrics(self.scorer.rewards, [*batch.rows, *batch.dropped]),
             **length_metrics(batch.rollouts),
             **batch.resampling,
@@ -248,8 +248,8 @@ class Collector:
         return metrics
 
     def signals(self, batch: GenerationBatch) -> dict[str, float]:
-        """Measure what the alarms read and no metric has; see `grpox.rollout.metrics.reward_signals`."""
-        # Where each reward is scaled by itself, none drowns another.
+        """Measure values that only the alarms read; see `grpox.rollout.metrics.reward_signals`."""
+        # Rewards that are scaled one by one cannot drown each other.
         labels, size = [] if self.signal == "functions" else self.labels, self.num_generations
         signals = reward_signals(labels, batch.rewards, batch.totals, self.weights, size)
         for row in (*batch.rows, *batch.dropped):
@@ -295,7 +295,7 @@ class Scorer:
 
 
 def check_same_data(digests: Sequence[str]) -> None:
-    """Compare the hashes of a batch's prompts, one a rank; empty on a rank that sampled none of them.
+    """Compare the ranks' hashes of a batch's prompts; a rank that sampled none has an empty one.
 
     Raises:
         RunFailed: they differ.
@@ -342,7 +342,7 @@ def sample_and_score(
 
     def of_this_rank() -> tuple[list[ScoredRollout], RewardNotes, str]:
         early = None
-        # A call for each single completion would cost more than it hides: it is scored at the end.
+        # Single completions are scored at the end: a call for each would cost more than it hides.
         if scorer.streaming and request.num_samples > 1 and not need_main_thread(rewards):
             early = StreamingScorer(rewards, groups, request.num_samples, read, state)
         with early or nullcontext():

@@ -1,9 +1,9 @@
 """Dynamic sampling: groups that teach nothing are replaced by groups of prompts that are drawn anew.
 
-A group whose advantages are all 0 leaves the batch smaller than it looks. The scaler says by its `signal` what
-it reads: equal rewards tell such a group, or the scaler itself is asked. Each round samples as many new groups
-as there are such; those of the new ones that tell completions apart take their places, in the order in which
-they were drawn. What is left when the rounds are used up stays. Source: DAPO, arXiv 2503.14476, section 3.2.
+A group whose advantages are all 0 makes the batch smaller than it looks. The scaler's `signal` names the
+rewards that it reads: they are equal in such a group, or the scaler is called to find out. Each round samples
+one new group for each such group; new groups with advantages replace them, in the order of drawing. Groups that
+are left after the last round stay. Source: DAPO, arXiv 2503.14476, section 3.2.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIGNALS = ("sum", "functions", "all")
 
 
 def signal_of(scaler: AdvantageScaler) -> str:
-    """Return what differs within a group from which the scaler makes advantages, one of `SIGNALS`.
+    """Return the rewards whose differences within a group the scaler turns into advantages: one of `SIGNALS`.
 
     Raises:
         RunFailed: it declares something else.
@@ -36,7 +36,7 @@ def signal_of(scaler: AdvantageScaler) -> str:
 
 
 def are_flat(rewards: Tensor, weights: Tensor, size: int) -> list[bool]:
-    """Return for each group of `size` rows True if each function whose weight is not 0 gives equal rewards.
+    """Flag each group of `size` rows in which every function with a weight other than 0 gives equal rewards.
 
     Args:
         rewards: f32[N, K], NaN where a function abstained.
@@ -63,10 +63,10 @@ def refill(
         rows: completions of these groups, group by group, as many of each.
         sample: number of the round from 1, number of prompts -> indices and rows of as many groups, the same on
             every rank, and so every rank replaces the same.
-        find_flat: tells which of some groups have no advantage.
+        find_flat: flags the groups that have no advantage.
 
     Returns:
-        the completions that were sampled and are no part of the batch, and metrics.
+        the sampled completions that are not in the batch, and metrics.
     """
     count, size = len(indices), len(rows) // len(indices)
     flat = [group for group, is_flat in enumerate(find_flat(indices, rows)) if is_flat]
@@ -75,7 +75,7 @@ def refill(
     while flat and done < rounds:
         done, drawn = done + 1, drawn + len(flat)
         new_indices, new = sample(done, len(flat))
-        # Among the others of the batch, as a scaler may compare groups.
+        # Together with the batch, because a scaler may compare groups.
         others = [in_group(row, count + row.rollout.group_id) for row in new]
         flags = find_flat([*indices, *new_indices], [*rows, *others])[count:]
         for number, (index, is_flat) in enumerate(zip(new_indices, flags, strict=True)):

@@ -121,7 +121,7 @@ def has_uniform_rewards(groups: torch.Tensor) -> torch.Tensor:
 def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return completions/mean_length, clipped_ratio and the rest, as TRL names them.
 
-    Lengths are in tokens that the model wrote. Clipped are completions that ended for want of room.
+    Lengths are in tokens that the model wrote. A clipped completion ended because it had no room left.
     """
     lengths = model_lengths(rollouts)
     pairs = zip(lengths, rollouts, strict=True)
@@ -150,7 +150,7 @@ def model_lengths(rollouts: Iterable[Rollout]) -> list[int]:
 def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Measure turns, calls of tools and ends of episodes, and the facts that environments report.
 
-    A batch whose completions all are one turn without environment has none of these.
+    A batch of single-turn completions without an environment has none of these metrics.
     """
     episodes = [rollout.episode for rollout in rollouts if rollout.episode is not None]
     turns = [len(rollout.turns) for rollout in rollouts]
@@ -188,8 +188,8 @@ def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 def _success_rate(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return the share of episodes whose info has a true ``success``; empty if no environment reports it.
 
-    Episodes of environments that report it in no other episode do not count. A lost or failed episode is no
-    success, whatever its environment still said.
+    Environments that report it in no episode do not count. A lost or failed episode is no success, whatever
+    its environment reported.
     """
     reporting = {episode.environment for episode in episodes if SUCCESS in episode.info}
     reached = [

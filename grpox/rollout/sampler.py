@@ -1,8 +1,8 @@
 """Sampling: prompts -> this rank's rollouts.
 
-Whole groups are dealt to the ranks, each of which samples its own. The weights that are sampled with come from
-the engine in training, from a loaded model where nothing trains. Rollouts are checked as they come: all that
-were asked for, without a contradiction.
+Whole groups are dealt to the ranks, and each rank samples its own. The weights come from the engine in
+training, or from a loaded model where nothing trains. Each rollout is checked as it arrives: it was requested,
+and does not contradict itself.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SampleRequest:
         return int(np.random.SeedSequence([*own, len(numbers), *numbers]).generate_state(1)[0])
 
     def digest(self) -> str:
-        """Return a hash of the tokens of all prompts, those of other ranks too."""
+        """Return a hash of the tokens of all prompts, including those of other ranks."""
         hashed = hashlib.blake2b(digest_size=16)
         for index in self.indices:
             ids = self.prompts.token_ids(index)
@@ -106,7 +106,7 @@ class CompletionSampler:
 
     Args:
         times: phase timer; a new one by default.
-        sleeps: True if the generator sleeps during updates, which then have its memory; see `release`.
+        sleeps: True if the generator sleeps during updates, which then use its memory; see `release`.
         episodes: gives completions several turns; None: each is one turn.
         vocabulary: number of tokens that the model knows; None: accept any token.
     """
@@ -136,7 +136,7 @@ class CompletionSampler:
         """True from the first sampling after an update until `release`."""
 
     def sync(self) -> None:
-        """Bring the generator to the current weights, if it is not there yet; a collective."""
+        """Give the generator the current weights, unless it has them; a collective."""
         if self.synced_version != self.engine.steps:
             if self.episodes is not None:
                 self.episodes.wait()
@@ -155,9 +155,9 @@ class CompletionSampler:
                 raise
 
     def prefetch(self, request: SampleRequest) -> PrefetchedBatch:
-        """Begin to sample, by a generator that samples ahead; a collective.
+        """Begin to sample with a generator that samples ahead; a collective.
 
-        The samples are of the weights of now, and are drawn as `sample` would draw them now.
+        The samples use the current weights and the random draws that `sample` would use now.
         """
         self.sync()
         return on_every_rank(self.world, self.times, partial(self._begin, request))
@@ -188,7 +188,7 @@ class CompletionSampler:
 
         Args:
             prefetched: the same request's batch, if `prefetch` began it; its samples are then taken, and those
-                that the generator left out are drawn now.
+                that are missing are drawn now.
             arrived: receives each rollout as it arrives, in any order.
 
         Returns:
@@ -206,10 +206,10 @@ class CompletionSampler:
             if prefetched is None:
                 self._generate(request, prompts, arrivals)
             else:
-                # Where reading fails on one rank, none goes on to further collectives.
+                # If reading fails on one rank, no rank enters further collectives.
                 on_every_rank(self.world, self.times, partial(arrivals.take, prefetched))
                 prompts = arrivals.incomplete()
-                # The generators of all ranks need the weights of now where rollouts are missing on any.
+                # If any rank lacks rollouts, the generators of all ranks need the current weights.
                 if any(self.world.gather([bool(prompts)])):
                     self.sync()
                     self._generate(request, prompts, arrivals)
@@ -275,20 +275,20 @@ class EpisodeSampler(Protocol):
 
 
 class WeightSource(Protocol):
-    """The weights that are to be sampled from, as they are now."""
+    """The current weights, to sample from."""
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that they have taken: their version."""
+        """Optimizer steps taken so far: the version of the weights."""
         ...
 
     def weights(self) -> WeightStream:
-        """All of them, whole; a collective."""
+        """Yield all weights, unsharded; a collective."""
         ...
 
 
 class FixedPolicy:
-    """A whole model that nothing trains, on every rank."""
+    """A model that is not trained, complete on every rank."""
 
     steps = 0
 
@@ -296,23 +296,23 @@ class FixedPolicy:
         self.module = model
 
     def weights(self) -> WeightStream:
-        """Every parameter under its name, tied ones once, and the persistent buffers."""
+        """Yield each parameter by name, tied ones once, and the persistent buffers."""
         for name, tensor in chain(self.module.named_parameters(), persistent_buffers(self.module)):
             yield name, tensor.detach()
 
 
 @dataclass
 class PrefetchedBatch:
-    """This rank's part of a batch. It may be read more than once, the generator's rollouts only once."""
+    """This rank's part of a batch. It can be read repeatedly, and reads the generator's rollouts once."""
 
     version: int
-    """Optimizer steps of the weights with which it was begun."""
+    """Optimizer steps of the weights that sample it."""
     arriving: Iterator[Rollout]
-    """Rollouts that the generator's `begin` has not yet given; some samples may be left out."""
+    """Rollouts that the generator's `begin` has yet to yield; some samples may be missing."""
     came: list[Rollout] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Rollout]:
-        """Each rollout as it comes, those first that have been read before.
+        """Yield the rollouts that were read before, then each new one as it arrives.
 
         Raises:
             Exception: the error of the generator.
@@ -324,12 +324,12 @@ class PrefetchedBatch:
 
 
 class _Arrivals:
-    """The rollouts of some prompts, each checked as it arrives: nothing else is scored or trained on.
+    """The rollouts of some prompts. Each is checked as it arrives, before it is scored or trained on.
 
     Args:
         generator: its name in messages.
         prompts: in order of group.
-        versions: optimizer steps of the weights that may have sampled them; the last are the policy's.
+        versions: versions of the weights that may have sampled them; the last is the current one.
         arrived: receives each rollout.
     """
 
@@ -351,8 +351,8 @@ class _Arrivals:
         """Take rollouts as they arrive, in any order.
 
         Raises:
-            RunFailed: one is not requested or comes twice, was sampled by other weights or from another prompt,
-                or contradicts itself.
+            RunFailed: a rollout was not requested, arrives twice, is of other weights or another prompt, or
+                contradicts itself.
         """
         if not isinstance(arriving, Iterable):
             raise RunFailed(f"{self._generator} returned a {type(arriving).__name__}, {ROLLOUTS}")
@@ -382,7 +382,7 @@ class _Arrivals:
             self._rollouts[key] = rollout
 
     def incomplete(self) -> list[Prompt]:
-        """List the prompts that lack a sample. The samples that are there stay when they are drawn again."""
+        """List the prompts that lack a sample. Samples that arrived stay when their prompt is drawn again."""
         self._earlier = frozenset(self._rollouts)
         groups = {group for group, _ in self._prompts.keys() - self._earlier}
         return [prompt for (group, n), prompt in self._prompts.items() if n == 0 and group in groups]

@@ -1,8 +1,8 @@
 """Scores whole groups in the background while other completions are still being generated.
 
-One thread calls the reward functions, so that no function runs beside itself. Each call is given all whole
-groups that wait at that moment, so that after the last completion one call at most follows the one going on.
-Which groups a call holds depends on timing; a group is never split, and those of a call are in order of id.
+One thread calls the reward functions, so no function runs twice at once. Each call gets all complete groups
+that wait at that moment, so after the last completion at most one call follows the running one. Timing decides
+which groups a call gets; a group is never split, and the groups of a call are in order of id.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class StreamingScorer:
     The thread is a daemon, so a function that hangs does not keep the process alive.
 
     Args:
-        groups: those of this rank.
-        size: completions of each.
+        groups: the groups of this rank.
+        size: completions of each group.
         read: makes the inputs of reward functions from a group's rollouts; called in the thread of `arrived`,
             because neither tokenizer nor data may be used by two threads at once.
     """
@@ -77,7 +77,7 @@ class StreamingScorer:
                 reward.abandon()
 
     def arrived(self, rollout: Rollout) -> None:
-        """Take a rollout as the generator yields it; the sampler refuses those that nobody asked for.
+        """Take a rollout as the generator yields it; the sampler has refused unrequested ones.
 
         Raises:
             RunFailed: scoring an earlier group failed.
@@ -118,7 +118,7 @@ class StreamingScorer:
             self._ended.set()
 
     def _waiting(self) -> list[RewardInputs]:
-        """Return all whole groups there are, once there is one; none when no more will come."""
+        """Wait for a complete group and return all complete ones; none when no more will come."""
         groups: list[RewardInputs] = []
         while (group := self._whole.get()) is not None:
             groups.append(group)

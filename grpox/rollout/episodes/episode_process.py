@@ -64,7 +64,7 @@ class SignalLimit:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
 
     def run(self, awaitables: list[Awaitable[Any]]) -> list[Settled]:
-        """Run awaitables together; those that block the loop or defy their cancellation are interrupted."""
+        """Run awaitables together; interrupt any that block the loop or defy their cancellation."""
         ends: list[Settled] = []
         loop = self._loop = self._loop or asyncio.new_event_loop()
         try:
@@ -120,7 +120,7 @@ def serve_episode(
                     limit.close()
                 flush_output()
                 connection.send_bytes(pickle.dumps(answer))
-        # Finalizers of what the environment left, such as temporary folders; the kernel ends those that hang.
+        # Run finalizers, such as those of temporary folders; the alarm ends a process whose finalizer hangs.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(END_SECONDS)
         gc.collect()
@@ -130,10 +130,10 @@ def serve_episode(
             sys.stderr.write(f"{end.code}\n")
     flush_output()
     if os.getpid() == own:  # else the environment forked, and this is the child
-        # The forker does so as well, for those that are killed; here it holds up no other episode.
+        # The forker does so as well, for killed processes; here it holds up no other episode.
         shutil.rmtree(folder, ignore_errors=True)
         _end_group()
-    # Not sys.exit: what was registered for the end of the process that forked this one is not for this one.
+    # Not sys.exit: it would run the exit handlers of the process that forked this one.
     os._exit(code & 0xFF)
 
 

@@ -150,7 +150,7 @@ class _Forker:
     def _sweep(self, known: set[int]) -> bool:
         """Kill processes that left the groups of ended episodes; return True if there were any.
 
-        This process has adopted them. Those of an episode that goes on belong to its own, which adopts too.
+        This process has adopted them. The process of an open episode adopts its own.
         """
         strangers = [each for each in psutil.Process().children() if each.pid not in known]
         for stranger in strangers:

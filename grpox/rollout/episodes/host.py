@@ -20,7 +20,7 @@ from grpox.rollout.episodes.messages import Action, Observation, Outcome, Reques
 from grpox.rollout.episodes.plain_values import number, plain_value, state_text
 
 OWN_FOLDERS = {Path(__file__).parent, Path(call.__code__.co_filename).parent}
-"""Folders whose lines are no user's."""
+"""Folders of grpox's own code, whose lines no message names."""
 
 
 class Failed(Exception):

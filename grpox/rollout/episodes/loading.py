@@ -41,10 +41,10 @@ class EnvironmentClass:
 
 
 def load_environments(blueprints: Sequence[Blueprint], tools: Sequence[Blueprint]) -> list[EnvironmentClass]:
-    """Load the classes of a run; without one, a class that has the tools alone.
+    """Load the classes of a run; if it has none, a class that has only the tools.
 
     Raises:
-        ConfigError: one cannot be loaded or is no environment or tool; one problem for each.
+        ConfigError: a blueprint cannot be loaded or is no environment or tool; one problem for each.
     """
     problems: list[Problem] = []
     functions: dict[str, Tool] = {}

@@ -70,7 +70,7 @@ class LocalEnvironments(Environments):
         return answers
 
     def _await(self, awaited: Mapping[int, list[Awaitable[Any]]]) -> dict[int, list[Settled]]:
-        """Run awaitables of several environments, so many at a time that their number is within the limit."""
+        """Run awaitables of several environments, at most `EpisodesConfig.concurrency` of these at a time."""
         results: dict[int, list[Settled]] = {}
         keys = list(awaited)
         while keys:

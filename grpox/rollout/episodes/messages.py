@@ -85,7 +85,7 @@ class Lost:
 
 @dataclass
 class Counters:
-    """Numbers of environments since the beginning; those that are open make up the difference."""
+    """Numbers of environments since the beginning; the open ones are the difference."""
 
     opened: int = 0
     closed: int = 0
@@ -143,7 +143,7 @@ class Environments:
         return self._ask(Request.FINISH, dict.fromkeys(keys))
 
     def abandon(self, keys: Sequence[int]) -> None:
-        """Close environments whose episodes nobody wants any more; those that are lost are left out."""
+        """Close environments whose episodes are no longer needed; lost ones are left out."""
         self._ask(Request.CLOSE, dict.fromkeys(keys))
 
     def close(self) -> None:

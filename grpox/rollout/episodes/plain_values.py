@@ -58,7 +58,7 @@ def number(value: Any, place: str) -> float:
     """Return a finite number as float; scalars of numpy and torch included.
 
     Raises:
-        NotPlain: it is none.
+        NotPlain: it is no finite number.
     """
     result = finite_number(value)
     if result is not None and abs(result) <= FLOAT32_MAX:
@@ -70,10 +70,10 @@ def number(value: Any, place: str) -> float:
 def state_text(value: Any) -> str | None:
     """Return a text that is equal for equal values, in every process; None for None.
 
-    Python's own hash is not: that of text differs between processes.
+    Python's own hash does not serve: the hash of a text differs between processes.
 
     Raises:
-        NotPlain: it holds an object of which nobody knows whether it equals another.
+        NotPlain: it holds an object whose equality cannot be told from a text.
     """
     if value is None:
         return None

@@ -70,7 +70,7 @@ ANSWERS = {
 def open_environments(
     environments: Sequence[Blueprint], tools: Sequence[Blueprint], config: EpisodesConfig
 ) -> ProcessEnvironments | LocalEnvironments:
-    """Open the environments of a run, in processes or in the trainer; whoever does must close them.
+    """Open the environments of a run, in processes or in the trainer; the caller must close them.
 
     Args:
         environments: the run's classes, in its order; none if it has tools alone.
@@ -78,8 +78,8 @@ def open_environments(
         config: limits, and where environments run.
 
     Raises:
-        ConfigError: one cannot be loaded, is no environment or tool, or is an object given in Python that needs
-            `isolation: none`.
+        ConfigError: an environment or tool cannot be loaded, is invalid, or is an object given in Python that
+            needs `isolation: none`.
     """
     if config.isolation == "none":
         return LocalEnvironments(environments, tools, config)

@@ -69,9 +69,9 @@ class EpisodeLoop:
         """Sample episodes to their ends; a collective.
 
         Args:
-            prompts: those of `request` that this rank samples.
+            prompts: the prompts of `request` that this rank samples.
             seed: of the run.
-            arrived: receives each episode, in the order in which they end.
+            arrived: receives each episode as it ends.
 
         Raises:
             RunFailed: sampling failed, or an environment cannot be reset, on this rank or another.

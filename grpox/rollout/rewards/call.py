@@ -42,15 +42,15 @@ def called(
     settle: Callable[[Awaitable[Any]], Any] | None = None,
     signature: Signature | None = None,
 ) -> tuple[CheckedScores, CallLog]:
-    """Call `function` with those of `arguments` it takes, for `count` completions; check what it returns.
+    """Call `function` with the `arguments` that it takes, for `count` completions, and check its result.
 
     Args:
-        lengths: of the list that the function returns for each completion; None: it returns one number each.
+        lengths: length of the list that the function returns for each completion; None: it returns numbers.
         settle: waits for the end of a coroutine and returns its value; default: in the background loop.
-        signature: that of the function, if it is known.
+        signature: the function's signature, if it is known.
 
     Raises:
-        CallFailed: it raised, or returned or logged something else.
+        CallFailed: it raised, or returned or logged something invalid.
     """
     log = CallLog()
     arguments = {**arguments, "log_metric": log.metric, "log_extra": log.extra}
@@ -72,7 +72,7 @@ def failure_by(error: BaseException, function: Callable[..., Any], arguments: Ma
     """Return an exception of a function as its failure."""
     text, completions = text_of(error), arguments.get("completions")
     hint = ""
-    # It takes a text for messages, by ``[0]["content"]`` or ``.get``.
+    # The function reads a string as if it were messages, by ``[0]["content"]`` or ``.get``.
     if completions and isinstance(completions[0], str) and re.search(r"^string ind|^'str' object", text):
         hint = (
             "; completions are strings here, as the prompts are: read completion, not completion[0]['content']"
@@ -121,7 +121,7 @@ def _background_loop() -> asyncio.AbstractEventLoop:
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
     while True:
-        # asyncio lets these two out of run_forever, and tells them to whoever awaits the task as well.
+        # asyncio raises these two from run_forever, and also where the task is awaited.
         with contextlib.suppress(SystemExit, KeyboardInterrupt):
             loop.run_forever()
 
@@ -150,16 +150,16 @@ def use_device(index: int | None) -> None:
 
 
 OWN_FOLDERS = {Path(__file__).parent, Path(raise_if_signal.__code__.co_filename).parent}
-"""Folders whose lines are no user's."""
+"""Folders of grpox's own code, whose lines no message names."""
 
 
 def raised_at(error: BaseException, function: Callable[..., Any]) -> str:
-    """The line of the user's function from which `error` came, or where the function begins."""
+    """Return the line of the user's function that raised `error`, or the line where the function begins."""
     return _first_of_user(traceback.extract_tb(error.__traceback__)) or defined_at(function)
 
 
 def hanging_at(thread: int | None, function: Callable[..., Any]) -> str:
-    """The line of the user's function that the thread of this id is at, or where the function begins."""
+    """Return the line that a thread executes in the user's function, or the line where the function begins."""
     frame = sys._current_frames().get(thread or 0)
     return (_first_of_user(traceback.extract_stack(frame)) if frame else "") or defined_at(function)
 
@@ -199,21 +199,21 @@ def accepted(signature: Signature, arguments: Mapping[str, Any]) -> dict[str, An
 
 @dataclass(frozen=True)
 class CheckedScores:
-    """The scores of N completions, and the reasons why others are no scores."""
+    """The scores of N completions, and the reasons for refused values."""
 
     values: list[float | None]
     """[N]; None where the function abstained or returned no score."""
     refused: dict[int, str] = field(default_factory=dict)
     """Index of a completion -> why its value is no score."""
     lists: list[list[float] | None] | None = None
-    """[N]; the numbers of which each value is the sum, None where that is None; None: there are no lists."""
+    """[N]; the lists whose sums are `values`, None where the value is None; None: there are no lists."""
 
 
 def checked_scores(returned: Any, count: int, lengths: Sequence[int] | None = None) -> CheckedScores:
-    """`returned` as `count` floats or None; numpy and torch scalars are converted.
+    """Return `returned` as `count` floats or None; numpy and torch scalars are converted.
 
     Args:
-        lengths: N, of a list for each completion, whose sum is its score; None: a number each.
+        lengths: N lengths of the completions' lists, whose sums are the scores; None: one number each.
 
     Raises:
         CallFailed: it is no list of that length; the message says what it is.

@@ -84,10 +84,10 @@ def reward_functions(run: ResolvedRun, key: str = OF_TRAINING) -> Iterator[list[
     """Build the reward functions of a run, in order; their processes build side by side and end with the block.
 
     Args:
-        key: which list of the run file; those of the evaluation are none where it has none of its own.
+        key: the list in the run file; that of the evaluation may be missing, and then nothing is built.
 
     Raises:
-        ConfigError: one cannot be built, or not where the run file says.
+        ConfigError: a function cannot be built, or not in the place that the run file asks for.
     """
     functions: list[Any] = []
     own = run.config.evaluation.rewards if run.config.evaluation is not None else None
@@ -106,7 +106,7 @@ def reward_functions(run: ResolvedRun, key: str = OF_TRAINING) -> Iterator[list[
 
 
 def check_scored_rows(run: ResolvedRun, key: str, prompts: PromptSet) -> None:
-    """Check each row of the data that the functions under `key` of the run file score; of a stream the first.
+    """Check each row of the data that the functions under `key` score; of a stream only the first.
 
     Raises:
         ConfigError: no row has a nested column that a function reads, or a function's config refuses a row.

@@ -34,7 +34,7 @@ class ListShape:
         """Read the attributes `per` and `separator`; None for a function that returns one number each.
 
         Raises:
-            ValueError: the attributes are none; the text continues a message after the function's name.
+            ValueError: an attribute is invalid; the text continues a message after the function's name.
         """
         per = getattr(function, "per", None)
         if per is None:

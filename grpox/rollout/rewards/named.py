@@ -37,7 +37,7 @@ CANCEL_SECONDS = 1.0
 
 
 class RewardCall:
-    """A call for `count` completions, in a daemon thread of its own, of a function or of one in a process.
+    """A call of a function, here or in its process, for `count` completions, in a daemon thread of its own.
 
     Python cannot kill a thread. A daemon thread that hangs holds up neither the run, which stops waiting for
     it, nor the end of the process. A process is killed by its own limits.
@@ -207,11 +207,11 @@ class NamedReward:
     def call(
         self, arguments: Mapping[str, Any], count: int, facts: Mapping[str, Any] | None = None
     ) -> RewardCall:
-        """Return a call that has not started yet, or one that has failed where an earlier one still hangs.
+        """Return a call that has not started yet, or a failed one while an earlier call still hangs.
 
         Args:
-            facts: further arguments, of which the function gets those that it names and that are no columns;
-                default: each completion is one turn.
+            facts: further arguments; the function gets the facts that it names, unless a column has the name.
+                Default: each completion is one turn.
         """
         if self.latest is not None and self.latest.running:
             refused = RewardCall(self.function, {}, count)
@@ -251,14 +251,14 @@ def call_together(
     count: int,
     facts: Mapping[str, Any] | None = None,
 ) -> list[RewardCall]:
-    """Return one call per reward that has ended, or was abandoned, in order, whichever ends first.
+    """Call all functions at once; return one ended or abandoned call per reward, in their order.
 
     Each function runs in its process, or in a thread of its own, where what is awaitable shares one event
     loop. A function in a thread that sets a signal handler is called again in this thread, if it is the main
     one, and from then on always: handlers can be set in no other. Its timeout cannot be kept there.
 
     Args:
-        arguments: what the functions may take, besides `log_metric` and `log_extra`.
+        arguments: arguments that functions may take, besides `log_metric` and `log_extra`.
         count: completions, at least one.
         facts: see `NamedReward.call`.
     """

@@ -58,14 +58,14 @@ class RewardProcess(Restarted["_Running"]):
 
     Args:
         timeout: seconds that one call may take.
-        memory: GiB that the process and those it starts may hold at a time.
+        memory: GiB that the process and its children may hold together.
     """
 
     def __init__(self, blueprint: Blueprint, timeout: float, memory: float) -> None:
         self.blueprint = blueprint
         self._ready: Ready | None = None
         self._state: Mapping[str, Any] | None = None
-        """The state that a process that is started again begins with."""
+        """State for the process that replaces one that has ended."""
         self._step: StepContext | None = None
         super().__init__(lambda: _Running(blueprint, timeout, memory))
         self.get().is_prepared = True
@@ -245,7 +245,7 @@ class _Running(Child):
         return f"{alive if code is None else end_text(code)}{self._placed(ask=code is None)}"
 
     def _placed(self, ask: bool) -> str:
-        """`` (rewards.py:12)``, of the line it is at if it is asked, else of where it crashed, or begins."""
+        """Return `` (rewards.py:12)``: the current line if `ask`, else the line where it crashed or begins."""
         if ask:
             self.signal(WHERE)
             deadline = time.monotonic() + 1.0
@@ -257,7 +257,7 @@ class _Running(Child):
 
 
 class RemoteComponent:
-    """The optional methods and attributes of a function in its process, as if it were here."""
+    """The optional methods and attributes of a function in its process; calls are sent there."""
 
     def __init__(self, process: RewardProcess) -> None:
         ready = process.ready

@@ -120,7 +120,7 @@ def rated_tokens(
 
 
 def turn_texts(prompts: PromptSet, rollouts: Sequence[Rollout], texts: Sequence[str]) -> list[list[str]]:
-    """Return the text of each turn of the model; the whole text is one where a rollout names none."""
+    """Return the text of each turn of the model; the text of a rollout without turns is one turn."""
     parts = [rollout.completion_ids[turn.start : turn.end] for rollout in rollouts for turn in rollout.turns]
     decoded = iter(prompts.completion_texts(parts) if parts else ())
     return [
@@ -222,7 +222,7 @@ def score_rollouts(
 
 
 def _warnings(rewards: Sequence[NamedReward], calls: Sequence[RewardCall]) -> dict[str, str]:
-    """Return warnings of what went wrong; raises RunFailed where a function with the policy ``fail`` failed."""
+    """Return a warning for each failure; raises RunFailed if a function with the policy ``fail`` failed."""
     fatal, warnings, causes = [], {}, []
     for reward, call in zip(rewards, calls, strict=True):
         if call.problem and reward.on_error == "fail":

@@ -56,7 +56,7 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
         _use_device(blueprint.device)
     except ConfigError as error:
         return None, Ready(tuple(error.problems))
-    except BaseException as error:  # noqa: BLE001 - whatever the user's module raises is told
+    except BaseException as error:  # noqa: BLE001 - whatever the user's module raises is reported
         what = f"reward '{blueprint.label}' cannot be built: {describe(error)}"
         return None, Ready((Problem(what, blueprint.key),))
     try:
@@ -82,7 +82,7 @@ def _answer(function: Any, request: Request) -> bytes:
         reply = Reply(failure=str(error), trace=traceback_of(error.__cause__) if error.__cause__ else "")
     except NotPlain as error:
         reply = Reply(failure=str(error))
-    except BaseException as error:  # noqa: BLE001 - whatever the user's method raises is told
+    except BaseException as error:  # noqa: BLE001 - whatever the user's method raises is reported
         reply = Reply(failure=f"raised {describe(error)} in {request.method}", trace=traceback_of(error))
     try:
         return pickle.dumps(reply)

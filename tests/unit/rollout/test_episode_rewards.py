@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,14 +135,7 @@ def test_the_text_of_a_conversation_is_the_models_last_message_and_no_observatio
 def test_facts_about_episodes_go_to_functions_that_name_them_and_to_no_others() -> None:
     seen: dict[str, Any] = {}
 
-    def asks(
-        turns: Any,
-        tool_calls: Any,
-        model_masks: Any,
-        environment_rewards: Any,
-        environment_info: Any,
-        **columns: Any,
-    ) -> list[float]:
+    def asks(turns, tool_calls, model_masks, environment_rewards, environment_info, **columns):  # type: ignore
         seen.update(locals())
         return [0.0, 0.0]
 
@@ -152,14 +144,8 @@ def test_facts_about_episodes_go_to_functions_that_name_them_and_to_no_others() 
         return [0.0, 0.0]
 
     scored(asks, anything, rollouts=(episode(weight=2.0), single()))
-    call = {
-        "turn": 0,
-        "name": "add",
-        "arguments": '{"a": 1}',
-        "content": "x",
-        "failure": "timeout",
-        "seconds": 0.5,
-    }
+    call = {"turn": 0, "name": "add", "arguments": '{"a": 1}', "content": "x"}
+    call |= {"failure": "timeout", "seconds": 0.5}
     assert seen["turns"] == [["ab", "cd"], ["cd"]]
     assert seen["tool_calls"] == [[call], []]
     assert seen["model_masks"] == [[True] * 3 + [False] + [True] * 3, [True] * 3]
@@ -209,26 +195,17 @@ def test_rows_are_checked_by_the_configs_of_rewards(logged: LoggedText) -> None:
 
 def test_a_process_gets_the_facts_that_its_function_names(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        textwrap.dedent("""
-        def asks(completions, turns, environment_rewards, **columns):
-            assert "tool_calls" not in columns, columns
-            return [len(of_each) + sum((parts or {}).values())
-                    for of_each, parts in zip(turns, environment_rewards)]
-
-        def anything(**columns):
-            return [float("turns" in columns)] * 2
-        """)
+        "def asks(completions, turns, environment_rewards, **columns):\n"
+        "    assert 'tool_calls' not in columns, columns\n"
+        "    pairs = zip(turns, environment_rewards)\n"
+        "    return [len(of_each) + sum((parts or {}).values()) for of_each, parts in pairs]\n"
     )
-    functions = []
+    plan = Blueprint("asks", "rewards[0]", f"{tmp_path / 'own.py'}:asks", True, b"N.", (), None)
+    function = RewardProcess(plan, 60.0, 4.0)
     try:
-        for name in ("asks", "anything"):
-            target = f"{tmp_path / 'own.py'}:{name}"
-            blueprint = Blueprint(name, "rewards[0]", target, True, b"N.", (), None)
-            functions.append(RewardProcess(blueprint, 60.0, 4.0))
-        assert scores(*functions) == [(3.25, 0.0), (1.0, 0.0)]
+        assert scores(function) == [(3.25,), (1.0,)]
     finally:
-        for function in functions:
-            function.close()
+        function.close()
 
 
 def test_a_column_of_the_name_takes_the_place_of_a_fact() -> None:

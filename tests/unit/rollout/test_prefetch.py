@@ -54,10 +54,9 @@ class Prompts:
 class Ahead:
     """Notes its calls. A rollout's tokens are those of its prompt, the weights' version and the seed."""
 
-    def __init__(self, lost=(), error=None):
-        self.lost, self.error = lost, error
-        self.version = None
-        self.calls = []
+    def __init__(self, error=None, sleeps=False):
+        self.error, self.sleeps = error, sleeps
+        self.version, self.calls = None, []
 
     def sync(self, weights, version):
         list(weights)
@@ -70,7 +69,7 @@ class Ahead:
 
     def begin(self, prompts, sampling, seed):
         self.calls.append(f"begin with {self.version}")
-        drawn = [r for r in self.drawn(prompts, seed) if (r.group_id, r.sample) not in self.lost]
+        drawn = self.drawn(prompts, seed)
 
         def arriving():
             yield from drawn
@@ -86,8 +85,11 @@ class Ahead:
             for s in range(p.num_samples)
         ]
 
-    def wake(self): ...
-    def sleep(self): ...
+    def wake(self):
+        self.calls += ["wake"] * self.sleeps
+
+    def sleep(self):
+        self.calls += ["sleep"] * self.sleeps
 
 
 class Policy:
@@ -101,7 +103,7 @@ class Policy:
     def step(self, micro_batches):
         self.calls.append(f"update {self.engine.steps + 1}")
         self.engine.steps += 1
-        return {}
+        return {"loss": 0.5}
 
 
 class Evaluation:
@@ -134,11 +136,19 @@ class Observed:
     def evaluated(self, context, step, metrics, control): ...
 
 
-def trainer(generator, steps, max_staleness=1, evaluate=False, per_generation=1, accumulation=1):
+def length(completions, log_metric, **_):
+    log_metric("loss", 42.0)  # a name of the trainer's own
+    return [float(len(text)) for text in completions]
+
+
+def trainer(
+    generator=None, *, steps, max_staleness=1, evaluate=False, per_generation=1, accumulation=1, sleeps=False
+):
     """Two prompts of two completions a micro-batch."""
     engine = SimpleNamespace(steps=0, weights=lambda: iter(()))
-    rewards = [NamedReward("length", lambda completions, **_: [float(len(text)) for text in completions])]
-    sampler, scorer = CompletionSampler(engine, generator, ALONE, seed=0), Scorer(rewards, streaming=True)
+    generator = generator or Ahead(sleeps=sleeps)
+    sampler = CompletionSampler(engine, generator, ALONE, seed=0)
+    scorer = Scorer([NamedReward("length", length)], streaming=True)
     scaler, stale = Group(GroupConfig()), max_staleness > 0
     collector = Collector(sampler, scorer, Prompts(), scaler, SamplingConfig(), 2, prefetches=stale)
     plan = BatchPlan(1, 4, accumulation, per_generation, 2)
@@ -183,45 +193,31 @@ def trainer_of(collector, schedule, policy, max_staleness=0, evaluator=None, cur
     return trainer
 
 
-class Sleeping(Ahead):
-    """Notes as well when it sleeps and wakes."""
-
-    def wake(self):
-        self.calls.append("wake")
-
-    def sleep(self):
-        self.calls.append("sleep")
-
-
 ON_DEMAND = {"max_staleness": 0}
 
 
 @pytest.mark.parametrize(
-    ("generator", "settings", "calls", "staleness"),
+    ("settings", "calls", "staleness"),
     [
         # The next batch is begun before each update, and none after the last.
         (
-            Ahead(),
             {"steps": 3},
             "sync 0, generate with 0, begin with 0, update 1, sync 1, begin with 1, update 2, update 3",
             [0, 1, 1],
         ),
         (
-            Ahead(),
             {"steps": 2, **ON_DEMAND},
             "sync 0, generate with 0, update 1, sync 1, generate with 1, update 2",
             [None, None],
         ),
         # A batch of two steps is two steps old.
         (
-            Ahead(),
             {"steps": 4, "per_generation": 2},
             "sync 0, generate with 0, begin with 0, update 1, update 2, update 3, update 4",
             [0, None, 2, None],
         ),
         # Of two batches of a step the first is begun.
         (
-            Ahead(),
             {"steps": 2, "accumulation": 2},
             "sync 0, generate with 0, generate with 0, begin with 0, update 1, "
             "sync 1, generate with 1, update 2",
@@ -229,7 +225,6 @@ ON_DEMAND = {"max_staleness": 0}
         ),
         # An evaluation in between is of the weights of then.
         (
-            Ahead(),
             {"steps": 3, "evaluate": True},
             "sync 0, generate with 0, generate with 0, begin with 0, update 1, sync 1, begin with 1, update 2, "
             "sync 2, generate with 2, update 3, sync 3, generate with 3",
@@ -238,8 +233,7 @@ ON_DEMAND = {"max_staleness": 0}
         # It sleeps when training follows, and never between: the evaluation after step 2 and the next batch
         # are of one set of weights.
         (
-            Sleeping(),
-            {"steps": 4, "evaluate": True, "per_generation": 2, **ON_DEMAND},
+            {"sleeps": True, "steps": 4, "evaluate": True, "per_generation": 2, **ON_DEMAND},
             "sync 0, wake, generate with 0, wake, generate with 0, sleep, update 1, update 2, "
             "sync 2, wake, generate with 2, wake, generate with 2, sleep, update 3, update 4, "
             "sync 4, wake, generate with 4",
@@ -247,28 +241,29 @@ ON_DEMAND = {"max_staleness": 0}
         ),
         # Woken for an evaluation, it sleeps before an update that needs no samples.
         (
-            Sleeping(),
-            {"steps": 4, "evaluate": True, "per_generation": 4, **ON_DEMAND},
+            {"sleeps": True, "steps": 4, "evaluate": True, "per_generation": 4, **ON_DEMAND},
             "sync 0, wake, generate with 0, wake, generate with 0, sleep, update 1, update 2, "
             "sync 2, wake, generate with 2, sleep, update 3, update 4, sync 4, wake, generate with 4",
             [None] * 4,
         ),
         # It does not sleep once a batch is begun ahead.
         (
-            Sleeping(),
-            {"steps": 2},
+            {"sleeps": True, "steps": 2},
             "sync 0, wake, generate with 0, sleep, wake, begin with 0, update 1, sleep, update 2",
             [0, 1],
         ),
     ],
     ids=["ahead", "on demand", "two steps", "two batches", "evaluation", "sleeps", "evaluated", "awake"],
 )
-def test_what_a_run_asks_of_its_generator_and_when(generator, settings, calls, staleness):
-    run = trainer(generator, **settings)
+def test_what_a_run_asks_of_its_generator_and_when(settings, calls, staleness, logged):
+    run = trainer(**settings)
     run.run()
     assert run.policy.calls == calls.split(", ")
     assert [metrics.get("sampling/staleness") for metrics in run.observers.metrics] == staleness
     assert run.state.prefetched == {}
+    assert {metrics["loss"] for metrics in run.observers.metrics} == {0.5}  # the trainer's own
+    assert run.observers.metrics[0]["length/loss"] == 42.0
+    assert logged().count("warning: reward 'length' logs 'loss'") == 1
     if staleness == [0, 1, 1]:
         assert run.observers.versions == [{0}, {0}, {1}]
 

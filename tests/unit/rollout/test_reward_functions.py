@@ -20,7 +20,6 @@ from reward_tables import score
 from support.handlers import handlers_kept
 from support.patience import patient
 
-from grpox.checkpoint.progress import TrainingState
 from grpox.config import RewardRef
 from grpox.contracts import FailedScore, TrainerState
 from grpox.errors import ConfigError, RunFailed
@@ -29,10 +28,7 @@ from grpox.rollout.rewards.call import defined_at
 from grpox.rollout.rewards.isolation import bind_rewards
 from grpox.rollout.rewards.named import RewardCall
 from grpox.rollout.rewards.scoring import weighed_mean_logged, with_logged
-from grpox.runtime.logs import WarnOnce, get_logger
-from grpox.runtime.phases import PhaseTimes
 from grpox.runtime.signals import Terminated, install_handlers
-from grpox.training.step_report import StepReport
 
 STATE = TrainerState(global_step=3, max_steps=10, epoch=0.5)
 WHO: ContextVar[str] = ContextVar("WHO", default="nobody")
@@ -669,28 +665,3 @@ def test_a_name_of_the_trainers_own_is_told_under_the_functions_label():
     for line, label in zip(renamed, ["f", "g"], strict=True):
         assert line.startswith(f"reward '{label}' logs 'loss'")
         assert line.endswith(f" '{label}/loss'")
-
-
-def test_a_steps_report_keeps_the_trainers_loss_and_tells_the_functions_beside_it(logged):
-    told = []
-    sampler = SimpleNamespace(times=PhaseTimes())
-    report = StepReport(
-        context=None,
-        state=TrainingState(),
-        collector=SimpleNamespace(sampler=sampler, metrics=lambda batch: {}),
-        observers=SimpleNamespace(failures={}, step_finished=lambda *arguments: told.append(arguments[2])),
-        warn=WarnOnce(get_logger("grpox.test")),
-        is_main=True,
-    )
-    metrics = {"loss": {"f": 42.0}, "epoch": {"f": 7.0}, "seen": {"f": 1.0, "g": 2.0}}
-    for step in (1, 2):
-        batch = SimpleNamespace(rollouts=[], rows=[], dropped=[], logged=metrics)
-        for phase in ("generate", "update"):
-            with sampler.times.phase(phase):
-                time.sleep(0.001)
-        report.step_finished(step, float(step), [batch], [], {"loss": 0.5}, seconds=1.0)
-    assert [(m["loss"], m["f/loss"], m["epoch"], m["f/epoch"], m["seen"]) for m in told] == [
-        (0.5, 42.0, 1.0, 7.0, 1.5),
-        (0.5, 42.0, 2.0, 7.0, 1.5),
-    ]
-    assert logged().count("warning: reward 'f' logs 'loss'") == 1

@@ -9,23 +9,20 @@ import sys
 import threading
 from contextvars import ContextVar
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-import torch
 from support.patience import patient
+from test_sampler import ALONE, STATE, engine
 
 from grpox.config import SamplingConfig
-from grpox.contracts import Rollout, ScoredRollout, TrainerState
+from grpox.contracts import Rollout, ScoredRollout
 from grpox.errors import RunFailed
 from grpox.rollout import streaming_scorer
 from grpox.rollout.collector import Scorer, sample_and_score
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.scoring import RewardNotes, join_scores
 from grpox.rollout.sampler import CompletionSampler, SampleRequest
-from grpox.runtime.world import World
 
-STATE = TrainerState(global_step=0, max_steps=1, epoch=0.0)
 WHO: ContextVar[str] = ContextVar("WHO", default="nobody")
 
 
@@ -76,27 +73,14 @@ def shuffled(seed):
 
 
 def sampler(script, *rewards, streaming=True):
-    engine = SimpleNamespace(steps=0, weights=lambda: iter(()))
     named = [r if isinstance(r, NamedReward) else NamedReward(r.__name__, r) for r in rewards]
-    made = CompletionSampler(engine, Streaming(script), World(0, 1, torch.device("cpu")), 0)
-    return made, Scorer(named, streaming)
+    return CompletionSampler(engine(), Streaming(script), ALONE, 0), Scorer(named, streaming)
 
 
 def sampled(made, groups=2, size=2, prompts=None):
     """The rows of a sampler and its scorer, and what the functions logged."""
     request = SampleRequest(prompts or Prompts(), range(groups), size, SamplingConfig(), (0, 0))
     return sample_and_score(*made, request, STATE)
-
-
-def one_call_per_group(order, begun):
-    """Whole groups of two, the next only once the call of the one before has begun."""
-
-    def script(prompts):
-        for group in order:
-            yield from (rollout(group, 0), rollout(group, 1))
-            assert begun.acquire(timeout=patient(5))
-
-    return script
 
 
 def scores(rows):
@@ -137,7 +121,7 @@ def test_a_group_is_scored_before_the_last_completion_of_another_is_there():
     assert scores(rows) == [1, 2, 1, 2]
 
 
-def test_without_streaming_all_groups_are_scored_in_one_call_when_all_is_there():
+def test_without_streaming_and_for_single_completions_all_are_scored_in_one_call_at_the_end():
     calls = []
 
     def reward(prompts, **_):
@@ -150,7 +134,8 @@ def test_without_streaming_all_groups_are_scored_in_one_call_when_all_is_there()
         yield rollout(1, 1)
 
     sampled(sampler(script, reward, streaming=False))
-    assert calls == [["p0", "p0", "p1", "p1"]]
+    sampled(sampler(shuffled(0), reward), groups=3, size=1)
+    assert calls == [["p0", "p0", "p1", "p1"], ["p0", "p1", "p2"]]
 
 
 # -- What a call is given ----------------------------------------------------------------------------------
@@ -254,17 +239,6 @@ def test_a_function_sees_the_trainers_context_and_what_reads_data_is_not_run_in_
     assert readers == [threading.current_thread()] * 2
 
 
-def test_an_evaluation_of_single_completions_is_scored_in_one_call():
-    calls = []
-
-    def reward(prompts, **_):
-        calls.append(len(prompts))
-        return [0.0] * len(prompts)
-
-    sampled(sampler(shuffled(0), reward), groups=3, size=1)
-    assert calls == [3]
-
-
 # -- Failures ----------------------------------------------------------------------------------------------
 
 
@@ -304,24 +278,6 @@ def test_what_is_no_failure_of_a_function_is_raised_as_it_is(monkeypatch):
     monkeypatch.setattr(streaming_scorer, "score_rollouts", broken)
     with pytest.raises(OSError, match="disk"):
         sampled(sampler(shuffled(0), length))
-
-
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
-def test_abstentions_are_counted_by_group_and_the_first_groups_failure_is_told(order, logged):
-    begun = threading.Semaphore(0)
-
-    def breaks(prompts, **_):
-        begun.release()
-        if prompts[0] != "p1":
-            raise ValueError(f"no {prompts[0]}")
-        return [1.0] * len(prompts)
-
-    reward = NamedReward("breaks", breaks, on_error="abstain")
-    rows, _ = sampled(sampler(one_call_per_group(order, begun), reward), groups=3)
-    assert [row.failed for row in rows] == [("breaks",)] * 2 + [()] * 2 + [("breaks",)] * 2
-    told = logged()
-    assert told.count("warning") == 1
-    assert "raised ValueError: no p0" in told
 
 
 @pytest.mark.parametrize(

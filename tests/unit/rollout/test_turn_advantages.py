@@ -29,6 +29,7 @@ from grpox.rollout.sampler import CompletionSampler
 STATE = TrainerState(global_step=4, max_steps=10, epoch=0.0)
 TURNS = (Turn(0, 2, "stop", 0, reward=1.0), Turn(3, 5, "done", 0, reward=-2.0))
 MASK = (True, True, False, True, True)
+WHOLE = (Turn(0, 3, "stop", 0),)
 
 
 class Scripted:
@@ -65,6 +66,13 @@ def collect(
 
 def conversation(**fields: Any) -> Episode:
     return Episode("lake", fields.pop("messages", ({"role": "assistant", "content": "a"},)), **fields)
+
+
+def answered(**fields: Any) -> Episode:
+    return conversation(results=(ToolResult(ToolCall("add", "{}"), "", **fields),))
+
+
+ODD = {"role": "user", "content": {1, 2}}
 
 
 def flat(completions, **_):
@@ -121,13 +129,6 @@ def test_token_rewards_become_returns_to_go_and_their_sum_the_reward() -> None:
     assert batch.scaled.tokens is not None
     assert [each.tolist() for each in batch.scaled.tokens] == [[3.0, 2.5, 1.5], [2.0]]
     assert batch.scaled.values.tolist() == pytest.approx([7 / 3, 2.0])
-
-
-def per_turn(completions, **_):
-    return [[1.0, 10.0], None]
-
-
-per_turn.per = "turn"
 
 
 def by_part(completions, **_):
@@ -280,46 +281,22 @@ def test_a_scaler_of_three_arguments_gets_the_sums_and_the_log_says_so(
     assert not any(row.token_rewards for row in batch.rows)
 
 
-def undeclared(completions, **_):
-    return [[1.0]] * len(completions)
-
-
-def declared(completions, **_):
-    return [1.0] * len(completions)
-
-
-declared.per = "token"
-
-
-def too_short(completions, **_):
-    return [[1.0]] * len(completions)
-
-
-too_short.per = "token"
-
-
-def not_finite(completions, **_):
-    return [[1.0, math.inf]] * len(completions)
-
-
-not_finite.per = "token"
-
-
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("per", "returned", "told"),
     [
-        (undeclared, r"reward 'undeclared' returned \[1.0\] \(list\) for completion 0.* attribute per"),
-        (declared, r"reward 'declared' returned 1.0 \(float\) for completion 0; wanted is a list of 2"),
-        (too_short, r"reward 'too_short' returned 1 numbers for completion 0; wanted is a list of 2"),
-        (
-            not_finite,
-            r"reward 'not_finite' returned \[1.0, inf\] \(list\) for completion 0; wanted is a list of 2",
-        ),
+        (None, [1.0], r"\[1.0\] \(list\) for completion 0.* attribute per"),
+        ("token", 1.0, r"1.0 \(float\) for completion 0; wanted is a list of 2"),
+        ("token", [1.0], "1 numbers for completion 0; wanted is a list of 2"),
+        ("token", [1.0, math.inf], r"\[1.0, inf\] \(list\) for completion 0; wanted is a list of 2"),
     ],
 )
-def test_lists_of_the_wrong_kind_are_refused_by_label(function: Callable[..., Any], told: str) -> None:
-    with pytest.raises(RunFailed, match=told):
-        collect(TokenReturns(), [rollout(0, [1, 2])], function)
+def test_lists_of_the_wrong_kind_are_refused_by_label(per: str | None, returned: Any, told: str) -> None:
+    def lists(completions, **_):
+        return [returned] * len(completions)
+
+    lists.per = per  # type: ignore[attr-defined]
+    with pytest.raises(RunFailed, match=f"reward 'lists' returned {told}"):
+        collect(TokenReturns(), [rollout(0, [1, 2])], lists)
 
 
 @pytest.mark.parametrize(
@@ -342,24 +319,18 @@ def test_a_wrong_per_of_a_reward_is_refused(attributes: dict[str, str]) -> None:
         ({"turns": (Turn(0, 2, "stop", 0), Turn(1, 3, "stop", 0))}, "turn 1 is tokens 1 to 3, after token 2"),
         ({"turns": (Turn(0, 2, "stop", 0),)}, "model_mask is True at token 2, which is in no turn"),
         (
-            {"turns": (Turn(0, 3, "stop", 0),), "model_mask": (True, False, True)},
+            {"turns": WHOLE, "model_mask": (True, False, True)},
             "model_mask is False at token 1, which is in a turn",
         ),
         ({"turns": (Turn(0, 3, "stop", 0, math.nan),)}, "turn 0 has the reward nan"),
         ({"extra": {"score": np.float64(1)}}, r"extra.score is .*float64"),
         ({"episode": conversation(messages=("hi",))}, "episode has the message 'hi', which is no dict"),
         ({"episode": conversation(messages=({"content": "hi"},))}, "episode has the message .* with a role"),
+        ({"episode": conversation(messages=(ODD,))}, r"episode.messages.content is \{1, 2\} \(set\)"),
+        ({"episode": answered(turn=1)}, "episode has a call of tool 'add' in turn 1 of 1"),
         (
-            {"episode": conversation(messages=({"role": "user", "content": {1, 2}},))},
-            r"episode.messages.content is \{1, 2\} \(set\)",
-        ),
-        (
-            {"episode": conversation(results=(ToolResult(ToolCall("add", "{}"), "", turn=1),))},
-            "episode has a call of tool 'add' in turn 1 of 1",
-        ),
-        (
-            {"episode": conversation(results=(ToolResult(ToolCall("add", "{}"), "", "late"),))},  # type: ignore[arg-type]
-            "episode has a call of tool with failure 'late'; it is unknown, arguments, .*, limit or empty",
+            {"episode": answered(failure="late")},
+            "episode .* with failure 'late'; it is unknown, .*, limit or empty",
         ),
         ({"episode": conversation(times=((0.0, 1.0),) * 2)}, "episode has times of 2 turns, and there are 1"),
         ({"episode": conversation(rewards={"a": "1"})}, "episode.rewards is .*, not numbers by name"),

@@ -4,6 +4,7 @@ import asyncio
 import collections
 import contextlib
 import ctypes
+import inspect
 import itertools
 import os
 import random
@@ -20,22 +21,20 @@ from pydantic import BaseModel
 from grpox.environments import Appended, Environment, ToolCall, tool
 
 
-def add(a: int, b: int = 1) -> int:
-    """Add two numbers.
+def documented(function):
+    """Give a tool the docstring that it needs."""
+    lines = [f"    {name}: what." for name in inspect.signature(function).parameters if name != "self"]
+    function.__doc__ = "\n".join(["Do it.", "", "Args:", *lines])
+    return function
 
-    Args:
-        a: the first.
-        b: the second.
-    """
+
+@documented
+def add(a: int, b: int = 1) -> int:
     return a + b
 
 
+@documented
 async def wait(seconds: float) -> str:
-    """Wait.
-
-    Args:
-        seconds: how long.
-    """
     await asyncio.sleep(seconds)
     return "waited"
 
@@ -68,12 +67,8 @@ class Noted(Environment):
         self.note("c")
 
     @tool
+    @documented
     def fault(self, kind: str) -> str:
-        """Go wrong.
-
-        Args:
-            kind: in which way.
-        """
         return FAULTS[kind]()
 
 
@@ -194,12 +189,8 @@ class Lake(Environment):
         return [{"role": "user", "content": "start"}]
 
     @tool
+    @documented
     def move(self, direction: Literal["left", "right"]) -> dict:
-        """Move.
-
-        Args:
-            direction: where to.
-        """
         self.place += 1 if direction == "right" else -1
         self.done = self.place == 2
         return {"place": self.place}
@@ -324,24 +315,16 @@ class UntypedTool(Environment):
 
 class AddToo(Environment):
     @tool
+    @documented
     def add(self, a: int) -> int:
-        """Add one.
-
-        Args:
-            a: number.
-        """
         return a + 1
 
 
 NOT_AN_ENVIRONMENT = Path
 
 
-async def meet(count: int) -> str:
-    """Wait until so many calls have begun, in this process or in several.
-
-    Args:
-        count: how many.
-    """
+@documented
+async def meet(count: int) -> str:  # waits until so many calls have begun, in whatever processes
     folder = Path(os.environ["GRPOX_TEST_MEETING"])
     (folder / f"{os.getpid()}-{time.monotonic_ns()}").touch()
     while len(os.listdir(folder)) < count:
@@ -349,10 +332,6 @@ async def meet(count: int) -> str:
     return "met"
 
 
+@documented
 def fault_tool(kind: str) -> str:
-    """Go wrong.
-
-    Args:
-        kind: in which way.
-    """
     return FAULTS[kind]()

@@ -36,22 +36,18 @@ class Cell:
 Point = namedtuple("Point", "x y")
 EQUAL: list[tuple[Any, ...]] = [
     (1, 1.0, True, Decimal(1), Fraction(1), np.int64(1), np.float32(1), Level.ONE),
-    (0.1, np.float64(0.1)),
     (0.0, -0.0),
     ((1, "a"), (1.0, "a"), Point(1, "a")),
     (frozenset("abc"), frozenset("cba"), {"b", "c", "a"}),
     ({"a": 1, "b": (2,)}, {"b": (2.0,), "a": 1}),
     (Cell(1, 2), Cell(1, 2, seen=5)),
-    ("a",),
     ("1",),
     (b"a",),
-    ((1, ("a",)),),
     (("1", "a"),),
     ([1, "a"],),
     (Way.UP,),
     ((Way.UP, None),),
     (Cell(2, 1),),
-    (float("inf"),),
     ("x" * 200,),
     ("x" * 201,),
     ("a, b",),
@@ -75,18 +71,9 @@ def test_a_text_is_the_same_in_every_process() -> None:
         "from grpox.rollout.episodes.plain_values import state_text\n"
         "print(state_text((frozenset(map(str, range(9))), {'b': 1, 'a': {'x', 'y'}})))"
     )
-    texts = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={"PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(texts) == 1
-    assert texts != {""}
+    python = [sys.executable, "-c", code]
+    one, other = (subprocess.check_output(python, env={"PYTHONHASHSEED": seed}) for seed in ("1", "2"))
+    assert one == other != b""
 
 
 @pytest.mark.parametrize("value", [object(), (1, [object()]), lambda: 0, Cell])
