@@ -114,29 +114,6 @@ def test_rows_are_in_group_order_whatever_the_order_of_completion():
     assert "rewards/equals/errors" not in metrics
 
 
-def test_rewards_are_summed_with_their_weights_and_abstentions_skipped():
-    def abstains_on_c(prompts, **_):
-        return [None if p == "c" else 1.0 for p in prompts]
-
-    rewards = [NamedReward("equals", equals, 2.0), NamedReward("abstains", abstains_on_c, 0.5)]
-    batch, metrics = collected(collector(Scripted(), *rewards), 0, [2, 0], STATE)
-    assert batch.totals.tolist() == [0, 0, 0, 0.5, 2.5, 0.5]
-    assert batch.rewards[:3, 1].isnan().all()
-    assert metrics["rewards/abstains/abstained"] == 0.5
-
-
-def test_what_a_reward_function_logs_reaches_metrics_and_observers():
-    def telling(completions, log_metric, log_extra, **_):
-        log_metric("longest", max(map(len, completions)))
-        log_extra("length", [len(c) for c in completions])
-        return [0.0] * len(completions)
-
-    made = collector(Scripted(), NamedReward("telling", telling))
-    batch = made.collect(0, [0], STATE)
-    assert batch.logged == {"longest": {"telling": 3}}
-    assert [row.extra for row in batch.rows] == [{"length": 1}, {"length": 2}, {"length": 3}]
-
-
 def test_rewards_that_differ_by_rounding_only_make_a_flat_group():
     def rounding(completions, **_):
         return [0.1 + 0.2 if len(c) == 1 else 0.3 for c in completions]
@@ -403,26 +380,6 @@ def test_samples_that_are_there_stay_as_they_are_when_their_group_is_drawn_again
     assert [(row.completion, row.rollout.policy_version) for row in rows] == [
         ("a", 1), ("ii", 0), ("b", 1), ("bb", 1)
     ]  # fmt: skip
-
-
-def test_rollouts_that_are_left_in_the_middle_are_closed():
-    closed = []
-
-    class Broken:
-        """An iterable with a close of its own, which no end of a loop calls."""
-
-        def __iter__(self):
-            yield Rollout(0, 0, (1,), (1,), "stop", 0)
-            raise RunFailed("the server is gone")
-
-        def close(self):
-            closed.append(True)
-
-    generator = Scripted()
-    generator.generate = lambda *_: Broken()
-    with pytest.raises(RunFailed, match="the server is gone"):
-        sampled(sampler_of(generator), [0], 2, (0, 0))
-    assert closed == [True]
 
 
 def test_weights_that_a_generator_refuses_are_gathered_to_the_end_for_the_other_ranks():

@@ -83,10 +83,6 @@ def sampled(made, groups=2, size=2, prompts=None):
     return sample_and_score(*made, request, STATE)
 
 
-def scores(rows):
-    return [next(iter(row.rewards.values())) for row in rows]
-
-
 def scorer():
     """The thread that scores, while there is one."""
     return next((t for t in threading.enumerate() if t.name == "grpox-early-scoring"), None)
@@ -99,26 +95,6 @@ def wait_for_scorer():
 
 def length(completions, **_):
     return [float(text) for text in completions]
-
-
-def test_a_group_is_scored_before_the_last_completion_of_another_is_there():
-    begun, calls = threading.Event(), []
-
-    def reward(prompts, completions, **_):
-        calls.append((list(prompts), list(completions)))
-        begun.set()
-        return [float(text) for text in completions]
-
-    def script(prompts):
-        yield from (rollout(1, 1), rollout(0, 1))
-        assert not calls  # no group is whole
-        yield rollout(0, 0)
-        assert begun.wait(patient(5))
-        yield rollout(1, 0)
-
-    rows, _ = sampled(sampler(script, reward))
-    assert calls == [(["p0", "p0"], ["1", "2"]), (["p1", "p1"], ["1", "2"])]
-    assert scores(rows) == [1, 2, 1, 2]
 
 
 def test_without_streaming_and_for_single_completions_all_are_scored_in_one_call_at_the_end():
@@ -142,18 +118,23 @@ def test_without_streaming_and_for_single_completions_all_are_scored_in_one_call
 
 
 def test_groups_that_are_whole_while_a_call_runs_are_scored_together_after_it_in_order_of_group():
+    """Each call has the columns of its groups, and tells each completion its own."""
     calls, begun, free = [], threading.Semaphore(0), threading.Semaphore(0)
 
-    def gated(prompts, completions, **_):
-        calls.append([f"{prompt}/{text}" for prompt, text in zip(prompts, completions, strict=True)])
+    def gated(prompts, answer, completion_ids, log_extra, **_):
+        places = [f"{prompt}/{len(ids)}" for prompt, ids in zip(prompts, completion_ids, strict=True)]
+        calls.append((places, answer))
+        log_extra("place", places)
         begun.release()
         assert free.acquire(timeout=patient(5))
-        return length(completions)
+        return [float(len(ids)) for ids in completion_ids]
 
     def script(prompts):
-        yield from (rollout(2, 0), rollout(2, 1))
+        yield from (rollout(3, 1), rollout(2, 0))
+        assert not calls  # no group is whole
+        yield rollout(2, 1)
         assert begun.acquire(timeout=patient(5))
-        yield from (rollout(0, 0), rollout(3, 1), rollout(1, 0), rollout(1, 1), rollout(3, 0))
+        yield from (rollout(0, 0), rollout(3, 0), rollout(1, 0), rollout(1, 1))
         assert len(calls) == 1
         free.release()
         assert begun.acquire(timeout=patient(5))
@@ -161,8 +142,13 @@ def test_groups_that_are_whole_while_a_call_runs_are_scored_together_after_it_in
         free.release(2)
 
     rows, _ = sampled(sampler(script, gated), groups=4)
-    assert calls == [["p2/1", "p2/2"], ["p1/1", "p1/2", "p3/1", "p3/2"], ["p0/1", "p0/2"]]
-    assert scores(rows) == [1, 2] * 4
+    assert calls == [
+        (["p2/1", "p2/2"], [1, 1]),
+        (["p1/1", "p1/2", "p3/1", "p3/2"], [2, 2, 2, 2]),
+        (["p0/1", "p0/2"], [1, 1]),
+    ]
+    assert [row.extra["place"] for row in rows] == [f"p{group}/{n}" for group in range(4) for n in (1, 2)]
+    assert [next(iter(row.rewards.values())) for row in rows] == [1, 2] * 4
 
 
 def test_calls_are_joined_in_order_of_group_and_their_metrics_weighed_by_completions():
@@ -177,28 +163,6 @@ def test_calls_are_joined_in_order_of_group_and_their_metrics_weighed_by_complet
     assert notes.warnings == {"first": "group 0", "of 0": "told", "of 1": "told", "of 2": "told"}
     # (2 * 1 + 6 * 5) / 8, where calls alike would make 3.
     assert notes.logged == {"all": {"f": 4.0}, "once": {"f": 7.0}}
-
-
-def test_a_call_of_several_groups_has_their_columns_and_tells_each_completion_its_own():
-    begun, free, seen = threading.Event(), threading.Event(), []
-
-    def reward(prompts, answer, completion_ids, log_extra, **_):
-        begun.set()
-        assert free.wait(patient(5))
-        seen.append((answer, [len(ids) for ids in completion_ids]))
-        places = zip(prompts, completion_ids, strict=True)
-        log_extra("place", [f"{prompt}/{len(ids)}" for prompt, ids in places])
-        return [0.0] * len(prompts)
-
-    def script(prompts):
-        yield from (rollout(0, 1), rollout(0, 0))
-        assert begun.wait(patient(5))
-        yield from (rollout(2, 1), rollout(2, 0), rollout(1, 1), rollout(1, 0))
-        free.set()
-
-    rows, _ = sampled(sampler(script, reward), groups=3)
-    assert seen == [([1, 1], [1, 2]), ([2, 2, 1, 1], [1, 2, 1, 2])]
-    assert [row.extra["place"] for row in rows] == ["p0/1", "p0/2", "p1/1", "p1/2", "p2/1", "p2/2"]
 
 
 @pytest.mark.parametrize("seed", range(3))

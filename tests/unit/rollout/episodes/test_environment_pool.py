@@ -356,11 +356,7 @@ def test_an_instance_that_cannot_be_built_fails_and_is_not_closed(both: Any) -> 
     [
         (("NOT_AN_ENVIRONMENT",), (), "is no grpox.environments.Environment, and not in TRL's form"),
         (("Lak",), (), "has no 'Lak'"),
-        (
-            ("UntypedTool",),
-            (),
-            "has the tool 'go', which has no type hint for its parameter 'where'",
-        ),
+        (("UntypedTool",), (), "has the tool 'go', which has no type hint for its parameter 'where'"),
         (("AddToo",), ("add",), "environment 'AddToo' has a tool 'add', and so has the key tools; rename one"),
         ((), ("add", "add"), "two tools have the name 'add'"),
         ((), ("GRACE",), "has no 'GRACE'"),

@@ -296,7 +296,11 @@ def test_hermes_calls_are_taken_out_of_the_text():
         '<tool_call>{"name": "now"}</tool_call>'
     )
     assert read.text == "I add."
-    assert read.calls == (ToolCall("add", '{"a": 1}'), ToolCall("now", "{}"))
+    calls = (ToolCall("add", '{"a": 1}'), ToolCall("now", "{}"))
+    assert read.calls == calls
+    one, other = '{"name": "add", "arguments": {"a": 1}}', '{"name": "now", "arguments": {}}'
+    unclosed = read_hermes(f"<tool_call>{one}\n<tool_call>{other}")  # each is read up to the next
+    assert (unclosed.text, unclosed.calls) == ("", calls)
 
 
 def test_a_turn_without_calls_is_its_text():
@@ -339,13 +343,6 @@ def test_a_call_that_cannot_be_read_gets_an_error_text_for_its_arguments():
     assert nameless.failure == "arguments"
     assert "a call is a JSON object with the name of a tool" in nameless.content
     assert unknown.failure == "unknown"  # though it is beyond the limit: a metric has the name of a real tool
-
-
-def test_a_call_that_is_not_closed_is_read_to_the_next():
-    one, other = '{"name": "add", "arguments": {"a": 1}}', '{"name": "now", "arguments": {}}'
-    read = read_hermes(f"<tool_call>{one}\n<tool_call>{other}")
-    assert read.calls == (ToolCall("add", '{"a": 1}'), ToolCall("now", "{}"))
-    assert read.text == ""
 
 
 def test_llama_calls_follow_each_other():
