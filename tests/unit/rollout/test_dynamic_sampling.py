@@ -11,7 +11,7 @@ import pytest
 import torch
 from reward_tables import row_of
 from test_prefetch import Ahead, Policy, Prompts, trainer_of
-from test_sampler import STATE, collected, on_two_ranks
+from test_sampler import ALONE, STATE, collected, on_two_ranks
 
 from grpox.config import SamplingConfig
 from grpox.contracts import AdvantageInputs, Rollout, ScoredRollout, Turn
@@ -21,15 +21,11 @@ from grpox.rollout.collector import Collector, Scorer
 from grpox.rollout.dynamic_sampling import in_group, refill, signal_of
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.sampler import CompletionSampler
-from grpox.runtime.world import World
 from grpox.training.trainer import Trainer
 from grpox_advantages.baselines import Opo
 from grpox_advantages.configs import GigpoConfig, GroupConfig, ReturnToGoConfig
 from grpox_advantages.scalers import Group
 from grpox_advantages.turns import Gigpo, ReturnToGo
-
-ALONE = World(0, 1, torch.device("cpu"))
-
 
 Groups = tuple[list[int], list[ScoredRollout]]
 

@@ -110,17 +110,9 @@ def test_a_function_sees_the_conversation_after_the_prompt_and_may_change_it() -
     assert seen[1][1] == [{"role": "assistant", "content": "cd"}]
     assert MESSAGES[1]["content"] == "ab"
     assert [row.completion for row in rows] == ["abxcd", "cd"]  # all tokens, for people
-
-
-def test_an_episode_of_a_plain_prompt_is_the_text_of_all_its_tokens() -> None:
-    seen: list[Any] = []
-
-    def reward(completions: Any, turns: Any) -> list[float]:
-        seen.extend([completions, turns])
-        return [0.0, 0.0]
-
-    scored(reward, data=prompts(conversational=False))
-    assert seen == [["abxcd", "cd"], [["ab", "cd"], ["cd"]]]
+    plain: list[Any] = []
+    scored(lambda completions, turns: plain.extend([completions, turns]) or [0.0, 0.0], data=prompts(False))
+    assert plain == [["abxcd", "cd"], [["ab", "cd"], ["cd"]]]  # a plain prompt's is the text of all tokens
 
 
 def test_the_text_of_a_conversation_is_the_models_last_message_and_no_observation() -> None:

@@ -3,12 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
+from test_sampler import ALONE
 
 from grpox.checkpoint.progress import TrainingState
 from grpox.checkpoint.rank_state import prefetched_of, prefetched_state, rank_state, read_state, write_state
 from grpox.config import SamplingConfig
-from grpox.contracts import Episode, Prompt, Rollout, ToolCall, ToolResult, TrainerState, Turn
+from grpox.contracts import Episode, Prompt, Rollout, ToolCall, ToolResult, Turn
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.rollout.collector import Collector, Scorer, sample_and_score
@@ -16,15 +16,11 @@ from grpox.rollout.rewards import NamedReward
 from grpox.rollout.sampler import CompletionSampler, PrefetchedBatch, SampleRequest
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import World
 from grpox.training.generation_feed import GenerationFeed
 from grpox.training.step_report import StepReport
 from grpox.training.trainer import Trainer
 from grpox_advantages.configs import GroupConfig
 from grpox_advantages.scalers import Group
-
-ALONE = World(0, 1, torch.device("cpu"))
-STATE = TrainerState(global_step=0, max_steps=1, epoch=0.0)
 
 
 class Prompts:

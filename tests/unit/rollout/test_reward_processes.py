@@ -18,7 +18,7 @@ import pytest
 import torch
 from reward_tables import score
 from support.patience import patient
-from support.services import wait_until
+from support.services import is_running, wait_until
 
 from grpox.checkpoint.components import RunComponent, RunComponents
 from grpox.contracts import StepContext, TrainerState
@@ -62,13 +62,6 @@ def scored(function, completions=COMPLETIONS, step=3, **options):
     state = TrainerState(step, 10, 0.5)
     columns = {"answer": [1.0, 2.0, 3.0, 4.0]}
     return score([reward], ["p"] * len(completions), list(completions), ids, columns, state)
-
-
-def is_gone(pid):
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 # -- Who gets a process ----------------------------------------------------------------------------------
@@ -322,13 +315,13 @@ def test_a_child_that_it_leaves_behind_ends_with_its_process(started, tmp_path, 
     function, file = started("leaves_a_child"), tmp_path / "pid"
     assert scored(function, [str(file)]).values == [[1.0]]
     child = int(file.read_text())
-    assert not is_gone(child)
+    assert is_running(child)
     if learns_first:
         with socket.socket(fileno=os.dup(function.get().connection.fileno())) as connection:
             connection.shutdown(socket.SHUT_WR)
     else:
         function.close()
-    wait_until(lambda: is_gone(child), "the child has ended", 20)
+    wait_until(lambda: not is_running(child), "the child has ended", 20)
 
 
 def test_a_fork_that_returns_from_the_function_as_well_answers_once(started):
@@ -380,11 +373,11 @@ def test_all_processes_end_when_the_trainer_is_killed_even_those_that_hang_in_c(
     pids = [int(trainer.stdout.readline()) for _ in range(2)]
     pids.append(int(child.read_text()))
     wait_until(hangs.exists, "the second function hangs", 60, trainer)
-    assert [is_gone(pid) for pid in pids] == [False] * 3
+    assert all(map(is_running, pids))
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     for pid in pids:
-        wait_until(lambda pid=pid: is_gone(pid), "its processes have ended", 20)
+        wait_until(lambda pid=pid: not is_running(pid), "its processes have ended", 20)
 
 
 # -- State and steps -------------------------------------------------------------------------------------

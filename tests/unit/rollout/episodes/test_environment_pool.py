@@ -20,7 +20,7 @@ import faulty_environments
 import psutil
 import pytest
 from support.processes import start as start_process
-from support.services import wait_until
+from support.services import is_running, wait_until
 
 from grpox.config import EpisodesConfig
 from grpox.contracts import ToolCall
@@ -404,15 +404,8 @@ def test_a_problem_of_a_module_is_reported_from_the_process_that_imports_it() ->
 # -- Ends ------------------------------------------------------------------------------------------------
 
 
-def lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 def wait_for_ends(processes: Iterable[psutil.Process]) -> None:
-    wait_until(lambda: not any(map(lives, processes)), "all have ended", 20)
+    wait_until(lambda: not any(is_running(each.pid) for each in processes), "all have ended", 20)
 
 
 def processes_of(environments: ProcessEnvironments) -> list[psutil.Process]:
@@ -436,7 +429,7 @@ def test_closing_ends_every_process_also_those_that_tools_started(hasty: Any, tm
     assert sum(process.name() == "sleep" for process in processes) == 6
     hasty.finish([0])
     hasty.close()
-    assert [process for process in processes if lives(process)] == []
+    assert not any(is_running(process.pid) for process in processes)
     assert sorted((tmp_path / "notes").read_text().split()) == ["c0", "c1", "c2", "o0", "o1", "o2"]
     assert hasty.counters == Counters(3, 3, 0)
 
@@ -481,7 +474,7 @@ def test_a_process_takes_along_what_its_tools_started_though_the_forker_cannot(h
     with ThreadPoolExecutor(1) as threads:
         answers = threads.submit(hasty.step, {0: fault("exits_while_its_parent_hangs")})
         try:
-            wait_until(lambda: not lives(near), "it has ended", 5)
+            wait_until(lambda: not is_running(near.pid), "it has ended", 5)
             assert forker.status() == psutil.STATUS_STOPPED
         finally:
             forker.kill()
@@ -497,7 +490,7 @@ def test_an_environment_that_stops_the_forker_is_ended_with_all_others(
     forker = hasty._forker.current.pid
     (lost,) = hasty.step({0: fault("exits_while_its_parent_hangs")}).values()
     assert lost.reason.startswith("the process of all environments was stopped for more than 1 s")
-    wait_until(lambda: not any(map(lives, of_session(forker))), "nothing is left", 20)
+    wait_until(lambda: not any_of_session(forker), "nothing is left", 20)
     begin(hasty, 2)  # which starts another
 
 
@@ -507,15 +500,15 @@ def test_what_a_tool_started_ends_though_its_process_and_the_forker_were_killed_
     assert hasty.step({0: fault("kills_its_parent_and_itself")}) == {
         0: Lost("the process of all environments has ended")
     }
-    wait_until(lambda: not any(map(lives, of_session(forker))), "nothing is left", 20)
+    wait_until(lambda: not any_of_session(forker), "nothing is left", 20)
 
 
-def of_session(leader: int) -> list[psutil.Process]:
-    found = []
+def any_of_session(leader: int) -> bool:
     for each in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError):  # another that has ended meanwhile
-            found += [each] * (os.getsid(each.pid) == leader)
-    return found
+            if os.getsid(each.pid) == leader and is_running(each.pid):
+                return True
+    return False
 
 
 def test_temporary_files_end_with_the_episode_also_if_it_is_killed(hasty: Any) -> None:
@@ -562,7 +555,7 @@ def test_processes_of_a_module_end_with_a_forker_that_the_trainer_has_left(tmp_p
     with socket.socket(fileno=os.dup(child.connection.fileno())) as connection:
         connection.shutdown(socket.SHUT_WR)  # the kernel closes this one before the forker's lifeline
     try:
-        wait_until(lambda: not lives(other), "it has ended", 10)
+        wait_until(lambda: not is_running(other.pid), "it has ended", 10)
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             other.kill()
