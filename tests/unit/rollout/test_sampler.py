@@ -328,16 +328,6 @@ def test_a_generator_is_awake_from_before_it_generates_until_its_memory_is_neede
     assert staying.calls == ["sync 0", "wake", "generate"]
 
 
-def test_a_generator_that_fails_to_sleep_is_told_with_its_phase():
-    generator = Scripted()
-    generator.sleep = {}.popitem
-    sampler = sampler_of(generator)
-    sampled(sampler, [0], 2, (0, 0))
-    with pytest.raises(KeyError):
-        sampler.release()
-    assert sampler.times.failed == "generate"
-
-
 @pytest.mark.parametrize(("version", "taken"), [(1, False), (2, True), (3, True), (4, True), (5, False)])
 def test_what_was_begun_may_be_of_any_weights_from_then_until_now(version, taken):
     generator = Scripted(version=version)
@@ -428,20 +418,6 @@ def test_phases_are_told_to_the_times_that_were_given():
 # -- a generation batch ----------------------------------------------------------------------------------
 
 
-def test_a_batch_is_drawn_from_the_stream_of_its_number():
-    generator = Scripted()
-    made = collector(generator, EQUALS)
-    made.sampling = WARM
-    made.collect(5, [2, 0], STATE)
-    made.prefetch(5, [2, 0])
-    drawn, prefetched = generator.asked
-    assert drawn == prefetched
-    requests, sampling, seed = drawn
-    assert requests == [Prompt(0, (3,), 3, row=2), Prompt(1, (1,), 3, row=0)]
-    assert sampling == WARM
-    assert seed == np.random.SeedSequence([0, 0, 5, 0]).generate_state(1)[0]
-
-
 def test_a_batch_is_as_old_as_its_oldest_rollout_and_its_staleness_is_a_mean():
     generator = Scripted(version=4)
     made = collector(generator, EQUALS)
@@ -501,7 +477,7 @@ def test_a_flat_group_is_drawn_again_from_a_stream_of_its_round():
         return [2] if len(drawn) < 2 else [0]
 
     made = collector(generator, EQUALS)
-    made.rounds = 3
+    made.rounds, made.sampling = 3, WARM
     batch, metrics = collected(made, 4, [0, 2], STATE, draw=draw)
     assert drawn == [1, 1]
     seeds = [
@@ -509,6 +485,10 @@ def test_a_flat_group_is_drawn_again_from_a_stream_of_its_round():
         for stream in ((0, 4), (2, 4, 1), (2, 4, 2))
     ]
     assert [seed for _, _, seed in generator.asked] == seeds
+    prompts = [Prompt(0, (1,), 3, row=0), Prompt(1, (3,), 3, row=2)]
+    assert generator.asked[0][:2] == (prompts, WARM)
+    made.prefetch(4, [0, 2])  # which draws as collecting does
+    assert generator.asked.pop() == generator.asked[0]
     assert [requests[0].num_samples for requests, _, _ in generator.asked] == [3, 3, 3]
     assert batch.indices == [0, 0]
     assert [rollout.group_id for rollout in batch.rollouts] == [0, 0, 0, 1, 1, 1]

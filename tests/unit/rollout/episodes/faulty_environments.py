@@ -97,28 +97,8 @@ def prints():
     return "printed"
 
 
-def eats():
-    return len(bytearray(8 << 30))
-
-
-def exits():
-    sys.exit(3)
-
-
-def leaves():
-    os._exit(4)
-
-
 def is_killed():
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def crashes():
-    ctypes.string_at(0)
-
-
-def forks():
-    return str(os.fork() * 0)
 
 
 def closes_everything():
@@ -130,10 +110,6 @@ def leaves_processes():
     for apart in (False, True):
         subprocess.Popen(["sleep", "1234"], start_new_session=apart)
     return "started"
-
-
-def nothing():
-    return "fine"
 
 
 def counts_workers():
@@ -179,7 +155,15 @@ def makes_a_folder_and_is_killed():
     is_killed()
 
 
-FAULTS = dict(globals())
+FAULTS = {
+    **globals(),
+    "nothing": lambda: "fine",
+    "eats": lambda: len(bytearray(8 << 30)),
+    "exits": lambda: sys.exit(3),
+    "leaves": lambda: os._exit(4),
+    "crashes": lambda: ctypes.string_at(0),
+    "forks": lambda: str(os.fork() * 0),
+}
 
 
 class Lake(Environment):
