@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.reference import step as reference
 from support.reference.batches import (
     ROWS,
     MicroBatch,
@@ -108,29 +107,7 @@ def test_masked_advantages_of_tokens_do_not_matter(loss: Any, garbage: float) ->
     same(run(with_garbage(batch, garbage), [ALL], {"loss": loss}), run(batch, [ALL], {"loss": loss}))
 
 
-def test_the_advantage_of_a_row_is_that_of_its_tokens() -> None:
-    batch = ragged_batch()
-    repeated = {**batch, "advantages": batch["advantages"][:, None].expand(-1, T)}
-    same(run(repeated, [ALL], {"loss": "dapo"}), run(batch, [ALL], {"loss": "dapo"}))
-
-
 # -- bnpo, whose mean is that of a micro-batch -----------------------------------------------------------
-
-
-def test_bnpo_changes_with_the_micro_batch() -> None:
-    batch = ragged_batch()
-    whole, halves = run(batch, [ALL], {"loss": "bnpo"}), run(batch, SPLITS["halves"], {"loss": "bnpo"})
-    assert abs(whole[0] - halves[0]) > 1e-3
-    assert not torch.allclose(whole[1], halves[1], rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("name", SPLITS)
-def test_bnpo_is_the_mean_over_the_micro_batches_of_all_ranks(name: str, ranks: int) -> None:
-    batch, parts = ragged_batch(), SPLITS[name]
-    options: Mapping[str, Any] = {"beta": 0.2, "correction": "token-mask", "max_completion_length": 16}
-    loss, gradients = reference.step_gradient("bnpo", split(batch, parts), **options)
-    same(run(batch, parts, {"loss": "bnpo", **options}, ranks), (loss, joined(gradients, parts)))
 
 
 def test_bnpo_in_one_micro_batch_is_dapo() -> None:
