@@ -14,19 +14,15 @@ from torch import Tensor
 
 PositionsOnCpu = tokens(None, lambda w, a: clipped_loss(w, a, 0.2, 0.28) * 0.99 ** torch.arange(w.shape[1]))
 """DAPO whose tokens fade by position, with torch.arange on the default device."""
-
 SumsOnCpu = skeletons.clipped(
     skeletons.sequence_mean, GSPO, 3e-4, 4e-4,
     lambda d, mask: ((torch.zeros(len(d), 1, dtype=d.dtype) + row_sums(d)) / skeletons.lengths(mask)).exp(),
 )  # fmt: skip
 """GSPO that gathers the sums of its sequences in torch.zeros on the default device."""
-
 BoundsOnCpu = sequences(GRPO, lambda w, a: -torch.min(w * a, _bounded(w) * a))
 """GRPO whose clip bounds are a tensor by row, made from a list on the default device."""
-
 ThroughNumpy = skeletons.surrogates(CISPO, lambda w, a: -torch.from_numpy(w.detach().numpy().clip(max=5.0)) * a)
 """Policy gradient whose weights make a detour by numpy, which reads the CPU's memory alone."""
-
 PenaltyOnCpu = tokens(paper.capped(2.0), lambda w, a: -torch.minimum(w, _table(w)) * a)
 """Policy gradient that bounds ratios by a table of the batch on the default device."""
 

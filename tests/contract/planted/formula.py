@@ -17,30 +17,22 @@ from grpox.contracts import LossInputs, Text, completion_text
 
 GspoSum = clipped(sequence_mean, GSPO, 3e-4, 4e-4, lambda d, mask: row_sums(d).clamp(-20, 20).exp())
 """GSPO whose sequence ratio is the product of the token ratios, without the power 1/n."""
-
 GspoArithmetic = clipped(sequence_mean, WIDE_GSPO, 3e-4, 4e-4, lambda d, mask: row_means(d.exp(), mask))
 """GSPO whose sequence ratio is the arithmetic mean of the token ratios, not the geometric."""
-
 GspoTokenWithoutToken = clipped(
     sequence_mean, GSPO, 3e-4, 4e-4, lambda d, mask: row_means(d, mask).exp().detach()
 )
 """GSPO-token that detaches the sequence ratio and forgets the factor pi / sg[pi] beside it."""
-
 DapoRangeExchanged = skeletons.tokens(DAPO, lambda w, a: clipped_loss(w, a, 0.28, 0.2))
 """DAPO with its clip range exchanged: 0.28 below and 0.2 above."""
-
 ClipsTheLogRatio = sequences(GRPO, lambda w, a: -torch.min(w * a, w.log().clamp(-0.2, 0.2).exp() * a))
 """GRPO that clips log w to [-0.2, 0.2], where the paper clips w to [0.8, 1.2]."""
-
 ClipsOnly = sequences(GRPO, lambda w, a: -w.clamp(0.8, 1.2) * a)
 """GRPO without the minimum: only the clipped term is left."""
-
 SapoTemperaturesExchanged = sequences(SAPO, lambda w, a: sapo(w - 1, a, 1.05, 1.0))
 """SAPO with the sharper gate for positive advantages."""
-
 SapoWithoutScale = sequences(SAPO, lambda w, a: sapo(w - 1, a) * torch.where(a > 0, 1.0, 1.05).to(a) / 4)
 """SAPO without its factor 4 / tau, so that the slope at w = 1 is tau / 4."""
-
 CispoWithFloor = skeletons.surrogates(CISPO, lambda w, a: -w.detach().clamp(0.8, 5.0) * a)
 """CISPO that also bounds the weight below, at 0.8; the paper has no lower bound."""
 
@@ -62,7 +54,6 @@ VarianceForDeviation = by_group(
     paper.standardised, lambda r: (r - r.mean()) / (r.var() + 1e-4) if (r != r.mean()).any() else 0 * r, least=2
 )
 """GRPO's advantage divided by the group's variance."""
-
 LeaveNoneOut = by_group(paper.leave_one_out, lambda r: r - r.sum() / len(r), least=2)
 """RLOO whose baseline is the mean of the group with the completion itself in it."""
 
@@ -81,7 +72,6 @@ SequenceByMean = skeletons.weights(
     SEQUENCE_TIS, lambda d, mask: row_means(d.double(), mask).clamp(-20, 20).exp().clamp(max=2.0)
 )
 """Sequence-level truncation by the mean of the log-ratios, where it is their sum."""
-
 CapOnTheLog = skeletons.weights(TIS, lambda d, mask: d.clamp(-20, 2.0).exp())
 """Token truncation whose cap 2 is put to the log-ratio, so that weights go up to e^2."""
 

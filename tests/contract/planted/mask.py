@@ -50,7 +50,6 @@ def PrefixByPosition(inputs: LossInputs) -> Tensor:
 
 LastColumn = skeletons.tokens(None, lambda w, a: -w * w[:, -1:].detach().clamp(max=2.0).expand_as(w) * a)
 """Policy gradient that weighs a sequence by the ratio of its last token, read from the last column."""
-
 LargestOfAll = skeletons.tokens(None, lambda w, a: -w / w.detach().amax(dim=1, keepdim=True) * a)
 """Policy gradient whose ratios are divided by the largest of the sequence; a masked token's is 1."""
 

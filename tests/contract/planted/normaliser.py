@@ -16,10 +16,8 @@ from grpox.contracts import LossInputs, Reduction, Text, completion_text
 
 RowsOfTheBatch = sequences(GRPO, lambda w, a: clipped_loss(w, a, 0.2, 0.2) / len(w))
 """GRPO that divides by the rows of its micro-batch as well as by the core's normaliser."""
-
 DapoBySequence = sequences(DAPO, lambda w, a: clipped_loss(w, a, 0.2, 0.28))
 """DAPO that declares GRPO's reduction: every sequence counts the same."""
-
 GspoOverPositions = sequences(
     GSPO, lambda w, a: clipped_loss(w.log().mean(dim=1, keepdim=True).exp().expand_as(w), a, 3e-4, 4e-4)
 )

@@ -20,7 +20,6 @@ SortedByLength = clipped(
     skeletons.sequence_mean, WIDE_GSPO, 0.2, 0.2, lambda d, mask: _by_length(d, mask).exp()
 )
 """GSPO that sorts the sequences by length and does not restore their order."""
-
 SuffixForPrefix = clipped(
     token_mean, PREFIX, 0.2, 0.2, lambda d, mask: d.flip(1).cumsum(dim=1).flip(1).clamp(-20, 20).exp()
 )
@@ -96,7 +95,6 @@ PlacesForRanks = skeletons.by_group(
     least=2,
 )
 """Advantages by rank in the group that sort once: positions in the order, not ranks of the rows."""
-
 WeightsByRatio = skeletons.weights(
     TIS, lambda d, mask: d.clamp(-20, 20).exp().sort(dim=1, descending=True).values.clamp(max=2.0)
 )

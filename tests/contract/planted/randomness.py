@@ -20,7 +20,6 @@ TokenDropout = skeletons.tokens(
     DAPO, lambda w, a: torch.where(torch.rand_like(w) < 0.1, 0.0, clipped_loss(w, a, 0.2, 0.28))
 )
 """DAPO that drops a tenth of the tokens by torch's global numbers."""
-
 FreshGenerator = skeletons.sequences(
     GRPO, lambda w, a: clipped_loss(w, a, *[random.SystemRandom().uniform(0.1, 0.3)] * 2)
 )
@@ -36,7 +35,6 @@ def NumpyNoise(inputs: LossInputs) -> Tensor:
 
 TiesByChance = by_group(None, lambda r: 0 * r if r.max() == r.min() else _ranks(r), least=2)
 """Advantages by rank in the group that break ties by torch's global numbers."""
-
 RandomPartner = by_group(None, lambda rewards: torch.stack([r - random.choice(rewards) for r in rewards]))
 """Baseline by the reward of one other completion of the group, drawn by Python's global numbers."""
 

@@ -161,7 +161,6 @@ def GroupsModulo(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
 
 OthersOverAll = by_group(paper.leave_one_out, lambda r: r - (r.sum() - r) / len(r), least=2)
 """RLOO that divides the sum of the others by the size of the group."""
-
 PopulationDeviation = by_group(
     paper.standardised, lambda r: (r - r.mean()) / (r.std(unbiased=False) + 1e-4), least=2
 )
@@ -184,13 +183,10 @@ class FirstTurnOfTheLast:
 
 FloorForCap = weights(TIS, lambda d, mask: d.clamp(-20, 20).exp().clamp(min=0.5))
 """Truncated importance sampling that bounds weights below."""
-
 RootOfTheRatio = weights(TIS, lambda d, mask: (d / 2).clamp(-20, 20).exp().clamp(max=2.0))
 """Truncated importance sampling by the root of the ratio."""
-
 LastPosition = weights(None, lambda d, mask: d[:, -1:].clamp(-20, 20).exp().clamp(max=2.0))
 """Weighs a completion by its last position."""
-
 WeighsNothing = weights(None, lambda d, mask: torch.ones_like(d))
 """Forgets to use the ratio."""
 

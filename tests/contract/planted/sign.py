@@ -17,19 +17,14 @@ from grpox.contracts import LossInputs
 
 LargerBranch = sequences(GRPO, lambda w, a: -torch.max(w * a, w.clamp(0.8, 1.2) * a))
 """GRPO that takes the larger of the clipped and the unclipped term, where the paper takes the smaller."""
-
 ObjectiveNotNegated = sequences(GRPO, lambda w, a: -clipped_loss(w, a, 0.2, 0.2))
 """GRPO's objective as the paper writes it, to be maximised, returned as a loss."""
-
 InverseRatio = tokens(DAPO, lambda w, a: clipped_loss(1 / w, a, 0.2, 0.28))
 """DAPO with pi_old / pi in place of pi / pi_old."""
-
 CispoNotNegated = surrogates(CISPO, lambda w, a: w.detach().clamp(max=5.0) * a)
 """CISPO without the minus, in the value and in what it expects of its gradient."""
-
 SapoGateReversed = sequences(SAPO, lambda w, a: sapo(1 - w, a))
 """SAPO whose gate opens as the ratio falls: sigmoid(tau (1 - w))."""
-
 AbsoluteAdvantage = tokens(paper.capped(5.0), lambda w, a: -w.clamp(max=5.0) * a.abs())
 """REINFORCE with clipping that weighs by the size of the advantage, so that bad tokens are learnt too."""
 
@@ -48,13 +43,10 @@ def ReferenceDistanceNegated(inputs: LossInputs) -> Tensor:
 
 MeanMinusReward = by_group(paper.centred, lambda rewards: rewards.mean() - rewards)
 """Dr. GRPO's advantage with the terms exchanged: mean - r."""
-
 LeaveOneOutReversed = by_group(paper.leave_one_out, lambda r: (r.sum() - r) / (len(r) - 1) - r, least=2)
 """RLOO that subtracts a completion's own reward from its baseline."""
-
 BestRankedLowest = by_group(paper.ranked, lambda r: torch.sign(r[None, :] - r[:, None]).sum(dim=1) / len(r))
 """Advantages by rank in the group that sort downwards: the best completion gets the lowest rank."""
-
 TruncateInverted = skeletons.weights(TIS, lambda d, mask: (-d).clamp(-20, 20).exp().clamp(max=2.0))
 """Truncated importance sampling with mu / pi_old in place of pi_old / mu."""
 

@@ -23,7 +23,6 @@ NanIsZero = skeletons.tokens(
     DAPO, lambda w, a: torch.nan_to_num(clipped_loss(w, a, 0.2, 0.28), nan=0.0, posinf=0.0, neginf=0.0)
 )
 """DAPO whose loss replaces what is not finite by 0, so that a broken model looks healthy."""
-
 ReplacesRatios = skeletons.tokens(GRADIENT, lambda w, a: -torch.where(w.isnan(), torch.ones_like(w), w) * a)
 """Policy gradient that takes ratio 1 where the ratio is not a number."""
 

@@ -50,6 +50,8 @@ FOUND: Sequence[tuple[str, str, str]] = (
     ("second/loss/PairsOfAllGroups", "rows_are_independent", "group 0"),
     ("second/loss/PairsOfAllGroups", "micro_batches_and_ranks", "1 groups"),
     ("state/loss/StepsForgotten", "state", "goes on otherwise than the original"),
+    ("state/loss/RestoresDefaults", "state", r"returns another one, at \['width'\]"),
+    ("state/advantage/StateOfObjects", "state", r"\['seen'\] is a set"),
     ("second/loss/RunningMeanOfNan", "state", "makes its state NaN for ever"),
     ("order/advantage/GroupsAreNeighbours", "order_of_rows", "by group_ids"),
     ("order/advantage/NumberIsIndex", "names_of_groups", "numbers of groups"),
@@ -73,7 +75,6 @@ FOUND: Sequence[tuple[str, str, str]] = (
     ("randomness/dataset/ShuffledRows", "same_rows", "other rows"),
 )
 """family/kind/class, a check that finds the error, and what it says."""
-
 METHODS = {
     "per_token": "loss",
     "scale": "advantage",

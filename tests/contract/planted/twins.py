@@ -33,22 +33,16 @@ from grpox.contracts import LossInputs, LossOutput, Reduction, StepContext, Text
 
 Grpo = sequences(GRPO, lambda w, a: clipped_loss(w, a, 0.2, 0.2))
 """GRPO's clipped surrogate."""
-
 Dapo = tokens(DAPO, lambda w, a: clipped_loss(w, a, 0.2, 0.28))
 """DAPO's clipped surrogate."""
-
 Gspo = clipped(sequence_mean, GSPO, 3e-4, 4e-4, lambda d, mask: row_means(d, mask).exp())
 """GSPO."""
-
 Sapo = sequences(SAPO, lambda w, a: skeletons.sapo(w - 1, a))
 """SAPO."""
-
 Cispo = skeletons.surrogates(CISPO, lambda w, a: -w.detach().clamp(max=5.0) * a)
 """CISPO."""
-
 PolicyGradient = tokens(GRADIENT, lambda w, a: -w * a)
 """Policy gradient with importance weights, unclipped."""
-
 PrefixRatio = clipped(token_mean, PREFIX, 0.2, 0.2, lambda d, mask: d.cumsum(dim=1).clamp(-20, 20).exp())
 """Clipped surrogate of the product of the ratios up to each token."""
 
@@ -183,7 +177,6 @@ class RunningStd(Saved):
 
 Truncate = skeletons.weights(TIS, lambda d, mask: d.double().clamp(max=20).exp().clamp(max=2.0))
 """Truncated importance sampling."""
-
 TruncateSequence = skeletons.weights(
     SEQUENCE_TIS, lambda d, mask: row_sums(d.double().clamp(-1e4, 1e4)).clamp(max=20).exp().clamp(max=2.0)
 )
