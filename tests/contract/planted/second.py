@@ -10,27 +10,14 @@ import references as paper
 import skeletons
 import torch
 from references import GRADIENT, GRPO, TIS, WIDE_GSPO
-from skeletons import (
-    ByGroup,
-    by_group,
-    clipped,
-    clipped_loss,
-    gradient_loss,
-    log_ratio_of,
-    ratio_of,
-    row_means,
-    row_sums,
-    token_loss,
-    totals,
-    weights,
-)
+from skeletons import ByGroup, by_group, clipped_loss, gradient_loss, ratio_of, row_sums, token_loss, weights
 from torch import Tensor
 
 from grpox.contracts import AdvantageInputs, LossInputs, Reduction
 
 sequence_loss = partial(skeletons.loss, Reduction.SEQUENCE_MEAN)
 
-GspoLengthPlusOne = clipped(
+GspoLengthPlusOne = skeletons.clipped(
     sequence_loss, WIDE_GSPO, 0.2, 0.2, lambda d, mask: (row_sums(d) / (row_sums(mask) + 1)).exp()
 )
 """GSPO that counts one token too many."""
@@ -39,7 +26,8 @@ GspoLengthPlusOne = clipped(
 @sequence_loss(WIDE_GSPO)
 def LengthOfUncertain(inputs: LossInputs) -> Tensor:
     """GSPO that takes tokens of probability 1 for padding."""
-    ratio = row_means(log_ratio_of(inputs), inputs.token_mask & (inputs.logprobs < -1e-3)).exp()
+    uncertain = inputs.token_mask & (inputs.logprobs < -1e-3)
+    ratio = skeletons.row_means(skeletons.log_ratio_of(inputs), uncertain).exp()
     return clipped_loss(ratio.expand_as(inputs.logprobs), inputs.advantages, 0.2, 0.2)
 
 
@@ -74,7 +62,8 @@ def DiscountByPlace(inputs: LossInputs) -> Tensor:
 def PairsOfAllGroups(inputs: LossInputs) -> Tensor:
     """Pairwise preference that compares completions of other prompts, too."""
     mask = inputs.token_mask
-    scores, quality = (row_means(each, mask).squeeze(1) for each in (inputs.logprobs, inputs.advantages))
+    pair = (inputs.logprobs, inputs.advantages)
+    scores, quality = (skeletons.row_means(each, mask).squeeze(1) for each in pair)
     margins = torch.nn.functional.softplus(scores[None] - scores[:, None])
     losses = torch.where(quality[:, None] > quality[None], margins, 0.0).sum(1)
     return losses[:, None] * mask
@@ -141,7 +130,7 @@ class RunningMeanOfNan(skeletons.Saved, skeletons.CappedGradient):
 @skeletons.advantage(paper.standardised)
 def SpreadOfTheBatch(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """GRPO's advantage over the batch's standard deviation."""
-    total, scored = totals(rewards, weights)
+    total, scored = skeletons.totals(rewards, weights)
     spread = total[scored].std(unbiased=False).nan_to_num().float() + 1e-4
     return ByGroup().scale(rewards, weights, group_ids) / spread
 
@@ -149,7 +138,7 @@ def SpreadOfTheBatch(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Ten
 @skeletons.advantage(paper.centred)
 def MeanOfTheBatch(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """Rewards less the mean of the batch, where the group's is meant."""
-    total, scored = totals(rewards, weights)
+    total, scored = skeletons.totals(rewards, weights)
     return torch.where(scored, total - total[scored].mean(), 0.0).float()
 
 

@@ -12,20 +12,7 @@ import references as paper
 import skeletons
 import torch
 from references import CISPO, DAPO, GRADIENT, GRPO, GSPO, ICEPOP, PREFIX, SAPO, SEQUENCE_TIS, TIS
-from skeletons import (
-    Saved,
-    clipped,
-    clipped_loss,
-    gradient_loss,
-    log_ratio_of,
-    row_means,
-    row_sums,
-    sequence_mean,
-    sequences,
-    token_mean,
-    tokens,
-    totals,
-)
+from skeletons import Saved, clipped, clipped_loss, row_means, sequence_mean, sequences, token_mean, tokens
 from torch import Tensor
 
 from grpox import hookimpl
@@ -65,13 +52,14 @@ class GspoToken:
         return torch.where(is_clipped, 0.0, -ratio * advantages)
 
     def _ratio(self, inputs: LossInputs) -> Tensor:
-        return row_means(log_ratio_of(inputs), inputs.token_mask).exp().detach().expand_as(inputs.logprobs)
+        ratio = row_means(skeletons.log_ratio_of(inputs), inputs.token_mask).exp().detach()
+        return ratio.expand_as(inputs.logprobs)
 
 
 @sequence_mean(paper.gmpo(0.4))
 def Gmpo(inputs: LossInputs) -> Tensor:
     """GMPO."""
-    log_ratio, advantages = log_ratio_of(inputs), inputs.advantages
+    log_ratio, advantages = skeletons.log_ratio_of(inputs), inputs.advantages
     clipped = torch.where(advantages > 0, log_ratio.clamp(max=0.4), log_ratio.clamp(min=-0.4))
     return -row_means(clipped, inputs.token_mask).exp() * advantages
 
@@ -112,13 +100,13 @@ class ByStep(Saved, skeletons.Loss):
 @skeletons.token_loss(paper.with_entropy, needs=("entropy_gradient",))
 def EntropyBonus(inputs: LossInputs) -> Tensor:
     """Policy gradient with an entropy bonus of its own."""
-    return gradient_loss(inputs) - 0.01 * inputs.entropy
+    return skeletons.gradient_loss(inputs) - 0.01 * inputs.entropy
 
 
 @skeletons.token_loss(paper.with_reference, needs=("reference_logprobs",))
 def ReferencePenalty(inputs: LossInputs) -> Tensor:
     """Policy gradient with a KL penalty k3 of its own."""
-    return gradient_loss(inputs) + 0.04 * skeletons.k3(inputs.reference_logprobs - inputs.logprobs)
+    return skeletons.gradient_loss(inputs) + 0.04 * skeletons.k3(inputs.reference_logprobs - inputs.logprobs)
 
 
 class Centred(skeletons.ByGroup):
@@ -169,7 +157,7 @@ class RunningStd(Saved):
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         centred = Centred().scale(rewards, weights, group_ids).double()
-        _, scored = totals(rewards, weights)
+        _, scored = skeletons.totals(rewards, weights)
         if bool(centred.any()):
             self.square = 0.9 * self.square + 0.1 * float(centred[scored].square().mean())
         return (centred / (self.square**0.5 + 1e-4)).float()
@@ -178,7 +166,8 @@ class RunningStd(Saved):
 Truncate = skeletons.weights(TIS, lambda d, mask: d.double().clamp(max=20).exp().clamp(max=2.0))
 """Truncated importance sampling."""
 TruncateSequence = skeletons.weights(
-    SEQUENCE_TIS, lambda d, mask: row_sums(d.double().clamp(-1e4, 1e4)).clamp(max=20).exp().clamp(max=2.0)
+    SEQUENCE_TIS,
+    lambda d, mask: skeletons.row_sums(d.double().clamp(-1e4, 1e4)).clamp(max=20).exp().clamp(max=2.0),
 )
 """Sequence-level truncation."""
 
