@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -138,12 +138,22 @@ class _Plain(Environment):
         return "go on"
 
 
-class ToolHangs(_Plain):
-    @tool
-    def wait(self) -> None:
-        """Wait for ever."""
-        while True:
-            time.sleep(1)
+def with_tool(name: str, act: Callable[[], Any]) -> type:
+    """Make an environment with a tool that has no parameters."""
+
+    def call(self):  # type: ignore[no-untyped-def] # a hint would make it a parameter of the tool
+        """Act."""
+        return act()
+
+    call.__name__ = name
+    return type("WithTool", (_Plain,), {name: tool(call), "__module__": __name__})
+
+
+ToolHangs = with_tool("wait", lambda: time.sleep(1000))
+ToolPrints = with_tool("talk", lambda: [print("x" * 1000) for _ in range(3000)] and "done")
+ToolReturnsMuch = with_tool("read", lambda: "x" * 3_000_000)
+ToolKills = with_tool("crash", lambda: os.kill(os.getpid(), signal.SIGKILL))
+ToolExits = with_tool("leave", lambda: sys.exit(3))
 
 
 class ToolHangsInspite(_Plain):
@@ -166,36 +176,6 @@ class ToolRaises(_Plain):
         return number / 0
 
 
-class ToolPrints(_Plain):
-    @tool
-    def talk(self) -> str:
-        """Print megabytes."""
-        for _ in range(3000):
-            print("x" * 1000)
-        return "done"
-
-
-class ToolReturnsMuch(_Plain):
-    @tool
-    def read(self) -> str:
-        """Return megabytes."""
-        return "x" * 3_000_000
-
-
-class ToolKills(_Plain):
-    @tool
-    def crash(self) -> None:
-        """End the process."""
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class ToolExits(_Plain):
-    @tool
-    def leave(self) -> None:
-        """Leave."""
-        sys.exit(3)
-
-
 class ToolIsUndescribed(_Plain):
     @tool
     def move(self, where: str) -> None:
@@ -209,11 +189,6 @@ class NothingToDo(Environment):
     """Neither tools nor replies."""
 
 
-class ResetHangs(_Plain):
-    def reset(self, row: Mapping[str, Any], seed: int) -> None:
-        time.sleep(1000)
-
-
 class ResetNeedsAColumn(Environment):
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
         self.answer = row["solution"]
@@ -222,55 +197,23 @@ class ResetNeedsAColumn(Environment):
         return None
 
 
-class ResetByChance(_Plain):
-    def reset(self, row: Mapping[str, Any], seed: int) -> str:
-        return os.urandom(4).hex()
+def breaks(method: str, function: Callable[..., Any]) -> type:
+    """Make an environment that breaks a rule in one method."""
+    return type("Breaks", (_Plain,), {method: function, "__module__": __name__})
 
 
-class AnswersByTime(_Plain):
-    def reply(self, text: str) -> str:
-        return str(time.perf_counter_ns())
-
-
-class RewardByChance(_Plain):
-    def reward(self) -> float:
-        return float(os.urandom(1)[0]) + time.perf_counter()
-
-
-class ReplyNeedsAWord(_Plain):
-    def reply(self, text: str) -> str:
-        return text.split()[0]
-
-
-class ReplyPrints(_Plain):
-    def reply(self, text: str) -> str:
-        print("y" * 500_000)
-        return "go on"
-
-
-class RewardIsNaN(_Plain):
-    def reward(self) -> float:
-        return float("nan")
-
-
-class InfoHasAnObject(_Plain):
-    def info(self) -> dict[str, Any]:
-        return {"thread": threading.current_thread()}
-
-
-class OneTurnReward(_Plain):
-    def turn_rewards(self) -> list[float]:
-        return [1.0]
-
-
-class KeyIsAHash(_Plain):
-    def state_key(self) -> int:
-        return hash("a state")
-
-
-class KeyIsAnObject(_Plain):
-    def state_key(self) -> object:
-        return object()
+ResetHangs = breaks("reset", lambda self, row, seed: time.sleep(1000))
+ResetByChance = breaks("reset", lambda self, row, seed: os.urandom(4).hex())
+ChangesItsRow = breaks("reset", lambda self, row, seed: row.update(prompt="changed"))
+AnswersByTime = breaks("reply", lambda self, text: str(time.perf_counter_ns()))
+ReplyNeedsAWord = breaks("reply", lambda self, text: text.split()[0])
+ReplyPrints = breaks("reply", lambda self, text: print("y" * 500_000) or "go on")
+RewardByChance = breaks("reward", lambda self: float(os.urandom(1)[0]) + time.perf_counter())
+RewardIsNaN = breaks("reward", lambda self: float("nan"))
+OneTurnReward = breaks("turn_rewards", lambda self: [1.0])
+InfoHasAnObject = breaks("info", lambda self: {"thread": threading.current_thread()})
+KeyIsAHash = breaks("state_key", lambda self: hash("a state"))
+KeyIsAnObject = breaks("state_key", lambda self: object())
 
 
 class SharesItsState(_Plain):
@@ -281,11 +224,6 @@ class SharesItsState(_Plain):
     def reply(self, text: str) -> str:
         self.seen.append(text)
         return f"{len(self.seen)} turns"
-
-
-class ChangesItsRow(_Plain):
-    def reset(self, row: Any, seed: int) -> None:
-        row["prompt"] = "changed"
 
 
 class CloseNeedsReset(_Plain):

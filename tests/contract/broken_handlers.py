@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 
 import torch
 from broken_losses import Right
@@ -27,45 +28,21 @@ class RemarksAndHidesErrors(HidesErrors):
         return super().per_token(inputs)
 
 
-class Notes(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
+def catching(handle: Callable[[Right, Exception], object], caught: type[Exception] = Exception) -> type:
+    """Make a loss that handles an exception, after which its loss is 0."""
+
+    def per_token(self: Right, inputs: LossInputs) -> LossOutput:
         try:
-            return super().per_token(inputs)
-        except Exception:
-            logging.getLogger("notes").debug("a loss of 0")
+            return Right.per_token(self, inputs)
+        except caught as error:
+            handle(self, error)
             return LossOutput(0 * inputs.logprobs)
 
-
-class Keeps(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        try:
-            return super().per_token(inputs)
-        except Exception as error:
-            self.reason = f"{error!r}"
-            return LossOutput(0 * inputs.logprobs)
+    return type("Catching", (Right,), {"per_token": per_token, "__module__": __name__})
 
 
-class Reports(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        try:
-            return super().per_token(inputs)
-        except Exception:
-            logging.warning("a loss of 0")
-            return LossOutput(0 * inputs.logprobs)
-
-
-class Warns(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        try:
-            return super().per_token(inputs)
-        except Exception as error:
-            warnings.warn(f"a loss of 0: {error}", stacklevel=1)
-            return LossOutput(0 * inputs.logprobs)
-
-
-class Expects(Right):
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        try:
-            return super().per_token(inputs)
-        except ValueError:
-            return LossOutput(0 * inputs.logprobs)
+Notes = catching(lambda self, error: logging.getLogger("notes").debug("a loss of 0"))
+Keeps = catching(lambda self, error: setattr(self, "reason", f"{error!r}"))
+Reports = catching(lambda self, error: logging.warning("a loss of 0"))
+Warns = catching(lambda self, error: warnings.warn(f"a loss of 0: {error}", stacklevel=1))
+Expects = catching(lambda self, error: None, ValueError)

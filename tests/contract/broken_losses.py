@@ -34,15 +34,6 @@ def changed(change: Callable[[Tensor, LossInputs], Tensor], **declarations: Any)
     return type("Changed", (Right,), {"per_token": per_token, "__module__": __name__, **declarations})
 
 
-def drawn(loss: Tensor, inputs: LossInputs) -> Tensor:
-    torch.rand(1)
-    return loss
-
-
-def mixed(loss: Tensor, inputs: LossInputs) -> Tensor:
-    return -ratio_of(inputs) * (inputs.advantages - inputs.advantages.mean(0, keepdim=True))
-
-
 def of_the_first(loss: Tensor, inputs: LossInputs) -> Tensor:
     first = torch.zeros_like(inputs.advantages)
     first[0] = 1
@@ -74,10 +65,12 @@ def less_entropy(loss: Tensor, inputs: LossInputs) -> Tensor:
 NeedsUndeclared = changed(less_entropy)
 OneNumber = changed(lambda loss, inputs: loss.mean())
 OfOneDtype = changed(lambda loss, inputs: loss * torch.ones(1, dtype=torch.float64))
-DrawsNumbers = changed(drawn)
+DrawsNumbers = changed(lambda loss, inputs: loss + 0 * torch.rand(1, dtype=loss.dtype))
 HiddenGradient = changed(lambda loss, inputs: -ratio_of(inputs).detach() * inputs.advantages * inputs.logprobs)
 ZeroOnlySaid = changed(lambda loss, inputs: loss + inputs.logprobs, zero_at_zero_advantage=True)
-MixesRows = changed(mixed)
+MixesRows = changed(
+    lambda loss, inputs: -ratio_of(inputs) * (inputs.advantages - inputs.advantages.mean(0, keepdim=True))
+)
 NeedsAToken = changed(lambda loss, inputs: loss + 0 * inputs.logprobs[inputs.token_mask].detach().max())
 Overflows = changed(lambda loss, inputs: -(ratio_of(inputs) ** 8) * inputs.advantages)
 LosesDigits = changed(lambda loss, inputs: -((ratio_of(inputs) + 1000) - 1000) * inputs.advantages)
@@ -85,7 +78,7 @@ FirstSequenceOnly = changed(of_the_first, mixes_rows=True)  # found by the permu
 WrongSign = changed(lambda loss, inputs: -loss)
 OtherSign = changed(lambda loss, inputs: -loss, sign="other")
 PositiveOnly = changed(lambda loss, inputs: loss * (inputs.advantages > 0))
-OfTheirDevice = changed(on_their_device)
+AnyDevice = changed(on_their_device)
 EntropyWithoutGradient = changed(less_entropy, needs=("entropy",))
 EntropyAsConstant = changed(less_entropy, needs=("entropy",), entropy_as_constant=True)
 EntropyWithGradient = changed(less_entropy, needs=("entropy_gradient",))
@@ -104,15 +97,9 @@ OwnColumns = changed(
 SequenceOnlySaid = changed(lambda loss, inputs: loss, level="sequence")
 TokenOnlySaid = changed(of_sequences, level="token")
 MisspeltNeed = changed(lambda loss, inputs: loss, needs=("entropi",))
+SCALE = torch.ones((), dtype=torch.float64, requires_grad=True)
+TrainsItself = changed(lambda loss, inputs: loss * SCALE.to(loss.dtype))
 NotANumber = changed(lambda loss, inputs: loss * float("nan"))
-
-
-class TrainsItself(Right):
-    def __init__(self) -> None:
-        self.scale = torch.ones((), requires_grad=True)
-
-    def per_token(self, inputs: LossInputs) -> LossOutput:
-        return LossOutput(super().per_token(inputs).loss * self.scale.to(inputs.logprobs.dtype))
 
 
 class SurrogateOfAnother(HiddenGradient):  # type: ignore[misc, valid-type]

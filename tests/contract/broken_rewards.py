@@ -3,11 +3,35 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 
-def right(completions: list[Any], **columns: Any) -> list[float | None]:
-    return [None if completion == "" else float(len(completion)) for completion in completions]
+def each(score: Callable[[str], float | None]) -> Callable[..., Any]:
+    """Make a reward of a function of one completion."""
+    return of_call(lambda completions: [score(completion) for completion in completions])
+
+
+def of_call(scores: Callable[[list[str]], Any]) -> Callable[..., Any]:
+    """Make a reward of a function of the completions of a call."""
+
+    def reward(completions: list[Any], **columns: Any) -> Any:
+        return scores(completions)
+
+    return reward
+
+
+right = each(lambda text: None if text == "" else float(len(text)))
+not_finite = each(lambda text: 1.0 / len(text) if text else float("inf"))
+needs_a_word = each(lambda text: float(len(text.split()[0])))
+the_shorter_the_better = each(lambda text: -float(len(text)))
+never_the_same = each(lambda text: float(next(CALLS)))
+one_number = of_call(lambda texts: 1.0)
+one_too_few = of_call(lambda texts: [0.0] * (len(texts) - 1))
+compares_with_others = of_call(lambda texts: [len(text) / max(1, *map(len, texts)) for text in texts])
+of_the_neighbour = of_call(lambda texts: [float(len(text)) for text in [*texts[1:], texts[0]]])
+first_is_best = of_call(lambda texts: [1.0, *[0.0] * (len(texts) - 1)])
+CALLS = iter(range(10**6))
 
 
 def asks_for_an_answer(completions: list[Any], answer: list[str]) -> list[float]:
@@ -18,25 +42,8 @@ def of_other_data(completions: list[Any], answer: list[str]) -> list[None]:
     return [None] * len(completions)
 
 
-def one_number(completions: list[Any], **columns: Any) -> float:
-    return 1.0
-
-
-def one_too_few(completions: list[Any], **columns: Any) -> list[float]:
-    return [0.0] * (len(completions) - 1)
-
-
-def not_finite(completions: list[Any], **columns: Any) -> list[float]:
-    return [1.0 / len(completion) if completion else float("inf") for completion in completions]
-
-
-def needs_a_word(completions: list[Any], **columns: Any) -> list[float]:
-    return [float(len(completion.split()[0])) for completion in completions]
-
-
 def strips_in_place(completions: list[Any], **columns: Any) -> list[float]:
-    for place, completion in enumerate(completions):
-        completions[place] = str(completion)[:3]
+    completions[:] = [str(completion)[:3] for completion in completions]
     return [0.0] * len(completions)
 
 
@@ -54,26 +61,6 @@ class KeepsState:
         return self.seen
 
 
-CALLS = iter(range(10**6))
-
-
-def never_the_same(completions: list[Any], **columns: Any) -> list[float]:
-    return [float(next(CALLS)) for _ in completions]
-
-
-def compares_with_others(completions: list[Any], **columns: Any) -> list[float]:
-    longest = max(len(completion) for completion in completions)
-    return [len(completion) / max(longest, 1) for completion in completions]
-
-
-def of_the_neighbour(completions: list[Any], **columns: Any) -> list[float]:
-    return [float(len(completion)) for completion in [*completions[1:], completions[0]]]
-
-
-def first_is_best(completions: list[Any], **columns: Any) -> list[float]:
-    return [1.0, *[0.0] * (len(completions) - 1)]
-
-
 class UsesOrder:
     """The first number counts, on purpose."""
 
@@ -81,7 +68,3 @@ class UsesOrder:
 
     def __call__(self, *, completions: list[Any], **columns: Any) -> list[float]:
         return first_is_best(completions)
-
-
-def the_shorter_the_better(completions: list[Any], **columns: Any) -> list[float]:
-    return [-float(len(completion)) for completion in completions]

@@ -26,53 +26,37 @@ class Right:
         return torch.where(scored, deviations, torch.zeros_like(total))
 
 
-class OfInputs(Right):
-    """The same in the form of one argument."""
+def of_inputs(change: Callable[..., Any] = lambda found, inputs: found, **members: Any) -> type:
+    """Make an advantage in the form of one argument, of a change to the right one."""
 
-    def scale(self, inputs: AdvantageInputs) -> Tensor:  # type: ignore[override]
-        return super().scale(inputs.rewards, inputs.weights, inputs.group_ids)
+    def scale(self: Any, inputs: AdvantageInputs) -> Any:
+        return change(Right().scale(inputs.rewards, inputs.weights, inputs.group_ids), inputs)
 
-
-class OfTurns(OfInputs):
-    """A completion's advantage for each of its turns, but 0 without a score."""
-
-    per = "turn"
-
-    def scale(self, inputs: AdvantageInputs) -> list[Tensor]:  # type: ignore[override]
-        advantages = super().scale(inputs)
-        return [a.expand(len(turns)) for a, turns in zip(advantages, inputs.turns, strict=True)]
+    return type("OfInputs", (), {"scale": scale, "__module__": __name__, **members})
 
 
-class OfTokens(OfInputs):
-    """A completion's advantage for each of its tokens."""
+OfInputs = of_inputs()
+OfTurns = of_inputs(
+    lambda found, inputs: [a.expand(len(turns)) for a, turns in zip(found, inputs.turns, strict=True)],
+    per="turn",
+)
+OfTokens = of_inputs(
+    lambda found, inputs: [a.expand(n) for a, n in zip(found, inputs.lengths.tolist(), strict=True)],
+    per="token",
+)
+OneForAllTurns = of_inputs(lambda found, inputs: list(found[:, None]), per="turn")
+# The deviations of equal rewards are rounding errors, divided by next to nothing.
+EnlargesRounding = of_inputs(lambda found, inputs: found / (inputs.rewards.std() + 1e-4))
 
-    per = "token"
 
-    def scale(self, inputs: AdvantageInputs) -> list[Tensor]:  # type: ignore[override]
-        lengths = inputs.lengths.tolist()
-        return [a.expand(length) for a, length in zip(super().scale(inputs), lengths, strict=True)]
-
-
-class TurnsAsSums(OfInputs):
+class TurnsAsSums:
     """Short episodes are better, and it says that it reads sums alone."""
 
     signal = "sum"
 
-    def scale(self, inputs: AdvantageInputs) -> Tensor:  # type: ignore[override]
+    def scale(self, inputs: AdvantageInputs) -> Tensor:
         shorter = torch.tensor([[-0.1 * len(turns)] for turns in inputs.turns])
-        return Right.scale(self, inputs.rewards + shorter, inputs.weights, inputs.group_ids)
-
-
-class EnlargesRounding(OfInputs):
-    """The deviations of equal rewards are rounding errors, divided by next to nothing."""
-
-    def scale(self, inputs: AdvantageInputs) -> Tensor:  # type: ignore[override]
-        return super().scale(inputs) / (inputs.rewards.std() + 1e-4)
-
-
-class OneForAllTurns(OfTurns):
-    def scale(self, inputs: AdvantageInputs) -> list[Tensor]:  # type: ignore[override]
-        return [advantages[:1] for advantages in super().scale(inputs)]
+        return Right().scale(inputs.rewards + shorter, inputs.weights, inputs.group_ids)
 
 
 def changed(change: Callable[[Callable[..., Any], Tensor, Tensor, Tensor], Any], **declarations: Any) -> type:
@@ -100,43 +84,39 @@ class RightCorrection:
         return torch.exp((old - sampler).clamp(max=20)).clamp(max=2.0), mask
 
 
-class WeightsAlone(RightCorrection):
+def changed_correction(
+    change: Callable[[Tensor, Tensor, Tensor, Tensor], Any], prepare: Callable[[Tensor], object] = id
+) -> type:
+    """Make a correction of a change: (right weights, keep, old, sampler) -> what is returned."""
+
+    def correct(self: RightCorrection, old: Tensor, sampler: Tensor, mask: Tensor) -> Any:
+        prepare(sampler)
+        return change(*RightCorrection.correct(self, old, sampler, mask), old, sampler)
+
+    return type("Changed", (RightCorrection,), {"correct": correct, "__module__": __name__})
+
+
+SCALE = torch.ones((), dtype=torch.float64, requires_grad=True)
+WeightsAlone = changed_correction(lambda weights, keep, old, sampler: weights)
+CarriesGradient = changed_correction(lambda weights, keep, old, sampler: (weights * SCALE, keep))
+NeverOne = changed_correction(lambda weights, keep, old, sampler: (0.9 * weights, keep))
+Overflows = changed_correction(
+    lambda weights, keep, old, sampler: ((old - sampler).sum(1, keepdim=True).exp().expand_as(old), keep)
+)
+NeedsAToken = changed_correction(
+    lambda weights, keep, old, sampler: (weights * ((old - sampler)[keep].max() < 100), keep)
+)
+# Behind the version counter, at which a run looks.
+ChangesSampler = changed_correction(
+    lambda weights, keep, old, sampler: (weights, keep), lambda sampler: sampler.data.sub_(0.1)
+)
+
+
+class DeclaredInverted(RightCorrection):
+    monotone = False
+
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return super().correct(old, sampler, mask)[0]  # type: ignore[return-value]
-
-
-class CarriesGradient(RightCorrection):
-    def __init__(self) -> None:
-        self.scale = torch.ones((), dtype=torch.float64, requires_grad=True)
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        weights, keep = super().correct(old, sampler, mask)
-        return weights * self.scale, keep
-
-
-class ChangesSampler(RightCorrection):
-    """Behind the version counter, at which a run looks."""
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        sampler.data.sub_(0.1)
-        return super().correct(old, sampler, mask)
-
-
-class NeverOne(RightCorrection):
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        weights, keep = super().correct(old, sampler, mask)
-        return 0.9 * weights, keep
-
-
-class Overflows(RightCorrection):
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.exp((old - sampler).sum(1, keepdim=True)).expand_as(old), mask
-
-
-class NeedsAToken(RightCorrection):
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        assert (old - sampler)[mask].max() < 100
-        return super().correct(old, sampler, mask)
+        return super().correct(sampler, old, mask)
 
 
 class OfTheirDevice(Right):
@@ -146,10 +126,3 @@ class OfTheirDevice(Right):
         same = (group_ids.unsqueeze(0) == group_ids.unsqueeze(1)) & scored
         means = (same * total).sum(1) / same.sum(1).clamp(min=1)
         return torch.where(scored, total - means, 0.0)
-
-
-class DeclaredInverted(RightCorrection):
-    monotone = False
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return super().correct(sampler, old, mask)

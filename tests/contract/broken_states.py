@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from grpox.contracts import LossInputs, LossOutput, Reduction
 
 
-class RightQuantile:
-    """A loss with a running quantile of ratios."""
+class FailsOnNothing:
+    """A loss with a running quantile of ratios, also of no values."""
 
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     statistics: ClassVar[dict[str, str]] = {"ratio": "gather", "reward": "mean"}
@@ -25,13 +23,9 @@ class RightQuantile:
         return LossOutput(-torch.minimum(ratio, self.cap.to(ratio)) * inputs.advantages * (1 + self.mean))
 
     def end_step(self, statistics: dict[str, Any]) -> None:
-        ratios = statistics["ratio"]
-        if len(ratios) and bool(ratios.isfinite().all()):
-            self.follow(statistics)
-
-    def follow(self, statistics: dict[str, Any]) -> None:
-        self.cap = 0.5 * self.cap + 0.5 * statistics["ratio"].quantile(0.9)
-        self.mean = 0.5 * self.mean + 0.5 * statistics["reward"]
+        if not bool(statistics["ratio"].isnan().any()):
+            self.cap = 0.5 * self.cap + 0.5 * statistics["ratio"].quantile(0.9)
+            self.mean = 0.5 * self.mean + 0.5 * statistics["reward"]
 
     def state_dict(self) -> dict[str, Any]:
         return {"cap": self.cap, "mean": self.mean}
@@ -40,54 +34,18 @@ class RightQuantile:
         self.cap, self.mean = state["cap"], state["mean"]
 
 
-class LoadsNothing(RightQuantile):
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class SavesNumpy(RightQuantile):
-    def state_dict(self) -> dict[str, Any]:
-        return {"cap": self.cap, "mean": np.float64(self.mean)}
-
-
-class FailsOnNothing(RightQuantile):
-    """Takes a quantile of no values."""
-
+class Right(FailsOnNothing):
     def end_step(self, statistics: dict[str, Any]) -> None:
-        if not bool(statistics["ratio"].isnan().any()):
-            self.follow(statistics)
+        if len(statistics["ratio"]) and bool(statistics["ratio"].isfinite().all()):
+            super().end_step(statistics)
 
 
-class CountsTokens(RightQuantile):
+class CountsTokens(Right):
     """Changes its state by the rows that a rank has."""
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         self.mean += float(inputs.token_mask.sum())
         return super().per_token(inputs)
-
-
-class RightRunningStd:
-    """An advantage with a running standard deviation."""
-
-    def __init__(self) -> None:
-        self.std = 1.0
-
-    def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
-        totals = (rewards * weights).nansum(dim=1)
-        self.std = 0.9 * self.std + 0.1 * float(totals.std())
-        return (totals - totals.mean()) / (self.std + 1e-4)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"std": self.std}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.std = state["std"]
-
-
-class Rounds(RightRunningStd):
-    """Saves less than it goes by."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"std": round(self.std, 3)}
 
 
 class RightReward:
@@ -110,16 +68,3 @@ class RightReward:
 class LoadsOther(RightReward):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.calls = state["calls"] + 1
-
-
-class RightSchedule:
-    """A correction whose cap follows the steps."""
-
-    stateless = True
-    cap = 4.0
-
-    def begin_step(self, context: Any) -> None:
-        self.cap = 4.0 - context.step / context.total_steps
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.exp(old - sampler).clamp(max=self.cap), torch.ones_like(mask)

@@ -20,53 +20,37 @@ class OwnRate(RightOptimizer):
         return super().build(parameters, 1e-3)
 
 
-class _Plain(torch.optim.Optimizer):
-    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
+class _Steps(torch.optim.Optimizer):
+    """Moves each parameter by (gradient, learning rate now, at first) -> step."""
+
+    def __init__(self, parameters: Iterable[Any], lr: float, step_of: Callable[..., Any]) -> None:
         super().__init__(parameters, {"lr": lr})
+        self.first, self.step_of = lr, step_of
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.move(parameter, group)
-
-    def move(self, parameter: Any, group: Any) -> None:
-        parameter.sub_(group["lr"] * parameter.grad)
+                    parameter.sub_(self.step_of(parameter.grad, group["lr"], self.first))
 
 
-class _RemembersItsRate(_Plain):
-    def __init__(self, parameters: Iterable[Any], lr: float) -> None:
-        super().__init__(parameters, lr)
-        self.rate = lr
+def steps(step_of: Callable[..., Any]) -> type:
+    def build(self: Any, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
+        return _Steps(parameters, learning_rate, step_of)
 
-    def move(self, parameter: Any, group: Any) -> None:
-        parameter.sub_(self.rate * parameter.grad)
+    return type("Steps", (), {"build": build, "__module__": __name__})
 
 
-class _DividesByNorm(_Plain):
-    """The norm of a whole parameter, which no rank has under ZeRO-3."""
-
-    def move(self, parameter: Any, group: Any) -> None:
-        parameter.sub_(group["lr"] * parameter.grad / (parameter.grad.norm() + 1e-9))
-
-
-class _NeedsMatrices(_Plain):
-    def move(self, parameter: Any, group: Any) -> None:
-        rows = parameter.grad.mean(1, keepdim=True) if parameter.ndim > 1 or len(parameter) > 4 else 0
-        parameter.sub_(group["lr"] * (parameter.grad + rows))
+Plain = steps(lambda gradient, lr, first: lr * gradient)
+RemembersItsRate = steps(lambda gradient, lr, first: first * gradient)
+# The norm of a whole parameter, which no rank has under ZeRO-3.
+DividesByNorm = steps(lambda gradient, lr, first: lr * gradient / (gradient.norm() + 1e-9))
+NeedsMatrices = steps(lambda gradient, lr, first: lr * (gradient + _row_means(gradient)))
 
 
-def _factory(optimizer: Any) -> Any:
-    class Factory:
-        def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-            return optimizer(parameters, learning_rate)
-
-    return Factory
-
-
-Plain, RemembersItsRate = map(_factory, (_Plain, _RemembersItsRate))
-DividesByNorm, NeedsMatrices = map(_factory, (_DividesByNorm, _NeedsMatrices))
+def _row_means(gradient: Any) -> Any:
+    return gradient.mean(1, keepdim=True) if gradient.ndim > 1 or len(gradient) > 4 else 0
 
 
 class DeclaredNorm(DividesByNorm):  # type: ignore[misc, valid-type]

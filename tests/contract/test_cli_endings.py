@@ -9,8 +9,15 @@ import sys
 import pytest
 from support.patience import patient
 
-INTERRUPTED_IMPORT = """
-import os, sys
+MAIN = """
+import sys
+{first}
+sys.argv = ["grpox", {words}]
+from grpox.cli import main
+main()
+"""
+INTERRUPT = """
+import os
 
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
@@ -20,9 +27,6 @@ class Interrupt:
                 pass
 
 sys.meta_path.insert(0, Interrupt())
-sys.argv = ["grpox", "validate", "quickstart"]
-from grpox.cli import main
-main()
 """
 
 
@@ -45,19 +49,14 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_signal_while_importing_is_no_traceback(module: str, signal: int, code: int) -> None:
-    done = python(INTERRUPTED_IMPORT.format(module=module, signal=signal))
+    interrupt = INTERRUPT.format(module=module, signal=signal)
+    done = python(MAIN.format(first=interrupt, words="'validate', 'quickstart'"))
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
 def test_a_second_interrupt_while_python_exits_is_no_traceback() -> None:
-    program = (
-        "import atexit, os, sys\n"
-        "atexit.register(lambda: os.kill(os.getpid(), 2))\n"
-        "sys.argv = ['grpox', '--version']\n"
-        "from grpox.cli import main\n"
-        "main()\n"
-    )
-    done = python(program)
+    interrupt = "import atexit, os; atexit.register(lambda: os.kill(os.getpid(), 2))"
+    done = python(MAIN.format(first=interrupt, words="'--version'"))
     assert (done.returncode, done.stderr) == (-2, "")
 
 
@@ -99,15 +98,10 @@ def test_output_that_nobody_can_take_is_no_complaint_of_python() -> None:
     ],
 )
 def test_what_breaks_elsewhere_is_told_and_not_taken_for_the_terminals(raised: str, told: str) -> None:
-    program = (
-        "import sys\n"
-        "import grpox.runfile.load\n"
-        f"def load_run(*arguments): raise {raised}\n"
-        "grpox.runfile.load.load_run = load_run\n"
-        "sys.argv = ['grpox', 'validate', 'quickstart']\n"
-        "from grpox.cli import main\n"
-        "main()\n"
+    first = (
+        f"import grpox.runfile.load\ndef load_run(*_): raise {raised}\ngrpox.runfile.load.load_run = load_run"
     )
+    program = MAIN.format(first=first, words="'validate', 'quickstart'")
     done = python(program)
     assert done.returncode == 1
     assert done.stderr.startswith(told)

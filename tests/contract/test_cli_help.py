@@ -10,8 +10,6 @@ from typer.testing import CliRunner
 
 from grpox.cli import app as cli
 
-OVERVIEWS = ("plugins", "recipes")
-
 
 def commands(command: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     yield name, command
@@ -23,19 +21,11 @@ ALL = dict(commands(cli.all_commands()))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_argument_and_option_says_what_it_is(name: str) -> None:
+def test_every_help_describes_its_options_and_has_examples_that_fit_80_columns(name: str) -> None:
     silent = [p.opts[0] for p in ALL[name].params if not getattr(p, "hidden", False) and not p.help]
     assert silent == []
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_every_help_has_an_example_that_names_the_command(name: str) -> None:
     assert f"grpox {name}".strip() + " " in ALL[name].help + " "
     assert "\n  grpox " in ALL[name].help
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_no_example_is_broken_at_80_columns(name: str) -> None:
     shown = CliRunner().invoke(cli.app, [*name.split(), "--help"], env={"COLUMNS": "80"}).output
     lines = [line.rstrip() for line in shown.splitlines()]
     examples = [f" {line.rstrip()}" for line in ALL[name].help.splitlines() if line.startswith("  ")]

@@ -1,4 +1,4 @@
-"""The core knows no built-in plugin by name, and built-in plugins import only what others may."""
+"""The core knows no built-in plugin by name, plugins import only what others may, and neither prints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from test_public_surface import PUBLIC_CONFIG, PUBLIC_ERRORS
 
 import grpox
@@ -24,19 +23,9 @@ HOOKS = {"plugins/hookspecs.py": set(KINDS.values()) & set(PACKAGES)}
 """Discovery hooks have the names of packages: file of the core -> those that it may have."""
 
 PLAIN_WORDS = {
-    "batch",
-    "code",
-    "cosine",
-    "environment",
-    "exact",
-    "format",
-    "group",
-    "length",
-    "math",
-    "none",
-    "regex",
+    "batch", "code", "cosine", "environment", "exact", "format", "group", "length", "math", "none", "regex",
     "repetition",
-}
+}  # fmt: skip
 """Names of components that are words of every program."""
 NAMED = {
     "config/run.py": "defaults of the run file",
@@ -92,20 +81,19 @@ def texts(tree: ast.Module) -> Iterator[str]:
 CORE_SOURCES = dict(sources(CORE))
 
 
-@pytest.mark.parametrize("file", CORE_SOURCES)
-def test_the_core_names_no_built_in_package(file: str) -> None:
-    tree = CORE_SOURCES[file]
-    mentioned = [*imported(tree), *texts(tree)]
-    mentioned += [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    named = {package for package in PACKAGES for text in mentioned if package in text}
-    assert named <= HOOKS.get(file, set())
+def test_the_core_names_no_built_in_package() -> None:
+    for file, tree in CORE_SOURCES.items():
+        mentioned = [*imported(tree), *texts(tree)]
+        mentioned += [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        named = {package for package in PACKAGES for text in mentioned if package in text}
+        assert named <= HOOKS.get(file, set()), file
 
 
-@pytest.mark.parametrize("file", [file for file in CORE_SOURCES if not file.startswith(tuple(NAMED))])
-def test_the_core_has_no_case_for_a_built_in_component(file: str) -> None:
+def test_the_core_has_no_case_for_a_built_in_component() -> None:
     names = {offer.spec.name for offer in discover().offers if offer.distribution == "grpox"} - PLAIN_WORDS
     assert "vllm-colocate" in names
-    assert names & set(texts(CORE_SOURCES[file])) == set()
+    files = [file for file in CORE_SOURCES if not file.startswith(tuple(NAMED))]
+    assert {file for file in files if names & set(texts(CORE_SOURCES[file]))} == set()
 
 
 def test_every_exception_is_of_use() -> None:
@@ -121,15 +109,33 @@ def private(tree: ast.Module) -> set[str]:
 BUILTIN_SOURCES = dict(sources(BUILTIN))
 
 
-@pytest.mark.parametrize("file", BUILTIN_SOURCES)
-def test_built_in_plugins_import_only_the_public_surface(file: str) -> None:
-    assert private(BUILTIN_SOURCES[file]) == set()
-
-
-def test_a_private_import_would_be_seen() -> None:
+def test_built_in_plugins_import_only_the_public_surface() -> None:
+    assert {file: found for file, tree in BUILTIN_SOURCES.items() if (found := private(tree))} == {}
     text = "def f():\n    from grpox.policy.models import load_model\nimport grpox.runtime.files\nimport grpox"
     assert private(ast.parse(text)) == {"grpox.policy.models.load_model", "grpox.runtime.files"}
 
 
 def test_every_tool_exists() -> None:
     assert [name for name in toolkit.__all__ if not hasattr(toolkit, name)] == []
+
+
+PRINTS = {
+    "observing/display.py": "the live line and the tables of a run, which are no records",
+    "runtime/logs.py": "the handler that shows records on a terminal",
+    "runtime/watchdog.py": "writes a heading into the file of stacks, not on the screen",
+    "data/prompts.py": "a progress bar",
+    "grpox_mlflow/commands.py": "commands, whose results they print",
+    "grpox_vllm_serving/command.py": "a command, whose result it prints",
+}
+
+
+def test_outside_the_command_line_nothing_is_printed_but_by_those_that_say_why() -> None:
+    """Messages are log records, which `grpox.runtime.logs` shows."""
+    found = set()
+    for file, tree in (CORE_SOURCES | BUILTIN_SOURCES).items():
+        functions = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        names = {function.id for function in functions if isinstance(function, ast.Name)}
+        names |= {function.attr for function in functions if isinstance(function, ast.Attribute)} & {"Console"}
+        if names & {"print", "Console"} and not file.startswith("cli/"):
+            found.add(file)
+    assert found == PRINTS.keys()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import SkipTest
@@ -12,43 +12,41 @@ import pytest
 
 from grpox.testing import EnvironmentConformance, Violation
 from grpox.testing.environment_player import example_calls
-from grpox.testing.runner import Outcome, outcomes
+from grpox.testing.runner import outcomes
 
 BROKEN = Path(__file__).with_name("broken_environments.py")
-SECONDS = 0.5
+SuiteOf = Callable[..., EnvironmentConformance]
 
 
-def suite_of(name: str, **own: Any) -> EnvironmentConformance:
-    component: Any = own.pop("component", {"path": f"{BROKEN}:{name}"})
-    suite: EnvironmentConformance = type(
-        "Suite", (EnvironmentConformance,), {"component": component, "seconds": SECONDS, **own}
-    )()
-    return suite
-
-
-def checked(name: str, **own: Any) -> dict[str, Outcome]:
-    return {each.check.removeprefix("test_"): each for each in outcomes(suite_of(name, **own))}
+def suite_class(name: str, **own: Any) -> type[EnvironmentConformance]:
+    return type(
+        "Suite", (EnvironmentConformance,), {"component": {"path": f"{BROKEN}:{name}"}, "seconds": 0.5, **own}
+    )
 
 
 @pytest.fixture
-def violation() -> Iterator[Any]:
-    """``violation(name, check)``: what one check reports; its processes end with the test."""
+def suite_of() -> Iterator[SuiteOf]:
+    """``suite_of(name, **own)``: a suite, whose processes end with the test."""
     suites = []
 
-    def of(name: str, check: str, **own: Any) -> Violation:
-        suite = suite_of(name, **own)
-        suites.append(suite)
-        with pytest.raises(Violation) as caught:
-            getattr(suite, f"test_{check}")()
-        return caught.value
+    def make(name: str, **own: Any) -> EnvironmentConformance:
+        suites.append(suite_class(name, **own)())
+        return suites[-1]
 
-    yield of
+    yield make
     for suite in suites:
         suite.teardown_class()
 
 
+def violation(suite: EnvironmentConformance, check: str) -> Violation:
+    with pytest.raises(Violation) as caught:
+        getattr(suite, f"test_{check}")()
+    return caught.value
+
+
 def test_an_environment_that_keeps_its_contract_passes() -> None:
-    results = checked("Right", seconds=5.0, component={"path": f"{BROKEN}:Right", "goal": 2})
+    suite = suite_class("Right", seconds=5.0, component={"path": f"{BROKEN}:Right", "goal": 2})()
+    results = {each.check.removeprefix("test_"): each for each in outcomes(suite)}
     assert {check: each.what for check, each in results.items() if each.status != "passed"} == {}
     assert {"runs", "imports", "tools", "calls", "seeds", "state", "close", "state_keys"} <= results.keys()
     assert results["runs"].what == '2 turns; right 1; info {"success": true}'
@@ -57,13 +55,10 @@ def test_an_environment_that_keeps_its_contract_passes() -> None:
 
 
 @pytest.mark.parametrize("name", ["Asynchronous", "OfTrl"])
-def test_other_forms_pass(name: str) -> None:
+def test_other_forms_pass(suite_of: SuiteOf, name: str) -> None:
     suite = suite_of(name, seconds=5.0)
-    try:
-        for check in ("runs", "tools", "calls", "seeds", "state", "close"):
-            getattr(suite, f"test_{check}")()
-    finally:
-        suite.teardown_class()
+    for check in ("runs", "tools", "calls", "seeds", "state", "close"):
+        getattr(suite, f"test_{check}")()
 
 
 @pytest.mark.parametrize(
@@ -97,44 +92,31 @@ def test_other_forms_pass(name: str) -> None:
         ("LeavesAFile", "close", "closed right after it was built, it leaves the open file"),
     ],
 )
-def test_each_fault_is_told_by_name(violation: Any, name: str, check: str, told: str) -> None:
-    assert re.search(told, violation(name, check).what)
+def test_each_fault_is_told_by_name(suite_of: SuiteOf, name: str, check: str, told: str) -> None:
+    assert re.search(told, violation(suite_of(name), check).what)
 
 
-def test_calls_that_parse_does_not_find_are_told() -> None:
-    suite = suite_of("ReadsItsCalls", seconds=5.0)
-    try:
-        with pytest.raises(SkipTest, match=r"add\(.*\) was not tried: parse finds no call"):
-            suite.test_calls()
-    finally:
-        suite.teardown_class()
-
-
-def test_a_tool_that_raises_is_no_fault_and_told() -> None:
+def test_calls_that_parse_does_not_find_and_tools_that_raise_are_told(suite_of: SuiteOf) -> None:
+    with pytest.raises(SkipTest, match=r"add\(.*\) was not tried: parse finds no call"):
+        suite_of("ReadsItsCalls", seconds=5.0).test_calls()
     suite = suite_of("ToolRaises")
-    try:
-        suite.test_calls()
-    finally:
-        suite.teardown_class()
+    suite.test_calls()
     assert suite.notes[0].startswith('divide({"number": 1}): the model reads \'Error: divide raised')
 
 
-def test_rows_of_the_suite_are_played(violation: Any) -> None:
-    advice = violation("ResetNeedsAColumn", "runs").advice
+def test_rows_of_the_suite_are_played(suite_of: SuiteOf) -> None:
+    advice = violation(suite_of("ResetNeedsAColumn"), "runs").advice
     assert advice == "name rows and turns in example_rows and example_turns"
-    suite = suite_of("ResetNeedsAColumn", rows=({"prompt": "a", "solution": "b"},))
-    try:
-        suite.test_runs()
-    finally:
-        suite.teardown_class()
+    suite_of("ResetNeedsAColumn", rows=({"prompt": "a", "solution": "b"},)).test_runs()
 
 
-def test_torch_is_found(tmp_path: Path, violation: Any) -> None:
+def test_torch_is_found(tmp_path: Path, suite_of: SuiteOf) -> None:
     file = tmp_path / "heavy.py"
     file.write_text(
         "import torch\nfrom grpox.environments import Environment\n\nclass Heavy(Environment):\n    pass\n"
     )
-    assert violation("", "imports", component={"path": f"{file}:Heavy"}).what == "it imports torch"
+    suite = suite_of("", component={"path": f"{file}:Heavy"})
+    assert violation(suite, "imports").what == "it imports torch"
 
 
 def test_examples_fit_the_description_of_a_tool() -> None:

@@ -179,18 +179,8 @@ def test_a_response_template_of_the_tokenizer_has_a_time_limit(monkeypatch: pyte
 
 
 NUMBERS = [
-    "1" + "0" * 400,
-    "1e999",
-    "-1e999",
-    "NaN",
-    "1e39",
-    "true",
-    '"1"',
-    "[" * 100_000,
-    "[1]",
-    "{}",
-    "1" * 5000,
-]
+    "1" + "0" * 400, "1e999", "-1e999", "NaN", "1e39", "true", '"1"', "[" * 100_000, "[1]", "{}", "1" * 5000,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", NUMBERS)

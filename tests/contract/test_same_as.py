@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from contract.planted import references as paper
 
-from grpox.errors import ConfigError
+from grpox.errors import ConfigError, Problem
 from grpox.testing import AdvantageConformance, CorrectionConformance, LossConformance, same_as
 from grpox.testing.conformance import Violation
 from grpox.testing.runner import outcomes
@@ -50,19 +50,22 @@ def mean_of_sums(losses: list[list[float]]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kind", "component", "reference"),
+    ("kind", "component", "reference", "reduction"),
     [
-        ("loss", "dapo", clipped),
-        ("loss", {"name": "grpo", "level": "sequence"}, gspo),
-        ("loss", {"name": "grpo", "level": "sequence"}, gspo_with_mask),
-        ("loss", "cispo", cispo_gradient),
-        ("advantage", "group", group),
-        ("correction", "sequence-mask", sequence_mask),
-        ("correction", "token-truncate", token_truncate),
+        ("loss", "dapo", clipped, token_mean),
+        ("loss", "dr_grpo", clipped, mean_by_longest),
+        ("loss", {"name": "grpo", "level": "sequence"}, gspo, None),
+        ("loss", {"name": "grpo", "level": "sequence"}, gspo_with_mask, sequence_mean),
+        ("loss", "cispo", cispo_gradient, token_mean),
+        ("advantage", "group", group, None),
+        ("correction", "sequence-mask", sequence_mask, None),
+        ("correction", "token-truncate", token_truncate, None),
     ],
 )
-def test_built_ins_are_the_formulas_of_their_papers(kind: str, component: Any, reference: Any) -> None:
-    same_as(kind, component, reference)
+def test_built_ins_are_the_formulas_of_their_papers(
+    kind: str, component: Any, reference: Any, reduction: Any
+) -> None:
+    same_as(kind, component, reference, reduction)
 
 
 @pytest.mark.parametrize(
@@ -86,19 +89,6 @@ def test_another_formula_is_a_violation(kind: str, component: Any, reference: An
 @pytest.mark.parametrize(
     ("component", "reference", "reduction"),
     [
-        ("dapo", clipped, token_mean),
-        ({"name": "grpo", "level": "sequence"}, gspo_with_mask, sequence_mean),
-        ("dr_grpo", clipped, mean_by_longest),
-        ("cispo", cispo_gradient, token_mean),
-    ],
-)
-def test_the_reduction_is_that_of_the_paper(component: Any, reference: Any, reduction: Any) -> None:
-    same_as("loss", component, reference, reduction)
-
-
-@pytest.mark.parametrize(
-    ("component", "reference", "reduction"),
-    [
         ("grpo", clipped, token_mean),  # DAPO with GRPO's reduction
         ("dapo", clipped, sequence_mean),
         ("bnpo", clipped, token_mean),  # the mean of its own micro-batch
@@ -113,21 +103,21 @@ def test_another_reduction_is_a_violation(component: Any, reference: Any, reduct
     assert "Reduction." in caught.value.advice
 
 
-def test_a_reduction_with_an_unknown_parameter_and_one_of_another_kind_are_refused() -> None:
+def refused(*arguments: Any) -> Problem:
     with pytest.raises(ConfigError) as caught:
-        same_as("loss", "dapo", clipped, lambda loss: 0.0)
-    assert (caught.value.problems[0].given, caught.value.problems[0].nearest) == ("loss", "losses")
-    with pytest.raises(ConfigError) as caught:
-        same_as("advantage", "group", group, token_mean)
-    assert caught.value.problems[0].key == "reduction"
+        same_as(*arguments)
+    [problem] = caught.value.problems
+    return problem
 
 
-def test_a_suite_without_a_reduction_says_so() -> None:
-    members = {"component": "dapo", "reference": staticmethod(clipped)}
-    for further, text in (({}, "its reduction is not compared"), ({"reduction": staticmethod(token_mean)}, "")):
-        suite = type("Suite", (LossConformance,), members | further)()
-        [outcome] = [each for each in outcomes(suite) if each.check == "test_same_as_reference"]
-        assert (outcome.status, outcome.what.partition(":")[0]) == ("passed", text)
+def test_a_function_of_another_kind_or_with_an_unknown_parameter_is_refused() -> None:
+    problem = refused("loss", "dapo", clipped, lambda loss: 0.0)
+    assert (problem.given, problem.nearest) == ("loss", "losses")
+    problem = refused("loss", "dapo", lambda logprob: [])
+    assert (problem.key, problem.given, problem.nearest) == ("reference", "logprob", "logprobs")
+    assert refused("loss", "dapo", lambda x: []).nearest == ""
+    assert refused("advantage", "group", group, token_mean).key == "reduction"
+    assert refused("generator", "hf", clipped).allowed == "loss, advantage, correction, reward, scheduler"
 
 
 def test_the_smallest_example_is_shown() -> None:
@@ -141,23 +131,6 @@ def test_the_smallest_example_is_shown() -> None:
     assert all(len(line.split()) == 3 for line in lines)
 
 
-@pytest.mark.parametrize("parameter", ["logprob", "x"])
-def test_a_parameter_that_is_no_input_is_refused(parameter: str) -> None:
-    scope: dict[str, Any] = {}
-    exec(f"def reference({parameter}): return []", scope)
-    with pytest.raises(ConfigError) as caught:
-        same_as("loss", "dapo", scope["reference"])
-    [problem] = caught.value.problems
-    assert (problem.key, problem.given) == ("reference", parameter)
-    assert problem.nearest == ("logprobs" if parameter == "logprob" else "")
-
-
-def test_a_kind_without_formulas_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        same_as("generator", "hf", clipped)
-    assert caught.value.problems[0].allowed == "loss, advantage, correction, reward, scheduler"
-
-
 def test_a_reference_of_another_length_is_a_violation() -> None:
     with pytest.raises(Violation, match=r"\[1\] numbers for sequences of \[2\] tokens"):
         same_as("loss", "dapo", lambda logprobs, old_logprobs, advantages: clipped(
@@ -166,16 +139,19 @@ def test_a_reference_of_another_length_is_a_violation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("suite", "component", "reference"),
+    ("suite", "component", "members", "told"),
     [
-        (LossConformance, "dapo", clipped),
-        (AdvantageConformance, "group", group),
-        (CorrectionConformance, "token-truncate", token_truncate),
+        (LossConformance, "dapo", {"reference": clipped}, "its reduction is not compared"),
+        (LossConformance, "dapo", {"reference": clipped, "reduction": token_mean}, ""),
+        (AdvantageConformance, "group", {"reference": group}, ""),
+        (CorrectionConformance, "token-truncate", {"reference": token_truncate}, ""),
     ],
 )
-def test_a_suite_has_the_check_where_it_has_a_reference(suite: Any, component: str, reference: Any) -> None:
+def test_a_suite_has_the_check_where_it_has_a_reference(
+    suite: Any, component: str, members: dict[str, Any], told: str
+) -> None:
     without = type("Suite", (suite,), {"component": component})
-    having = type("Suite", (without,), {"reference": staticmethod(reference)})
-    made = {outcome.check: outcome.status for outcome in outcomes(having())}
-    assert made["test_same_as_reference"] == "passed"
+    having = type("Suite", (without,), {name: staticmethod(formula) for name, formula in members.items()})
+    [outcome] = [each for each in outcomes(having()) if each.check == "test_same_as_reference"]
+    assert (outcome.status, outcome.what.partition(":")[0]) == ("passed", told)
     assert "test_same_as_reference" not in {check.name for check in without().checks()}

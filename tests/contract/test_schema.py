@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -67,69 +69,33 @@ def named(schema: dict[str, Any], slot: dict[str, Any], name: str) -> dict[str, 
     return options[0]
 
 
-def test_a_component_has_its_own_parameters_and_no_others(schema: dict[str, Any]) -> None:
-    dapo = named(schema, schema["properties"]["loss"], "dapo")
+def bare_names(schema: dict[str, Any]) -> dict[str, str]:
+    """The bare names of losses, with their descriptions."""
+    [bare] = [choice for choice in choices(schema, schema["properties"]["loss"]) if "enum" in choice]
+    return dict(zip(bare["enum"], bare["enumDescriptions"], strict=True))
+
+
+def test_each_slot_has_its_components_with_their_own_parameters_and_no_others(schema: dict[str, Any]) -> None:
+    properties = schema["properties"]
+    dapo = named(schema, properties["loss"], "dapo")
     assert set(dapo["properties"]) == {"name", "clip_low", "clip_high", "delta", "level"}
     assert dapo["additionalProperties"] is False
     assert dapo["required"] == ["name"]
-
-
-def test_a_bare_name_is_one_of_those_installed(schema: dict[str, Any]) -> None:
-    [bare] = [choice["enum"] for choice in choices(schema, schema["properties"]["loss"]) if "enum" in choice]
-    assert {"dapo", "grpo", "grpox:dapo"} <= set(bare)
-    assert schema["properties"]["loss"]["default"] == "dapo"
-
-
-def test_a_reward_has_a_weight_beside_its_parameters(schema: dict[str, Any]) -> None:
-    exact = named(schema, schema["properties"]["rewards"]["items"], "exact")
+    assert {"dapo", "grpo", "grpox:dapo"} <= bare_names(schema).keys()
+    assert properties["loss"]["default"] == "dapo"
+    exact = named(schema, properties["rewards"]["items"], "exact")
     assert {"name", "weight", "column"} <= set(exact["properties"])
-
-
-def test_an_observer_has_its_parameters_under_its_name(schema: dict[str, Any]) -> None:
-    mlflow = schema["properties"]["tracking"]["properties"]["mlflow"]
+    mlflow = properties["tracking"]["properties"]["mlflow"]
     assert "experiment" in mlflow["properties"]
     assert "name" not in mlflow["properties"]
-
-
-def test_optional_slots_in_sections_take_null_or_a_component(schema: dict[str, Any]) -> None:
     for section, slot in (("data", "source"), ("train", "optimizer"), ("train", "scheduler")):
-        options = at(schema, schema["properties"][section])["properties"][slot]["anyOf"]
+        options = at(schema, properties[section])["properties"][slot]["anyOf"]
         assert {"type": "null"} in options
         assert all("path" in choice["properties"] for choice in choices(schema, options[0]))
 
 
-def test_every_reference_leads_somewhere(schema: dict[str, Any]) -> None:
-    def follow(node: Any) -> None:
-        if isinstance(node, dict):
-            if isinstance(node.get("$ref"), str):
-                at(schema, node)
-            for value in node.values():
-                follow(value)
-        elif isinstance(node, list):
-            for value in node:
-                follow(value)
-
-    follow(schema)
-
-
-def test_a_third_party_component_is_there_and_a_shared_name_needs_its_distribution(
-    make_distribution: Any,
-) -> None:
-    make_distribution("grpox-steep", PLUGIN)
-    schema = run_schema(Registry(discover()))
-    loss = schema["properties"]["loss"]
-    steep = named(schema, loss, "steep")
-    assert steep["required"] == ["name", "steepness"]
-    assert at(schema, steep["properties"]["inner"])["properties"]["depth"]["type"] == "integer"
-    [bare] = [choice["enum"] for choice in choices(schema, loss) if "enum" in choice]
-    # With a required parameter the bare name does not do; of two that share one, only the full one does.
-    assert "steep" not in bare
-    assert "dapo" not in bare
-    assert {"grpox:dapo", "grpox-steep:dapo", "grpo"} <= set(bare)
-    assert "future" not in str(loss) + str(choices(schema, loss))
-
-
-def test_every_key_and_parameter_says_what_it_is(schema: dict[str, Any]) -> None:
+def test_every_reference_leads_somewhere_and_every_key_says_what_it_is(schema: dict[str, Any]) -> None:
+    assert set(re.findall(r'"#/\$defs/([^"]+)"', json.dumps(schema))) <= schema["$defs"].keys()
     tables = {"run": schema, **schema["$defs"]}
     undescribed = [
         f"{name}.{key}"
@@ -140,21 +106,33 @@ def test_every_key_and_parameter_says_what_it_is(schema: dict[str, Any]) -> None
     assert undescribed == []
 
 
-# -- Who adds what ---------------------------------------------------------------------------------------
-
-
-def test_each_component_names_its_distribution_for_people_and_for_programs(make_distribution: Any) -> None:
+def test_a_third_party_component_names_its_distribution_and_a_shared_name_needs_it(
+    make_distribution: Any,
+) -> None:
     make_distribution("grpox-steep", PLUGIN, version="0.7")
     schema = run_schema(Registry(discover()))
     loss = schema["properties"]["loss"]
     steep = named(schema, loss, "steep")
+    assert steep["required"] == ["name", "steepness"]
+    assert at(schema, steep["properties"]["inner"])["properties"]["depth"]["type"] == "integer"
+    assert "future" not in str(loss) + str(choices(schema, loss))
+    # With a required parameter the bare name does not do; of two that share one, only the full one does.
+    bare = bare_names(schema)
+    assert {"grpox:dapo", "grpox-steep:dapo", "grpo"} <= bare.keys()
+    assert bare.keys().isdisjoint({"steep", "dapo"})
+    assert "From grpox 0" in bare["grpo"]
+    # For people and for programs.
     assert steep["x-grpox-distribution"] == "grpox-steep 0.7"
     assert steep["description"] == "Steep.\n\nFrom grpox-steep 0.7."
     assert steep["properties"]["name"]["description"] == steep["description"]
     assert named(schema, loss, "grpo")["x-grpox-distribution"].startswith("grpox ")
-    # Two that share a name are told apart.
     assert named(schema, loss, "grpox-steep:dapo")["x-grpox-distribution"] == "grpox-steep 0.7"
     assert named(schema, loss, "grpox:dapo")["x-grpox-distribution"].startswith("grpox 0")
+
+
+def test_a_bare_name_is_described_too(make_distribution: Any) -> None:
+    make_distribution("grpox-steep", PLUGIN.replace("steepness: float", "steepness: float = 1"), version="0.7")
+    assert bare_names(run_schema(Registry(discover())))["steep"] == "Steep.\n\nFrom grpox-steep 0.7."
 
 
 def test_every_installed_component_is_there_with_the_distribution_that_adds_it(schema: dict[str, Any]) -> None:
@@ -176,38 +154,21 @@ def test_every_installed_component_is_there_with_the_distribution_that_adds_it(s
     assert told == installed
 
 
-def test_a_bare_name_is_described_too(make_distribution: Any) -> None:
-    make_distribution("grpox-steep", PLUGIN.replace("steepness: float", "steepness: float = 1"), version="0.7")
-    schema = run_schema(Registry(discover()))
-    (bare,) = [choice for choice in choices(schema, schema["properties"]["loss"]) if "enum" in choice]
-    described = dict(zip(bare["enum"], bare["enumDescriptions"], strict=True))
-    assert described["steep"] == "Steep.\n\nFrom grpox-steep 0.7."
-    assert "From grpox 0" in described["grpo"]
-
-
-def test_a_component_that_cannot_run_here_is_there_and_says_so(make_distribution: Any) -> None:
+def test_a_component_that_cannot_run_here_or_be_described_says_so_and_spoils_no_other(
+    make_distribution: Any,
+) -> None:
     make_distribution("grpox-odd", ODD)
     schema = run_schema(Registry(discover()))
     lacking = named(schema, schema["properties"]["loss"], "lacking")
     assert "Not usable here: needs nothing-such>=1: not installed" in lacking["description"]
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
+    for name, why in (
         ("lost", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("calls", "PydanticInvalidForJsonSchema"),
-    ],
-)
-def test_a_config_that_cannot_be_described_is_left_open_and_spoils_no_other(
-    make_distribution: Any, name: str, why: str
-) -> None:
-    make_distribution("grpox-odd", ODD)
-    schema = run_schema(Registry(discover()))
-    component = named(schema, schema["properties"]["loss"], name)
-    assert "Parameters unknown: " in component["description"]
-    assert why in component["description"]
-    assert component["additionalProperties"] is True
+    ):
+        component = named(schema, schema["properties"]["loss"], name)
+        assert "Parameters unknown: " in component["description"]
+        assert why in component["description"]
+        assert component["additionalProperties"] is True
     assert named(schema, schema["properties"]["loss"], "dapo")["additionalProperties"] is False
 
 

@@ -5,47 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import references as paper
 import skeletons
 import torch
-from skeletons import clipped_loss, log_ratio_of, ratio_of, totals
+from references import CISPO, GRPO, GSPO, SEQUENCE_TIS
+from skeletons import clipped_loss, row_sums, sequences, tokens, totals
 from torch import Tensor
 
-from grpox.contracts import LossInputs, Reduction
+PositionsOnCpu = tokens(None, lambda w, a: clipped_loss(w, a, 0.2, 0.28) * 0.99 ** torch.arange(w.shape[1]))
+"""DAPO whose tokens fade by position, with torch.arange on the default device."""
+SumsOnCpu = skeletons.clipped(
+    skeletons.sequence_mean, GSPO, 3e-4, 4e-4,
+    lambda d, mask: ((torch.zeros(len(d), 1, dtype=d.dtype) + row_sums(d)) / skeletons.lengths(mask)).exp(),
+)  # fmt: skip
+"""GSPO that gathers the sums of its sequences in torch.zeros on the default device."""
+BoundsOnCpu = sequences(GRPO, lambda w, a: -torch.min(w * a, _bounded(w) * a))
+"""GRPO whose clip bounds are a tensor by row, made from a list on the default device."""
+ThroughNumpy = skeletons.surrogates(CISPO, lambda w, a: -torch.from_numpy(w.detach().numpy().clip(max=5.0)) * a)
+"""Policy gradient whose weights make a detour by numpy, which reads the CPU's memory alone."""
+PenaltyOnCpu = tokens(paper.capped(2.0), lambda w, a: -torch.minimum(w, _table(w)) * a)
+"""Policy gradient that bounds ratios by a table of the batch on the default device."""
 
 
-@skeletons.token_mean
-def PositionsOnCpu(inputs: LossInputs) -> Tensor:
-    """DAPO whose tokens fade by position, with torch.arange on the default device."""
-    loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
-    return loss * 0.99 ** torch.arange(loss.shape[1])
+def _table(ratio: Tensor) -> Tensor:
+    return torch.full((1, ratio.shape[1]), 2.0, dtype=ratio.dtype)
 
 
-@skeletons.sequence_mean
-def SumsOnCpu(inputs: LossInputs) -> Tensor:
-    """GSPO that gathers the sums of its sequences in torch.zeros on the default device."""
-    log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
-    sums = torch.zeros(len(log_ratio), dtype=log_ratio.dtype) + log_ratio.sum(dim=1)
-    ratio = (sums / inputs.token_mask.sum(dim=1).clamp(min=1)).exp().unsqueeze(1).expand_as(log_ratio)
-    return clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4)
-
-
-@skeletons.sequence_mean
-def BoundsOnCpu(inputs: LossInputs) -> Tensor:
-    """GRPO whose clip bounds are a tensor by row, made from a list on the default device."""
-    ratio, advantages = ratio_of(inputs), inputs.advantages
+def _bounded(ratio: Tensor) -> Tensor:
     width = torch.tensor([[0.2]] * len(ratio), dtype=ratio.dtype)
-    clipped = torch.minimum(torch.maximum(ratio, 1 - width), 1 + width)
-    return -torch.min(ratio * advantages, clipped * advantages)
+    return torch.minimum(torch.maximum(ratio, 1 - width), 1 + width)
 
 
-@skeletons.surrogate(Reduction.TOKEN_MEAN)
-def ThroughNumpy(inputs: LossInputs) -> Tensor:
-    """Policy gradient whose weights make a detour by numpy, which reads the CPU's memory alone."""
-    weights = torch.from_numpy(ratio_of(inputs).detach().numpy().clip(max=5.0))
-    return -weights * inputs.advantages
-
-
-@skeletons.advantage
+@skeletons.advantage(paper.centred)
 def GroupTableOnCpu(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """Dr. GRPO's advantage that sums each group in torch.zeros on the default device."""
     total, scored = totals(rewards, weights)
@@ -55,7 +46,7 @@ def GroupTableOnCpu(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tens
     return torch.where(scored, total - (sums / counts.clamp(min=1))[groups], 0.0).float()
 
 
-@skeletons.advantage
+@skeletons.advantage(paper.ranked)
 def RanksOnCpu(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """Advantages by rank in the group, with torch.arange on the default device."""
     total, scored = totals(rewards, weights)
@@ -64,17 +55,15 @@ def RanksOnCpu(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         rows = (group_ids == group) & scored
         values = total[rows]
         if len(values) > 1:
-            names, inverse, sizes = values.unique(return_inverse=True, return_counts=True)
-            last = sizes.cumsum(0).double() - 1
-            middle = last - (sizes - 1) / 2 - (len(values) - 1) / 2
-            result[rows] = (middle + 0 * torch.arange(len(names)))[inverse] / len(values)
+            ranks = torch.sign(values[:, None] - values[None, :]).sum(dim=1)
+            result[rows] = (ranks + 0 * torch.arange(len(values))) / len(values)
     return result.float()
 
 
-@skeletons.correction
+@skeletons.correction(SEQUENCE_TIS)
 def WeightsOnCpu(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Sequence truncation whose weights are filled into torch.ones on the default device."""
-    total = torch.where(mask, old - sampler, 0.0).sum(dim=1, keepdim=True).clamp(-20, 20)
+    total = row_sums(torch.where(mask, old - sampler, 0.0)).clamp(-20, 20)
     weights = torch.ones(mask.shape, dtype=old.dtype) * total.exp().clamp(max=2.0)
     return weights, torch.ones(mask.shape, dtype=torch.bool)
 
@@ -86,14 +75,6 @@ def MomentumOnCpu(parameter: Any, group: Any, state: dict[str, Any]) -> None:
         state["momentum"] = torch.zeros(parameter.shape, dtype=parameter.dtype)
     state["momentum"].mul_(0.9).add_(parameter.grad)
     parameter.add_(state["momentum"], alpha=-group["lr"])
-
-
-@skeletons.token_mean
-def PenaltyOnCpu(inputs: LossInputs) -> Tensor:
-    """Policy gradient that lessens repeated ratios by a table of the batch on the default device."""
-    table = torch.full((1, inputs.logprobs.shape[1]), 0.5, dtype=inputs.logprobs.dtype)
-    ratio = ratio_of(inputs)
-    return -torch.minimum(ratio, table + 1.5) * inputs.advantages
 
 
 class LengthsOnCpu:

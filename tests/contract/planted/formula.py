@@ -6,137 +6,83 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import references as paper
 import skeletons
 import torch
-from skeletons import clipped_loss, log_ratio_of, ratio_of
+from references import CISPO, DAPO, GRPO, GSPO, SAPO, SEQUENCE_TIS, TIS, WIDE_GSPO
+from skeletons import by_group, clipped, clipped_loss, row_means, row_sums, sapo, sequence_mean, sequences
 from torch import Tensor
 
-from grpox.contracts import LossInputs, Reduction, Text, completion_text
+from grpox.contracts import LossInputs, Text, completion_text
+
+GspoSum = clipped(sequence_mean, GSPO, 3e-4, 4e-4, lambda d, mask: row_sums(d).clamp(-20, 20).exp())
+"""GSPO whose sequence ratio is the product of the token ratios, without the power 1/n."""
+GspoArithmetic = clipped(sequence_mean, WIDE_GSPO, 3e-4, 4e-4, lambda d, mask: row_means(d.exp(), mask))
+"""GSPO whose sequence ratio is the arithmetic mean of the token ratios, not the geometric."""
+GspoTokenWithoutToken = clipped(
+    sequence_mean, GSPO, 3e-4, 4e-4, lambda d, mask: row_means(d, mask).exp().detach()
+)
+"""GSPO-token that detaches the sequence ratio and forgets the factor pi / sg[pi] beside it."""
+DapoRangeExchanged = skeletons.tokens(DAPO, lambda w, a: clipped_loss(w, a, 0.28, 0.2))
+"""DAPO with its clip range exchanged: 0.28 below and 0.2 above."""
+ClipsTheLogRatio = sequences(GRPO, lambda w, a: -torch.min(w * a, w.log().clamp(-0.2, 0.2).exp() * a))
+"""GRPO that clips log w to [-0.2, 0.2], where the paper clips w to [0.8, 1.2]."""
+ClipsOnly = sequences(GRPO, lambda w, a: -w.clamp(0.8, 1.2) * a)
+"""GRPO without the minimum: only the clipped term is left."""
+SapoTemperaturesExchanged = sequences(SAPO, lambda w, a: sapo(w - 1, a, 1.05, 1.0))
+"""SAPO with the sharper gate for positive advantages."""
+SapoWithoutScale = sequences(SAPO, lambda w, a: sapo(w - 1, a) * torch.where(a > 0, 1.0, 1.05).to(a) / 4)
+"""SAPO without its factor 4 / tau, so that the slope at w = 1 is tau / 4."""
+CispoWithFloor = skeletons.surrogates(CISPO, lambda w, a: -w.detach().clamp(0.8, 5.0) * a)
+"""CISPO that also bounds the weight below, at 0.8; the paper has no lower bound."""
 
 
-@skeletons.sequence_mean
-def GspoSum(inputs: LossInputs) -> Tensor:
-    """GSPO whose sequence ratio is the product of the token ratios, without the power 1/n."""
-    log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
-    ratio = log_ratio.sum(dim=1, keepdim=True).clamp(-20, 20).exp().expand_as(log_ratio)
-    return clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4)
-
-
-@skeletons.sequence_mean
-def GspoArithmetic(inputs: LossInputs) -> Tensor:
-    """GSPO whose sequence ratio is the arithmetic mean of the token ratios, not the geometric."""
-    mask = inputs.token_mask
-    ratios = torch.where(mask, ratio_of(inputs), 0.0)
-    ratio = ratios.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return clipped_loss(ratio.expand_as(ratios), inputs.advantages, 3e-4, 4e-4)
-
-
-@skeletons.token_mean
-def DapoRangeExchanged(inputs: LossInputs) -> Tensor:
-    """DAPO with its clip range exchanged: 0.28 below and 0.2 above."""
-    return clipped_loss(ratio_of(inputs), inputs.advantages, 0.28, 0.2)
-
-
-@skeletons.sequence_mean
-def ClipsTheLogRatio(inputs: LossInputs) -> Tensor:
-    """GRPO that clips log w to [-0.2, 0.2], where the paper clips w to [0.8, 1.2]."""
-    log_ratio, advantages = log_ratio_of(inputs), inputs.advantages
-    clipped = log_ratio.clamp(-0.2, 0.2).exp()
-    return -torch.min(log_ratio.exp() * advantages, clipped * advantages)
-
-
-@skeletons.sequence_mean
-def ClipsOnly(inputs: LossInputs) -> Tensor:
-    """GRPO without the minimum: only the clipped term is left."""
-    return -ratio_of(inputs).clamp(0.8, 1.2) * inputs.advantages
-
-
-@skeletons.sequence_mean
-def SapoTemperaturesExchanged(inputs: LossInputs) -> Tensor:
-    """SAPO with the sharper gate for positive advantages."""
-    advantages = inputs.advantages
-    tau = torch.where(advantages > 0, 1.05, 1.0).to(advantages.dtype)
-    return -advantages * 4 / tau * torch.sigmoid(tau * (ratio_of(inputs) - 1))
-
-
-@skeletons.sequence_mean
-def SapoWithoutScale(inputs: LossInputs) -> Tensor:
-    """SAPO without its factor 4 / tau, so that the slope at w = 1 is tau / 4."""
-    advantages = inputs.advantages
-    tau = torch.where(advantages > 0, 1.0, 1.05).to(advantages.dtype)
-    return -advantages * torch.sigmoid(tau * (ratio_of(inputs) - 1))
-
-
-@skeletons.surrogate(Reduction.TOKEN_MEAN)
-def CispoWithFloor(inputs: LossInputs) -> Tensor:
-    """CISPO that also bounds the weight below, at 0.8; the paper has no lower bound."""
-    return -ratio_of(inputs).detach().clamp(0.8, 5.0) * inputs.advantages
-
-
-@skeletons.loss(Reduction.TOKEN_MEAN, gradient="surrogate", zero_at_zero_advantage=True)
+@skeletons.token_mean(CISPO, gradient="surrogate")
 def CispoWeightNotDetached(inputs: LossInputs) -> Tensor:
     """CISPO that forgets the stop-gradient: the weight is differentiated too."""
-    weight = ratio_of(inputs).clamp(max=5.0)
-    return -weight * inputs.advantages * inputs.logprobs
+    return -skeletons.ratio_of(inputs).clamp(max=5.0) * inputs.advantages * inputs.logprobs
 
 
-@skeletons.sequence_mean
-def GspoTokenWithoutToken(inputs: LossInputs) -> Tensor:
-    """GSPO-token that detaches the sequence ratio and forgets the factor pi / sg[pi] beside it."""
-    log_ratio = torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)
-    mean = log_ratio.sum(dim=1, keepdim=True) / inputs.token_mask.sum(dim=1, keepdim=True).clamp(min=1)
-    ratio = mean.exp().expand_as(log_ratio).detach()
-    return clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4)
-
-
-@skeletons.sequence_mean
+@sequence_mean(paper.gmpo(0.4))
 def GmpoBothSides(inputs: LossInputs) -> Tensor:
     """GMPO that clips the log-ratios on both sides, where the paper clips one, by the advantage's sign."""
-    clipped = torch.where(inputs.token_mask, log_ratio_of(inputs).clamp(-0.4, 0.4), 0.0)
-    mean = clipped.sum(dim=1, keepdim=True) / inputs.token_mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return -mean.exp() * inputs.advantages
+    clipped = skeletons.log_ratio_of(inputs).clamp(-0.4, 0.4)
+    return -row_means(clipped, inputs.token_mask).exp() * inputs.advantages
 
 
-@skeletons.by_group(2)
-def VarianceForDeviation(values: Tensor) -> Tensor:
-    """GRPO's advantage divided by the group's variance."""
-    centred = values - values.mean()
-    return centred / (values.var() + 1e-4) if centred.any() else centred
-
-
-@skeletons.by_group(2)
-def LeaveNoneOut(values: Tensor) -> Tensor:
-    """RLOO whose baseline is the mean of the group with the completion itself in it."""
-    return values - values.sum() / len(values)
+VarianceForDeviation = by_group(
+    paper.standardised, lambda r: (r - r.mean()) / (r.var() + 1e-4) if (r != r.mean()).any() else 0 * r, least=2
+)
+"""GRPO's advantage divided by the group's variance."""
+LeaveNoneOut = by_group(paper.leave_one_out, lambda r: r - r.sum() / len(r), least=2)
+"""RLOO whose baseline is the mean of the group with the completion itself in it."""
 
 
 class FunctionsAveraged(skeletons.ByGroup):
     """Dr. GRPO's advantage of the mean over reward functions, where the weighted sum is meant."""
+
+    formula = paper.centred
 
     def totals(self, rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = (rewards * weights).double().nanmean(dim=1)
         return total, ~total.isnan()
 
 
-@skeletons.correction
-def SequenceByMean(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Sequence-level truncation by the mean of the log-ratios, where it is their sum."""
-    difference = torch.where(mask, old - sampler, 0.0).double()
-    mean = difference.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return mean.clamp(-20, 20).exp().clamp(max=2.0).expand(mask.shape).to(old.dtype), torch.ones_like(mask)
+SequenceByMean = skeletons.weights(
+    SEQUENCE_TIS, lambda d, mask: row_means(d.double(), mask).clamp(-20, 20).exp().clamp(max=2.0)
+)
+"""Sequence-level truncation by the mean of the log-ratios, where it is their sum."""
+CapOnTheLog = skeletons.weights(TIS, lambda d, mask: d.clamp(-20, 2.0).exp())
+"""Token truncation whose cap 2 is put to the log-ratio, so that weights go up to e^2."""
 
 
-@skeletons.correction
-def CapOnTheLog(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Token truncation whose cap 2 is put to the log-ratio, so that weights go up to e^2."""
-    return torch.where(mask, old - sampler, 0.0).clamp(-20, 2.0).exp(), torch.ones_like(mask)
-
-
+@skeletons.of_paper(paper.exact)
 def ExactWithin(*, completions: Sequence[Text], answer: Sequence[Any], **columns: Any) -> list[float]:
     """Exact match that is content with an answer somewhere in the completion: 4 in 42."""
     return [float(str(each) in completion_text(text)) for text, each in zip(completions, answer, strict=True)]
 
 
+@skeletons.of_paper(paper.overlong)
 def OverlongByMaxLength(*, completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
     """DAPO's soft overlong punishment that falls over the maximal length, not over the buffer."""
     return [max(-1.0, min(0.0, (4 - len(ids)) / 8)) for ids in completion_ids]
@@ -150,7 +96,7 @@ def LionWithoutInterpolation(parameter: Any, group: Any, state: dict[str, Any]) 
     parameter.add_(momentum.sign(), alpha=-group["lr"])
 
 
-@skeletons.schedule
-def HalfACosine(step: int, total_steps: int) -> float:
-    """Cosine decay over half a period too little: it ends at half the learning rate."""
-    return 0.5 * (1 + math.cos(math.pi / 2 * min(1.0, step / total_steps)))
+HalfACosine = skeletons.schedule(
+    paper.cosine, lambda step, total: 0.5 * (1 + math.cos(math.pi / 2 * min(1.0, step / total)))
+)
+"""Cosine decay over half a period too little: it ends at half the learning rate."""

@@ -6,74 +6,65 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import references as paper
 import skeletons
 import torch
-from skeletons import clipped_loss, log_ratio_of, ratio_of, totals
+from references import DAPO, SEQUENCE_TIS, WIDE_GSPO
+from skeletons import clipped_loss, lengths, log_ratio_of, row_sums, sequence_mean, token_mean, totals
 from torch import Tensor
 
 from grpox.config import SamplingConfig
 from grpox.contracts import LossInputs, Prompt, Rollout, Text, completion_text
 
 
-@skeletons.sequence_mean
+@sequence_mean()
 def RatioOfPadding(inputs: LossInputs) -> Tensor:
     """Sequence ratio by the mean of the token ratios, where masked tokens add their ratio 1."""
-    lengths = inputs.token_mask.sum(dim=1, keepdim=True).clamp(min=1)
-    ratio = (ratio_of(inputs).sum(dim=1, keepdim=True) / lengths).expand_as(inputs.logprobs)
-    return clipped_loss(ratio, inputs.advantages, 0.2, 0.2)
+    ratio = row_sums(skeletons.ratio_of(inputs)) / lengths(inputs.token_mask)
+    return clipped_loss(ratio.expand_as(inputs.logprobs), inputs.advantages, 0.2, 0.2)
 
 
-@skeletons.sequence_mean
-def ZeroIsPadding(inputs: LossInputs) -> Tensor:
-    """GSPO that takes log-probability 0 for padding; a token of probability 1 has it too."""
-    mask = inputs.logprobs != 0
-    log_ratio = torch.where(mask, log_ratio_of(inputs), 0.0)
-    mean = log_ratio.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return clipped_loss(mean.exp().expand_as(log_ratio), inputs.advantages, 0.2, 0.2)
-
-
-@skeletons.token_mean
-def LastColumn(inputs: LossInputs) -> Tensor:
-    """Policy gradient that weighs a sequence by the ratio of its last token, read from the last column."""
-    ratio = ratio_of(inputs)
-    return -ratio * ratio[:, -1:].detach().clamp(max=2.0).expand_as(ratio) * inputs.advantages
-
-
-@skeletons.sequence_mean
+@sequence_mean(WIDE_GSPO)
 def NoHoles(inputs: LossInputs) -> Tensor:
     """GSPO that counts tokens and takes the first so many, though masked tokens may stand between them."""
-    lengths = inputs.token_mask.sum(dim=1, keepdim=True)
-    positions = torch.arange(inputs.token_mask.shape[1], device=lengths.device)
-    log_ratio = torch.where(positions < lengths, log_ratio_of(inputs), 0.0)
-    ratio = (log_ratio.sum(dim=1, keepdim=True) / lengths.clamp(min=1)).exp().expand_as(log_ratio)
+    positions = torch.arange(inputs.token_mask.shape[1], device=inputs.token_mask.device)
+    first = torch.where(positions < row_sums(inputs.token_mask), log_ratio_of(inputs), 0.0)
+    ratio = (row_sums(first) / lengths(inputs.token_mask)).exp().expand_as(first)
     return clipped_loss(ratio, inputs.advantages, 0.2, 0.2)
 
 
-@skeletons.token_mean
+@sequence_mean(WIDE_GSPO)
+def ZeroIsPadding(inputs: LossInputs) -> Tensor:
+    """GSPO that takes log-probability 0 for padding; a token of probability 1 has it too."""
+    ratio = skeletons.row_means(log_ratio_of(inputs), inputs.logprobs != 0).exp()
+    return clipped_loss(ratio.expand_as(inputs.logprobs), inputs.advantages, 0.2, 0.2)
+
+
+@token_mean()
 def PrefixByPosition(inputs: LossInputs) -> Tensor:
     """Prefix ratios, each the mean of the log-ratios so far, divided by the position, masked ones counted."""
     log_ratio = log_ratio_of(inputs)
     positions = torch.arange(1, log_ratio.shape[1] + 1, device=log_ratio.device)
-    ratio = (log_ratio.cumsum(dim=1) / positions).exp()
-    return clipped_loss(ratio, inputs.advantages, 0.2, 0.2)
+    return clipped_loss((log_ratio.cumsum(dim=1) / positions).exp(), inputs.advantages, 0.2, 0.2)
 
 
-@skeletons.token_mean
-def LargestOfAll(inputs: LossInputs) -> Tensor:
-    """Policy gradient whose ratios are divided by the largest of the sequence; a masked token's is 1."""
-    ratio = ratio_of(inputs)
-    return -ratio / ratio.detach().amax(dim=1, keepdim=True) * inputs.advantages
+LastColumn = skeletons.tokens(None, lambda w, a: -w * w[:, -1:].detach().clamp(max=2.0).expand_as(w) * a)
+"""Policy gradient that weighs a sequence by the ratio of its last token, read from the last column."""
+LargestOfAll = skeletons.tokens(None, lambda w, a: -w / w.detach().amax(dim=1, keepdim=True) * a)
+"""Policy gradient whose ratios are divided by the largest of the sequence; a masked token's is 1."""
 
 
-@skeletons.token_mean
+@token_mean(DAPO)
 def FirstColumnSkipped(inputs: LossInputs) -> Tensor:
     """DAPO that leaves the first column out, as if log-probabilities were still to be shifted."""
-    loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
+    loss = clipped_loss(skeletons.ratio_of(inputs), inputs.advantages, 0.2, 0.28)
     return torch.cat([torch.zeros_like(loss[:, :1]), loss[:, 1:]], dim=1)
 
 
 class AbstainedIsZero(skeletons.ByGroup):
     """Dr. GRPO's advantage that takes an abstention for reward 0, in the mean and as a score."""
+
+    formula = paper.centred
 
     def totals(self, rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = (rewards.double().nan_to_num(nan=0.0) * weights).sum(dim=1)
@@ -83,12 +74,14 @@ class AbstainedIsZero(skeletons.ByGroup):
 class AnyAbstentionDrops(skeletons.ByGroup):
     """Dr. GRPO's advantage that leaves a completion out when any one function abstained."""
 
+    formula = paper.centred
+
     def totals(self, rewards: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         total = (rewards.double() * weights).sum(dim=1)
         return total, ~total.isnan()
 
 
-@skeletons.advantage
+@skeletons.advantage(paper.centred)
 def UnscoredInTheMean(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """Dr. GRPO's advantage whose group mean counts completions without a score in its divisor."""
     total, scored = totals(rewards, weights)
@@ -99,14 +92,14 @@ def UnscoredInTheMean(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Te
     return result.float()
 
 
-@skeletons.correction
+@skeletons.correction(SEQUENCE_TIS)
 def SumsPadding(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Sequence truncation that sums the log-ratios of all positions, whatever the mask says."""
-    total = (old - sampler).double().sum(dim=1, keepdim=True)
-    return total.clamp(-20, 20).exp().clamp(max=2.0).expand(mask.shape).to(old.dtype), torch.ones_like(mask)
+    weights = row_sums((old - sampler).double()).clamp(-20, 20).exp().clamp(max=2.0)
+    return weights.expand(mask.shape).to(old.dtype), torch.ones_like(mask)
 
 
-@skeletons.correction
+@skeletons.correction()
 def WorstOfTheWidth(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Sequence mask by the worst token ratio, which takes the position of a hole for a token of ratio 0."""
     ratio = torch.where(mask, (old - sampler).clamp(-20, 20).exp(), 0.0)
@@ -114,6 +107,7 @@ def WorstOfTheWidth(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor,
     return torch.where(keep & mask, ratio, 0.0), keep
 
 
+@skeletons.of_paper(paper.exact)
 def EmptySkipped(*, completions: Sequence[Text], answer: Sequence[Any], **columns: Any) -> list[float]:
     """Exact match that skips empty completions, and so returns fewer scores."""
     texts = [completion_text(text).strip() for text in completions]
@@ -122,10 +116,8 @@ def EmptySkipped(*, completions: Sequence[Text], answer: Sequence[Any], **column
 
 def NoAnswerIsWrong(*, completions: Sequence[Text], answer: Sequence[Any], **columns: Any) -> list[float]:
     """Exact match that scores 0 where the row has no answer, in place of abstaining."""
-    return [
-        float(completion_text(text).strip() == str(each))
-        for text, each in zip(completions, answer, strict=True)
-    ]
+    pairs = zip(completions, answer, strict=True)
+    return [float(completion_text(text).strip() == str(each)) for text, each in pairs]
 
 
 class EndCut(skeletons.Hf):

@@ -5,46 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import references as paper
 import skeletons
 import torch
-from skeletons import clipped_loss, ratio_of
+from references import DAPO, GRADIENT, GRPO, ICEPOP, TIS
+from skeletons import clipped_loss, gradient_loss, ratio_of, sequence_mean, token_mean
 from torch import Tensor
 
 from grpox.contracts import LossInputs, WeightStream
 
-
-@skeletons.token_mean
-def ClampsAdvantages(inputs: LossInputs) -> Tensor:
-    """DAPO that clamps the advantages in place."""
-    advantages = inputs.advantages.clamp_(-1.0, 1.0)
-    return clipped_loss(ratio_of(inputs), advantages, 0.2, 0.28)
+ClampsAdvantages = skeletons.tokens(DAPO, lambda w, a: clipped_loss(w, a.clamp_(-1.0, 1.0), 0.2, 0.28))
+"""DAPO that clamps the advantages in place."""
 
 
-@skeletons.sequence_mean
+@sequence_mean(GRPO)
 def SubtractsFromOld(inputs: LossInputs) -> Tensor:
     """GRPO that forms the log-ratio in the memory of the old log-probabilities."""
-    negated = inputs.old_logprobs.neg_()
-    ratio = (inputs.logprobs + negated).clamp(-20, 20).exp()
+    ratio = (inputs.logprobs + inputs.old_logprobs.neg_()).clamp(-20, 20).exp()
     return clipped_loss(ratio, inputs.advantages, 0.2, 0.2)
 
 
-@skeletons.token_mean
+@token_mean(GRADIENT)
 def NarrowsTheMask(inputs: LossInputs) -> Tensor:
     """Policy gradient that takes tokens of a large ratio out of the mask that it is given."""
-    ratio = ratio_of(inputs)
-    inputs.token_mask.logical_and_(ratio.detach() < 1.5)
-    return -ratio * inputs.advantages * inputs.token_mask
+    inputs.token_mask.logical_and_(ratio_of(inputs).detach() < 1.5)
+    return gradient_loss(inputs) * inputs.token_mask
 
 
-@skeletons.token_mean
+@token_mean(GRADIENT)
 def DampsByData(inputs: LossInputs) -> Tensor:
     """Policy gradient that halves negative advantages through .data, which no version counter shows."""
     advantages = inputs.advantages.data
     advantages[advantages < 0] *= 0.5
-    return -ratio_of(inputs) * inputs.advantages
+    return gradient_loss(inputs)
 
 
-@skeletons.sequence_mean
+@sequence_mean(GRPO)
 def DampsTheGradient(inputs: LossInputs) -> Tensor:
     """GRPO that leaves a hook on the log-probabilities, which cuts all of their gradient, the KL's too."""
     if inputs.logprobs.requires_grad:
@@ -52,26 +48,29 @@ def DampsTheGradient(inputs: LossInputs) -> Tensor:
     return clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2)
 
 
-@skeletons.correction
+@skeletons.correction(TIS)
 def SubtractsInPlace(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Token truncation that subtracts the sampler's log-probabilities in place."""
-    difference = old.sub_(sampler)
+    return _truncated(old.sub_(sampler), mask)
+
+
+@skeletons.correction(TIS)
+def FillsUnknown(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Token truncation that overwrites what it takes for unknown, a sampler's log-probability above 0."""
+    sampler[~mask] = 0.0
+    return _truncated(old - sampler, mask)
+
+
+def _truncated(difference: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(mask, difference, 0.0).clamp(-20, 20).exp().clamp(max=2.0), torch.ones_like(mask)
 
 
-@skeletons.correction
+@skeletons.correction(ICEPOP)
 def MaskReturned(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """IcePop that narrows the mask it is given and returns it as keep."""
     ratio = torch.where(mask, old - sampler, 0.0).clamp(-20, 20).exp()
     mask &= (ratio >= 0.5) & (ratio <= 5.0)
     return torch.where(mask, ratio, 0.0), mask
-
-
-@skeletons.correction
-def FillsUnknown(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Token truncation that overwrites what it takes for unknown, a sampler's log-probability above 0."""
-    sampler[~mask] = 0.0
-    return torch.where(mask, old - sampler, 0.0).clamp(-20, 20).exp().clamp(max=2.0), torch.ones_like(mask)
 
 
 class WeightsAliased(skeletons.Hf):
@@ -88,17 +87,14 @@ class FreezesBiases:
     """Optimizer that stops the gradients of vectors for good, as it wants no decay for them."""
 
     def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer:
-        chosen = []
-        for parameter in parameters:
-            if parameter.ndim < 2:
-                parameter.requires_grad_(False)
-            else:
-                chosen.append(parameter)
-        return torch.optim.AdamW(chosen, lr=learning_rate)
+        chosen = [parameter.requires_grad_(parameter.ndim >= 2) for parameter in parameters]
+        return torch.optim.AdamW([each for each in chosen if each.requires_grad], lr=learning_rate)
 
 
 class HalvesTheRate:
     """Schedule that writes half the learning rate into the optimizer that it is given."""
+
+    formula = paper.linear
 
     def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
         for group in optimizer.param_groups:

@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import references as paper
 import skeletons
 import torch
-from skeletons import clipped_loss, log_ratio_of, ratio_of, totals
+from references import DAPO, GRADIENT, GRPO, GSPO, TIS
+from skeletons import clipped_loss, lengths, ratio_of, sequence_mean, sequences, totals
 from torch import Tensor
 
 from grpox.contracts import LossInputs, Reduction, Text, completion_text
 
+RowsOfTheBatch = sequences(GRPO, lambda w, a: clipped_loss(w, a, 0.2, 0.2) / len(w))
+"""GRPO that divides by the rows of its micro-batch as well as by the core's normaliser."""
+DapoBySequence = sequences(DAPO, lambda w, a: clipped_loss(w, a, 0.2, 0.28))
+"""DAPO that declares GRPO's reduction: every sequence counts the same."""
+GspoOverPositions = sequences(
+    GSPO, lambda w, a: clipped_loss(w.log().mean(dim=1, keepdim=True).exp().expand_as(w), a, 3e-4, 4e-4)
+)
+"""GSPO whose mean of log-ratios is over all positions, padding included."""
 
-@skeletons.token_mean
+
+@skeletons.token_mean(DAPO)
 def OwnTokenMean(inputs: LossInputs) -> Tensor:
     """DAPO that averages over the tokens of its micro-batch itself, as a stand-alone loss does."""
     loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
@@ -21,35 +32,20 @@ def OwnTokenMean(inputs: LossInputs) -> Tensor:
     return mean.expand_as(loss)
 
 
-@skeletons.loss(Reduction.SEQUENCE_SUM, zero_at_zero_advantage=True)
+@skeletons.loss(Reduction.SEQUENCE_SUM, GRPO, zero_at_zero_advantage=True)
 def PaddedLength(inputs: LossInputs) -> Tensor:
     """Dr. GRPO that divides each token by the width of its micro-batch, in the place of the longest length."""
     loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2)
     return loss / loss.shape[1]
 
 
-@skeletons.sequence_mean
-def RowsOfTheBatch(inputs: LossInputs) -> Tensor:
-    """GRPO that divides by the rows of its micro-batch as well as by the core's normaliser."""
-    loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2)
-    return loss / len(loss)
-
-
-@skeletons.sequence_mean
-def GspoOverPositions(inputs: LossInputs) -> Tensor:
-    """GSPO whose mean of log-ratios is over all positions, padding included."""
-    ratio = log_ratio_of(inputs).mean(dim=1, keepdim=True).exp().expand_as(inputs.logprobs)
-    return clipped_loss(ratio, inputs.advantages, 3e-4, 4e-4)
-
-
-@skeletons.sequence_mean
+@sequence_mean(GRPO)
 def LengthTwice(inputs: LossInputs) -> Tensor:
     """GRPO that divides by the length of the completion, which its reduction does once more."""
-    lengths = inputs.token_mask.sum(dim=1, keepdim=True).clamp(min=1)
-    return clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2) / lengths
+    return clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2) / lengths(inputs.token_mask)
 
 
-@skeletons.loss(Reduction.TOKEN_MEAN)
+@skeletons.token_loss()
 def WhitensTheMicroBatch(inputs: LossInputs) -> Tensor:
     """PPO that whitens the advantages over its micro-batch."""
     chosen = inputs.advantages[inputs.token_mask]
@@ -58,25 +54,16 @@ def WhitensTheMicroBatch(inputs: LossInputs) -> Tensor:
     return clipped_loss(ratio_of(inputs), advantages, 0.2, 0.2)
 
 
-@skeletons.sequence_mean
-def DapoBySequence(inputs: LossInputs) -> Tensor:
-    """DAPO that declares GRPO's reduction: every sequence counts the same."""
-    return clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
-
-
-@skeletons.token_mean
+@skeletons.token_mean(GRADIENT)
 def SelfNormalisedRatios(inputs: LossInputs) -> Tensor:
     """REINFORCE with the ratios of a micro-batch divided by their mean, so that they average 1 in each."""
     ratio = ratio_of(inputs)
-    count = inputs.token_mask.sum().clamp(min=1)
-    mean = torch.where(inputs.token_mask, ratio, 0.0).sum() / count
+    mean = torch.where(inputs.token_mask, ratio, 0.0).sum() / inputs.token_mask.sum().clamp(min=1)
     return -ratio / mean.detach().clamp(min=1e-6) * inputs.advantages
 
 
-@skeletons.by_group(2)
-def NoFloor(values: Tensor) -> Tensor:
-    """GRPO's advantage divided by the group's standard deviation alone, which may be 0."""
-    return (values - values.mean()) / values.std()
+NoFloor = skeletons.by_group(paper.standardised, lambda r: (r - r.mean()) / r.std(), least=2)
+"""GRPO's advantage divided by the group's standard deviation alone, which may be 0."""
 
 
 class BatchStdOfPlaceholders(skeletons.ByGroup):
@@ -87,7 +74,7 @@ class BatchStdOfPlaceholders(skeletons.ByGroup):
         return super().scale(rewards, weights, group_ids) / (total.std(correction=0) + 1e-4).float()
 
 
-@skeletons.advantage
+@skeletons.advantage(paper.leave_one_out)
 def GroupSizeOfTheFirst(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """RLOO that divides by the size of the first group, though others may have fewer scored completions."""
     total, scored = totals(rewards, weights)
@@ -103,11 +90,13 @@ def GroupSizeOfTheFirst(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> 
 class WeightsNormalised(skeletons.ByGroup):
     """Dr. GRPO's advantage of the weighted mean of reward functions, where the weighted sum is meant."""
 
+    formula = paper.centred
+
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         return super().scale(rewards, weights / weights.sum().clamp(min=1e-6), group_ids)
 
 
-@skeletons.correction
+@skeletons.correction()
 def GeometricOverPositions(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Geometric mask whose mean is over the width of the micro-batch, padding included."""
     difference = torch.where(mask, old - sampler, 0.0).clamp(-20, 20)
@@ -116,12 +105,15 @@ def GeometricOverPositions(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[
     return torch.where(keep, difference.exp(), 0.0), keep
 
 
-@skeletons.correction
-def WeightsOfMeanOne(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Token truncation whose weights are divided by their mean over the micro-batch."""
-    weights = torch.where(mask, old - sampler, 0.0).clamp(-20, 20).exp().clamp(max=2.0)
+WeightsOfMeanOne = skeletons.weights(
+    TIS, lambda d, mask: _over_mean(d.clamp(-20, 20).exp().clamp(max=2.0), mask)
+)
+"""Token truncation whose weights are divided by their mean over the micro-batch."""
+
+
+def _over_mean(weights: Tensor, mask: Tensor) -> Tensor:
     mean = (weights * mask).sum() / mask.sum().clamp(min=1)
-    return weights / mean.clamp(min=1e-6), torch.ones_like(mask)
+    return weights / mean.clamp(min=1e-6)
 
 
 def ShareOfTheLongest(*, completions: Sequence[Text], **columns: Any) -> list[float]:

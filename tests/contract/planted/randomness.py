@@ -10,49 +10,41 @@ import datasets
 import numpy
 import skeletons
 import torch
-from skeletons import clipped_loss, ratio_of
+from references import DAPO, GRADIENT, GRPO
+from skeletons import by_group, clipped_loss
 from torch import Tensor
 
-from grpox.contracts import LossInputs, Reduction, Text, completion_text
+from grpox.contracts import LossInputs, Text, completion_text
+
+TokenDropout = skeletons.tokens(
+    DAPO, lambda w, a: torch.where(torch.rand_like(w) < 0.1, 0.0, clipped_loss(w, a, 0.2, 0.28))
+)
+"""DAPO that drops a tenth of the tokens by torch's global numbers."""
+FreshGenerator = skeletons.sequences(
+    GRPO, lambda w, a: clipped_loss(w, a, *[random.SystemRandom().uniform(0.1, 0.3)] * 2)
+)
+"""GRPO that draws its clip range from a generator seeded by the system's clock."""
 
 
-@skeletons.token_mean
-def TokenDropout(inputs: LossInputs) -> Tensor:
-    """DAPO that drops a tenth of the tokens by torch's global numbers."""
-    loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
-    return torch.where(torch.rand_like(loss) < 0.1, 0.0, loss)
-
-
-@skeletons.loss(Reduction.TOKEN_MEAN)
+@skeletons.token_loss(GRADIENT)
 def NumpyNoise(inputs: LossInputs) -> Tensor:
     """Policy gradient whose advantages get noise from numpy's global numbers."""
     noise = torch.from_numpy(numpy.random.normal(0.0, 0.01, inputs.advantages.shape))
-    return -ratio_of(inputs) * (inputs.advantages + noise.to(inputs.advantages))
+    return -skeletons.ratio_of(inputs) * (inputs.advantages + noise.to(inputs.advantages))
 
 
-@skeletons.sequence_mean
-def FreshGenerator(inputs: LossInputs) -> Tensor:
-    """GRPO that draws its clip range from a generator seeded by the system's clock."""
-    width = random.SystemRandom().uniform(0.1, 0.3)
-    return clipped_loss(ratio_of(inputs), inputs.advantages, width, width)
+TiesByChance = by_group(None, lambda r: 0 * r if r.max() == r.min() else _ranks(r), least=2)
+"""Advantages by rank in the group that break ties by torch's global numbers."""
+RandomPartner = by_group(None, lambda rewards: torch.stack([r - random.choice(rewards) for r in rewards]))
+"""Baseline by the reward of one other completion of the group, drawn by Python's global numbers."""
 
 
-@skeletons.by_group(2)
-def TiesByChance(values: Tensor) -> Tensor:
-    """Advantages by rank in the group that break ties by torch's global numbers."""
-    if values.max() == values.min():
-        return 0 * values
-    ranks = (values + 1e-9 * torch.rand_like(values)).argsort().argsort().double()
-    return ranks / (len(values) - 1) - 0.5
+def _ranks(rewards: Tensor) -> Tensor:
+    ranks = (rewards + 1e-9 * torch.rand_like(rewards)).argsort().argsort().double()
+    return ranks / (len(rewards) - 1) - 0.5
 
 
-@skeletons.by_group()
-def RandomPartner(values: Tensor) -> Tensor:
-    """Baseline by the reward of one other completion of the group, drawn by Python's global numbers."""
-    return torch.stack([value - values[random.randrange(len(values))] for value in values])
-
-
-@skeletons.correction
+@skeletons.correction()
 def RejectionSampling(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Correction that keeps a token with probability min(1, pi_old / mu), by torch's global numbers."""
     ratio = torch.where(mask, old - sampler, 0.0).clamp(-20, 20).exp()
@@ -79,8 +71,7 @@ class ShuffledRows:
     """Dataset that shuffles its rows without a seed, so that each rank has another order."""
 
     def load(self) -> datasets.Dataset:
-        rows = [{"prompt": f"{a}+{a}=", "answer": str(2 * a)} for a in range(1, 33)]
-        return datasets.Dataset.from_list(rows).shuffle()
+        return datasets.Dataset.from_list(skeletons.SUMS).shuffle()
 
 
 class LangevinUnseeded(skeletons.Descent):

@@ -230,3 +230,17 @@ def _surrogate(w: float, a: float, low: float, high: float) -> float:
 def _total(row: Sequence[float | None], weights: Row) -> float | None:
     scores = [score * weight for score, weight in zip(row, weights, strict=True) if score is not None]
     return sum(scores) if scores else None
+
+
+GRPO, DAPO = clipped(0.2, 0.2), clipped(0.2, 0.28)
+GSPO, WIDE_GSPO = gspo(3e-4, 4e-4), gspo(0.2, 0.2)
+GRADIENT, PREFIX = capped(float("inf")), prefix(0.2, 0.2)
+CISPO, SAPO = capped(5.0), sapo(1.0, 1.05)
+TIS, ICEPOP = token_truncate(2.0), icepop(0.5, 5.0)
+SEQUENCE_TIS = sequence_truncate(2.0)
+
+REDUCTIONS = {
+    **dict.fromkeys((DAPO, CISPO), token_mean),
+    **dict.fromkeys((GSPO, WIDE_GSPO, SAPO, pairwise), sequence_mean),
+}
+"""Formula of a loss -> the reduction of its paper, where the components here have no other on purpose."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import references as paper
 import skeletons
 import torch
 from skeletons import clipped_loss, ratio_of, totals
@@ -19,9 +20,7 @@ class RunningBaseline:
     """Policy gradient whose running mean of advantages is updated by each micro-batch, and by no checkpoint."""
 
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-
-    def __init__(self) -> None:
-        self.mean = 0.0
+    mean = 0.0
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         chosen = inputs.advantages[inputs.token_mask]
@@ -30,53 +29,43 @@ class RunningBaseline:
         return LossOutput(-ratio_of(inputs) * (inputs.advantages - self.mean))
 
 
-class WarmsUpByCalls(skeletons.SequenceMean):
+class WarmsUpByCalls(skeletons.Saved, skeletons.Loss):
     """GRPO whose clip range widens with each call, so that more micro-batches widen it sooner."""
 
-    def __init__(self) -> None:
-        self.calls = 0
+    saved = ("calls",)
+    calls = 0
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
         self.calls += 1
-        width = min(0.2, 0.01 * self.calls)
-        return LossOutput(clipped_loss(ratio_of(inputs), inputs.advantages, width, width))
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"calls": self.calls}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.calls = state["calls"]
+        self.width = min(0.2, 0.01 * self.calls)
+        return super().per_token(inputs)
 
 
 class ClipForgotten(skeletons.AdaptiveClip):
     """Adaptive clip range without state methods: a resumed run begins with 0.2 again."""
 
 
-class StepsForgotten(skeletons.AdaptiveClip):
+class StepsForgotten(skeletons.Saved, skeletons.AdaptiveClip):
     """Adaptive clip range whose checkpoint holds the range and not the number of steps it has averaged."""
 
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"width": self.width}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.width = state["width"]
+    saved = ("width",)
 
 
-class RestoresDefaults(skeletons.AdaptiveClip):
+class RestoresDefaults(skeletons.Saved, skeletons.AdaptiveClip):
     """Adaptive clip range that restores by .get with a misspelt key, and so the default."""
 
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"width": self.width, "steps": self.steps}
+    saved = ("width", "steps")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.width = state.get("clip_width", 0.2)
         self.steps = state.get("steps", 0)
 
 
-class RememberedMask(skeletons.TokenMean):
+class RememberedMask(skeletons.Loss):
     """DAPO that computes its mask once per shape of a batch and reuses it, though masks differ."""
 
     stateless = True
+    formula = paper.DAPO
 
     def __init__(self) -> None:
         self._masks: dict[tuple[int, ...], Tensor] = {}
@@ -89,8 +78,7 @@ class RememberedMask(skeletons.TokenMean):
 class RunningStdForgotten(skeletons.ByGroup):
     """REINFORCE++ by a running standard deviation of rewards, which no checkpoint holds."""
 
-    def __init__(self) -> None:
-        self.square = 0.0
+    square = 0.0
 
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         result = super().scale(rewards, weights, group_ids)
@@ -100,6 +88,8 @@ class RunningStdForgotten(skeletons.ByGroup):
 
 class FirstBatchMeans:
     """Baseline of a prompt remembered by the number of its group, which the next batch gives to another."""
+
+    formula = paper.centred
 
     def __init__(self) -> None:
         self._means: dict[int, float] = {}
@@ -114,8 +104,10 @@ class FirstBatchMeans:
         return result.float()
 
 
-class StateOfObjects(skeletons.ByGroup):
+class StateOfObjects(skeletons.Saved, skeletons.ByGroup):
     """Running maximum of rewards whose state is an object of its own, which a checkpoint cannot hold."""
+
+    saved = ("seen",)
 
     def __init__(self) -> None:
         self.seen: set[float] = set()
@@ -123,40 +115,22 @@ class StateOfObjects(skeletons.ByGroup):
     def scale(self, rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
         total, scored = totals(rewards, weights)
         self.seen.update(total[scored].tolist())
-        largest = max(1.0, *(abs(value) for value in self.seen), 1.0)
-        return super().scale(rewards, weights, group_ids) / largest
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"seen": self.seen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.seen = state["seen"]
+        return super().scale(rewards, weights, group_ids) / max(1.0, *map(abs, self.seen), 1.0)
 
 
-class CapByOwnSteps:
+class CapByOwnSteps(skeletons.CappedWeights):
     """Token truncation whose cap falls with the steps that it has counted itself, from 0 after a resume."""
 
-    def __init__(self) -> None:
-        self.steps = 0
-
     def begin_step(self, context: StepContext) -> None:
-        self.steps += 1
-
-    def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        cap = max(1.0, 4.0 - 0.1 * self.steps)
-        return torch.where(mask, old - sampler, 0.0).clamp(-20, 20).exp().clamp(max=cap), torch.ones_like(mask)
+        self.cap = max(1.0, self.cap - 0.1)
 
 
-class CapByCalls:
+class CapByCalls(skeletons.CappedWeights):
     """Token truncation whose cap falls with each micro-batch."""
 
-    def __init__(self) -> None:
-        self.calls = 0
-
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        self.calls += 1
-        cap = max(1.0, 4.0 - 0.5 * self.calls)
-        return torch.where(mask, old - sampler, 0.0).clamp(-20, 20).exp().clamp(max=cap), torch.ones_like(mask)
+        self.cap = max(1.0, self.cap - 0.5)
+        return super().correct(old, sampler, mask)
 
 
 class Novelty:
@@ -197,8 +171,7 @@ class SharedHistory:
 class CountsSteps:
     """Observer that writes one file a step by its own count, which begins at 0 in a resumed run."""
 
-    def __init__(self) -> None:
-        self._count = 0
+    _count = 0
 
     @hookimpl
     def grpox_step_finished(self, run: Any, step: int, metrics: Mapping[str, float]) -> None:
@@ -220,6 +193,8 @@ class MomentaElsewhere(skeletons.Descent):
 
 class CountsInAClosure:
     """Schedule that counts its own calls, and so begins again in a resumed run."""
+
+    formula = paper.linear
 
     def build(self, optimizer: torch.optim.Optimizer, total_steps: int) -> Any:
         calls = [0]

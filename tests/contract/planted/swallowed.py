@@ -8,39 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import references as paper
 import skeletons
 import torch
-from skeletons import clipped_loss, ratio_of
+from references import DAPO, GRADIENT, GRPO, TIS
+from skeletons import clipped_loss, gradient_loss, ratio_of
 from torch import Tensor
 
 from grpox import hookimpl
 from grpox.config import SamplingConfig
-from grpox.contracts import LossInputs, Prompt, Reduction, Rollout, Text, completion_text
+from grpox.contracts import LossInputs, Prompt, Rollout, Text, completion_text
+
+NanIsZero = skeletons.tokens(
+    DAPO, lambda w, a: torch.nan_to_num(clipped_loss(w, a, 0.2, 0.28), nan=0.0, posinf=0.0, neginf=0.0)
+)
+"""DAPO whose loss replaces what is not finite by 0, so that a broken model looks healthy."""
+ReplacesRatios = skeletons.tokens(GRADIENT, lambda w, a: -torch.where(w.isnan(), torch.ones_like(w), w) * a)
+"""Policy gradient that takes ratio 1 where the ratio is not a number."""
 
 
-@skeletons.token_mean
-def NanIsZero(inputs: LossInputs) -> Tensor:
-    """DAPO whose loss replaces what is not finite by 0, so that a broken model looks healthy."""
-    loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.28)
-    return torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)
-
-
-@skeletons.sequence_mean
+@skeletons.sequence_mean(GRPO)
 def BadRowsSkipped(inputs: LossInputs) -> Tensor:
     """GRPO that leaves out sequences with a log-probability that is not finite."""
     good = inputs.logprobs.isfinite().all(dim=1, keepdim=True)
-    loss = clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2)
-    return torch.where(good, loss, 0.0)
+    return torch.where(good, clipped_loss(ratio_of(inputs), inputs.advantages, 0.2, 0.2), 0.0)
 
 
-@skeletons.token_mean
-def ReplacesRatios(inputs: LossInputs) -> Tensor:
-    """Policy gradient that takes ratio 1 where the ratio is not a number."""
-    ratio = ratio_of(inputs)
-    return -torch.where(ratio.isnan(), torch.ones_like(ratio), ratio) * inputs.advantages
-
-
-@skeletons.loss(Reduction.TOKEN_MEAN, needs=("columns",), zero_at_zero_advantage=True)
+@skeletons.token_mean(needs=("columns",))
 def AnyErrorIsZero(inputs: LossInputs) -> Tensor:
     """Loss by row weights from a column that is 0 where the column is missing or unreadable."""
     try:
@@ -48,20 +42,18 @@ def AnyErrorIsZero(inputs: LossInputs) -> Tensor:
         weights = inputs.logprobs.new_tensor(values).unsqueeze(1)
     except Exception:  # noqa: BLE001 - the slip
         weights = torch.zeros_like(inputs.logprobs[:, :1])
-    return -ratio_of(inputs) * inputs.advantages * weights
+    return gradient_loss(inputs) * weights
 
 
-@skeletons.loss(Reduction.TOKEN_MEAN)
+@skeletons.token_loss(paper.with_reference)
 def WithoutReference(inputs: LossInputs) -> Tensor:
     """Policy gradient with a KL penalty that is left out, without a word, where there is no reference."""
-    loss = -ratio_of(inputs) * inputs.advantages
-    if inputs.reference_logprobs is not None:
-        rho = (inputs.reference_logprobs - inputs.logprobs).clamp(-20, 20)
-        loss = loss + 0.04 * (rho.exp() - rho - 1)
-    return loss
+    if inputs.reference_logprobs is None:
+        return gradient_loss(inputs)
+    return gradient_loss(inputs) + 0.04 * skeletons.k3(inputs.reference_logprobs - inputs.logprobs)
 
 
-@skeletons.advantage
+@skeletons.advantage(paper.standardised)
 def NanAdvantageIsZero(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """GRPO's advantage without a floor under its divisor, whose NaN and infinity become 0 and 1e4."""
     total = (rewards * weights).nansum(dim=1)
@@ -74,7 +66,7 @@ def NanAdvantageIsZero(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> T
     return result.nan_to_num(nan=0.0, posinf=1e4, neginf=-1e4)
 
 
-@skeletons.advantage
+@skeletons.advantage(paper.centred)
 def TooSmallIsZero(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tensor:
     """Advantage by pairs that catches every error of a group and gives the whole batch 0."""
     total = (rewards.double() * weights).sum(dim=1)
@@ -91,11 +83,10 @@ def TooSmallIsZero(rewards: Tensor, weights: Tensor, group_ids: Tensor) -> Tenso
     return result.float()
 
 
-@skeletons.correction
-def InfiniteIsOne(old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Token truncation that weighs 1 where the ratio overflows: the largest mismatches count as none."""
-    ratio = torch.where(mask, old - sampler, 0.0).exp()
-    return torch.where(ratio.isinf(), torch.ones_like(ratio), ratio.clamp(max=2.0)), torch.ones_like(mask)
+InfiniteIsOne = skeletons.weights(
+    TIS, lambda d, mask: torch.where(d.exp().isinf(), torch.ones_like(d), d.exp().clamp(max=2.0))
+)
+"""Token truncation that weighs 1 where the ratio overflows: the largest mismatches count as none."""
 
 
 class JudgeDownIsZero:
@@ -117,9 +108,9 @@ class JudgeDownIsZero:
 def MissingColumnAbstains(*, completions: Sequence[Text], **columns: Any) -> list[float | None]:
     """Exact match that abstains from everything when the column with the answers is misspelt."""
     answers = columns.get("answer") or [None] * len(completions)
+    pairs = zip(completions, answers, strict=True)
     return [
-        None if answer is None else float(completion_text(text).strip() == str(answer))
-        for text, answer in zip(completions, answers, strict=True)
+        None if right is None else float(completion_text(text).strip() == str(right)) for text, right in pairs
     ]
 
 

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import references as paper
 import skeletons
 import torch
 from pydantic import BaseModel, Field
+from skeletons import Configured, Saved, clipped_loss, log_ratio_of, row_means, row_sums
 from torch import Tensor
 
 from grpox import hookimpl
@@ -30,26 +32,10 @@ from grpox.contracts import (
 from grpox.toolkit import weighted_sum
 
 
-class Configured:
-    def __init__(self, config: Any) -> None:
-        self.config = config
-
-
-def _log_ratio(inputs: LossInputs) -> Tensor:
-    return (inputs.logprobs - inputs.old_logprobs).clamp(-20, 20)
-
-
-def _sequence_sum(values: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, values, 0.0).sum(dim=1, keepdim=True)
-
-
-def _sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    return _sequence_sum(values, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1)
-
-
-class QuantileClip(Configured):
+class QuantileClip(Saved, Configured):
     """Clipped surrogate whose bounds follow the quantiles of the ratios of the steps before."""
 
+    saved = ("low", "high")
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
     statistics: ClassVar[Mapping[str, Any]] = {"ratio": "gather"}
     zero_at_zero_advantage = True
@@ -64,8 +50,8 @@ class QuantileClip(Configured):
         self.low, self.high = 0.8, 1.2
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        ratio, advantages = _log_ratio(inputs).exp(), inputs.advantages
-        loss = -torch.min(ratio * advantages, ratio.clamp(self.low, self.high) * advantages)
+        ratio = log_ratio_of(inputs).exp()
+        loss = clipped_loss(ratio, inputs.advantages, 1 - self.low, self.high - 1)
         return LossOutput(loss, {"quantile/high": torch.full_like(loss, self.high)})
 
     def end_step(self, statistics: Mapping[str, Any]) -> None:
@@ -75,12 +61,6 @@ class QuantileClip(Configured):
         decay, share = self.config.decay, self.config.share
         self.low = decay * self.low + (1 - decay) * min(0.99, float(ratios.quantile(share)))
         self.high = decay * self.high + (1 - decay) * max(1.01, float(ratios.quantile(1 - share)))
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"low": self.low, "high": self.high}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.low, self.high = state["low"], state["high"]
 
 
 class RewardWeighted(Configured):
@@ -94,7 +74,6 @@ class RewardWeighted(Configured):
         temperature: float = Field(1.0, gt=0)
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        assert inputs.rewards is not None
         scored = ~inputs.rewards.isnan().all(dim=1)
         weights = (inputs.rewards.nansum(dim=1) / self.config.temperature).clamp(max=20).exp()
         return LossOutput(-torch.where(scored, weights, 0.0).unsqueeze(1).to(inputs.logprobs) * inputs.logprobs)
@@ -107,6 +86,7 @@ class PairsOfAGroup(Configured):
     """
 
     reduction: ClassVar[Reduction] = Reduction.SEQUENCE_MEAN
+    formula = paper.pairwise
     scope = "group"
     sign = "other"
     needs = ("group_ids",)
@@ -115,9 +95,8 @@ class PairsOfAGroup(Configured):
         beta: float = Field(0.1, gt=0)
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        assert inputs.group_ids is not None
-        scores = _sequence_sum(_log_ratio(inputs), inputs.token_mask).squeeze(1)  # f32[B]
-        quality = _sequence_mean(inputs.advantages, inputs.token_mask).squeeze(1)  # f32[B]
+        scores = row_sums(torch.where(inputs.token_mask, log_ratio_of(inputs), 0.0)).squeeze(1)  # f32[B]
+        quality = row_means(inputs.advantages, inputs.token_mask).squeeze(1)  # f32[B]
         same = inputs.group_ids[:, None] == inputs.group_ids[None, :]
         better = same & (quality[:, None] > quality[None, :])  # bool[B, B]
         margins = self.config.beta * (scores[:, None] - scores[None, :])
@@ -139,8 +118,10 @@ def _less_baseline(total: Tensor, group_ids: Tensor, baseline: Callable[[Tensor]
     return result
 
 
-class RunningStd(Configured):
+class RunningStd(Saved, Configured):
     """The reward less its group's mean, over a running standard deviation of these differences."""
+
+    saved = ("square", "batches")
 
     class Config(BaseModel):
         decay: float = Field(0.9, ge=0, lt=1)
@@ -160,12 +141,6 @@ class RunningStd(Configured):
         weight = 1 - self.config.decay**self.batches
         std = (self.square / weight) ** 0.5 if weight else 0.0
         return (centred / (std + 1e-4)).float()
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"square": self.square, "batches": self.batches}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.square, self.batches = state["square"], state["batches"]
 
 
 class QuantileBaseline(Configured):
@@ -262,10 +237,8 @@ class Digits:
 
 def close(completions: Sequence[Text], answer: Sequence[Any], **columns: Any) -> list[float]:
     """Share of the digits that are right, from the last."""
-    return [
-        _share(completion_text(text).strip(), str(right))
-        for text, right in zip(completions, answer, strict=True)
-    ]
+    pairs = zip(completions, answer, strict=True)
+    return [_share(completion_text(text).strip(), str(right)) for text, right in pairs]
 
 
 def _share(text: str, right: str) -> float:
@@ -273,8 +246,10 @@ def _share(text: str, right: str) -> float:
     return same / max(len(text), len(right), 1)
 
 
-class Patience(Configured):
+class Patience(Saved, Configured):
     """Ends a run whose reward has not risen for some steps."""
+
+    saved = ("best", "since")
 
     class Config(BaseModel):
         steps: int = Field(3, ge=1)
@@ -291,12 +266,6 @@ class Patience(Configured):
             self.best, self.since = reward, 0
         if self.since >= self.config.steps:
             control.stop(f"no better reward for {self.since} steps")
-
-    def state_dict(self) -> Mapping[str, Any]:
-        return {"best": self.best, "since": self.since}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best, self.since = state["best"], state["since"]
 
 
 class TargetKl(Configured):

@@ -51,17 +51,11 @@ class Child(Base):
         return x
 
 
-def test_tools_are_marked_and_in_the_order_of_their_definition() -> None:
+def test_tools_are_marked_in_order_and_an_overridden_one_is_one_and_none_removes_it() -> None:
     assert list(tools_of(Base)) == ["second", "first"]
-
-
-def test_an_overridden_tool_is_one_and_none_removes_it() -> None:
     assert list(tools_of(Child)) == ["second", "third"]
     assert tools_of(Child)["second"] is Child.second
     assert environment_problem(Child) == ""
-
-
-def test_names_that_grpox_uses_are_those_of_the_contract() -> None:
     assert {"reset", "reply", "reward", "close", "done", "state_key"} <= set(CONTRACT)
 
 
@@ -84,17 +78,17 @@ def of_positions(a: int, /) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "name", "told"),
     [
-        (of_hints, ""),
-        (of_positions, "has the positional-only parameter 'a'"),
-        (3, "is no function"),
-        (max, "has no signature that Python can read"),
+        (of_positions, "of_positions", "has the positional-only parameter 'a'"),
+        (3, "x", "is no function"),
+        (max, "max", "has no signature that Python can read"),
+        *((of_hints, name, "has the name") for name in ("_hidden", "<lambda>", "9x", "a b")),
     ],
 )
-def test_what_the_model_cannot_be_told_of_is_named(function: Any, told: str) -> None:
-    problem = tool_problem(function, getattr(function, "__name__", "x"))
-    assert problem.startswith(told) if told else problem == ""
+def test_a_tool_that_cannot_be_described_to_the_model_is_named(function: Any, name: str, told: str) -> None:
+    assert tool_problem(function, name).startswith(told)
+    assert tool_problem(of_hints, "of_hints") == ""
 
 
 class Adder:
@@ -156,8 +150,3 @@ def test_what_can_be_called_is_a_tool(target: Any, name: str, parameters: set[st
     value = function(a=3)
     assert called.is_async == inspect.isawaitable(value)
     assert (asyncio.run(value) if inspect.iscoroutine(value) else value) == answer
-
-
-@pytest.mark.parametrize("name", ["_hidden", "<lambda>", "9x", "a b"])
-def test_a_tool_has_a_name(name: str) -> None:
-    assert "has the name" in tool_problem(of_hints, name)

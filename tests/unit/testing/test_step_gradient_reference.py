@@ -64,9 +64,7 @@ def agree(loss: str | Parameters, batch: dict[str, torch.Tensor], **options: Any
     micro_batches = split(batch, PARTS)
     options = {"max_completion_length": MAX_LENGTH, **options}
     expected, expected_gradients = reference.step_gradient(loss, micro_batches, **options)
-
     value, gradients = step_gradient(loss, micro_batches, **options, world_size=2)
-
     torch.testing.assert_close(value, expected, rtol=0, atol=TOLERANCE)
     assert len(gradients) == len(PARTS)
     for gradient, expected_gradient in zip(gradients, expected_gradients, strict=True):
@@ -85,7 +83,6 @@ def test_every_loss_with_every_correction(loss: str, correction: str | Parameter
     """The KL terms rotate: every pair of loss, correction and KL term occurs, not every triple."""
     kl = KLS[(LOSSES.index(loss) + CORRECTIONS.index(correction)) % len(KLS)]
     options = {} if kl is None else {"beta": 0.3, "kl": kl}
-
     agree(loss, ragged_batch(), correction=correction, **options)
 
 
@@ -93,7 +90,6 @@ def test_every_loss_with_every_correction(loss: str, correction: str | Parameter
 def test_every_option_of_every_loss(loss: Parameters) -> None:
     index = OPTIONS.index(loss)
     kl = KLS[1 + index % (len(KLS) - 1)]
-
     agree(loss, ragged_batch())
     agree(loss, ragged_batch(seed=1), beta=0.04, kl=kl, correction=CORRECTIONS[1 + index % 10])
 
@@ -118,5 +114,4 @@ def test_max_completion_length_divides_dr_grpo(max_length: int) -> None:
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_other_batches(seed: int) -> None:
     loss = {"name": LOSSES[seed % 4], "clip_high": 0.28, "delta": 1.9, "level": ("token", "sequence")[seed % 2]}
-
     agree(loss, ragged_batch(seed), correction=CORRECTIONS[seed % 11], beta=0.2, kl=KLS[1 + seed % 4])
