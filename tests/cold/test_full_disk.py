@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -58,18 +57,8 @@ def _namespace() -> list[str]:
     pytest.skip("a file system of a few MB cannot be mounted here")
 
 
-@dataclass
-class Ending:
-    """The end of a run."""
-
-    code: int
-    stderr: str
-    folder: Path
-
-    @property
-    def steps(self) -> list[int]:
-        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        return [told["step"] for told in map(json.loads, lines) if "metrics" in told]
+Ending = tuple[int, str, Path]
+"""The exit code of a run, what it told, and its folder."""
 
 
 @pytest.fixture(scope="module")
@@ -93,54 +82,42 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ending]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return {
-        name: Ending(
-            int((folder / f"{name}.code").read_text()), (folder / f"{name}.txt").read_text(), folder / name
-        )
+        name: (int((folder / f"{name}.code").read_text()), (folder / f"{name}.txt").read_text(), folder / name)
         for name in ("full", "resumed")
     }
 
 
-def test_what_does_not_fit_is_told_once_with_its_place_and_the_room_there(runs: dict[str, Ending]) -> None:
-    stderr = runs["full"].stderr
+def metrics_of(folder: Path) -> dict[int, dict[str, float]]:
+    """Read the metrics of each step, whose lines are all whole."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {told["step"]: told["metrics"] for told in lines if "metrics" in told}
+
+
+def test_a_full_disk_is_told_once_and_what_fits_is_kept(runs: dict[str, Ending]) -> None:
+    code, stderr, folder = runs["full"]
     assert "Traceback" not in stderr
-    for told in (
-        "grpox_step_finished",
-        "completions are not saved",
-        "after step 4 could not be saved",
-    ):
+    for told in ("grpox_step_finished", "completions are not saved", "after step 4 could not be saved"):
         [line] = [line for line in stderr.splitlines() if told in line]
         assert "No space left on device" in line
     assert "free)" in stderr
-
-
-def test_every_value_is_in_metrics_once_there_is_room_again(runs: dict[str, Ending]) -> None:
-    assert runs["full"].steps[:7] == [1, 2, 3, 4, 5, 6, 7]  # each line whole: all of them were read
-    assert runs["resumed"].steps == [1, 2, 3, 4, 5, 6, 7, 8]
-
-
-def test_completions_are_whole_files_and_those_that_did_not_fit_are_counted(runs: dict[str, Ending]) -> None:
-    files = sorted((runs["full"].folder / "completions").iterdir())
+    metrics = metrics_of(folder)
+    assert [*metrics][:7] == [1, 2, 3, 4, 5, 6, 7]
+    # Three files of completions, and at least one line of metrics.
+    assert metrics[6]["observers/failures"] >= 4
+    files = sorted((folder / "completions").iterdir())
     assert [path.name for path in files] == [f"step_{step:06d}.parquet" for step in (1, 2, 6, 7)]
     assert all(parquet.read_table(path).num_rows == 32 for path in files)
-    lines = (runs["full"].folder / "metrics.jsonl").read_text().splitlines()
-    # Three files of completions, and at least one line of metrics.
-    assert json.loads(lines[5])["metrics"]["observers/failures"] >= 4
-
-
-def test_a_model_that_does_not_fit_ends_the_run_with_a_checkpoint_to_go_on_from(
-    runs: dict[str, Ending],
-) -> None:
-    run = runs["full"]
-    assert run.code == 1
-    assert "error: the model is not saved" in run.stderr
-    assert "about 2.0 MiB needed" in run.stderr
-    assert "checkpoints/step-00000006: grpox train --resume" in run.stderr
-    assert not (run.folder / "model").exists()
+    # The model does not fit, and ends the run with a checkpoint to go on from.
+    assert code == 1
+    for told in ("the model is not saved", "about 2.0 MiB needed", "step-00000006: grpox train --resume"):
+        assert told in stderr
+    assert not (folder / "model").exists()
 
 
 def test_the_run_goes_on_from_there_to_its_end(runs: dict[str, Ending]) -> None:
-    run = runs["resumed"]
-    assert run.code == 0, run.stderr
-    assert (run.folder / "model" / "model.safetensors").stat().st_size > 2_000_000
-    assert json.loads((run.folder / "summary.json").read_text())["steps"] == 8
-    assert not list(run.folder.rglob("*unfinished*"))
+    code, stderr, folder = runs["resumed"]
+    assert code == 0, stderr
+    assert [*metrics_of(folder)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert (folder / "model" / "model.safetensors").stat().st_size > 2_000_000
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 8
+    assert not list(folder.rglob("*unfinished*"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,30 +67,10 @@ def test_both_launchers_start_the_same_run(by_torchrun: Ran, by_deepspeed: Ran) 
     assert by_torchrun.metrics[0]["loss"] != by_torchrun.metrics[1]["loss"]
 
 
-def test_a_socket_on_all_interfaces_is_found() -> None:
-    command = "import socket, time; s = socket.create_server(('', 0)); print(flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        found = listening(process.pid)
-        process.kill()
-    assert beyond_loopback(found) == {"0.0.0.0"}
-
-
-def test_a_run_of_one_rank_listens_on_loopback_alone(tmp_path: Path) -> None:
-    found = run(tmp_path, TRAIN, 32).addresses
-    assert found  # gloo does listen
-    assert beyond_loopback(found) == set()
-
-
-def test_two_ranks_by_the_documented_torchrun_command_listen_on_loopback_alone(by_torchrun: Ran) -> None:
-    assert by_torchrun.addresses
-    assert beyond_loopback(by_torchrun.addresses) == set()
+def test_runs_listen_on_loopback_alone(tmp_path: Path, by_torchrun: Ran, by_deepspeed: Ran) -> None:
+    for found in (run(tmp_path, TRAIN, 32).addresses, by_torchrun.addresses, by_deepspeed.addresses):
+        assert found  # gloo does listen
+        assert beyond_loopback(found) == set()
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text().replace("\\\n", " ")
     documented = TORCHRUN.replace("torch.distributed.run", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun")
     assert documented in " ".join(page.split())
-
-
-def test_two_ranks_by_the_deepspeed_launcher_listen_on_loopback_alone(by_deepspeed: Ran) -> None:
-    assert by_deepspeed.addresses
-    assert beyond_loopback(by_deepspeed.addresses) == set()

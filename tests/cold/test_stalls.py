@@ -76,15 +76,7 @@ def test_what_fails_on_one_rank_is_told_on_the_other(tmp_path: Path) -> None:
     assert "Traceback" not in zero.stderr + one.stderr
 
 
-def test_a_rank_that_vanishes_ends_the_other(tmp_path: Path) -> None:
-    zero, one = run_of(tmp_path, 2, reward(tmp_path, "os._exit(7)"))
-    assert one.code == 7
-    assert zero.code == 1
-    assert "rank 0 lost another rank in phase 'gather'" in zero.stderr
-    assert "Traceback" not in zero.stderr
-
-
-def test_each_survivor_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_rank_that_vanishes_ends_the_other_which_says_how_to_go_on(tmp_path: Path) -> None:
     """The lost rank may be rank 0, which otherwise speaks for all."""
     score = "os._exit(7) if os.environ['RANK'] == '0' and trainer_state.global_step == 2 else 1.0"
     (tmp_path / "mine.py").write_text(
@@ -96,6 +88,7 @@ def test_each_survivor_says_how_to_go_on(tmp_path: Path) -> None:
     assert (zero.code, one.code) == (7, 1)
     assert "rank 1 lost another rank in phase 'gather'" in one.stderr
     assert "to go on: grpox train --resume " in one.stderr
+    assert "Traceback" not in one.stderr
 
 
 def test_a_rank_that_stalls_is_named_and_ends_the_run(tmp_path: Path) -> None:

@@ -39,10 +39,7 @@ SHAPES: dict[str, Any] = {
     ),
     "DeepCoder, taco": json.dumps({"fn_name": "f", "inputs": [[1], [5]], "outputs": [2, 6]}),
     "DeepCoder, lcbv5": json.dumps([{**LIVE, "metadata": {"func_name": "f"}}]),
-    "DeepCoder, codeforces": json.dumps(PAIRS),
-    "LiveCodeBench, stdin": json.dumps([{**each, "testtype": "stdin"} for each in PAIRS]),
     "LiveCodeBench, metadata in JSON": json.dumps([{**LIVE, "metadata": '{"func_name": "f"}'}]),
-    "APPS, standard input": json.dumps(LISTS),
     "APPS, calls with results in lists": json.dumps(
         {"fn_name": "f", "inputs": [[1], [5]], "outputs": [[2], [6]]}
     ),
@@ -70,7 +67,6 @@ SHAPES: dict[str, Any] = {
     "standard streams": [{"stdin": "1", "stdout": "2"}],
     "expected_output": [{"input": "1", "expected_output": "2"}],
     "MBPP": TESTS,
-    "MBPP in JSON": '["assert f(1) == 2"]',
     "KodCode": PYTEST,
     "pytest without import": PYTEST.replace("from solution import f", ""),
     "BigCodeBench": UNITTEST,
@@ -92,10 +88,16 @@ def test_a_known_form_is_run(name: str) -> None:
     assert scores(SHAPES[name], f"from typing import List\n{RIGHT}", WRONG, "pass") == [1.0, 0.0, 0.0]
 
 
-def test_another_column_may_name_the_function() -> None:
+def test_other_columns_may_name_the_function_imports_and_setup() -> None:
     assert scores(CHECK, RIGHT.replace("List", "list"), WRONG, entry_point="f") == [1.0, 0.0]
     right = scores([LIVE], RIGHT, WRONG, metadata='{"func_name": "f"}')
     assert right == [1.0, 0.0]  # List is known without an import, as the task's signature needs it
+    # Imports and setup come before the tests.
+    test = {"test_imports": ["import math"], "test_setup_code": "K = 2"}
+    asserts = ["assert math.isclose(f(1), K)"]
+    assert scores({"test_list": asserts, **test}, RIGHT.replace("List", "list"), WRONG) == [1.0, 0.0]
+    codes, columns = [RIGHT.replace("List", "list"), WRONG], {name: [value] * 2 for name, value in test.items()}
+    assert REWARD(completions=codes, tests=[asserts] * 2, **columns) == [1.0, 0.0]
 
 
 def test_a_call_compares_as_json_and_may_be_of_a_name_of_pythons() -> None:
@@ -106,22 +108,12 @@ def test_a_call_compares_as_json_and_may_be_of_a_name_of_pythons() -> None:
     assert scores(tests({"1": True}), "def sum(x): return {1: True}", "pass") == [1.0, 0.0]
     assert scores(tests(3), "pass", "def sum(x): return 3") == [0.0, 1.0]  # never Python's own
     assert scores(tests(None), "def sum(x): return print()", "pass") == [1.0, 0.0]
-
-
-def test_a_call_may_name_its_arguments_and_return_a_float() -> None:
+    # It may name its arguments and return a float.
     code = "def g(x, half): return x / 3 if half is None else half"
     named = [{"input": "x = 1.0, half = null", "output": "0.33333"}]
     assert scores(named, code, code.replace("3", "2"), entry_point="Solution().g") == [1.0, 0.0]
     floats = json.dumps({"fn_name": "f", "inputs": [[0.1]], "outputs": [[0.3, 1]]})
     assert scores(floats, "def f(x): return x + 0.2, 1", "def f(x): return x + 0.21, 1") == [1.0, 0.0]
-
-
-def test_imports_and_setup_of_a_row_come_before_its_tests() -> None:
-    test = {"test_imports": ["import math"], "test_setup_code": "K = 2"}
-    asserts = ["assert math.isclose(f(1), K)"]
-    assert scores({"test_list": asserts, **test}, RIGHT.replace("List", "list"), WRONG) == [1.0, 0.0]
-    codes, columns = [RIGHT.replace("List", "list"), WRONG], {name: [value] * 2 for name, value in test.items()}
-    assert REWARD(completions=codes, tests=[asserts] * 2, **columns) == [1.0, 0.0]
 
 
 UNKNOWN = [
@@ -151,14 +143,10 @@ def test_an_unknown_form_is_refused_by_row(tests: Any) -> None:
 EMPTY = {
     "a bare comparison": "f(1) == 2",
     "bare comparisons": ["f(1) == 2", "f(5) == 6"],
-    "bare comparisons in JSON": '["f(1) == 2"]',
     "a call": "f(1)",
     "a call of a method": "Solution().f(1)",
     "print": "print(f(1))",
-    "an import": "import math",
     "an assignment": "expected = 2",
-    "a number": "2",
-    "a comment": "# to do",
     "not run": "if __name__ == '__main__':\n    assert f(1) == 2",
     "caught": "try:\n    assert f(1) == 2\nexcept AssertionError:\n    print('FAILED')",
     "returned": "def t():\n    return f(1) == 2\nt()",
@@ -199,16 +187,11 @@ def test_what_asks_something_is_left_alone() -> None:
     asks = [
         "assert f(1) == 2",
         "assert f(1)",
-        "assert not f(1)",
-        "assert f(1) in (2, 3)",
-        "assert isinstance(f(1), int)",
         "assert abs(f(1) - 2) < 1e-6",
-        "assert str(f(1)) == '2'",
         "assert len(f(1)) == 2",
         "for each in f(1): print(each)",
         "try:\n    f(-1)\n    assert False\nexcept ValueError: pass",
         "import solution\nassert solution.f(1) == 2",
-        "def test(): assert f(1) == 2",
         UNITTEST,
         "values = [3, 1]\nf(values)\nassert values == [1, 3]",
         "while True: pass",

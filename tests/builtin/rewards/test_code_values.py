@@ -41,13 +41,10 @@ def test_a_value_comes_back_as_the_same_of_the_same_type(value: Any) -> None:
     assert str(back) == str(value) if isinstance(value, Decimal | float) else True
 
 
-def test_what_python_prints_alike_or_calls_equal_stays_apart() -> None:
+def test_what_python_prints_alike_or_calls_equal_stays_apart_and_one_list_stays_one() -> None:
     assert [type(each) for each in sent([1, 1.0, True, "1", (1,), [1]])] == [int, float, bool, str, tuple, list]
     assert math.copysign(1, sent(-0.0)) == -1
     assert math.isnan(sent(math.nan))
-
-
-def test_a_list_in_two_places_is_one_list_again() -> None:
     row = [0]
     first, second, third = sent([row, row, [0]])
     assert first is second

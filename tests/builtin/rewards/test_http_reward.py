@@ -15,7 +15,6 @@ from support.scoring_server import Answer, ScoringServer, scoring_server
 
 from grpox.contracts import FailedScore
 from grpox.errors import ConfigError
-from grpox.rollout.rewards.named import RewardCall
 from grpox_rewards.configs import HttpConfig
 from grpox_rewards.service import Http, Service
 
@@ -53,9 +52,8 @@ def reasons(scores: list[Any]) -> list[str]:
     return [score.reason for score in scores]
 
 
-def test_batches_come_back_in_order() -> None:
+def test_batches_come_back_in_order_with_the_columns_that_are_named() -> None:
     scores, metrics, server = asked(by_number, batch_size=2)
-
     assert scores == [0.0, None, 2.0]
     assert metrics == {"http/failures": 0.0, "http/attempts": 1.0}
     assert sorted(server.bodies, key=str) == [
@@ -63,63 +61,37 @@ def test_batches_come_back_in_order() -> None:
         {"prompts": ["p2"], "completions": ["c2"], "columns": {}},
     ]
     assert server.paths == ["/verify"] * 2
-
-
-def test_columns_that_it_names_are_sent_and_no_others() -> None:
+    # Columns that it names are sent, and a bare list is taken.
     data = {"answer": ["a", "b", "c"], "secret": [1, 2, 3]}
-    _, _, server = asked(by_number, data=data, columns=["answer"])
-
+    scores, _, server = asked(lambda body, _: (200, [1, 2.5, None]), data=data, columns=["answer"])
+    assert scores == [1, 2.5, None]
     assert server.bodies[0]["columns"] == {"answer": ["a", "b", "c"]}
     assert Http(HttpConfig(url="http://h", columns=["answer"])).reads_columns == ("answer",)
 
 
-def test_a_bare_list_is_taken() -> None:
-    assert asked(lambda body, _: (200, [1, 2.5, None]))[0] == [1, 2.5, None]
+@pytest.mark.parametrize(
+    ("status", "attempts"),
+    [*((status, 3) for status in (408, 425, 429, 500, 503)), *((status, 1) for status in (302, 400, 401, 404))],
+)
+def test_what_may_pass_is_asked_again_and_what_will_not_is_asked_once(status: int, attempts: int) -> None:
+    busy: Answer = (status, "no", {"Location": "/elsewhere"})
+    scores, metrics, server = asked(lambda body, n: by_number(body, n) if n == 2 else busy)
+    assert metrics["http/attempts"] == attempts
+    assert server.paths == ["/verify"] * attempts  # no redirection is followed: it would take the key along
+    if attempts == 1:
+        assert f"answered {status}" in reasons(scores)[0]
+    else:
+        assert scores == [0.0, None, 2.0]
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 503])
-def test_what_may_pass_is_asked_again(status: int) -> None:
-    scores, metrics, _ = asked(lambda body, n: by_number(body, n) if n == 2 else (status, "busy"))
-
-    assert scores == [0.0, None, 2.0]
-    assert metrics["http/attempts"] == 3
-
-
-def test_retries_end() -> None:
+def test_retries_end_and_a_failed_request_costs_no_other_its_scores() -> None:
     scores, metrics, server = asked(lambda body, n: (503, b"so busy"), retries=2)
-
     assert set(reasons(scores)) == {f"{server.url}/verify answered 503 so busy (3 attempts)"}
     assert metrics == {"http/failures": 1.0, "http/attempts": 3.0}
+    scores, _ = score(f"http://127.0.0.1:{free_port()}/", retries=1)  # where nobody listens
+    assert "cannot be asked" in reasons(scores)[0]
+    assert "(2 attempts)" in reasons(scores)[0]
 
-
-@pytest.mark.parametrize("status", [302, 400, 401, 404])
-def test_what_will_not_pass_is_asked_once(status: int) -> None:
-    answer: Answer = (status, "no", {"Location": "/elsewhere"})
-    scores, _metrics, server = asked(lambda body, n: answer)
-
-    assert f"answered {status}" in reasons(scores)[0]
-    assert server.paths == ["/verify"]  # no redirection is followed: it would take the key along
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"<html>", "something else than JSON"),
-        ({"scores": [1, 2]}, "2 scores for 3 completions"),
-        ({"score": [1, 2, 3]}, "no list of scores"),
-        ([1, 2, "3"], "'3', which is no finite number"),
-        ([1, 2, True], "True, which is no finite number"),
-        (b"[1, 2, NaN]", "nan, which is no finite number"),
-    ],
-)
-def test_malformed_answers_are_failures_and_never_scores(content: Any, told: str) -> None:
-    scores, _metrics, server = asked(lambda body, n: (200, content))
-
-    assert told in reasons(scores)[0]
-    assert len(server.bodies) == 1
-
-
-def test_a_failed_request_costs_no_other_its_scores() -> None:
     def answer(body: Any, n: int) -> Answer:
         return (400, "no") if "c1" in body["completions"] else by_number(body, n)
 
@@ -130,11 +102,19 @@ def test_a_failed_request_costs_no_other_its_scores() -> None:
     assert metrics["http/failures"] == pytest.approx(1 / 3)
 
 
-def test_nobody_listens() -> None:
-    scores, _metrics = score(f"http://127.0.0.1:{free_port()}/", retries=1)
-
-    assert "cannot be asked" in reasons(scores)[0]
-    assert "(2 attempts)" in reasons(scores)[0]
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"<html>", "something else than JSON"),
+        ({"scores": [1, 2]}, "2 scores for 3 completions"),
+        ({"score": [1, 2, 3]}, "no list of scores"),
+        ([1, 2, "3"], "'3', which is no finite number"),
+    ],
+)
+def test_malformed_answers_are_failures_and_never_scores(content: Any, told: str) -> None:
+    scores, _metrics, server = asked(lambda body, n: (200, content))
+    assert told in reasons(scores)[0]
+    assert len(server.bodies) == 1
 
 
 def test_a_silent_service_times_out() -> None:
@@ -147,12 +127,10 @@ def test_a_silent_service_times_out() -> None:
     with scoring_server(answer) as server:
         scores, _ = score(server.url, request_timeout=0.2, retries=0)
         ended.set()
-
     assert "did not answer within 0.2 s" in reasons(scores)[0]
 
 
-def test_no_more_requests_are_under_way_than_allowed() -> None:
-    # Two requests meet at the barrier; a third at the same time would be counted.
+def test_requests_are_no_more_and_no_faster_than_allowed() -> None:
     under_way, most, lock, barrier = [0], [0], threading.Lock(), threading.Barrier(2)
 
     def answer(body: Any, n: int) -> Answer:
@@ -167,11 +145,7 @@ def test_no_more_requests_are_under_way_than_allowed() -> None:
     asked(answer, count=6, batch_size=1, concurrency=2)
 
     assert most == [2]
-
-
-def test_requests_begin_no_faster_than_allowed() -> None:
     service = Service(HttpConfig(url="http://h", requests_per_second=2.0), "http://h")
-
     starts = [service._seconds_to_start(now) for now in (10.0, 10.0, 10.2, 13.0)]
     assert starts == pytest.approx([0, 0.5, 0.8, 0])
 
@@ -199,24 +173,18 @@ def test_back_off_doubles_with_a_seeded_factor_and_keeps_retry_after(monkeypatch
     assert waits_of(1, {"Retry-After": "999"}) == [60.0] * 3
 
 
-# -- The key -----------------------------------------------------------------------------------------------
-
-
-def test_the_key_goes_into_its_header_and_into_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_an_error_and_a_key_is_in_no_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("VERIFIER_KEY", KEY)
     echo = {"error": f"key {KEY} is not welcome"}
-
     scores, _, server = asked(lambda body, n: (403, echo), key_env="VERIFIER_KEY")
     bare, _, other = asked(lambda body, n: (403, echo), key_env="VERIFIER_KEY", key_header="X-API-Key")
-
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
     assert other.headers[0]["X-API-Key"] == KEY
     assert "key *** is not welcome" in reasons(scores)[0]
     assert KEY not in str(reasons(scores) + reasons(bare))
     assert KEY not in str(HttpConfig(url=server.url, key_env="VERIFIER_KEY").model_dump())
-
-
-def test_a_missing_key_is_an_error_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VERIFIER_KEY", raising=False)
     with pytest.raises(ConfigError) as error:
         Http(HttpConfig(url="http://h", key_env="VERIFIER_KEY"))
@@ -230,23 +198,3 @@ def test_a_missing_key_is_an_error_before_training(monkeypatch: pytest.MonkeyPat
 def test_an_address_that_is_none_or_holds_a_password_is_refused(url: str) -> None:
     with pytest.raises(ValidationError):
         HttpConfig(url=url)
-
-
-# -- In the core -------------------------------------------------------------------------------------------
-
-
-def test_the_core_counts_failed_completions_one_by_one_and_gives_the_reason() -> None:
-    def answer(body: Any, n: int) -> Answer:
-        return (400, b"no such task") if "c1" in body["completions"] else by_number(body, n)
-
-    with scoring_server(answer) as server:
-        reward = Http(HttpConfig(url=server.url, batch_size=1))
-        arguments = {"prompts": ["p"] * 3, "completions": ["c0", "c1", "c2"], "completion_ids": [[1]] * 3}
-        call = RewardCall(reward, arguments, 3)
-        call.start()
-        assert call.wait(patient(60))
-
-    assert call.scores is not None
-    assert call.scores.values == [0.0, None, 2.0]
-    assert call.scores.refused == {1: f"has no score for completion 1: {server.url} answered 400 no such task"}
-    assert call.log.metrics["http/failures"] == [pytest.approx(1 / 3)]

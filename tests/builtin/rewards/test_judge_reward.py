@@ -17,7 +17,6 @@ from grpox.errors import ConfigError
 from grpox_rewards.configs import JudgeConfig, template_fields
 from grpox_rewards.judge import Judge, plain, read_score
 
-KEY = "k-0123456789-abcdef"
 TEMPLATE = "{prompt}|{completion}|{answer}"
 
 
@@ -47,19 +46,9 @@ def reason(score: Any) -> str:
     return score.reason
 
 
-# -- Requests ----------------------------------------------------------------------------------------------
-
-
 def test_a_request_by_hand_and_scores_from_0_to_1() -> None:
-    scores, _, server = asked(
-        by_length,
-        ["abc", ""],
-        data={"answer": ["42", "43"]},
-        prompt=TEMPLATE,
-        system="Be strict.",
-        extra={"reasoning_effort": "low"},
-    )
-
+    own = {"prompt": TEMPLATE, "system": "Be strict.", "extra": {"reasoning_effort": "low"}}
+    scores, _, server = asked(by_length, ["abc", ""], data={"answer": ["42", "43"]}, **own)
     assert scores == [0.3, 0.0]
     assert server.paths == ["/v1/chat/completions"] * 2
     assert {
@@ -69,38 +58,31 @@ def test_a_request_by_hand_and_scores_from_0_to_1() -> None:
         "max_tokens": 1024,
         "reasoning_effort": "low",
     } in server.bodies
-
-
-def test_conversations_become_text() -> None:
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 x 7?"}]
-    assert plain(messages) == "system: Be brief.\n\nuser: 6 x 7?"
-    assert asked(by_length, [[{"role": "assistant", "content": "abcd"}]])[0] == [0.4]
-
-
-def test_equal_completions_are_judged_once() -> None:
-    scores, metrics, server = asked(by_length, ["abc", "ab", "abc", "abc"])
-
-    assert scores == [0.3, 0.2, 0.3, 0.3]
-    assert len(server.bodies) == 2
-    assert metrics["judge/requests"] == 0.5
-
-
-def test_limits_that_are_null_are_left_to_the_service() -> None:
+    # Limits that are null are left to the service.
     _, _, server = asked(by_length, ["a"], temperature=None, max_tokens=None)
     assert set(server.bodies[0]) == {"model", "messages"}
 
 
-def test_braces_of_a_completion_are_text() -> None:
-    assert asked(by_length, ["{x}"])[0] == [0.3]
-
-
-def test_the_columns_of_the_template_are_those_that_it_reads() -> None:
+def test_conversations_and_templates_become_text() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 x 7?"}]
+    assert plain(messages) == "system: Be brief.\n\nuser: 6 x 7?"
+    braces = "{x}"  # are text
+    assert asked(by_length, [[{"role": "assistant", "content": "abcd"}], braces])[0] == [0.4, 0.3]
     config = JudgeConfig(url="http://h/v1", model="m", prompt="{prompt} {{x}} {answer} {completion} {answer}")
     assert Judge(config).reads_columns == ("answer",)
     assert template_fields("{{}} none") == []
 
 
-# -- Replies -----------------------------------------------------------------------------------------------
+def test_equal_completions_are_judged_once_and_cost_their_share() -> None:
+    scores, metrics, server = asked(by_length, ["abc", "ab", "abc", "abc"])
+    assert scores == [0.3, 0.2, 0.3, 0.3]
+    assert len(server.bodies) == 2
+    assert metrics["judge/requests"] == 0.5
+    # Two requests of 100 + 20 tokens for four completions: 50 and 10 each; 50 * 3 + 10 * 15 = 300 millionths.
+    metrics = asked(by_length, ["a", "b", "a", "b"], price_in=3.0, price_out=15.0)[1]
+    assert {name: metrics[f"judge/{name}"] for name in ("tokens_in", "tokens_out", "cost")} == pytest.approx(
+        {"tokens_in": 50, "tokens_out": 10, "cost": 300e-6}
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +113,6 @@ def test_replies_that_can_be_read(reply: str, score: float) -> None:
 )
 def test_malformed_replies_have_no_score(reply: str, told: str) -> None:
     scores, metrics, server = asked(lambda body, n: (200, chat(reply)), ["a"])
-
     assert told in reason(scores[0])
     assert metrics["judge/failures"] == metrics["judge/unreadable"] == 1.0
     assert len(server.bodies) == 1
@@ -143,9 +124,6 @@ def test_malformed_replies_have_no_score(reply: str, told: str) -> None:
         ('{"why": "x", "grade": 2}', 0.25),
         ('```json\n{"grade": 5}\n```', 1.0),
         ('Sure: {"grade": 2}', None),
-        ('{"grade": "2"}', None),
-        ('{"grade": true}', None),
-        ('{"grade": NaN}', None),
         ("[2]", None),
         ("{}", None),
     ],
@@ -176,42 +154,38 @@ def test_failures_are_retried_and_then_fail_alone() -> None:
     assert metrics["judge/requests"] == 2.0  # 1 and 3, for two completions
 
 
-# -- Cost and cache ----------------------------------------------------------------------------------------
-
-
-def test_tokens_and_cost_per_completion() -> None:
-    # Two requests of 100 + 20 tokens for four completions: 50 and 10 each; 50 * 3 + 10 * 15 = 300 millionths.
-    metrics = asked(by_length, ["a", "b", "a", "b"], price_in=3.0, price_out=15.0)[1]
-
-    assert {name: metrics[f"judge/{name}"] for name in ("tokens_in", "tokens_out", "cost")} == pytest.approx(
-        {"tokens_in": 50, "tokens_out": 10, "cost": 300e-6}
-    )
-
-
 def test_a_second_run_takes_replies_from_the_cache(tmp_path: Path) -> None:
     with scoring_server(by_length) as server:
         cache = str(tmp_path / "new" / "cache")
         first, before = judge(server.url, ["abc", "ab"], cache=cache)
         second, after = judge(server.url, ["abc", "abcd", "ab"], cache=cache)
-
     assert first == [0.3, 0.2]
     assert second == [0.3, 0.4, 0.2]
     assert len(server.bodies) == 3
     assert (before["judge/cached"], after["judge/cached"]) == (0.0, pytest.approx(2 / 3))
     assert after["judge/tokens_in"] == pytest.approx(100 / 3)
+    # One that cannot be made is an error before training.
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cache"):
+        Judge(JudgeConfig(url="http://h/v1", model="m", cache=str(tmp_path / "file" / "cache")))
 
 
-def test_the_cache_tells_requests_apart(tmp_path: Path) -> None:
+def test_the_cache_tells_requests_apart_and_a_damaged_file_is_asked_for_again(tmp_path: Path) -> None:
     with scoring_server(by_length) as server:
-        for own in (
-            {},
-            {"model": "other"},
-            {"temperature": 0.5},
-            {"system": "x"},
-            {"prompt": "{completion}|ab"},
-        ):
-            judge(server.url, ["abc"], cache=str(tmp_path), **own)
+        judge(server.url, ["abc"], cache=str(tmp_path))
+        changes = {"model": "other", "temperature": 0.5, "system": "x", "prompt": "{completion}|ab"}
+        for name, value in changes.items():
+            judge(server.url, ["abc"], cache=str(tmp_path), **{name: value})
         assert len(server.bodies) == 5
+    # A damaged file of the cache is asked for again.
+    damaged = tmp_path / "damaged"
+    with scoring_server(by_length) as server:
+        judge(server.url, ["abc"], cache=str(damaged))
+        [file] = damaged.rglob("*.json")
+        file.write_text(file.read_text()[:40])
+        assert judge(server.url, ["abc"], cache=str(damaged))[0] == [0.3]
+        assert json.loads(file.read_text())["answer"]["choices"]
+        assert len(server.bodies) == 2
 
 
 def test_neither_failures_nor_malformed_replies_are_cached(tmp_path: Path) -> None:
@@ -220,41 +194,8 @@ def test_neither_failures_nor_malformed_replies_are_cached(tmp_path: Path) -> No
 
     with scoring_server(answer) as server:
         scores = [judge(server.url, ["abc"], cache=str(tmp_path))[0][0] for _ in range(4)]
-
     assert [isinstance(score, FailedScore) for score in scores] == [True, True, False, False]
     assert len(server.bodies) == 3
-
-
-def test_a_damaged_file_of_the_cache_is_asked_for_again(tmp_path: Path) -> None:
-    with scoring_server(by_length) as server:
-        judge(server.url, ["abc"], cache=str(tmp_path))
-        [file] = tmp_path.rglob("*.json")
-        file.write_text(file.read_text()[:40])
-        assert judge(server.url, ["abc"], cache=str(tmp_path))[0] == [0.3]
-        assert json.loads(file.read_text())["answer"]["choices"]
-        assert len(server.bodies) == 2
-
-
-def test_a_cache_that_cannot_be_made_is_an_error_before_training(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cache"):
-        Judge(JudgeConfig(url="http://h/v1", model="m", cache=str(tmp_path / "file" / "cache")))
-
-
-def test_the_key_is_in_no_file_and_no_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUDGE_KEY", KEY)
-
-    def answer(body: Any, n: int) -> Answer:
-        return (401, f"not {KEY}") if "|bad" in body["messages"][-1]["content"] else by_length(body, n)
-
-    scores, _, server = asked(answer, ["abc", "bad"], key_env="JUDGE_KEY", cache=str(tmp_path))
-
-    assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
-    assert 'answered 401 "not ***"' in reason(scores[1])
-    assert all(KEY not in file.read_text() for file in tmp_path.rglob("*.json"))
-
-
-# -- Parameters --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -262,12 +203,8 @@ def test_the_key_is_in_no_file_and_no_message(tmp_path: Path, monkeypatch: pytes
     [
         {"prompt": "no text to judge: {prompt}"},
         {"prompt": "{completion} {0}"},
-        {"prompt": "{completion.x}"},
-        {"prompt": "{completion!r}"},
-        {"prompt": "{completion} {"},
-        {"pattern": "("},
-        {"pattern": "Score"},
-        {"pattern": "(a)(b)"},
+        *({"prompt": f"{{completion{more}"} for more in (".x}", "!r}", "} {")),
+        *({"pattern": pattern} for pattern in ("(", "Score", "(a)(b)")),
         {"lowest": 10},
         {"json_field": "a", "pattern": "(b)"},
         {"extra": {"messages": []}},

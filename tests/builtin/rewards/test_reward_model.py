@@ -1,12 +1,30 @@
 """reward_model against transformers' own forward of one text at a time, on tiny models made here."""
 
+import datetime
+import json
 import threading
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from support.patience import patient
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from grpox.errors import ConfigError
+from grpox.testing import RewardConformance
+from grpox.testing.runner import outcomes
 from grpox_rewards.configs import RewardModelConfig
+from grpox_rewards.reward_model import RewardModel
 
 LETTERS = "abcdefgh<>/"
 VOCABULARY = {name: i for i, name in enumerate(["<pad>", "<eos>", "<bos>", "<unk>", *LETTERS])}
@@ -15,20 +33,18 @@ TEMPLATE = "{% for m in messages %}{{ '<' + m['content'] + '>' }}{% endfor %}{{ 
 
 
 def reward_model(**settings):
-    from grpox_rewards.reward_model import RewardModel
-
     return RewardModel(RewardModelConfig(**settings))
 
 
-def tokenizer(template=None, pad=None):
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
+def opened_by(token):
+    special = [(token, VOCABULARY[token])]
+    return processors.TemplateProcessing(single=f"{token} $A", special_tokens=special)
 
+
+def tokenizer(template=None, pad=None):
     core = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
-    core.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", VOCABULARY["<bos>"])]
-    )
+    core.post_processor = opened_by("<bos>")
     made = PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", unk_token="<unk>", pad_token=pad
     )
@@ -37,9 +53,6 @@ def tokenizer(template=None, pad=None):
 
 
 def llama(**changes):
-    import torch
-    from transformers import LlamaConfig, LlamaForSequenceClassification
-
     torch.manual_seed(0)
     settings = {"vocab_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 32, "num_labels": 1}
     return LlamaForSequenceClassification(LlamaConfig(**SIZES, **settings | changes)).eval()
@@ -57,45 +70,38 @@ def saved(tmp_path):
 
 def alone(model, *texts, special=True):
     """The model's scores of texts that it reads one at a time."""
-    import torch
-
     bos = [VOCABULARY["<bos>"]] if special else []
     with torch.no_grad():
         rows = [torch.tensor([[*bos, *(VOCABULARY[letter] for letter in text)]]) for text in texts]
         return [model(input_ids=row).logits[0, 0].item() for row in rows]
 
 
-PROMPTS, COMPLETIONS = ["ab", "c", "abcdef", "h"], ["c", "defgh", "a", "bb"]
-TEXTS = [p + c for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
-def test_a_batch_scores_each_text_as_the_model_does_alone(saved, batch_size):
-    """The checkpoint declares no padding token, as Llama's do not."""
-    model = llama()
-    reward = reward_model(model=saved(model), batch_size=batch_size)
-    scores = reward(prompts=PROMPTS, completions=COMPLETIONS)
-    assert scores == pytest.approx(alone(model, *TEXTS), abs=1e-6)
-    assert len({round(score, 4) for score in scores}) == 4
-    assert reward._model.config.pad_token_id is None
-
-
-def test_a_declared_padding_token_is_used(saved):
-    model = llama(pad_token_id=VOCABULARY["<pad>"])
-    reward = reward_model(model=saved(model, pad="<pad>"))
-    scores = reward(prompts=PROMPTS, completions=COMPLETIONS)
-    assert scores == pytest.approx(alone(model, *TEXTS), abs=1e-6)
-
-
-def test_an_encoder_reads_padded_batches_as_it_reads_texts_alone(saved):
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification
-
+def bert():
     torch.manual_seed(0)
-    model = BertForSequenceClassification(BertConfig(**SIZES, vocab_size=64, num_labels=1)).eval()
-    reward = reward_model(model=saved(model, pad="<pad>"))
-    scores = reward(prompts=PROMPTS, completions=COMPLETIONS)
+    return BertForSequenceClassification(BertConfig(**SIZES, vocab_size=64, num_labels=1)).eval()
+
+
+TEXTS = ["abc", "cdefgh", "abcdefa", "abc", "hbb", "abc"]
+PAIRS = {"prompts": [text[:1] for text in TEXTS], "completions": [text[1:] for text in TEXTS]}
+
+
+@pytest.mark.parametrize(
+    ("model", "pad", "batch_size"),
+    [
+        # The checkpoint declares no padding token, as Llama's do not.
+        *((llama(), None, size) for size in (1, 2, 3, 8)),
+        (llama(pad_token_id=VOCABULARY["<pad>"]), "<pad>", 16),
+        (bert(), "<pad>", 16),
+    ],
+)
+def test_a_batch_scores_each_text_as_the_model_does_alone(saved, model, pad, batch_size):
+    reward = reward_model(model=saved(model, pad=pad), batch_size=batch_size)
+    scores = reward(**PAIRS)
     assert scores == pytest.approx(alone(model, *TEXTS), abs=1e-6)
+    assert len({round(score, 4 if pad is None else 9) for score in scores}) == 4
+    # Equal texts score equally to the last bit, whatever batch they fall into.
+    assert scores[0] == scores[3] == scores[5]
+    assert reward._model.config.pad_token_id == (None if pad is None else VOCABULARY[pad])
 
 
 def test_messages_go_through_the_models_own_chat_template_without_further_special_tokens(saved):
@@ -109,45 +115,29 @@ def test_messages_go_through_the_models_own_chat_template_without_further_specia
     assert plain(**arguments) == pytest.approx(alone(model, "<ab><cd>", special=False), abs=1e-6)
     suffixed = reward_model(model=folder, chat_template_kwargs={"suffix": "/"})
     assert suffixed(**arguments) == pytest.approx(alone(model, "<ab><cd>/", special=False), abs=1e-6)
-
-
-def test_messages_without_a_chat_template_are_refused(saved):
-    reward = reward_model(model=saved(llama()))
-    with pytest.raises(ValueError, match="has no chat template"):
-        reward(prompts=[[{"role": "user", "content": "a"}]], completions=[[]])
+    # A beginning and the completion are one turn.
+    model = llama()
+    question, begun = {"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}
+    reward = reward_model(model=saved(model, template=TEMPLATE))
+    scores = reward(prompts=[[question, begun]], completions=[[{"role": "assistant", "content": "d"}]])
+    assert scores == pytest.approx(alone(model, "<ab><cd>", special=False), abs=1e-6)
 
 
 def test_a_long_text_loses_its_left_end_but_not_its_special_token_and_is_counted(saved):
-    model, logged = llama(), {}
+    model, logged = llama(max_position_embeddings=8), {}
     reward = reward_model(model=saved(model), max_length=4)
     scores = reward(prompts=["abcd", "a"], completions=["ef", "b"], log_metric=logged.__setitem__)
     assert scores == pytest.approx(alone(model, "def", "ab"), abs=1e-6)
     assert logged == {"reward_model/cut": 0.5}
-
-
-def test_the_models_positions_are_the_default_limit(saved):
-    model, logged = llama(max_position_embeddings=8), {}
-    reward = reward_model(model=saved(model))
+    reward = reward_model(model=saved(model))  # the model's positions are the default limit
     scores = reward(prompts=["a" * 20], completions=["bcdefgh"], log_metric=logged.__setitem__)
     assert scores == pytest.approx(alone(model, "bcdefgh"), abs=1e-6)
     assert logged == {"reward_model/cut": 1.0}
 
 
-def test_scores_are_the_same_in_a_thread_and_carry_no_dropout(saved):
-    model = llama(attention_dropout=0.5)
-    reward = reward_model(model=saved(model))
-    found = []
-    arguments = {"prompts": PROMPTS, "completions": COMPLETIONS}
-    thread = threading.Thread(target=lambda: found.append(reward(**arguments)))
-    thread.start()
-    thread.join()
-    assert found == [reward(**arguments)]
-
-
 def test_two_threads_at_once_score_as_one(saved):
-    reward = reward_model(model=saved(llama()))
-    arguments = {"prompts": PROMPTS, "completions": COMPLETIONS}
-    expected = reward(**arguments)
+    reward = reward_model(model=saved(llama(attention_dropout=0.5)))  # which no score carries
+    expected = reward(**PAIRS)
     inside, second = [], threading.Event()
 
     def wait(*_):
@@ -160,7 +150,7 @@ def test_two_threads_at_once_score_as_one(saved):
 
     reward._model.register_forward_pre_hook(wait)
     found = []
-    threads = [threading.Thread(target=lambda: found.append(reward(**arguments))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: found.append(reward(**PAIRS))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -168,23 +158,21 @@ def test_two_threads_at_once_score_as_one(saved):
     assert found == [expected, expected]
 
 
-def test_a_model_with_several_outputs_is_refused(saved):
-    with pytest.raises(ConfigError, match="must have one output"):
-        reward_model(model=saved(llama(num_labels=2)))
-
-
-def test_a_model_whose_head_would_be_random_is_refused(saved):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    causal = LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=64, num_labels=1))
-    with pytest.raises(ConfigError, match=r"score\.weight"):
-        reward_model(model=saved(causal))
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (llama(num_labels=2), "must have one output"),
+        (LlamaForCausalLM(llama().config), r"score\.weight"),  # its head would be random
+    ],
+)
+def test_a_model_that_cannot_score_is_refused(saved, model, told):
+    with pytest.raises(ConfigError, match=told):
+        reward_model(model=saved(model))
 
 
 @pytest.mark.parametrize("kind", ["bert", "qwen2"])
 def test_a_tokenizer_without_tokens_is_refused(kind, tmp_path):
     """Without a vocabulary, transformers makes a tokenizer that knows special tokens alone."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
 
     config = AutoConfig.for_model(kind, **SIZES, vocab_size=64, num_labels=1, num_key_value_heads=2)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
@@ -194,25 +182,15 @@ def test_a_tokenizer_without_tokens_is_refused(kind, tmp_path):
     assert refused.value.problems[0].given == str(tmp_path)
 
 
-def test_bfloat16_is_the_dtype_of_the_weights(saved):
-    import torch
-
+def test_bfloat16_is_the_dtype_of_the_weights_and_messages_need_a_chat_template(saved):
     reward = reward_model(model=saved(llama()), dtype="bfloat16")
     assert reward._model.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="has no chat template"):
+        reward(prompts=[[{"role": "user", "content": "a"}]], completions=[[]])
     assert isinstance(reward(prompts=["a"], completions=["b"])[0], float)
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
-def test_equal_texts_score_equally_to_the_last_bit_whatever_batch_they_fall_into(saved, batch_size):
-    reward = reward_model(model=saved(llama()), batch_size=batch_size)
-    texts = ["ab", "abcab", "ab", "a", "ab", "abc", "ab"]
-    scores = reward(prompts=["c"] * 7, completions=texts)
-    assert len({score for score, text in zip(scores, texts, strict=True) if text == "ab"}) == 1
-
-
 def test_it_conforms(saved):
-    from grpox.testing import RewardConformance
-    from grpox.testing.runner import outcomes
 
     component = {"name": "reward_model", "model": saved(llama())}
     suite = type("Suite", (RewardConformance,), {"component": component})
@@ -237,18 +215,12 @@ def adapter(tmp_path):
     return wrapped, tmp_path / "adapter"
 
 
-def test_an_adapters_folder_is_loaded_with_its_base_model(adapter):
+def test_an_adapters_folder_is_loaded_with_its_base_model_and_needs_its_head(adapter):
     wrapped, folder = adapter
     # Merged weights differ from an adapter beside them by rounding.
     expected = [pytest.approx(score, abs=1e-5) for score in alone(wrapped, "ab", "abcd")]
     assert reward_model(model=str(folder))(prompts=["a", "ab"], completions=["b", "cd"]) == expected
-
-
-def test_an_adapter_without_a_head_or_a_base_model_is_refused(adapter):
-    import json
-
-    from safetensors.torch import load_file, save_file
-
+    # Without a head or a base model it is refused.
     _, folder = adapter
     weights = load_file(folder / "adapter_model.safetensors")
     save_file({k: v for k, v in weights.items() if "score" not in k}, folder / "adapter_model.safetensors")
@@ -262,14 +234,10 @@ def test_an_adapter_without_a_head_or_a_base_model_is_refused(adapter):
 
 def test_another_tokenizer(saved, tmp_path):
     """The other tokenizer opens with <eos> instead of <bos>, which the model's own would write."""
-    from tokenizers import processors
-
     model = llama()
     folder = saved(model)
     other = tokenizer()
-    other.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<eos> $A", special_tokens=[("<eos>", VOCABULARY["<eos>"])]
-    )
+    other.backend_tokenizer.post_processor = opened_by("<eos>")
     other.save_pretrained(tmp_path / "other")
     scores = reward_model(model=folder, tokenizer=str(tmp_path / "other"))(prompts=["a"], completions=["b"])
     assert scores == alone(model, ["<eos>", "a", "b"], special=False)
@@ -278,8 +246,6 @@ def test_another_tokenizer(saved, tmp_path):
 
 def test_a_completion_cannot_write_a_special_token_and_the_template_has_the_date_of_the_run(saved):
     """The text of <eos> is read as text, and a plain prompt with the BOS has one."""
-    import datetime
-
     model = llama()
     folder = saved(model, template=TEMPLATE + "{{ strftime_now('%b') | lower | first }}")
     scorer = reward_model(model=folder)
@@ -291,14 +257,6 @@ def test_a_completion_cannot_write_a_special_token_and_the_template_has_the_date
         prompts=[[{"role": "user", "content": "a"}]], completions=[[{"role": "assistant", "content": "b"}]]
     )
     assert [score] == alone(model, "<a><b>f", special=False)
-
-
-def test_a_beginning_and_the_completion_are_one_turn_for_the_model(saved):
-    model = llama()
-    question, begun = {"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}
-    reward = reward_model(model=saved(model, template=TEMPLATE))
-    scores = reward(prompts=[[question, begun]], completions=[[{"role": "assistant", "content": "d"}]])
-    assert scores == pytest.approx(alone(model, "<ab><cd>", special=False), abs=1e-6)
 
 
 def test_a_message_that_the_models_own_template_drops_is_refused(saved):

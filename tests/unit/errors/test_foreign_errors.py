@@ -121,7 +121,9 @@ def test_what_an_exception_says_is_bounded_wherever_it_is_told(
 
 
 @pytest.mark.parametrize("make", HOSTILE)
-def test_a_traceback_is_bounded(make: Callable[[], RuntimeError]) -> None:
+def test_a_traceback_and_the_record_of_a_failure_are_bounded(
+    make: Callable[[], RuntimeError], tmp_path: Path
+) -> None:
     error = make()
     with pytest.raises(RuntimeError):
         raiser(error)()
@@ -129,9 +131,13 @@ def test_a_traceback_is_bounded(make: Callable[[], RuntimeError]) -> None:
     assert type(error).__name__ in told
     assert len(told) <= TRACE
     assert all(len(line) <= TEXT for line in told.splitlines())
+    LocalRecord().grpox_run_failed(RunContext(CONFIG, tmp_path, 1, 1, {}, None, "run.yaml"), error)
+    told = json.loads((tmp_path / "failure.json").read_text(encoding="utf-8"))["error"]
+    assert told.startswith(type(error).__name__)
+    assert len(told) < TEXT + 100
 
 
-def test_a_long_chain_shows_its_first_and_last_exception() -> None:
+def test_a_long_or_ringed_chain_is_told_in_short() -> None:
     error: Exception = ValueError("the first")
     for number in range(1000):
         new = ValueError(f"number {number} " + "x" * 100)
@@ -141,9 +147,7 @@ def test_a_long_chain_shows_its_first_and_last_exception() -> None:
     assert len(told) <= TRACE
     assert told.startswith("ValueError: the first\n")
     assert "number 999" in told
-
-
-def test_an_exception_that_was_raised_from_itself_is_told_once() -> None:
+    # One that was raised from itself is told once.
     error = ValueError("a ring")
     error.__cause__ = error
     assert list(chain(error)) == [error]
@@ -152,16 +156,6 @@ def test_an_exception_that_was_raised_from_itself_is_told_once() -> None:
     made = RewardCall(raiser(error), {}, 1)
     made.run()
     assert not made.needs_main_thread()
-
-
-def test_a_long_failure_of_the_run_is_recorded_in_short(tmp_path: Path) -> None:
-    record = LocalRecord()
-    run = RunContext(CONFIG, tmp_path, 1, 1, {}, None, "run.yaml")
-    for error in (Interrupts(), RuntimeError("x" * LONG)):
-        record.grpox_run_failed(run, error)
-        told = json.loads((tmp_path / "failure.json").read_text(encoding="utf-8"))["error"]
-        assert told.startswith(f"{type(error).__name__}: ")
-        assert len(told) < TEXT + 100
 
 
 def test_a_secret_at_the_place_of_the_cut_is_not_shown_in_part() -> None:

@@ -13,13 +13,11 @@ from grpox.errors import nearest, nearest_spelling, nearest_whole
     [
         ("kl", AlarmsConfig.model_fields, "kl_runaway"),
         ("entropy", AlarmsConfig.model_fields, "entropy_gone"),
-        ("gradient", AlarmsConfig.model_fields, "no_gradient"),
         ("KL", AlarmsConfig.model_fields, "kl_runaway"),
         ("lr", TrainConfig.model_fields, "learning_rate"),
         ("lr", ["lora", "learning_rate", "lr_scheduler_type"], "learning_rate"),
         ("temprature", SamplingConfig.model_fields, "temperature"),
         ("temp", SamplingConfig.model_fields, "temperature"),
-        ("max_compl", SamplingConfig.model_fields, "max_completion_length"),
         # The shortest of several, and the beginning before the middle.
         ("math", ["a_long_math", "math_verify_strict", "math_verify"], "math_verify"),
         ("final answer", ["the-final_answer"], "the-final_answer"),
@@ -28,7 +26,6 @@ from grpox.errors import nearest, nearest_spelling, nearest_whole
         ("una", AlarmsConfig.model_fields, ""),
         ("k", ["kl_runaway", "top_k"], ""),
         ("", ["kl_runaway"], ""),
-        ("...", ["kl_runaway"], ""),
         ("kl", [], ""),
     ],
 )

@@ -8,12 +8,12 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.architectures import FURTHER, OWN, further_model
+from support.run_checks import refused
 from tokenizers import AddedToken
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +22,6 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_
 from transformers.quantizers.base import HfQuantizer
 
 from grpox.config import ModelConfig, TrainConfig
-from grpox.errors import ConfigError, Problem
 from grpox.policy.memory_plan.of_run import model_shape
 from grpox.policy.model_folder import save_whole, undescribed
 from grpox.policy.models import check_special_tokens, load_model
@@ -83,17 +82,10 @@ def quantised(folder: Path, method: str) -> tuple[ModelConfig, PreTrainedModel]:
     return changed(folder, lambda weights: narrow(weights, method), quantization_config=settings), model
 
 
-def refused(config: ModelConfig) -> Problem:
-    with pytest.raises(ConfigError) as caught:
-        load_model(config)
-    [problem] = caught.value.problems
-    return problem
-
-
 @pytest.mark.parametrize("method", SETTINGS)
 def test_a_quantised_model_is_refused_or_widened(method: str, tmp_path: Path) -> None:
     config, model = quantised(tmp_path, method)
-    problem = refused(config)
+    [problem] = refused(load_model, config)
     assert method in problem.what
     assert problem.allowed.startswith("model.dequantize: true, or")
     config.dequantize = True
@@ -112,7 +104,7 @@ def test_what_transformers_cannot_widen_is_refused_in_any_case(method: str, tmp_
     further_model("qwen2").save_pretrained(tmp_path)
     config = changed(tmp_path, lambda weights: None, quantization_config={"quant_method": method, "bits": 4})
     config.dequantize = True
-    problem = refused(config)
+    [problem] = refused(load_model, config)
     assert method in problem.what
     assert "dequantize" not in problem.allowed
 
@@ -149,14 +141,13 @@ def test_a_head_of_its_own_is_refused_where_config_json_ties_it(tmp_path: Path) 
     content = json.loads((tmp_path / "config.json").read_text())
     del content["tie_word_embeddings"]  # as in most of its kind, whose class ties by default
     (tmp_path / "config.json").write_text(json.dumps(content))
-    assert name in refused(config).what
+    [problem] = refused(load_model, config)
+    assert name in problem.what
     changed(tmp_path, lambda w: w.update({name: w[embeddings].clone()}), tie_word_embeddings=True)
     assert list(checkpoint_problems(config)) == []
     model = load_model(config)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-
-
-def test_a_head_in_another_file_than_the_embeddings_is_compared(tmp_path: Path) -> None:
+    # Also one in another file than the embeddings.
     further_model("qwen2").save_pretrained(tmp_path, max_shard_size="8KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
     content = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": True}
@@ -197,13 +188,8 @@ def test_tokens_beyond_the_embeddings(
     if not count:
         check_special_tokens(tokenizer, model, config.path)
         return
-    with pytest.raises(ConfigError) as caught:
-        check_special_tokens(tokenizer, model, config.path)
-    [problem] = caught.value.problems
+    [problem] = refused(check_special_tokens, tokenizer, model, config.path)
     assert f"{count} in all: {tokens[0]} 17" in problem.what
-
-
-# -- Arguments ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,24 +202,13 @@ def test_what_would_place_or_change_weights_is_refused(name: str) -> None:
     assert ("use model.dtype" in problem.what) == name.endswith("dtype")
 
 
-def test_the_arguments_of_checkpointing_are_torchs() -> None:
+def test_the_arguments_of_checkpointing_are_torchs_and_mean_something() -> None:
     """Its context_fn is a function, which no run file can hold."""
     parameters = inspect.signature(checkpoint).parameters
     named = {name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY} - {"context_fn"}
     assert named | {"preserve_rng_state"} == {*CHECKPOINT_ARGUMENTS}
-
-
-@pytest.mark.parametrize(
-    ("train", "key", "nearest"),
-    [
-        (
-            {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrent": True}},
-            ".use_reentrent",
-            "use_reentrant",
-        ),
-        ({"gradient_checkpointing_kwargs": {"use_reentrant": True}}, "", ""),
-    ],
-)
-def test_checkpointing_arguments_that_mean_nothing(train: dict[str, Any], key: str, nearest: str) -> None:
-    [problem] = checkpointing_problems(TrainConfig.model_validate(train))
-    assert (problem.key, problem.nearest) == (f"train.gradient_checkpointing_kwargs{key}", nearest)
+    slip = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrent": True}}
+    unused = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    for train, key, nearest in ((slip, ".use_reentrent", "use_reentrant"), (unused, "", "")):
+        [problem] = checkpointing_problems(TrainConfig.model_validate(train))
+        assert (problem.key, problem.nearest) == (f"train.gradient_checkpointing_kwargs{key}", nearest)

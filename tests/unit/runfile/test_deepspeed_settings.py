@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import deepspeed
 import pytest
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from support.run_checks import refused
 
 from grpox.config import DeepSpeedConfig, RunConfig
 from grpox.errors import ConfigError
@@ -27,15 +33,10 @@ FOR_TRANSFORMERS = {
         "overlap_comm": True,
         "sub_group_size": 1_000_000_000,
         "reduce_bucket_size": "auto",
-        "stage3_prefetch_bucket_size": "auto",
-        "stage3_param_persistence_threshold": "auto",
     },
-    "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
     "steps_per_print": 2000,
     "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "wall_clock_breakdown": False,
 }
 
 
@@ -47,9 +48,6 @@ def run_config(**deepspeed: Any) -> RunConfig:
 def told(settings: dict[str, Any], **deepspeed: Any) -> dict[str, tuple[str, str]]:
     problems = deepspeed_problems(DeepSpeedConfig(settings=settings, **deepspeed))
     return {problem.key.removeprefix("deepspeed."): (problem.what, problem.nearest) for problem in problems}
-
-
-# -- The lists against DeepSpeed -------------------------------------------------------------------------
 
 
 class Watched(dict[str, Any]):
@@ -75,9 +73,6 @@ class Watched(dict[str, Any]):
 
 
 def test_the_known_keys_are_those_that_deepspeed_reads() -> None:
-    import deepspeed
-    from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS
-
     watched = Watched(train_batch_size=1)
     watched.asked = set()
     deepspeed.DeepSpeedConfig(watched)
@@ -85,11 +80,6 @@ def test_the_known_keys_are_those_that_deepspeed_reads() -> None:
     # Another name for world sizes that grpox does not have; DeepSpeed reads it where this process is a rank.
     asked = watched.asked - {*_REMOVED_TOP_LEVEL_CONFIG_KEYS}
     assert top - {"sequence_parallel_size"} == asked - {"sequence_parallel_size"}
-
-
-def test_the_keys_of_zero_optimization_are_deepspeeds() -> None:
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-
     fields = DeepSpeedZeroConfig.model_fields
     assert {field.alias or name for name, field in fields.items()} == {*KEYS["zero_optimization"]}
     nested = {
@@ -100,59 +90,42 @@ def test_the_keys_of_zero_optimization_are_deepspeeds() -> None:
     assert nested <= {*fields, *KEYS["zero_optimization"]}
 
 
-# -- What is refused -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "key", "ours"),
-    [
-        ({"train_batch_size": 8}, "train_batch_size", "train.per_device_train_batch_size"),
-        ({"gradient_clipping": 1.0}, "gradient_clipping", "train.max_grad_norm"),
-        ({"bf16": {"enabled": True}}, "bf16.enabled", "model.dtype"),
-        ({"optimizer": {"type": "AdamW"}}, "optimizer", "train.optim"),
-        ({"zero_optimization": {"stage": 2}}, "zero_optimization.stage", "deepspeed.stage"),
-        (
-            {"zero_optimization": {"offload_param": {"device": "cpu"}}},
-            "zero_optimization.offload_param.device",
-            "deepspeed.offload_param",
-        ),
-    ],
-)
-def test_what_grpox_sets_is_refused_with_the_key_to_use(settings: dict[str, Any], key: str, ours: str) -> None:
-    [(place, (what, _))] = told(settings).items()
-    assert place == f"settings.{key}"
-    assert what.startswith(f"use {ours}")
-    assert what.endswith("instead: grpox sets this key")
-
-
-def test_what_says_the_same_as_the_run_is_no_problem() -> None:
-    settings = {"fp16": {"enabled": False}, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
-    assert told(settings, offload_optimizer="cpu") == {}
+PARAM = "zero_optimization.offload_param.device"
 
 
 @pytest.mark.parametrize(
     ("settings", "key", "what", "near"),
     [
-        ({"fp16": {"enabled": True}}, "settings.fp16.enabled", "model.dtype bfloat16", ""),
-        ({"compile": {"deepcompile": True}}, "settings.compile", "does not compile the model", ""),
-        ({"gradient_allreduce_op": "x"}, "settings.gradient_allreduce_op", "", ""),
-        ({"tensor_parallel": "x"}, "settings.tensor_parallel", "", ""),
-        ({"data_efficiency": "x"}, "settings.data_efficiency", "", ""),
-        ({"comms_loger": {}}, "settings.comms_loger", "DeepSpeed has no such key", "comms_logger"),
+        # The keys that grpox sets, each with the one to use.
+        ({"train_batch_size": 8}, "train_batch_size", "use train.per_device_train_batch_size", ""),
+        ({"gradient_clipping": 1.0}, "gradient_clipping", "use train.max_grad_norm", ""),
+        ({"bf16": {"enabled": True}}, "bf16.enabled", "use model.dtype", ""),
+        ({"optimizer": {"type": "AdamW"}}, "optimizer", "use train.optim", ""),
+        ({"zero_optimization": {"stage": 2}}, "zero_optimization.stage", "use deepspeed.stage", ""),
+        ({"zero_optimization": {"offload_param": {"device": "cpu"}}}, PARAM, "use deepspeed.offload_param", ""),
+        # Those that would change the run, and those that are none.
+        ({"fp16": {"enabled": True}}, "fp16.enabled", "model.dtype bfloat16", ""),
+        ({"compile": {"deepcompile": True}}, "compile", "does not compile the model", ""),
+        ({"gradient_allreduce_op": "x"}, "gradient_allreduce_op", "", ""),
+        ({"tensor_parallel": "x"}, "tensor_parallel", "", ""),
+        ({"data_efficiency": "x"}, "data_efficiency", "", ""),
+        ({"comms_loger": {}}, "comms_loger", "DeepSpeed has no such key", "comms_logger"),
         (
             {"zero_optimization": {"overlap_com": True}},
-            "settings.zero_optimization.overlap_com", "DeepSpeed has no such key", "overlap_comm",
+            "zero_optimization.overlap_com", "DeepSpeed has no such key", "overlap_comm",
         ),
-        ({"zero_optimization": 3}, "settings.zero_optimization", "a mapping is expected", ""),
-        ({"bf16": 3}, "settings.bf16", "a mapping is expected", ""),
+        ({"zero_optimization": 3}, "zero_optimization", "a mapping is expected", ""),
+        ({"bf16": 3}, "bf16", "a mapping is expected", ""),
     ],
 )  # fmt: skip
-def test_settings_that_are_none_or_change_the_run(
+def test_settings_that_are_not_deepspeeds_to_make(
     settings: dict[str, Any], key: str, what: str, near: str
 ) -> None:
     [(told_key, (told_what, told_near))] = told(settings).items()
-    assert (told_key, told_near) == (key, near)
+    assert (told_key, told_near) == (f"settings.{key}", near)
     assert what in told_what
+    if what.startswith("use "):
+        assert told_what.endswith("instead: grpox sets this key")
 
 
 @pytest.mark.parametrize(
@@ -160,10 +133,7 @@ def test_settings_that_are_none_or_change_the_run(
     [
         ({"offload_optimizer": "nvme"}, "a folder is required because offload_optimizer is nvme"),
         ({"offload_param": "nvme"}, "a folder is required because offload_param is nvme"),
-        (
-            {"nvme_path": "/fast", "offload_param": "cpu"},
-            "has no effect, because neither",
-        ),
+        ({"nvme_path": "/fast", "offload_param": "cpu"}, "has no effect, because neither"),
     ],
 )
 def test_nvme_needs_a_folder_and_a_folder_nvme(offload: dict[str, str], what: str) -> None:
@@ -174,25 +144,20 @@ def test_nvme_needs_a_folder_and_a_folder_nvme(offload: dict[str, str], what: st
 
 def test_a_file_for_transformers_passes_where_it_leaves_things_to_the_trainer() -> None:
     assert told(FOR_TRANSFORMERS, offload_optimizer="cpu", offload_param="cpu") == {}
-    assert set(told(FOR_TRANSFORMERS)) == {
-        "settings.zero_optimization.offload_optimizer.device",
-        "settings.zero_optimization.offload_param.device",
-    }
-
-
-# -- What DeepSpeed is given -----------------------------------------------------------------------------
+    ours = (PARAM, PARAM.replace("param", "optimizer"))
+    assert set(told(FOR_TRANSFORMERS)) == {f"settings.{key}" for key in ours}
+    settings = {"fp16": {"enabled": False}, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+    assert told(settings, offload_optimizer="cpu") == {}
 
 
 def test_settings_are_merged_at_every_depth() -> None:
-    config = run_config(
-        stage3_param_persistence_threshold=7,
-        offload_param="cpu",
-        settings={
-            "zero_optimization": {"offload_param": {"pin_memory": False}, "overlap_comm": "auto"},
-            "steps_per_print": 5,
-        },
-    )
+    zero = {"offload_param": {"pin_memory": False}, "overlap_comm": "auto"}
+    settings = {"zero_optimization": zero, "steps_per_print": 5, "data_types": {"grad_accum_dtype": "bf16"}}
+    own = {"stage3_param_persistence_threshold": 7, "offload_param": "cpu"}
+    config = run_config(**own, settings=settings)
+    deepspeed_config(config, 1)["data_types"]["grad_accum_dtype"] = "fp16"
     given = deepspeed_config(config, world_size=2)
+    assert given["data_types"]["grad_accum_dtype"] == "bf16"  # those of the run are not changed
     assert given["zero_optimization"] == {
         "stage": 3,
         "stage3_param_persistence_threshold": 7,
@@ -219,33 +184,19 @@ def test_a_single_rank_keeps_its_weights_whole(ranks, config, expected):
     assert zero.get("stage3_param_persistence_threshold") == expected
 
 
-def test_the_settings_of_the_run_are_not_changed() -> None:
-    config = run_config(settings={"data_types": {"grad_accum_dtype": "bf16"}})
-    deepspeed_config(config, 1)["data_types"]["grad_accum_dtype"] = "fp16"
-    assert deepspeed_config(config, 1)["data_types"]["grad_accum_dtype"] == "bf16"
-
-
-def test_the_reference_has_no_optimizer_and_a_folder_of_its_own() -> None:
+def test_the_reference_has_no_optimizer_and_on_nvme_buffers_are_left_at_once() -> None:
     config = run_config(offload_param="nvme", offload_optimizer="nvme", nvme_path="/fast")
     policy, reference = deepspeed_config(config, 1), reference_config(config, 1)
     assert policy["zero_optimization"]["offload_param"]["nvme_path"] == "/fast"
     assert reference["zero_optimization"]["offload_param"]["nvme_path"] == "/fast/reference"
     assert "offload_optimizer" not in reference["zero_optimization"]
     assert "gradient_clipping" not in reference
-
-
-def test_parameters_on_nvme_leave_their_buffers_at_once() -> None:
-    """DeepSpeed has five buffers; what it keeps for later would hold them."""
+    # DeepSpeed has five buffers; what it keeps for later would hold them.
     keys = ("max_live_parameters", "max_reuse_distance", "prefetch_bucket_size")
     zero = deepspeed_config(run_config(offload_param="nvme", nvme_path="/fast"), 1)["zero_optimization"]
     assert [zero[f"stage3_{key}"] for key in keys] == [0, 0, 0]
     zero = deepspeed_config(run_config(offload_param="cpu"), 1)["zero_optimization"]
     assert not any(f"stage3_{key}" in zero for key in keys)
-
-
-def test_deepspeed_takes_what_it_is_given() -> None:
-    check_deepspeed(run_config())
-    check_deepspeed(run_config(settings=FOR_TRANSFORMERS, offload_optimizer="cpu", offload_param="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -257,56 +208,42 @@ def test_deepspeed_takes_what_it_is_given() -> None:
     ],
 )
 def test_a_value_of_the_wrong_type_is_told_before_a_model_loads(settings: dict[str, Any], said: str) -> None:
+    check_deepspeed(run_config())
+    check_deepspeed(run_config(settings=FOR_TRANSFORMERS, offload_optimizer="cpu", offload_param="cpu"))
     assert told(settings) == {}
-    with pytest.raises(ConfigError) as caught:
-        check_deepspeed(run_config(settings=settings))
-    [problem] = caught.value.problems
+    [problem] = refused(check_deepspeed, run_config(settings=settings))
     assert problem.key == "deepspeed.settings"
     assert problem.what.startswith(f"DeepSpeed does not accept this value: {said}")
 
 
-class Builder:
-    """Stands for DeepSpeed's async_io op, on a machine with libaio or without."""
-
-    compatible = False
-
-    def is_compatible(self, verbose: bool) -> bool:
-        return self.compatible
-
-
 @pytest.fixture
-def async_io(monkeypatch: pytest.MonkeyPatch) -> Builder:
-    from deepspeed.accelerator import get_accelerator
-
-    builder = Builder()
+def async_io(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands for DeepSpeed's async_io op; without libaio it is not compatible."""
+    builder = SimpleNamespace(is_compatible=lambda verbose: True)
     monkeypatch.setattr(get_accelerator(), "create_op_builder", {"AsyncIOBuilder": builder}.get)
     return builder
 
 
-def test_nvme_without_libaio_is_told_before_a_model_loads(tmp_path: Path, async_io: Builder) -> None:
-    folder = tmp_path / "swap"
+def test_nvme_needs_libaio_and_its_folder_is_made(tmp_path: Path, async_io: SimpleNamespace) -> None:
+    config = run_config(offload_optimizer="nvme", nvme_path=str(tmp_path / "swap"))
+    async_io.is_compatible = lambda verbose: False
     with pytest.raises(ConfigError, match="async_io needs libaio"):
-        check_deepspeed(run_config(offload_optimizer="nvme", nvme_path=str(folder)))
-    assert not folder.exists()
-
-
-def test_the_folder_of_nvme_is_made(tmp_path: Path, async_io: Builder) -> None:
-    async_io.compatible = True
-    check_deepspeed(run_config(offload_optimizer="nvme", nvme_path=str(tmp_path / "swap")))
+        check_deepspeed(config)
+    assert not (tmp_path / "swap").exists()
+    async_io.is_compatible = lambda verbose: True
+    check_deepspeed(config)
     assert (tmp_path / "swap").is_dir()
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="the folder cannot be created: "):
         check_deepspeed(run_config(offload_optimizer="nvme", nvme_path=str(tmp_path / "file" / "swap")))
 
 
+@pytest.mark.usefixtures("async_io")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_parameters_on_nvme_in_float32_need_an_accelerator_with_float16(
-    tmp_path: Path, async_io: Builder, monkeypatch: pytest.MonkeyPatch, dtype: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """Elsewhere DeepSpeed writes them as bfloat16, and the first matrix product fails."""
-    from deepspeed.accelerator import get_accelerator
-
-    async_io.compatible = True
     config = run_config(offload_param="nvme", nvme_path=str(tmp_path))
     config.model.dtype = dtype  # type: ignore[assignment]
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
+from support.run_checks import refused_quickstart
 
 from grpox.checkpoint.folders import folder_of
 from grpox.checkpoint.saver import best_of
 from grpox.config import CheckpointConfig
-from grpox.errors import ConfigError, Problem
+from grpox.errors import Problem
 from grpox.runfile.evaluation import of_evaluations, of_steps
 from grpox.runfile.load import load_run, resolve_config
 
@@ -20,14 +20,8 @@ SAMPLED = ("evaluation.num_generations=4", "evaluation.temperature=1")
 STOPS = ("evaluation.every=5", "evaluation.early_stop.metric={}")
 
 
-def problems(*overrides: str) -> list[Problem]:
-    with pytest.raises(ConfigError) as caught:
-        load_run("quickstart", overrides)
-    return caught.value.problems
-
-
 def problem(*overrides: str) -> Problem:
-    [found] = problems(*overrides)
+    [found] = refused_quickstart(*overrides)
     assert found.where == "command line"
     return found
 
@@ -53,57 +47,75 @@ EVERY, OWN = "evaluation.every=5", "evaluation.sampling"
     ],
 )
 def test_a_setting_that_cannot_be(overrides: list[str], key: str, given: str) -> None:
-    [found] = problems(*overrides)
+    [found] = refused_quickstart(*overrides)
     assert (found.key, found.given) == (key, given)
     load_run("quickstart", ["evaluation.num_generations=4", "evaluation.sampling.temperature=0.5"])
 
 
-def test_rewards_of_its_own_are_components_like_the_runs(tmp_path: Path) -> None:
+def test_rewards_and_functions_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def near(completions, **_):\n    return [0.0] * len(completions)\n")
     own = f"evaluation.rewards=[math, {{path: '{tmp_path}/mine.py:near'}}]"
     run = load_run("quickstart", [own, "evaluation.accuracy=near"])
-    assert {key for key in run.components if key.startswith("evaluation")} == {
-        "evaluation.rewards[0]",
-        "evaluation.rewards[1]",
-    }
+    own_keys = [key for key in run.components if key.startswith("evaluation")]
+    assert own_keys == ["evaluation.rewards[0]", "evaluation.rewards[1]"]
     found = problem(own, "evaluation.accuracy=exact")
     assert (found.key, found.allowed) == ("evaluation.accuracy", "math, near")
     assert problem("evaluation.rewards=[exatc]", "evaluation.accuracy=null").nearest == "exact"
     run = load_run("quickstart", ["evaluation.rewards=[exact]", "evaluation.rewards.0.ignore_case=true"])
     assert run.components["evaluation.rewards[0]"].config.ignore_case is True  # type: ignore[union-attr]
+    # Functions of one's own may log any name but a slip.
+    (tmp_path / "mine.py").write_text("def near(completions, **_):\n    return [0.0] * len(completions)\n")
+    own = f"rewards=[{{path: '{tmp_path}/mine.py:near'}}]"
+    common = (own, "evaluation.accuracy=near", STOPS[0])
+    load_run("quickstart", [*common, STOPS[1].format("judge/score"), "checkpoint.best=evaluation/judge/score"])
+    assert problem(*common, STOPS[1].format("acuracy")).nearest == "accuracy"
+    assert problem(*common, "checkpoint.best=rewards/exact/mean").nearest == "rewards/near/mean"
 
 
-# -- Names of metrics ------------------------------------------------------------------------------------
+HELD_OUT = ROOT / "grpox" / "runfile" / "recipes" / "quickstart" / "heldout.jsonl"
+SETS = ("evaluation.path=null", f"evaluation.sets.hard={{path: '{HELD_OUT}', split: 'train[:10]'}}")
+
+
+def test_metrics_that_may_end_a_run_or_choose_its_best_checkpoint() -> None:
+    ends = "accuracy evaluation/accuracy reward rewards/exact/mean completions/clipped_ratio exact/odd"
+    for metric in ends.split():
+        load_run("quickstart", [STOPS[0], STOPS[1].format(metric)])
+    best = "reward kl rewards/exact/std sampling/kl evaluation/accuracy exact/odd loss"
+    for metric in best.split():
+        load_run("quickstart", [f"checkpoint.best={metric}", "checkpoint.best_is=min"])
+    for metric in ("hard/accuracy", "evaluation/hard/rewards/exact/mean", "accuracy"):  # of one of several sets
+        chosen = f"checkpoint.best=evaluation/{metric.removeprefix('evaluation/')}"
+        run = load_run("quickstart", [*SETS, STOPS[0], STOPS[1].format(metric), chosen])
+        assert run.config.evaluation is not None
+        assert run.config.evaluation.set_paths == {"evaluation.sets.hard.path": str(HELD_OUT)}
+    # No run stops by an accuracy that it does not say.
+    found = problem(STOPS[0], STOPS[1].format("accuracy"), LENGTH, "evaluation.accuracy=null")
+    assert (found.key, found.nearest) == ("evaluation.early_stop.metric", "rewards/length/mean")
+    load_run("quickstart", [STOPS[0], STOPS[1].format("accuracy"), LENGTH, "evaluation.accuracy=exact"])
+    assert best_of([], CheckpointConfig(best="reward")) is None
+    assert best_of([folder_of(Path("run"), 1)], CheckpointConfig()) is None  # none is asked for
 
 
 @pytest.mark.parametrize(
-    "metric",
+    ("key", "metric", "near"),
     [
-        "accuracy",
-        "evaluation/accuracy",
-        "reward",
-        "rewards/exact/mean",
-        "completions/clipped_ratio",
-        "exact/odd",
+        ("evaluation.early_stop.metric", "acuracy", "accuracy"),
+        ("evaluation.early_stop.metric", "eval_reward", "reward"),
+        ("evaluation.early_stop.metric", "rewards/exakt/mean", "rewards/exact/mean"),
+        ("evaluation.early_stop.metric", "pass_at_8", "pass_at_4"),
+        ("evaluation.early_stop.metric", "loss", ""),
+        ("checkpoint.best", "accuracy", "evaluation/accuracy"),
+        ("checkpoint.best", "eval_accuracy", "evaluation/accuracy"),
+        ("checkpoint.best", "evaluation/acuracy", "evaluation/accuracy"),
+        ("checkpoint.best", "evaluation/loss", None),
+        ("checkpoint.best", "rewards/exakt/mean", "rewards/exact/mean"),
+        ("checkpoint.best", "rewrd", "reward"),
     ],
 )
-def test_a_run_may_stop_by_any_metric_of_its_evaluations(metric: str) -> None:
-    load_run("quickstart", [STOPS[0], STOPS[1].format(metric)])
-
-
-@pytest.mark.parametrize(
-    ("metric", "near"),
-    [
-        ("acuracy", "accuracy"),
-        ("eval_reward", "reward"),
-        ("rewards/exakt/mean", "rewards/exact/mean"),
-        ("pass_at_8", "pass_at_4"),
-        ("loss", ""),
-    ],
-)
-def test_a_metric_that_no_evaluation_has(metric: str, near: str) -> None:
-    found = problem(STOPS[0], STOPS[1].format(metric), *SAMPLED, "evaluation.pass_at_k=[4]")
-    assert (found.key, found.given, found.nearest) == ("evaluation.early_stop.metric", metric, near)
+def test_a_metric_that_nobody_logs(key: str, metric: str, near: str | None) -> None:
+    found = problem(f"{key}={metric}", STOPS[0], *SAMPLED, "evaluation.pass_at_k=[4]")
+    assert (found.key, found.given) == (key, metric)
+    assert found.nearest == near or (near is None and found.nearest != metric)
 
 
 LENGTH = "evaluation.rewards=[{name: length, target: 3}, exact]"
@@ -145,45 +157,6 @@ def test_accuracy_is_said_of_rewards_that_are_declared_0_or_1(
         assert problem(*best[:-1], f"checkpoint.best={name}").nearest == f"evaluation/{first}"
 
 
-def test_no_run_stops_by_an_accuracy_that_it_does_not_say() -> None:
-    found = problem(STOPS[0], STOPS[1].format("accuracy"), LENGTH, "evaluation.accuracy=null")
-    assert (found.key, found.nearest) == ("evaluation.early_stop.metric", "rewards/length/mean")
-    load_run("quickstart", [STOPS[0], STOPS[1].format("accuracy"), LENGTH, "evaluation.accuracy=exact"])
-
-
-@pytest.mark.parametrize(
-    "metric", ["reward", "kl", "rewards/exact/std", "sampling/kl", "evaluation/accuracy", "exact/odd", "loss"]
-)
-def test_any_metric_may_choose_the_best_checkpoint(metric: str) -> None:
-    load_run("quickstart", [f"checkpoint.best={metric}", "checkpoint.best_is=min"])
-
-
-@pytest.mark.parametrize(
-    ("metric", "near"),
-    [
-        ("accuracy", "evaluation/accuracy"),
-        ("eval_accuracy", "evaluation/accuracy"),
-        ("evaluation/acuracy", "evaluation/accuracy"),
-        ("evaluation/loss", ""),
-        ("rewards/exakt/mean", "rewards/exact/mean"),
-        ("rewrd", "reward"),
-    ],
-)
-def test_a_best_by_a_metric_that_nobody_logs(metric: str, near: str) -> None:
-    found = problem(f"checkpoint.best={metric}")
-    assert (found.key, found.given) == ("checkpoint.best", metric)
-    assert found.nearest == near or (not near and found.nearest != metric)
-
-
-def test_functions_of_ones_own_may_log_any_name_but_a_slip(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def near(completions, **_):\n    return [0.0] * len(completions)\n")
-    own = f"rewards=[{{path: '{tmp_path}/mine.py:near'}}]"
-    common = (own, "evaluation.accuracy=near", STOPS[0])
-    load_run("quickstart", [*common, STOPS[1].format("judge/score"), "checkpoint.best=evaluation/judge/score"])
-    assert problem(*common, STOPS[1].format("acuracy")).nearest == "accuracy"
-    assert problem(*common, "checkpoint.best=rewards/exact/mean").nearest == "rewards/near/mean"
-
-
 def documented(heading: str) -> list[str]:
     """The names in the first column of the table of docs/metrics.md that has this heading."""
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -209,28 +182,6 @@ def test_the_metrics_of_the_page_are_known() -> None:
     assert [name for name in of_step if not steps.has(name)] == []
 
 
-# -- The best checkpoint ---------------------------------------------------------------------------------
-
-
-def test_no_checkpoint_is_the_best_where_none_is_asked_for(tmp_path: Path) -> None:
-    assert best_of([folder_of(tmp_path, 1)], CheckpointConfig()) is None
-    assert json.dumps(best_of([], CheckpointConfig(best="reward"))) == "null"
-
-
-# -- Several sets ----------------------------------------------------------------------------------------
-
-HELD_OUT = ROOT / "grpox" / "runfile" / "recipes" / "quickstart" / "heldout.jsonl"
-SETS = ("evaluation.path=null", f"evaluation.sets.hard={{path: '{HELD_OUT}', split: 'train[:10]'}}")
-
-
-@pytest.mark.parametrize("metric", ["hard/accuracy", "evaluation/hard/rewards/exact/mean", "accuracy"])
-def test_a_metric_of_a_set_may_end_the_run_and_choose_the_checkpoint(metric: str) -> None:
-    best = f"checkpoint.best=evaluation/{metric.removeprefix('evaluation/')}"
-    run = load_run("quickstart", [*SETS, STOPS[0], STOPS[1].format(metric), best])
-    assert run.config.evaluation is not None
-    assert list(run.config.evaluation.set_paths.items()) == [("evaluation.sets.hard.path", str(HELD_OUT))]
-
-
 @pytest.mark.parametrize(
     ("overrides", "key", "told"),
     [
@@ -243,11 +194,7 @@ def test_a_metric_of_a_set_may_end_the_run_and_choose_the_checkpoint(metric: str
             "evaluation.sets.accuracy",
             "on_accuracy",
         ),
-        (
-            (*SETS, f"evaluation.sets.evaluation={{path: '{HELD_OUT}'}}"),
-            "evaluation.sets.evaluation",
-            "on_evaluation",
-        ),
+        ((*SETS, "evaluation.sets.evaluation={path: x.jsonl}"), "evaluation.sets.evaluation", "on_evaluation"),
         ((*SETS, "evaluation.sets={'a/b': {path: x.jsonl}}"), "evaluation.sets", "letters, digits"),
         ((*SETS, "evaluation.sets.hard.path=heldoud.jsonl"), "evaluation.sets.hard.path", ""),
         ((*SETS, "evaluation.sets.hard.subset=main"), "evaluation.sets.hard.subset", "null"),
@@ -260,5 +207,5 @@ def test_a_metric_of_a_set_may_end_the_run_and_choose_the_checkpoint(metric: str
     ],
 )
 def test_a_set_that_cannot_be(overrides: tuple[str, ...], key: str, told: str) -> None:
-    found = next(each for each in problems(*overrides) if each.key == key)
+    found = next(each for each in refused_quickstart(*overrides) if each.key == key)
     assert told in f"{found.nearest} {found.allowed}"

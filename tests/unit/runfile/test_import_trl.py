@@ -18,7 +18,8 @@ from grpox.cli.import_trl import import_trl
 from grpox.config import AdaptiveEntropyConfig
 from grpox.errors import ConfigError, Problem
 from grpox.runfile.from_trl.convert import our_default
-from grpox.runfile.from_trl.fields import FIELDS, GRPO_FIELDS, TRAINER_FIELDS, Verdict
+from grpox.runfile.from_trl.fields import FIELDS, GRPO_FIELDS, TRAINER_FIELDS, TRL_REWARDS, Verdict
+from grpox.runfile.from_trl.script import read_script
 from grpox.runfile.load import ResolvedRun, load_run
 from grpox.runfile.yaml_lines import read_yaml
 
@@ -105,20 +106,6 @@ def loaded() -> ResolvedRun:
 # -- What is read ----------------------------------------------------------------------------------------
 
 
-def test_a_yaml_file_becomes_a_run_that_validates(imported: Import) -> None:
-    imported(
-        YAML + "learning_rate: 1e-5\nbeta: 0.04\nepsilon: 0.1\nepsilon_high: 0.28\nloss_type: grpo\n"
-        "scale_rewards: false\nnum_generations: 4\nmax_steps: 20\noutput_dir: runs/a\n"
-        "reward_weights: [0.5]\ndataset_train_split: test\n"
-    )
-    config = loaded().config
-    assert (config.model.path, config.data.path, config.data.split) == ("org/model", "org/data", "test")
-    assert (config.loss.label, config.loss.params) == ("grpo", {"clip_low": 0.1, "clip_high": 0.28})
-    assert (config.advantage.label, config.train.beta, config.train.kl) == ("none", 0.04, "unbiased")
-    assert (config.train.learning_rate, config.train.num_generations, config.train.max_steps) == (1e-5, 4, 20)
-    assert (config.rewards[0].label, config.rewards[0].weight, config.output_dir) == ("format", 0.5, "runs/a")
-
-
 def test_a_script_as_trl_documents_it_becomes_a_run_that_validates(
     imported: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,18 +127,15 @@ def test_a_script_as_trl_documents_it_becomes_a_run_that_validates(
     assert (run.config.train.num_train_epochs, run.config.model.dtype) == (2, "float32")
 
 
-def test_the_run_file_as_it_is_written(imported: Import, golden: Golden) -> None:
+def test_the_run_file_and_the_table_as_they_are_written(folder: Path, golden: Golden, imported: Import) -> None:
+    Path("train.py").write_text(script("beta=0.04, seed=seeds[0], fp16=False, report_to='wandb'"))
+    golden(command("train.py").stderr)
     golden(imported(YAML)[1], "yaml")
     arguments = 'output_dir="b", learning_rate=LR, beta=0.04, use_vllm=True, vllm_mode="server", seed=seeds[0]'
     golden(imported(script(arguments), "train.py")[1], "script")
 
 
-def test_the_table_of_what_was_read_and_what_is_left_as_it_is_printed(folder: Path, golden: Golden) -> None:
-    Path("train.py").write_text(script("beta=0.04, seed=seeds[0], fp16=False, report_to='wandb'"))
-    golden(command("train.py").stderr)
-
-
-def test_names_assigned_once_are_read_and_everything_else_is_left(folder: Path) -> None:
+def test_only_literals_that_are_never_changed_are_read(folder: Path, imported: Import) -> None:
     text = script("learning_rate=LR, beta=beta, epsilon=eps, num_iterations=n, seed=SEED, **OPTIONS")
     before = 'LR = -(-1e-5)\nSEED = int("3")\nOPTIONS = {"temperature": 0.9, "top_p": P}\nP = 1.0\n'
     inside = "\n    beta = 0.1\n    eps = 0.1\n    eps = 0.3\n    n = 1\n    if LR:\n        n = 2\n"
@@ -168,13 +152,9 @@ def test_names_assigned_once_are_read_and_everything_else_is_left(folder: Path) 
     assert "  # num_iterations: ?" in done.stdout
     assert told(done, "seed") == "SEED not a literal fill in train.seed"
     assert "3 to fill in" in done.stderr
-
-
-def test_a_value_that_is_set_again_or_changed_in_place_is_left(imported: Import) -> None:
-    text = script("beta=0.1, generation_kwargs=kwargs").replace(
-        "    trainer = ",
-        '    args.beta = 0.2\n    kwargs = {"stop": ["x"]}\n    kwargs["stop"] = []\n    trainer = ',
-    )
+    # A value that is set again or changed in place is left.
+    changes = '    args.beta = 0.2\n    kwargs = {"stop": ["x"]}\n    kwargs["stop"] = []\n    trainer = '
+    text = script("beta=0.1, generation_kwargs=kwargs").replace("    trainer = ", changes)
     data, written = imported(text, "train.py")
     assert "beta" not in data["train"]
     assert "generation_kwargs" not in data["sampling"]
@@ -182,18 +162,14 @@ def test_a_value_that_is_set_again_or_changed_in_place_is_left(imported: Import)
     assert "  # generation_kwargs: ?" in written
 
 
-def test_the_script_is_not_run(imported: Import) -> None:
-    imported(f"open('ran', 'w')\nraise SystemExit\n{script()}", "train.py")
-    assert not Path("ran").exists()
-
-
 def test_a_script_that_would_train_is_not_named_for_its_reward(folder: Path) -> None:
-    text = script().replace('if __name__ == "__main__":\n    main()', "main()")
+    text = script().replace('if __name__ == "__main__":\n    main()', "open('ran', 'w')\nmain()")
     Path("train.py").write_text(text)
     done = command("train.py")
+    assert not Path("ran").exists()  # nothing of it is run
     assert "rewards" not in read_yaml(done.stdout, "stdout").data
     assert "# - {path: 'rewards.py:name'}" in done.stdout
-    for fact in ("move it to rewards.py", "train.py", "would train (line 21)"):
+    for fact in ("move it to rewards.py", "train.py", "would train (line 22)"):
         assert fact in done.stdout
 
 
@@ -215,6 +191,15 @@ def test_rewards_of_every_kind(imported: Import) -> None:
         {"name": "soft_overlong", "max_length": 512, "buffer": 128, "weight": 0.1},
     ]
     assert "  # - {path: 'rewards.py:name', weight: 3}" in written
+    # Those that lie elsewhere, and a list that is appended to.
+    text = script().replace("reward_funcs=reward_len", "reward_funcs=[here, pkg.near, far, far.away]")
+    _, written = imported(f"from . import here, pkg\nimport far\n{text}", "train.py")
+    assert written.count("# - {path: 'rewards.py:name'}") == 4
+    assert "from ..pkg import near" in written
+    text = script().replace("reward_funcs=reward_len", "reward_funcs=functions")
+    _, written = imported(f"functions = []\nfunctions.append(len)\n{text}", "train.py")
+    lines = [line.strip() for line in written.splitlines()]
+    assert lines[lines.index("# - {path: 'rewards.py:name'}") - 1].endswith("line 16: functions")
 
 
 CORRECT_BY_MATH = {"correct_by": "math", "column": "solution"}
@@ -292,23 +277,7 @@ def test_datasets(imported: Import, call: str, data: dict[str, Any] | None) -> N
     assert ("  # path: " in text) == (data is None)
 
 
-def test_rewards_of_modules_that_lie_elsewhere(imported: Import) -> None:
-    text = script().replace("reward_funcs=reward_len", "reward_funcs=[here, pkg.near, far, far.away]")
-    _, written = imported(f"from . import here, pkg\nimport far\n{text}", "train.py")
-    assert written.count("# - {path: 'rewards.py:name'}") == 4
-    assert "from ..pkg import near" in written
-
-
-def test_a_list_of_rewards_that_is_appended_to_is_left(imported: Import) -> None:
-    text = script().replace("reward_funcs=reward_len", "reward_funcs=functions")
-    _, written = imported(f"functions = []\nfunctions.append(len)\n{text}", "train.py")
-    lines = [line.strip() for line in written.splitlines()]
-    left = lines.index("# - {path: 'rewards.py:name'}")
-    assert lines[left - 1].startswith("# ")
-    assert lines[left - 1].endswith("line 16: functions")
-
-
-def test_paths_start_beside_the_run_file(folder: Path) -> None:
+def test_paths_start_beside_the_run_file_and_a_model_may_be_loaded(folder: Path, imported: Import) -> None:
     Path("my-model").mkdir()
     Path("scripts").mkdir()
     Path("scripts/train.py").write_text(script().replace("org/model", "./my-model"))
@@ -316,23 +285,18 @@ def test_paths_start_beside_the_run_file(folder: Path) -> None:
     data = read_yaml(Path("runs/run.yaml").read_text(), "").data
     assert data["model"]["path"] == "../my-model"
     assert data["rewards"] == [{"path": "../scripts/train.py:reward_len"}]
+    loads = 'AutoModelForCausalLM.from_pretrained("org/model", attn_implementation="sdpa", dtype=torch.float32)'
+    data, _ = imported(script("bf16=False").replace('model="org/model"', f"model={loads}"), "train.py")
+    assert data["model"] == {"path": "org/model", "init": {"attn_implementation": "sdpa"}, "dtype": "float32"}
 
 
 def test_a_config_that_comes_from_the_command_line_is_told(folder: Path) -> None:
-    text = script().replace(
-        "    args = GRPOConfig()\n", "    [args] = TrlParser(GRPOConfig).parse_args_and_config()\n"
-    )
-    Path("train.py").write_text(text)
+    parsed = "    [args] = TrlParser(GRPOConfig).parse_args_and_config()\n"
+    Path("train.py").write_text(script().replace("    args = GRPOConfig()\n", parsed))
     done = command("train.py")
     assert done.exit_code == 0
     for fact in ("not a literal", "GRPOConfig(...)", "import the YAML"):
         assert fact in told(done, "args")
-
-
-def test_a_model_that_the_script_loads(imported: Import) -> None:
-    loads = 'AutoModelForCausalLM.from_pretrained("org/model", attn_implementation="sdpa", dtype=torch.float32)'
-    data, _ = imported(script("bf16=False").replace('model="org/model"', f"model={loads}"), "train.py")
-    assert data["model"] == {"path": "org/model", "init": {"attn_implementation": "sdpa"}, "dtype": "float32"}
 
 
 @pytest.mark.parametrize(
@@ -342,13 +306,11 @@ def test_a_model_that_the_script_loads(imported: Import) -> None:
         ({"text_config": {"router_aux_loss_coef": 0.02}}, "router_aux_loss_coef: null\n", 0.02),
         ({"router_aux_loss_coef": 0.01}, "router_aux_loss_coef: 0.5\n", 0.5),
         ({"router_aux_loss_coef": 0.01}, "router_aux_loss_coef: 0.0\n", 0.0),
-        ({}, "", None),
         # Defaults of the architecture, which the file may leave out; one without a loss for its routers.
         ({"model_type": "mixtral"}, "", 0.001),
-        ({"model_type": "mixtral", "router_aux_loss_coef": 0.02}, "", 0.02),
         ({"model_type": "mixtral", "router_aux_loss_coef": 0.0}, "", None),
         ({"model_type": "qwen3_moe", "output_router_logits": False}, "router_aux_loss_coef: null\n", 0.001),
-        ({"model_type": "llama"}, "", None),
+        ({"model_type": "mixtral", "router_aux_loss_coef": 0.02}, "", 0.02),
         ({"model_type": "llama", "router_aux_loss_coef": 0.02}, "", None),
         ({"model_type": "mixtral", "num_hidden_layers": "two"}, "", None),
         ({"model_type": "nobodys"}, "", None),
@@ -367,147 +329,136 @@ def test_the_models_own_weight_of_balance_is_that_of_trl(
 
 # -- The algorithm ---------------------------------------------------------------------------------------
 
+VLLM = "use_vllm: true\nvllm_gpu_memory_utilization: 0.5\n"
+MODE = f"{VLLM}vllm_importance_sampling_mode: "
+CLIP = "vllm_importance_sampling_clip_min: 0.5"
+SEQUENCE = "importance_sampling_level: sequence"
+SUM = "multi_objective_aggregation: normalize_then_sum"
+ONE = """
+beta: 0.1
+use_bias_correction_kl: false
+warmup_steps: 0.1
+top_k: -1
+generation_kwargs: {suppress_tokens: [1]}
+max_prompt_length: 128
+max_grad_norm: null
+ref_model_mixup_alpha: 0.5
+save_strategy: no
+report_to: none
+model_revision: v1
+trust_remote_code: true
+cast_lm_head_to_fp32: true
+use_transformers_paged: false
+learning_rate: 1e-5
+"""
+OTHER = """
+warmup_steps: 10
+lr_scheduler_type: cosine
+lr_scheduler_kwargs: '{"num_cycles": 1.5}'
+generation_kwargs: {max_new_tokens: 64, stop: END, do_sample: true}
+fp16: true
+save_steps: 20
+save_total_limit: 3
+report_to: [mlflow]
+run_name: mine
+push_to_hub: true
+hub_model_id: me/model
+hub_private_repo: yes
+dataset_train_split: test
+"""
+SERVER = """
+use_vllm: true
+vllm_mode: server
+vllm_server_host: box
+vllm_server_port: 9
+vllm_structured_outputs_regex: a+
+"""
+
 
 @pytest.mark.parametrize(
-    ("loss", "given", "parameters"),
+    ("given", "expected"),
     [
-        ("grpo", "epsilon: 0.1", {"clip_low": 0.1}),
-        ("dr_grpo", "delta: 4.0", {"delta": 4.0}),
-        ("dapo", "epsilon_high: 0.28", {"clip_high": 0.28}),
-        ("bnpo", "importance_sampling_level: sequence", {"level": "sequence"}),
-        ("cispo", "epsilon_high: 6.0", {"cap": 6.0}),
-        ("cispo", "epsilon: 0.2", {"cap": 5.0}),
-        ("sapo", "sapo_temperature_neg: 1.2", {"tau_neg": 1.2}),
-    ],
-)
-def test_losses(imported: Import, loss: str, given: str, parameters: dict[str, Any]) -> None:
-    imported(f"{YAML}loss_type: {loss}\n{given}\n")
-    config = loaded().config
-    assert (config.loss.name, config.loss.params) == (loss, parameters)
-
-
-def test_luspo_has_one_ratio_per_sequence(imported: Import) -> None:
-    data, written = imported(f"{YAML}loss_type: luspo\nimportance_sampling_level: sequence\nepsilon: 0.1\n")
-    assert data["loss"] == {"name": "luspo", "clip_low": 0.1}
-    assert "Not carried over" not in written
-    assert loaded().config.loss.name == "luspo"
-    Path("token.yaml").write_text(f"{YAML}loss_type: luspo\n")
-    assert told(command("token.yaml"), "loss_type").startswith("'luspo' differs loss: luspo, with one ratio")
-
-
-def test_vespo_brings_the_correction_that_it_needs(imported: Import) -> None:
-    data, _ = imported(f"{YAML}loss_type: vespo\nvespo_k_pos: 1.5\n")
-    assert (data["loss"], data["correction"]) == ({"name": "vespo", "k_pos": 1.5}, "vespo")
-
-
-@pytest.mark.parametrize(
-    ("given", "correction"),
-    [
-        ("", {"name": "sequence-mask", "low": 0.0, "high": 3.0}),
-        ("vllm_importance_sampling_correction: false", "none"),
-        ("vllm_importance_sampling_mode: token_truncate", {"name": "token-truncate", "cap": 3.0}),
+        ("loss_type: grpo\nepsilon: 0.1", {"loss": {"name": "grpo", "clip_low": 0.1}}),
+        ("loss_type: dr_grpo\ndelta: 4.0", {"loss": {"name": "dr_grpo", "delta": 4.0}}),
+        ("loss_type: dapo\nepsilon_high: 0.28", {"loss": {"name": "dapo", "clip_high": 0.28}}),
+        (f"loss_type: bnpo\n{SEQUENCE}", {"loss": {"name": "bnpo", "level": "sequence"}}),
+        (f"loss_type: luspo\n{SEQUENCE}\nepsilon: 0.1", {"loss": {"name": "luspo", "clip_low": 0.1}}),
+        ("loss_type: cispo\nepsilon_high: 6.0", {"loss": {"name": "cispo", "cap": 6.0}}),
+        ("loss_type: cispo\nepsilon: 0.2", {"loss": {"name": "cispo", "cap": 5.0}}),
+        ("loss_type: sapo\nsapo_temperature_neg: 1.2", {"loss": {"name": "sapo", "tau_neg": 1.2}}),
+        (VLLM, {"generator": {"name": "vllm-colocate", "gpu_memory_utilization": 0.5}}),
+        (VLLM, {"correction": {"name": "sequence-mask", "low": 0.0, "high": 3.0}}),
+        (f"{VLLM}vllm_importance_sampling_correction: false", {"correction": "none"}),
+        (f"{VLLM}top_p: 0.9", {"correction": "none"}),
+        (f"{MODE}token_truncate", {"correction": {"name": "token-truncate", "cap": 3.0}}),
+        (f"{MODE}sequence_truncate", {"correction": {"name": "sequence-truncate", "cap": 3.0}}),
+        (f"{MODE}token_mask\n{CLIP}", {"correction": {"name": "token-mask", "low": 0.5, "high": 3.0}}),
+        ("scale_rewards: true", {"advantage": "group"}),
+        ("scale_rewards: batch", {"advantage": "batch"}),
+        ("scale_rewards: 'False'", {"advantage": "none"}),
+        (SUM, {"advantage": {"name": "group", "aggregation": "normalize_then_sum"}}),
+        ("max_steps: 5", {"train": {"max_steps": 5, "gradient_checkpointing": True, "seed": 42}}),
+        ("use_transformers_paged: true", {"generator": {"name": "hf", "continuous_batching": True}}),
         (
-            "vllm_importance_sampling_mode: sequence_truncate\nvllm_importance_sampling_cap: 2.0",
-            {"name": "sequence-truncate", "cap": 2.0},
+            ONE,
+            {
+                "train.kl": "k3",
+                "train.warmup_ratio": 0.1,
+                "train.max_grad_norm": 0.0,
+                "train.ref_sync_alpha": 0.5,
+                "train.learning_rate": 1e-5,
+                "sampling.top_k": 0,
+                "sampling.generation_kwargs": {"suppress_tokens": [1]},
+                "data.long_prompts": "cut",
+                "checkpoint.every": 0,
+                "tracking": {},
+                "model.init": {"revision": "v1", "trust_remote_code": True},
+                "model.cast_lm_head_to_fp32": True,
+            },
         ),
         (
-            "vllm_importance_sampling_mode: token_mask\nvllm_importance_sampling_clip_min: 0.5",
-            {"name": "token-mask", "low": 0.5, "high": 3.0},
+            OTHER,
+            {
+                "train.warmup_steps": 10,
+                "train.lr_scheduler_kwargs": {"num_cycles": 1.5},
+                "sampling": {"max_completion_length": 64, "stop": ["END"]},
+                "model.dtype": "float32",
+                "checkpoint": {"every": 20, "keep": 3},
+                "tracking": {"mlflow": {"run_name": "mine"}},
+                "hub.repo": "me/model",
+                "data": {"path": "org/data", "split": "test"},
+            },
         ),
-        ("top_p: 0.9", "none"),
+        (
+            SERVER,
+            {
+                "generator": {"name": "vllm-server", "urls": ["http://box:9"]},
+                "sampling.generation_kwargs": {"structured_outputs": {"regex": "a+"}},
+            },
+        ),
     ],
 )
-def test_corrections(imported: Import, given: str, correction: Any) -> None:
-    data, _ = imported(f"{YAML}use_vllm: true\nvllm_gpu_memory_utilization: 0.5\n{given}\n")
-    assert data["correction"] == correction
-    assert data["generator"] == {"name": "vllm-colocate", "gpu_memory_utilization": 0.5}
+def test_fields_that_are_written_in_another_way(imported: Import, given: str, expected: dict[str, Any]) -> None:
+    data, _ = imported(f"{YAML}{given}\n")
+    for key, value in expected.items():
+        section, _, name = key.partition(".")
+        assert (data[section][name] if name else data[section]) == value
     loaded()
 
 
-@pytest.mark.parametrize(
-    ("given", "advantage"),
-    [
-        ("scale_rewards: true", "group"),
-        ("scale_rewards: batch", "batch"),
-        ("scale_rewards: 'False'", "none"),
-        (
-            "multi_objective_aggregation: normalize_then_sum",
-            {"name": "group", "aggregation": "normalize_then_sum"},
-        ),
-    ],
-)
-def test_advantages(imported: Import, given: str, advantage: Any) -> None:
-    data, _ = imported(f"{YAML}{given}\n")
-    assert data["advantage"] == advantage
-    loaded()
-
-
-@pytest.mark.parametrize(
-    ("given", "key", "value"),
-    [
-        ("beta: 0.1\nuse_bias_correction_kl: false", "train.kl", "k3"),
-        ("warmup_steps: 0.1", "train.warmup_ratio", 0.1),
-        ("warmup_steps: 10", "train.warmup_steps", 10),
-        (
-            "lr_scheduler_type: cosine\nlr_scheduler_kwargs: '{\"num_cycles\": 1.5}'",
-            "train.lr_scheduler_kwargs",
-            {"num_cycles": 1.5},
-        ),
-        ("top_k: -1", "sampling.top_k", 0),
-        (
-            "generation_kwargs: {max_new_tokens: 64, stop: END, do_sample: true}",
-            "sampling",
-            {"max_completion_length": 64, "stop": ["END"]},
-        ),
-        ("generation_kwargs: {suppress_tokens: [1]}", "sampling.generation_kwargs", {"suppress_tokens": [1]}),
-        ("max_prompt_length: 128", "data.long_prompts", "cut"),
-        ("max_grad_norm: null", "train.max_grad_norm", 0.0),
-        ("ref_model_mixup_alpha: 0.5", "train.ref_sync_alpha", 0.5),
-        ("fp16: true", "model.dtype", "float32"),
-        ("save_strategy: no", "checkpoint.every", 0),
-        ("save_steps: 20\nsave_total_limit: 3", "checkpoint", {"every": 20, "keep": 3}),
-        ("report_to: none", "tracking", {}),
-        ("report_to: [mlflow]\nrun_name: 1e-6", "tracking", {"mlflow": {"run_name": 1e-6}}),
-        ("push_to_hub: true\nhub_model_id: me/model\nhub_private_repo: yes", "hub.repo", "me/model"),
-        ("use_transformers_paged: true", "generator", {"name": "hf", "continuous_batching": True}),
-        (
-            "use_vllm: true\nvllm_mode: server\nvllm_server_host: box\nvllm_server_port: 9",
-            "generator",
-            {"name": "vllm-server", "urls": ["http://box:9"]},
-        ),
-        (
-            "use_vllm: true\nvllm_structured_outputs_regex: a+",
-            "sampling.generation_kwargs",
-            {"structured_outputs": {"regex": "a+"}},
-        ),
-        (
-            "model_revision: v1\ntrust_remote_code: true",
-            "model.init",
-            {"revision": "v1", "trust_remote_code": True},
-        ),
-        ("max_steps: 5", "train", {"max_steps": 5, "gradient_checkpointing": True, "seed": 42}),
-        ("cast_lm_head_to_fp32: true", "model.cast_lm_head_to_fp32", True),
-    ],
-)
-def test_fields_that_are_written_in_another_way(imported: Import, given: str, key: str, value: Any) -> None:
-    data, _ = imported(f"{YAML}{given}\n")
-    for part in key.split("."):
-        data = data[part]
-    assert data == value
-
-
-def test_adaptive_entropy_keeps_its_bounds(imported: Import) -> None:
+def test_adaptive_entropy_keeps_its_bounds_and_vespo_brings_its_correction(imported: Import) -> None:
     text = "entropy_coef: 0.01\nuse_adaptive_entropy: true\nentropy_target: 0.3\nentropy_coef_max: 0.05\n"
     data, _ = imported(f"{YAML}{text}top_entropy_quantile: 0.2\n")
     assert data["train"]["adaptive_entropy"] == {"target": 0.3, "max": 0.05}
     adaptive = loaded().config.train.adaptive_entropy
     assert adaptive == AdaptiveEntropyConfig(target=0.3, delta=0.005, min=0.0, max=0.05)
-    Path("both.yaml").write_text(f"{YAML}{text}top_entropy_quantile: 0.2\n")
-    assert told(command("both.yaml"), "use_adaptive_entropy").startswith("True differs train.adaptive_entropy")
-    assert told(command("both.yaml"), "entropy_target") == "0.3 same train.adaptive_entropy.target"
-    Path("defaults.yaml").write_text(f"{YAML}use_adaptive_entropy: true\n")
-    assert "adaptive_entropy: {}" in command("defaults.yaml").stdout
+    done = command("grpo.yaml")
+    assert told(done, "use_adaptive_entropy").startswith("True differs train.adaptive_entropy")
+    assert told(done, "entropy_target") == "0.3 same train.adaptive_entropy.target"
+    assert imported(f"{YAML}use_adaptive_entropy: true\n")[0]["train"]["adaptive_entropy"] == {}
     assert "adaptive_entropy" not in imported(f"{YAML}entropy_target: 0.3\n")[0]["train"]
+    data, _ = imported(f"{YAML}loss_type: vespo\nvespo_k_pos: 1.5\n")
+    assert (data["loss"], data["correction"]) == ({"name": "vespo", "k_pos": 1.5}, "vespo")
 
 
 # -- What is told ----------------------------------------------------------------------------------------
@@ -519,10 +470,15 @@ def test_each_given_field_is_reported(folder: Path) -> None:
         "log_completions_hub_repo: me/x\noff_policy_mask_threshold: 0.5\n"
         "top_entropy_quantile: 1.0\nentropy_coef_min: 0.0\nlogging_steps: 5\nvllm_mode: server\n"
         "importance_sampling_level: sequence\ndisable_dropout: false\n"
+        # Names of earlier versions.
+        "vllm_device: cuda:1\nadafactor: true\nper_gpu_train_batch_size: 2\n"
     )
     Path("grpo.yaml").write_text(YAML + text)
     done = command("grpo.yaml")
     assert done.exit_code == 0
+    assert told(done, "vllm_device").startswith("'cuda:1' not needed grpox places the generator")
+    assert told(done, "adafactor").startswith("True not supported an optimizer is a component")
+    assert told(done, "per_gpu_train_batch_size") == "2 differs train.per_device_train_batch_size: its old name"
     assert told(done, "learning_rte") == "1 unknown did you mean learning_rate?"
     assert told(done, "beta") == "0.1 same train.beta"
     assert told(done, "use_bias_correction_kl").startswith("True differs train.kl: true is `unbiased`")
@@ -533,11 +489,13 @@ def test_each_given_field_is_reported(folder: Path) -> None:
     assert told(done, "logging_steps").startswith("5 not needed every step is a line")
     assert told(done, "vllm_mode") == "'server' not needed use_vllm is false"
     assert told(done, "disable_dropout").startswith("False differs dropout is always off")
-    assert "2 fields not carried over" in done.stderr
+    Path("luspo.yaml").write_text(f"{YAML}loss_type: luspo\n")
+    assert told(command("luspo.yaml"), "loss_type").startswith("'luspo' differs loss: luspo, with one ratio")
+    assert "3 fields not carried over" in done.stderr
     assert "#   learning_rte 1: did you mean learning_rate?" in done.stdout
 
 
-def test_what_is_missing_is_a_commented_line(imported: Import) -> None:
+def test_what_is_missing_or_breaks_its_comment_is_a_commented_line(imported: Import) -> None:
     _, text = imported(
         "learning_rate: 1e-6\neval_strategy: steps\neval_steps: 7\npush_to_hub: true\noptim: adafactor\n"
     )
@@ -553,6 +511,12 @@ def test_what_is_missing_is_a_commented_line(imported: Import) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded()
     assert {problem.key for problem in caught.value.problems} >= {"model.path", "rewards"}
+    # No text that was given leaves its comment.
+    data, _ = imported(
+        "model_name_or_path: 'a\\nb'\nreward_funcs: ['.b', '..', 'a..b']\npush_to_hub: true\n"
+        'hub_model_id: "x\\nseed: 1"\nentropy_coef: "0\\nloss: mine"\nlearning_rte: 1\n'
+    )
+    assert data.keys() == {"model", "data", "loss", "advantage", "train", "sampling"}
 
 
 def test_every_field_that_is_not_a_literal_is_a_blank(imported: Import) -> None:
@@ -565,23 +529,7 @@ def test_every_field_that_is_not_a_literal_is_a_blank(imported: Import) -> None:
         assert lines[at + 1].endswith(": ?")
 
 
-def test_no_text_that_was_given_leaves_its_comment(imported: Import) -> None:
-    data, _ = imported(
-        "model_name_or_path: 'a\\nb'\nreward_funcs: ['.b', '..', 'a..b']\npush_to_hub: true\n"
-        'hub_model_id: "x\\nseed: 1"\nentropy_coef: "0\\nloss: mine"\nlearning_rte: 1\n'
-    )
-    assert data.keys() == {"model", "data", "loss", "advantage", "train", "sampling"}
-
-
 # -- Mistakes --------------------------------------------------------------------------------------------
-
-
-def test_a_run_file_is_not_overwritten_without_force(folder: Path) -> None:
-    Path("grpo.yaml").write_text(YAML)
-    Path("run.yaml").write_text("mine")
-    with pytest.raises(ConfigError, match="exists already"):
-        import_trl(Path("grpo.yaml"), Path("run.yaml"))
-    assert Path("run.yaml").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -607,19 +555,21 @@ def test_bad_input_is_told_in_a_line(folder: Path, text: str, name: str, what: s
     assert problem.what.startswith(what)
 
 
-def test_the_line_of_a_syntax_error_and_the_nearest_name_are_told(folder: Path) -> None:
+def test_mistakes_are_placed_and_nothing_is_overwritten(folder: Path) -> None:
     assert refused("x = 1\ny = = 2\n", "a.py")[0].where == "a.py:2"
-    problem = refused("a: 1\nloss_type: gpro\n", "a.yaml")[0]
-    assert (problem.where, problem.key, problem.given, problem.nearest) == (
-        "a.yaml:2",
-        "loss_type",
-        "'gpro'",
-        "grpo",
-    )
+    [problem] = refused("a: 1\nloss_type: gpro\n", "a.yaml")
+    assert (problem.where, problem.key, problem.given) == ("a.yaml:2", "loss_type", "'gpro'")
+    assert problem.nearest == "grpo"
     assert refused("learning_rte: 1\n", "b.yaml")[0].nearest == "learning_rate"
-
-
-def test_a_file_that_is_not_there(folder: Path) -> None:
+    # `gspo` differs from `grpo` by a letter, and is another loss.
+    for given, near in (("gspo", ""), ("dpo", ""), ("dr-grpo", "dr_grpo")):
+        [problem] = refused(f"{YAML}loss_type: {given}\n", "grpo.yaml")
+        assert (problem.key, problem.nearest) == ("loss_type", near)
+    Path("grpo.yaml").write_text(YAML)
+    Path("run.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match="exists already"):
+        import_trl(Path("grpo.yaml"), Path("run.yaml"))
+    assert Path("run.yaml").read_text() == "mine"
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         import_trl(Path("none.py"))
 
@@ -630,12 +580,10 @@ def test_a_file_that_is_not_there(folder: Path) -> None:
 )
 @pytest.mark.parametrize("config", ["GRPOConfig(max_steps=3)", "TrlParser((GRPOConfig,)).parse()[0]"])
 def test_fields_set_after_the_config_was_made_are_told(folder: Path, config: str, change: str) -> None:
-    text = (
-        "import dataclasses\nfrom trl import GRPOConfig, GRPOTrainer, TrlParser\n"
-        f"args = {config}\n{change}\n"
-        'GRPOTrainer("org/name", reward_funcs="org/judge", args=args)\n'
+    made = (
+        f"import dataclasses\nfrom trl import GRPOConfig, GRPOTrainer, TrlParser\nargs = {config}\n{change}\n"
     )
-    Path("train.py").write_text(text)
+    Path("train.py").write_text(f'{made}GRPOTrainer("org/name", reward_funcs="org/judge", args=args)\n')
     assert "not a literal fill in train.beta" in told(command("train.py"), "beta")
 
 
@@ -649,28 +597,97 @@ def test_fields_set_after_the_config_was_made_are_told(folder: Path, config: str
     ],
 )
 def test_a_column_of_images_is_told(folder: Path, use: str, is_told: bool) -> None:
-    Path("train.py").write_text(
-        script("beta=0.1") + f"\n\ndef with_image(row, rows, kind):\n    return {use}\n"
-    )
+    Path("train.py").write_text(f"{script('beta=0.1')}\n\ndef with_image(row, rows, kind):\n    return {use}\n")
     assert ("grpox trains on text" in command("train.py").stderr) is is_told
 
 
-def test_another_algorithm_is_no_misspelling(folder: Path) -> None:
-    """`gspo` differs from `grpo` by a letter, and is another loss."""
-    for given, near in (("gspo", ""), ("dpo", ""), ("dr-grpo", "dr_grpo")):
-        Path("grpo.yaml").write_text(YAML + f"loss_type: {given}\n")
-        with pytest.raises(ConfigError) as caught:
-            import_trl(Path("grpo.yaml"))
-        [problem] = caught.value.problems
-        assert (problem.key, problem.nearest) == ("loss_type", near)
+# -- Statements of a script that change the training -----------------------------------------------------
+
+SCRIPTS = dict(
+    each.split("\n", 1)
+    for each in Path(__file__).with_name("scripts_for_trl.txt").read_text().split("=== ")[1:]
+)
 
 
-def test_names_of_earlier_versions_are_known(folder: Path) -> None:
-    Path("grpo.yaml").write_text(YAML + "vllm_device: cuda:1\nadafactor: true\nper_gpu_train_batch_size: 2\n")
-    done = command("grpo.yaml")
-    assert told(done, "vllm_device").startswith("'cuda:1' not needed grpox places the generator")
-    assert told(done, "adafactor").startswith("True not supported an optimizer is a component")
-    assert told(done, "per_gpu_train_batch_size") == "2 differs train.per_device_train_batch_size: its old name"
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_changes_the_training_is_told_and_nothing_else(name: str) -> None:
+    text = SCRIPTS[name]
+    marked = [line for line, part in enumerate(text.splitlines(), 1) if "# lost" in part]
+    told = [
+        given.line
+        for given, _, reason in read_script(text, Path("s.py"), "s.py").statements
+        if "advantage rloo" not in reason
+    ]
+    assert sorted(told) == marked
+
+
+@pytest.mark.parametrize(
+    ("name", "statement", "cure"),
+    [
+        ("frozen layers", "p.requires_grad = False", "model.lora"),
+        ("a loss of its own", "def _compute_loss(self, model, inputs):", "docs/own-loss.md"),
+        ("a loss of its own", "trainer.add_callback(Stop())", "docs/observers.md"),
+        ("a loss of its own", "trainer.train(resume_from_checkpoint=True)", "grpox train --resume"),
+        ("patched", "T._compute_loss = my_loss", "docs/own-loss.md"),
+        ("patched", "trainer.model.generation_config.top_k = 5", "sampling"),
+        ("tokenizer", 'tok.chat_template = open("t.jinja").read()', "model.path"),
+        ("tokenizer", "model.resize_token_embeddings(len(tok))", "model.path"),
+        ("peft 4 bit", "base = AutoModelForCausalLM.from_pretrained(", "quantisation"),
+        ("peft 4 bit", "policy = get_peft_model(base, lora)", "model.lora"),
+        ("replay", "GRPOWithReplayBufferTrainer", "no replay buffer"),
+        ("async", "AsyncGRPOTrainer", "max_staleness"),
+    ],
+)
+def test_a_statement_is_told_with_its_line_text_and_cure(
+    folder: Path, name: str, statement: str, cure: str
+) -> None:
+    Path("s.py").write_text(SCRIPTS[name])
+    done = command("s.py", "--json")
+    assert done.exit_code == 0
+    outcomes = json.loads(done.stdout)
+    assert list(outcomes) == ["carried", "differs", "not_carried"]
+    [entry] = [each for each in outcomes["not_carried"] if each["text"].startswith(statement)]
+    assert list(entry) == ["line", "text", "reason"]
+    assert statement in SCRIPTS[name].splitlines()[entry["line"] - 1]
+    assert cure in entry["reason"]
+    assert "everything was carried over" not in done.stderr
+    text = command("s.py", "--out", "run.yaml", "--json").stdout
+    assert json.loads(text) == outcomes
+    assert f"#   line {entry['line']}: " in Path("run.yaml").read_text()
+
+
+def test_only_where_all_is_carried_it_is_said_as_rloo_is(folder: Path) -> None:
+    for name in ("trl example", "nothing to tell"):
+        Path("s.py").write_text(SCRIPTS[name])
+        assert "everything was carried over" in command("s.py").stderr
+    Path("s.py").write_text(SCRIPTS["trl example"].replace("train_dataset=", "**more, train_dataset="))
+    done = command("s.py", "--json")
+    assert "everything was carried over" not in done.stderr
+    assert json.loads(done.stdout)["not_carried"][0]["text"].startswith("**more")
+    # RLOO becomes an advantage.
+    Path("s.py").write_text(SCRIPTS["rloo"])
+    command("s.py", "--out", "run.yaml")
+    config = loaded().config
+    assert (config.advantage.label, config.loss.label) == ("rloo", "dr_grpo")
+    assert (config.train.beta, config.train.num_generations) == (0.05, 4)
+
+
+def test_names_of_open_r1_get_no_advice_that_cannot_work(folder: Path) -> None:
+    rewards = "reward_funcs: [accuracy, format, tag_count, cosine, no_such]"
+    Path("r1.yaml").write_text(
+        f"model_name_or_path: org/m\ndataset_name: org/d\ndataset_prompt_column: problem\n{rewards}\n"
+    )
+    text = command("r1.yaml").stdout
+    data = read_yaml(text, "run.yaml").data
+    assert data["data"] == {"path": "org/d", "prompt_column": "problem"}
+    assert data["rewards"] == [
+        {"name": "math", "column": "solution"},
+        {"name": "format", "tags": ["think", "answer"]},
+    ]
+    assert "from trl.rewards import" not in text
+    trl = pytest.importorskip("trl.rewards")
+    for name, entry in TRL_REWARDS.items():
+        assert "from trl.rewards import" not in entry["note"] or hasattr(trl, name)
 
 
 # -- The tables ------------------------------------------------------------------------------------------
@@ -688,11 +705,8 @@ def docs_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_the_page_has_the_codes_table() -> None:
+def test_the_tables_are_those_of_the_page_and_of_run_files() -> None:
     assert docs_table() in (ROOT / "docs" / "from-trl.md").read_text(encoding="utf-8")
-
-
-def test_every_key_of_the_tables_is_one_of_a_run_file() -> None:
     components = ("generator", "loss", "advantage", "correction", "rewards[0]", "tracking")
     for name, field in FIELDS.items():
         section = field.key.partition(".")[0]

@@ -78,9 +78,6 @@ def verdicts(draft: Draft) -> dict[str, Verdict]:
     return {row.name: row.verdict for row in draft.rows}
 
 
-# -- Tools and environments --------------------------------------------------------------------------------
-
-
 def test_tools_of_a_file_and_the_number_of_turns(folder: Path) -> None:
     Path("tools.py").write_text(ADD)
     draft = of_script(f"{JUDGED}tools=[add]", "max_tool_calling_iterations=3", before="from tools import add")
@@ -90,15 +87,13 @@ def test_tools_of_a_file_and_the_number_of_turns(folder: Path) -> None:
     assert load_run("run.yaml", world_size=1).config.tools == [f"{folder}/tools.py:add"]
 
 
-def test_an_environment_of_the_script_that_scores_itself_and_one_that_does_not() -> None:
+def test_environments_of_the_script_and_their_own_rewards() -> None:
     run = written(of_script("environment_factory=Counter", reward=GET_REWARD))
     assert run["environment"] == {"path": "train.py:Counter"}
     assert run["rewards"] == [{"name": "environment"}]
     run = written(of_script(f"{JUDGED}environment_factory=Counter"))
     assert run["rewards"] == [{"name": "reward_model", "model": "org/judge"}]
-
-
-def test_several_environments_by_the_column_environment() -> None:
+    # Several are chosen by the column environment.
     for name in ("chess", "go"):
         Path(f"{name}.py").write_text(f"class {name.title()}:\n    def reset(self, **row): ...\n")
     both = "environment_factory={'chess': Chess, 'go': Go}"
@@ -125,9 +120,6 @@ def test_what_the_script_does_not_show_is_left_to_the_user(arguments: str, blank
     assert blank in run_file_text(draft)
 
 
-# -- Adapters ----------------------------------------------------------------------------------------------
-
-
 def of_lora(config: str, before: str = "") -> Draft:
     return of_script(f"reward_funcs=[], peft_config={config}", before=before)
 
@@ -142,12 +134,21 @@ def test_a_lora_config_of_literals_becomes_the_section() -> None:
     told = verdicts(draft)
     assert told["peft_config.r"] == told["peft_config.target_modules"] == Verdict.SAME
     assert told["peft_config.lora_dropout"] == Verdict.DIFFERS
-
-
-def test_one_that_is_named_and_has_pefts_defaults() -> None:
+    # One that is named, with peft's defaults.
     draft = of_lora("peft_config", "peft_config = LoraConfig(task_type='CAUSAL_LM', use_rslora=True)")
     assert lora_of(draft) == {"r": 8, "alpha": 8, "target_modules": "all-linear", "use_rslora": True}
     assert verdicts(draft)["peft_config.task_type"] == Verdict.NOT_NEEDED
+    # A regular expression of layers is not taken for a name.
+    draft = of_lora("LoraConfig(target_modules=r'.*\\.q_proj')")
+    assert lora_of(draft)["target_modules"] == "all-linear"
+    assert verdicts(draft)["peft_config.target_modules"] == Verdict.DIFFERS
+    assert lora_of(of_lora("LoraConfig(target_modules='q_proj')"))["target_modules"] == ["q_proj"]
+    # What is no literal is a blank.
+    draft = of_lora("get_peft_config(args)")
+    assert verdicts(draft)["peft_config"] == Verdict.UNREAD
+    assert "# lora: {r: 16, alpha: 32}" in run_file_text(draft)
+    assert verdicts(of_lora("LoraConfig(r=rank())"))["peft_config.r"] == Verdict.UNREAD
+    assert lora_of(of_lora("None")) is None
 
 
 @pytest.mark.parametrize("given", ["modules_to_save=['lm_head']", "use_dora=True", "layers_to_transform=[1]"])
@@ -171,21 +172,6 @@ def test_parameters_are_carried_over_and_are_alone_without_named_layers() -> Non
     assert verdicts(of_file)["lora_target_parameters"] == Verdict.SAME
 
 
-def test_a_regular_expression_of_layers_is_not_taken_for_a_name() -> None:
-    draft = of_lora("LoraConfig(target_modules=r'.*\\.q_proj')")
-    assert lora_of(draft)["target_modules"] == "all-linear"
-    assert verdicts(draft)["peft_config.target_modules"] == Verdict.DIFFERS
-    assert lora_of(of_lora("LoraConfig(target_modules='q_proj')"))["target_modules"] == ["q_proj"]
-
-
-def test_adapter_settings_that_are_not_literals_are_blanks() -> None:
-    draft = of_lora("get_peft_config(args)")
-    assert verdicts(draft)["peft_config"] == Verdict.UNREAD
-    assert "# lora: {r: 16, alpha: 32}" in run_file_text(draft)
-    assert verdicts(of_lora("LoraConfig(r=rank())"))["peft_config.r"] == Verdict.UNREAD
-    assert lora_of(of_lora("None")) is None
-
-
 def test_the_fields_of_a_yaml_file_which_do_nothing_without_use_peft() -> None:
     draft = of_yaml("use_peft: true", "lora_r: 4", "lora_target_modules: [q_proj, v_proj]", "lora_dropout: 0.1")
     assert lora_of(draft) == {"r": 4, "alpha": 32, "target_modules": ["q_proj", "v_proj"]}
@@ -197,9 +183,6 @@ def test_the_fields_of_a_yaml_file_which_do_nothing_without_use_peft() -> None:
     draft = of_yaml("lora_r: 4")
     assert lora_of(draft) is None
     assert verdicts(draft)["lora_r"] == Verdict.NOT_NEEDED
-
-
-# -- Evaluations -------------------------------------------------------------------------------------------
 
 
 def test_completions_of_each_prompt_are_sampled_as_trl_samples_them() -> None:

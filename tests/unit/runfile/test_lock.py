@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.golden import Golden
 from support.logs import LoggedText
+from support.run_checks import refused
 from typer.testing import CliRunner
 
 from grpox.cli.plugins import app
@@ -78,7 +79,7 @@ def direct_url(folder: Path, content: dict[str, Any]) -> None:
     (folder / "grpox_tiny-1.0.dist-info" / "direct_url.json").write_text(json.dumps(content))
 
 
-def test_the_lock_of_the_quickstart_names_every_component_and_where_it_comes_from() -> None:
+def test_the_lock_of_the_quickstart_names_every_component_and_is_always_the_same() -> None:
     lock = locked()
     assert list(lock.components) == [
         "generator", "advantage", "loss", "correction", "rewards[0]", "tracking.mlflow",
@@ -92,9 +93,7 @@ def test_the_lock_of_the_quickstart_names_every_component_and_where_it_comes_fro
     assert lock.distributions["grpox"].files > 150
     assert lock.versions["torch"] == metadata.version("torch")
     assert lock.versions["python"] == ".".join(map(str, sys.version_info[:3]))
-
-
-def test_a_lock_reads_back_as_itself_and_has_the_same_digest_each_time() -> None:
+    # It reads back as itself, with the same digest each time.
     lock = locked()
     assert Lock.model_validate_json(lock.text()) == lock
     assert locked("output_dir=runs/elsewhere").text() == lock.text()
@@ -138,29 +137,26 @@ def test_a_working_copy_before_a_wheel_is_what_the_lock_identifies(
     assert locked("loss=tiny") == before  # the same code, whatever installed it
 
 
-def test_another_version_is_drift_told_once(tiny: Path) -> None:
-    before = locked("loss=tiny")
-    metadata_file = tiny / "grpox_tiny-1.0.dist-info" / "METADATA"
-    metadata_file.write_text(metadata_file.read_text().replace("Version: 1.0", "Version: 1.1"))
-    (tiny / "grpox_tiny_loss.py").write_text("# another version has other sources\n")
-    assert differences(before, locked("loss=tiny")) == ["drift: grpox-tiny version: 1.0 -> 1.1"]
-
-
-def test_a_config_that_asks_for_something_else_is_no_drift(tiny: Path) -> None:
-    found = compare(locked(), locked("loss=tiny"))
-    assert {one.severity for one in found} == {Severity.CONFIG}
-    assert (found[0].what, found[0].old, found[0].new) == ("loss", "dapo (grpox)", "tiny (grpox-tiny)")
-    assert [one.what for one in compare(locked(), locked("train.seed=1"))] == ["resolved config"]
-
-
-def test_the_same_name_from_another_distribution_is_drift(
+def test_another_version_or_distribution_is_drift_told_once_and_another_config_is_none(
     tiny: Path, make_distribution: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = locked("loss=tiny")
+    metadata_file = tiny / "grpox_tiny-1.0.dist-info" / "METADATA"
+    told = metadata_file.read_text()
+    metadata_file.write_text(told.replace("Version: 1.0", "Version: 1.1"))
+    source = (tiny / "grpox_tiny_loss.py").read_text()
+    (tiny / "grpox_tiny_loss.py").write_text("# another version has other sources\n")
+    assert differences(before, locked("loss=tiny")) == ["drift: grpox-tiny version: 1.0 -> 1.1"]
+    metadata_file.write_text(told)
+    (tiny / "grpox_tiny_loss.py").write_text(source)
+    found = compare(locked(), before)
+    assert {one.severity for one in found} == {Severity.CONFIG}
+    assert (found[0].what, found[0].old, found[0].new) == ("loss", "dapo (grpox)", "tiny (grpox-tiny)")
+    assert [one.what for one in compare(locked(), locked("train.seed=1"))] == ["resolved config"]
     make_distribution("grpox-other", PLUGIN)
     monkeypatch.setenv("GRPOX_DISABLE_PLUGINS", "grpox-tiny")
-    after = locked("loss=tiny")
-    assert differences(before, after) == ["drift: loss: tiny (grpox-tiny) -> tiny (grpox-other)"]
+    told = "drift: loss: tiny (grpox-tiny) -> tiny (grpox-other)"
+    assert differences(before, locked("loss=tiny")) == [told]
 
 
 @pytest.mark.parametrize(
@@ -205,16 +201,16 @@ def is_short(completions: list[str], **columns: object) -> list[float]:
     return [float(len(completion) < 3) for completion in completions]
 
 
-def test_an_object_given_in_python_is_told_as_such() -> None:
+def test_objects_of_python_and_plugins_that_observe_are_locked(
+    make_distribution: Callable[..., Path],
+) -> None:
     given = read_arguments(None, None, None, None, [is_short])
     config = load_run("quickstart", ["evaluation=null"]).config
     run = resolve_config(config, Path.cwd(), "python", given=given)
     reward = lock_of(run).components["rewards[0]"]
     assert (reward.given, reward.target) == ("python", f"{__name__}:is_short")
     assert reward.sha256 is None
-
-
-def test_a_plugin_that_observes_every_run_is_in_its_lock(make_distribution: Callable[..., Path]) -> None:
+    # A plugin that observes every run.
     before = locked()
     make_distribution("grpox-watch", OBSERVES)
     after = locked()
@@ -243,21 +239,18 @@ def test_an_installed_wheel_is_locked_by_the_files_of_its_record(tmp_path: Path)
     assert origin == {"editable": False, "origin": wheel.as_uri(), "commit": None}
 
 
-def test_the_origin_of_an_install_from_git_is_its_commit(tiny: Path) -> None:
+def test_an_install_from_git_is_locked_by_its_commit_and_an_editable_one_by_that_of_its_folder(
+    tiny: Path,
+) -> None:
     vcs = {"vcs": "git", "commit_id": "abc123"}
     direct_url(tiny, {"url": "https://me:hush@example.org/tiny.git", "vcs_info": vcs})
     held = locked("loss=tiny").distributions["grpox-tiny"]
-    assert (held.origin, held.commit, held.editable) == (
-        "https://me:***@example.org/tiny.git",
-        "abc123",
-        False,
-    )
+    assert held.origin == "https://me:***@example.org/tiny.git"
+    assert (held.commit, held.editable) == ("abc123", False)
 
-
-def test_an_editable_install_is_locked_by_the_commit_of_its_folder_and_whether_that_is_clean(
-    tiny: Path,
-) -> None:
     direct_url(tiny, {"url": tiny.as_uri(), "dir_info": {"editable": True}})
+    run_git(tiny.parent, "init", "--quiet")  # a repository around the folder, which does not hold it
+    run_git(tiny.parent, "commit", "--quiet", "--allow-empty", "--message", "first")
     held = locked("loss=tiny").distributions["grpox-tiny"]
     assert (held.editable, held.commit, held.dirty) == (True, None, None)
 
@@ -269,23 +262,14 @@ def test_an_editable_install_is_locked_by_the_commit_of_its_folder_and_whether_t
     assert (held.commit, held.dirty) == (run_git(tiny, "rev-parse", "HEAD"), False)
 
     run_git(tiny, "commit", "--quiet", "--allow-empty", "--message", "second")
-    assert [(one.severity, one.what) for one in compare(clean, locked("loss=tiny"))] == [
-        (Severity.ORIGIN, "grpox-tiny commit")
-    ]
+    (found,) = compare(clean, locked("loss=tiny"))
+    assert (found.severity, found.what) == (Severity.ORIGIN, "grpox-tiny commit")
     (tiny / "grpox_tiny_loss.py").write_text("# changed\n")
     dirty = locked("loss=tiny")
     assert dirty.distributions["grpox-tiny"].dirty is True
     (line,) = differences(clean, dirty)
     assert line.startswith("drift: grpox-tiny sources: ")
     assert line.endswith(" with changes")
-
-
-def test_a_folder_that_an_enclosing_repository_does_not_hold_has_no_commit(tiny: Path) -> None:
-    around = tiny.parent
-    run_git(around, "init", "--quiet")
-    run_git(around, "commit", "--quiet", "--allow-empty", "--message", "first")
-    direct_url(tiny, {"url": tiny.as_uri(), "dir_info": {"editable": True}})
-    assert locked("loss=tiny").distributions["grpox-tiny"].commit is None
 
 
 def test_only_the_distributions_own_files_of_a_namespace_are_hashed(
@@ -304,11 +288,9 @@ def test_only_the_distributions_own_files_of_a_namespace_are_hashed(
     assert locked("loss=one").distributions["grpox-one"] == held
 
 
-# -- Files and commands ------------------------------------------------------------------------------------
-
-
-def test_the_lock_of_an_earlier_run_in_the_folder_is_set_aside(tmp_path: Path) -> None:
-    run = context(tmp_path)
+def test_a_lock_is_answered_by_its_folder_and_an_earlier_one_is_set_aside(tmp_path: Path) -> None:
+    data = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["exact"]}
+    run = RunContext(RunConfig.model_validate(data), tmp_path, 10, 1, {}, None, "run.yaml")
     first, second = locked(), locked("train.seed=1")
     for lock in (first, second):
         LocalRecord().grpox_run_started(run)
@@ -316,11 +298,15 @@ def test_the_lock_of_an_earlier_run_in_the_folder_is_set_aside(tmp_path: Path) -
     assert read_lock(tmp_path) == second
     (earlier,) = tmp_path.glob(f"earlier/*/{LOCK_FILE}")
     assert read_lock(earlier) == first
-
-
-def context(folder: Path) -> RunContext:
-    data = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["exact"]}
-    return RunContext(RunConfig.model_validate(data), folder, 10, 1, {}, None, "run.yaml")
+    # A folder without a lock is answered with those around it.
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / LOCK_FILE).write_text(locked().text())
+    (problem,) = refused(read_lock, tmp_path / "frist")
+    assert problem.what == "no such run folder or lock file"
+    assert problem.nearest == str(tmp_path / "first")
+    (tmp_path / "broken.json").write_text("{}")
+    with pytest.raises(ConfigError, match="is not a plugin lock"):
+        read_lock(tmp_path / "broken.json")
 
 
 def test_lock_prints_what_it_would_write_and_changes_no_lock_of_a_run(tmp_path: Path) -> None:
@@ -353,31 +339,11 @@ def test_diff_names_the_keys_of_the_config_and_says_so_if_there_are_none(tmp_pat
     assert (equal.exit_code, equal.stdout.startswith("no difference between ")) == (0, True)
 
 
-def test_a_folder_without_a_lock_is_answered_with_those_around_it(tmp_path: Path) -> None:
-    (tmp_path / "first").mkdir()
-    (tmp_path / "first" / LOCK_FILE).write_text(locked().text())
-    with pytest.raises(ConfigError) as caught:
-        read_lock(tmp_path / "frist")
-    (problem,) = caught.value.problems
-    assert problem.what == "no such run folder or lock file"
-    assert problem.nearest == str(tmp_path / "first")
-    (tmp_path / "broken.json").write_text("{}")
-    with pytest.raises(ConfigError, match="is not a plugin lock"):
-        read_lock(tmp_path / "broken.json")
-
-
-# -- Across ranks ------------------------------------------------------------------------------------------
-
-
 def check(ranks: list[tuple[str, Lock, dict[str, Any]]]) -> None:
     """Compare the hosts, locks and configs of ranks as rank 0 does."""
     locks = [(host, lock.selected(), config) for host, lock, config in ranks]
-    answers = iter(
-        [
-            [lock.digest for _, lock, _ in locks],
-            [json.dumps([host, lock.text(), config]) for host, lock, config in locks],
-        ]
-    )
+    digests = [lock.digest for _, lock, _ in locks]
+    answers = iter([digests, [json.dumps([host, lock.text(), config]) for host, lock, config in locks]])
     world = SimpleNamespace(gather=lambda own: next(answers), is_main=True)
     check_ranks(world, ranks[0][1], ranks[0][2])  # type: ignore[arg-type]
 
@@ -389,9 +355,7 @@ def test_the_ranks_of_a_machine_with_other_code_are_named_with_both_versions(
     theirs = with_changes(mine, "distributions", {"grpox-tiny": {"version": "2.0"}})
     # A vllm that only one rank has is not needed.
     theirs = with_changes(theirs, "versions", {"torch": "1.0", "vllm": "0.1"})
-    with pytest.raises(ConfigError) as caught:
-        check([("a", mine, {}), ("b", theirs, {}), ("a", mine, {}), ("c", theirs, {})])
-    version, library = caught.value.problems
+    version, library = refused(check, [("a", mine, {}), ("b", theirs, {}), ("a", mine, {}), ("c", theirs, {})])
     for fact in ("ranks 1, 3 (b, c): ", "grpox-tiny version", "rank 0 (a)"):
         assert fact in version.what
     assert (version.given, version.allowed) == ("2.0", "1.0")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import datasets
 import pytest
 import torch
 from support.architectures import tiny_model
+from support.run_checks import refused
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
@@ -21,7 +21,6 @@ from transformers import (
 
 from grpox import Run, train
 from grpox.config import RunConfig
-from grpox.errors import ConfigError, Problem
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.objects import GIVEN, MERGED, Given
 from grpox.training import arguments as settings_of_adapters
@@ -61,15 +60,6 @@ def resolved(config: Any, objects: Given) -> ResolvedRun:
     return resolve_config(config, Path.cwd(), "python", given=objects)
 
 
-def refused(call: Any, *arguments: Any, **options: Any) -> list[Problem]:
-    with pytest.raises(ConfigError) as caught:
-        call(*arguments, **options)
-    return caught.value.problems
-
-
-# -- Models that no file could hold ----------------------------------------------------------------------
-
-
 def shortened(model: LlamaForCausalLM) -> LlamaForCausalLM:
     del model.model.layers[0]
     return model
@@ -88,10 +78,7 @@ class OfParts(LlamaForCausalLM):
         self.more = more
 
 
-# -- What the run becomes --------------------------------------------------------------------------------
-
-
-def test_objects_alone_make_a_run(model: LlamaForCausalLM) -> None:
+def test_objects_alone_make_a_run_and_a_stream_with_a_number_of_steps(model: LlamaForCausalLM) -> None:
     model.name_or_path = str(TOKENIZER)
     run = resolved({"train": BATCH}, given(model, None, ROWS, ROWS[:3], brevity))
     assert (run.config.model.path, run.config.data.path) == (str(TOKENIZER), "(given in Python)")
@@ -101,6 +88,13 @@ def test_objects_alone_make_a_run(model: LlamaForCausalLM) -> None:
     assert run.given.model is model
     assert run.build("rewards[0]") is brevity
     assert run.config.rewards[0].label == "brevity"
+    # A stream needs a number of steps.
+    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+    config = {"model": {"path": str(TOKENIZER)}, "rewards": ["exact"], "sampling": SHORT}
+    (problem,) = refused(resolved, config | {"train": BATCH}, given(dataset=stream))
+    assert problem.key == "train.max_steps"
+    run = resolved(config | {"train": BATCH | {"max_steps": 2}}, given(dataset=stream))
+    assert (run.num_prompts, run.given.dataset) == (None, stream)
 
 
 def test_facts_missing_from_an_object_come_from_the_config(model: LlamaForCausalLM) -> None:
@@ -120,13 +114,20 @@ def test_facts_missing_from_an_object_come_from_the_config(model: LlamaForCausal
     assert repr(config) == before
 
 
-def test_objects_stand_in_for_those_of_a_recipe(model: LlamaForCausalLM) -> None:
-    run = load_run(
-        "quickstart", ["train.max_steps=3"], given=given(dataset=ROWS * 4, rewards=[brevity, "exact"])
-    )
+def test_objects_and_paths_stand_in_for_those_of_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = given(dataset=ROWS * 4, rewards=[brevity, "exact"])
+    run = load_run("quickstart", ["train.max_steps=3"], given=objects)
     assert (run.num_prompts, run.config.train.max_steps) == (36, 3)
     assert run.config.reward_labels == ["brevity", "exact"]
     assert run.config.model.path == str(TOKENIZER)
+    monkeypatch.chdir(tmp_path)  # from which paths start
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 2)
+    run = load_run("quickstart", ["train.num_generations=128"], given=given(dataset="mine.jsonl"))
+    assert (run.config.data.path, run.num_prompts) == (str(tmp_path / "mine.jsonl"), 2)
+    (problem,) = refused(load_run, "quickstart", given=given(model="./none"))
+    assert (problem.where, problem.key, problem.given) == ("Run()", "model.path", str(tmp_path / "none"))
 
 
 def test_the_dtype_is_that_of_the_model(model: LlamaForCausalLM) -> None:
@@ -141,29 +142,6 @@ def test_the_dtype_is_that_of_the_model(model: LlamaForCausalLM) -> None:
     assert resolved(config, objects).config.model.dtype == "bfloat16"
     assert resolved({"train": BATCH, "model": {"dtype": "auto"}}, objects).config.model.dtype == "bfloat16"
     assert config.model.path == "x"
-
-
-def test_paths_in_place_of_objects_start_from_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 2)
-    run = load_run("quickstart", ["train.num_generations=128"], given=given(dataset="mine.jsonl"))
-    assert (run.config.data.path, run.num_prompts) == (str(tmp_path / "mine.jsonl"), 2)
-    (problem,) = refused(load_run, "quickstart", given=given(model="./none"))
-    assert (problem.where, problem.key, problem.given) == ("Run()", "model.path", str(tmp_path / "none"))
-
-
-def test_a_stream_needs_a_number_of_steps() -> None:
-    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
-    config = {"model": {"path": str(TOKENIZER)}, "rewards": ["exact"], "sampling": SHORT}
-    (problem,) = refused(resolved, config | {"train": BATCH}, given(dataset=stream))
-    assert problem.key == "train.max_steps"
-    run = resolved(config | {"train": BATCH | {"max_steps": 2}}, given(dataset=stream))
-    assert (run.num_prompts, run.given.dataset) == (None, stream)
-
-
-# -- Rewards ---------------------------------------------------------------------------------------------
 
 
 def test_functions_names_and_mappings_mix_and_keep_their_weights() -> None:
@@ -184,6 +162,12 @@ def test_functions_names_and_mappings_mix_and_keep_their_weights() -> None:
     assert [reward.weight for reward in run.config.rewards] == [1, 1, 0.5, 2, 1]
     assert run.config.rewards[3].on_error == "abstain"
     assert run.build("rewards[3]") is judge
+    # A function takes no parameters, and a lambda has a name.
+    (problem,) = refused(resolved, CONFIG, given(dataset=ROWS, rewards=[{"function": brevity, "target": 3}]))
+    assert (problem.where, problem.key) == ("Run()", "rewards[0].target")
+    rewards = [lambda completions, **_: [0.0] * len(completions), {"function": lambda **_: [], "name": "mine"}]
+    run = resolved(CONFIG, given(dataset=ROWS, rewards=rewards))
+    assert run.config.reward_labels == ["lambda_0", "mine"]
 
 
 def test_a_sequence_classification_model_is_the_component_reward_model() -> None:
@@ -200,18 +184,6 @@ def test_a_sequence_classification_model_is_the_component_reward_model() -> None
     assert scores == pytest.approx(judge.eval()(**tokens).logits[:, 0].tolist(), abs=1e-6)
 
 
-def test_a_function_takes_no_parameters() -> None:
-    rewards = [{"function": brevity, "target": 3}]
-    (problem,) = refused(resolved, CONFIG, given(dataset=ROWS, rewards=rewards))
-    assert (problem.where, problem.key) == ("Run()", "rewards[0].target")
-
-
-def test_a_lambda_has_a_name() -> None:
-    rewards = [lambda completions, **_: [0.0] * len(completions), {"function": lambda **_: [], "name": "mine"}]
-    run = resolved(CONFIG, given(dataset=ROWS, rewards=rewards))
-    assert run.config.reward_labels == ["lambda_0", "mine"]
-
-
 @pytest.mark.parametrize("name", ["./judge", "org/judge"])
 def test_a_reward_models_path_as_a_plain_string(name: str) -> None:
     (problem,) = refused(resolved, CONFIG, given(dataset=ROWS, rewards=[name]))
@@ -223,7 +195,7 @@ def test_a_reward_models_path_as_a_plain_string(name: str) -> None:
 def test_a_reward_models_folder_as_a_plain_string(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relative one lies in the working directory, also beside a run file of another folder."""
+    """A relative one lies in the working directory, and if the run file names it in the file's folder."""
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir(parents=True)
     run = tmp_path / "elsewhere" / "run.yaml"
@@ -237,15 +209,9 @@ def test_a_reward_models_folder_as_a_plain_string(
     Path(name, "config.json").write_text("{}")
     (problem,) = refused(load_run, run, given=objects)
     assert problem.nearest == cure
-
-
-def test_a_reward_models_folder_in_a_run_file_is_relative_to_the_file(tmp_path: Path) -> None:
-    (tmp_path / "rm").mkdir()
-    (tmp_path / "rm" / "config.json").write_text("{}")
-    run = tmp_path / "run.yaml"
-    run.write_text(f"model: {{path: {TOKENIZER}}}\ndata: {{path: rm}}\nrewards: [rm]\n")
-    near = {problem.key: problem.nearest for problem in refused(load_run, run)}
-    assert near["rewards[0]"] == "{name: reward_model, model: rm}"
+    own = tmp_path / "run.yaml"
+    own.write_text(f"model: {{path: {TOKENIZER}}}\ndata: {{path: rm}}\nrewards: [{name}]\n")
+    assert cure in [problem.nearest for problem in refused(load_run, own)]
 
 
 @pytest.mark.parametrize(("called", "where"), [(train, "train()"), (Run, "Run()")])
@@ -255,9 +221,6 @@ def test_a_problem_with_an_argument_names_what_was_called(
 ) -> None:
     (problem,) = refused(called, CONFIG, **{"dataset": ROWS, "rewards": "exact"} | arguments)
     assert problem.where == where
-
-
-# -- Models and tokenizers -------------------------------------------------------------------------------
 
 
 def test_objects_that_no_run_can_use(model: LlamaForCausalLM) -> None:
@@ -306,43 +269,25 @@ def test_objects_that_no_run_can_use(model: LlamaForCausalLM) -> None:
     assert problem.what == "one generation batch needs 16 prompts, but the data has 9"
 
 
-def test_a_model_from_nowhere_needs_a_tokenizer(model: LlamaForCausalLM) -> None:
+def test_a_model_from_nowhere_needs_a_tokenizer_and_no_arguments_of_loading(model: LlamaForCausalLM) -> None:
     (problem,) = refused(resolved, {"train": BATCH}, given(model, None, ROWS, None, brevity))
     assert (problem.key, "tokenizer=" in problem.allowed) == ("model", True)
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     run = resolved({"train": BATCH}, given(model, tokenizer, ROWS, None, brevity))
     assert run.config.model.path == "(given in Python)"
-
-
-def test_a_loaded_model_takes_no_arguments_of_loading(model: LlamaForCausalLM) -> None:
     config = {"train": BATCH, "model": {"path": str(TOKENIZER), "init": {"revision": "main"}}}
     (problem,) = refused(resolved, config, given(model, None, ROWS, None, brevity))
     assert problem.key == "model.init"
 
 
-# -- Data ------------------------------------------------------------------------------------------------
-
-
-def test_a_list_of_rows_has_the_columns_of_all_of_them() -> None:
+def test_a_list_of_rows_has_all_columns_and_the_format_of_a_dataset_is_set_aside() -> None:
     made = as_dataset([{"prompt": "a"}, {"prompt": "b", "answer": "x"}], "data")
     assert list(made) == [{"prompt": "a", "answer": None}, {"prompt": "b", "answer": "x"}]
-
-
-def test_the_format_of_a_dataset_is_set_aside() -> None:
     formatted = datasets.Dataset.from_dict({"prompt": ["a"], "level": [3]}).with_format("torch")
-    assert type(formatted[0]["level"]) is torch.Tensor
     made = as_dataset(formatted, "data")
     assert isinstance(made, datasets.Dataset)
     assert made[0] == {"prompt": "a", "level": 3}
     assert type(formatted[0]["level"]) is torch.Tensor
-
-
-def test_a_stream_of_held_out_prompts_is_read_to_its_end() -> None:
-    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
-    read = given(held_out=stream.with_format("torch")).eval_datasets[""]
-    assert list(read) == ROWS
-    both = given(held_out={"all": stream, "some": stream.take(2)}).eval_datasets
-    assert (list(both["all"]), list(both["some"])) == (ROWS, ROWS[:2])
 
 
 @pytest.mark.parametrize("rows", [0, LONGEST_STREAM + 1, LONGEST_STREAM])
@@ -354,19 +299,12 @@ def test_a_stream_of_held_out_prompts_has_rows_and_an_end(rows: int) -> None:
     (problem,) = refused(given, held_out={"far": stream})
     assert (problem.key, problem.given) == ("evaluation.sets.far", "IterableDataset")
     assert ("rows.take" in problem.allowed) == (rows > 0)
+    broken = datasets.IterableDataset.from_generator(lambda: (1 // n for n in range(1)))
+    (problem,) = refused(given, held_out=broken)
+    assert (problem.where, problem.key, "by zero" in problem.what) == ("Run()", "evaluation", True)
 
 
-def test_a_stream_of_held_out_prompts_that_breaks() -> None:
-    def breaks() -> Iterator[dict[str, str]]:
-        yield {"prompt": "a"}
-        raise OSError("gone")
-
-    (problem,) = refused(given, held_out=datasets.IterableDataset.from_generator(breaks))
-    assert (problem.where, problem.key) == ("Run()", "evaluation")
-    assert "gone" in problem.what
-
-
-def test_several_sets_of_held_out_prompts(tmp_path: Path) -> None:
+def test_sets_and_streams_of_held_out_prompts(tmp_path: Path) -> None:
     (tmp_path / "more.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
     held_out = {"easy": ROWS, "hard": datasets.Dataset.from_list(ROWS), "file": tmp_path / "more.jsonl"}
     run = load_run("quickstart", given=given(held_out=held_out))
@@ -377,35 +315,23 @@ def test_several_sets_of_held_out_prompts(tmp_path: Path) -> None:
         "evaluation.sets.hard.path": "(given in Python)",
         "evaluation.sets.file.path": str(tmp_path / "more.jsonl"),
     }
-    assert {name: len(rows) for name, rows in run.given.eval_datasets.items()} == {
-        "easy": len(ROWS),
-        "hard": len(ROWS),
-    }
+    assert [len(run.given.eval_datasets[name]) for name in ("easy", "hard")] == [len(ROWS)] * 2
     (problem,) = refused(given, held_out={"easy": ["a"]})
     assert (problem.key, problem.what) == ("evaluation.sets.easy", "holds no rows")
+    # A stream is read to its end.
+    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+    read = given(held_out=stream.with_format("torch")).eval_datasets[""]
+    assert list(read) == ROWS
+    both = given(held_out={"all": stream, "some": stream.take(2)}).eval_datasets
+    assert (list(both["all"]), list(both["some"])) == (ROWS, ROWS[:2])
 
 
-# -- The door itself -------------------------------------------------------------------------------------
-
-
-def test_without_anything_the_required_sections_are_told() -> None:
-    problems = refused(train)
-    assert [problem.key for problem in problems] == ["model", "data", "rewards"]
-
-
-def test_the_record_of_a_run_with_objects_cannot_be_run_again(tmp_path: Path) -> None:
-    config = {
-        "model": {"path": "(given in Python)"},
-        "data": {"path": "(given in Python)"},
-        "evaluation": {"path": "(given in Python)"},
-        "rewards": ["exact"],
-    }
-    problems = refused(resolved, config, Given())
+def test_a_run_needs_its_sections_and_objects_that_its_record_cannot_hold() -> None:
+    assert [problem.key for problem in refused(train)] == ["model", "data", "rewards"]
+    config: dict[str, Any] = {name: {"path": "(given in Python)"} for name in ("model", "data", "evaluation")}
+    problems = refused(resolved, config | {"rewards": ["exact"]}, Given())
     assert [problem.key for problem in problems] == ["model.path", "data.path", "evaluation.path"]
     assert {problem.what for problem in problems} == {"was a Python object, which a file cannot name"}
-
-
-# -- Names of TRL ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -414,14 +340,11 @@ def test_the_record_of_a_run_with_objects_cannot_be_run_again(tmp_path: Path) ->
         ("reward_funcs", "rewards"),
         ("train_dataset", "dataset"),
         ("args", "config, a run file"),
-        ("processing_class", "tokenizer"),
         ("peft_config", "model.lora, in the config"),
         ("beta", "train.beta, in the config"),
-        ("per_device_train_batch_size", "train.per_device_train_batch_size, in the config"),
         ("loss_type", "loss, in the config"),
         ("toools", "tools"),
         ("max_step", "train.max_steps, in the config"),
-        ("num_generation", "train.num_generations, in the config"),
     ],
 )
 def test_an_argument_of_trl_is_answered_with_ours(name: str, near: str) -> None:
@@ -448,17 +371,14 @@ def test_an_argument_of_trl_without_counterpart_is_answered_with_its_cure(
     assert cure in problem.what
 
 
-# -- Adapters of peft ------------------------------------------------------------------------------------
-
-
-def peft_model(base: Any, **settings: Any) -> Any:
-    """A model whose adapter changes it: B is not 0."""
+def peft_model(base: Any, is_new: bool = False, **settings: Any) -> Any:
+    """A model whose adapter changes it, as B is not 0, if it is not new."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(1)
     wrapped = peft.get_peft_model(base, peft.LoraConfig(**settings))
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name and not is_new:
                 parameter.normal_()
     return wrapped.eval()
 
@@ -495,14 +415,10 @@ def test_a_peft_model_is_merged_and_gets_a_new_adapter_of_the_same_shape(
     made = resolved({"train": BATCH}, objects).config.model.lora
     assert made is not None
     assert made.model_dump(include=set(lora)) == lora
-
-
-def test_a_new_adapter_changes_no_weight_of_the_folder() -> None:
-    peft = pytest.importorskip("peft")
-    base = LlamaForCausalLM(tiny())
-    base.name_or_path = str(TOKENIZER)
-    wrapped = peft.get_peft_model(base, peft.LoraConfig(target_modules=["q_proj"]))
-    assert given(wrapped, dataset=ROWS, rewards=["exact"]).fingerprints == {}
+    # An adapter that is new changes no weight of the folder.
+    fresh = peft_model(tiny_model(kind), **settings, is_new=True)
+    fresh.base_model.model.name_or_path = str(TOKENIZER)
+    assert given(fresh, dataset=ROWS, rewards=["exact"]).fingerprints == {}
 
 
 @pytest.mark.parametrize(
@@ -540,9 +456,7 @@ def test_each_setting_of_peft_is_in_the_run_file_or_without_effect_or_refused() 
     known = set(settings_of_adapters._OF_LORA) | set(settings_of_adapters._WITHOUT_EFFECT)
     assert known.isdisjoint(refused_ones)
     assert set(peft.LoraConfig().to_dict()) == known | refused_ones
-
-
-def test_an_adapter_of_another_kind_is_named() -> None:
+    # An adapter of another kind is named.
     peft = pytest.importorskip("peft")
     settings = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     (problem,) = refused(given, model=peft.get_peft_model(LlamaForCausalLM(tiny()), settings))
@@ -550,7 +464,7 @@ def test_an_adapter_of_another_kind_is_named() -> None:
     assert "PROMPT_TUNING" in problem.what
 
 
-def test_a_reward_model_with_an_adapter_is_merged() -> None:
+def test_a_reward_model_with_an_adapter_is_merged_or_refused() -> None:
     base = LlamaForSequenceClassification(tiny(num_labels=1, pad_token_id=0))
     base.name_or_path = str(TOKENIZER)
     wrapped = peft_model(base, target_modules=["q_proj"], task_type="SEQ_CLS")
@@ -563,11 +477,6 @@ def test_a_reward_model_with_an_adapter_is_merged() -> None:
     # The record does not name the base model's folder, whose weights are others.
     assert run.config.rewards[0].params == {"model": GIVEN, "tokenizer": str(TOKENIZER)}
     assert len(objects.fingerprints["rewards[0]'s merged adapter"]) == 64
-
-
-def test_a_reward_model_that_peft_cannot_merge_is_refused() -> None:
-    base = LlamaForSequenceClassification(tiny(num_labels=1, pad_token_id=0))
-    base.name_or_path = str(TOKENIZER)
     wrapped = peft_model(base, target_modules=["q_proj"], task_type="SEQ_CLS", lora_bias=True)
     (problem,) = refused(given, dataset=ROWS, rewards=[brevity, wrapped])
     assert (problem.key, problem.given) == ("rewards[1]", type(wrapped).__name__)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.run_checks import refused
 
 from grpox.errors import ConfigError
 from grpox.rollout.rewards.isolation import bind_rewards, reward_functions
@@ -56,44 +57,21 @@ def read(folder: Path, reward: str, *overrides: str) -> ResolvedRun:
     return load_run(run_file, overrides, world_size=1)
 
 
-def test_a_relative_path_starts_from_the_run_file_in_the_component_and_in_the_record(folder: Path) -> None:
+def test_a_relative_path_starts_from_the_run_file_and_what_is_not_there_is_told(folder: Path) -> None:
     run = read(folder, "{path: 'reward.py:Words', words: words.txt, judge: judge}")
     config = run.build("rewards[0]").config
     assert (config.words, config.judge) == (str(folder / "words.txt"), str(folder / "judge"))
     assert config.fallback == "/of/its/own"
     assert run.config.rewards[0].params == {"words": config.words, "judge": config.judge}
-
-
-def test_a_path_on_the_command_line_starts_from_the_working_directory(folder: Path) -> None:
+    # One on the command line starts from the working directory.
     Path("mine.txt").write_text("word\n")
     run = read(folder, "{path: 'reward.py:Words', words: words.txt}", "rewards[0].words=mine.txt")
     assert run.build("rewards[0]").config.words == os.path.abspath("mine.txt")
-
-
-def test_what_is_not_there_is_told_with_line_and_nearest_name(folder: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(folder, "{path: 'reward.py:Words', words: wrods.txt, judge: juge}")
-    words, judge = caught.value.problems
+    words, judge = refused(read, folder, "{path: 'reward.py:Words', words: wrods.txt, judge: juge}")
     assert (words.key, words.where) == ("rewards[0].words", f"{folder}/run.yaml:5")
     assert (words.what, words.nearest) == ("no such file or folder", str(folder / "words.txt"))
-    assert (judge.key, judge.what, judge.nearest) == (
-        "rewards[0].judge",
-        "no such folder",
-        str(folder / "judge"),
-    )
-
-
-def test_the_built_in_reward_model_is_checked_in_the_same_way(folder: Path) -> None:
-    (folder / "judge" / "tokenizer.json").touch()
-    for given, there in (
-        ("judge", str(folder / "judge")),
-        ("someone/judge", "someone/judge"),
-    ):  # an id of the hub
-        run = read(folder, f"{{name: reward_model, model: {given}}}")
-        assert run.config.rewards[0].params == {"model": there}
-    (folder / "judge" / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"rewards\[0\]\.model: no config.json in this folder"):
-        read(folder, "{name: reward_model, model: judge}")
+    assert (judge.key, judge.what) == ("rewards[0].judge", "no such folder")
+    assert judge.nearest == str(folder / "judge")
 
 
 JUDGE = "{name: judge, url: 'http://localhost:1/v1', model: m, cache: %s}"
@@ -107,17 +85,10 @@ def test_the_cache_of_a_judge_starts_from_the_run_file_and_need_not_be_there(fol
     assert not os.path.exists("replies")
     run = read(folder, JUDGE % "replies", "rewards[0].cache=here/replies")
     assert run.config.rewards[0].params["cache"] == os.path.abspath("here/replies")
-
-
-@pytest.mark.parametrize(
-    ("cache", "what"), [("words.txt", "is a file, not a folder"), ("words.txt/in", "cannot be created: ")]
-)
-def test_a_cache_that_cannot_be_a_folder_is_told(folder: Path, cache: str, what: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(folder, JUDGE % cache)
-    [problem] = caught.value.problems
-    assert (problem.key, problem.given) == ("rewards[0].cache", str(folder / cache))
-    assert problem.what.startswith(what)
+    for name, what in (("words.txt", "is a file, not a folder"), ("words.txt/in", "cannot be created: ")):
+        [problem] = refused(read, folder, JUDGE % name)
+        assert (problem.key, problem.given) == ("rewards[0].cache", str(folder / name))
+        assert problem.what.startswith(what)
 
 
 def test_what_a_run_file_says_of_failures_reaches_the_function(folder: Path) -> None:

@@ -5,20 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.run_checks import refused
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import Problem
 from grpox.runfile.load import load_run
 from grpox.runfile.recipe_files import copy_recipe, recipe_names, recipe_path
 
 
-def refused(destination: Path, force: bool = False) -> Problem:
-    with pytest.raises(ConfigError) as caught:
-        copy_recipe("quickstart", destination, force)
-    [problem] = caught.value.problems
-    return problem
-
-
-def test_a_copy_that_cannot_be_written_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_cannot_be_made_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("file", "a/quickstart"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
@@ -29,22 +23,22 @@ def test_a_copy_that_cannot_be_written_changes_nothing(tmp_path: Path, monkeypat
         ("a", "a/quickstart", "is not a folder"),  # also with force
         ("b", "b/quickstart.yaml", "cannot be written: Is a directory"),
     ):
-        problem = refused(tmp_path / destination, force=destination in "ab")
+        force = destination in ("a", "b")
+        [problem] = refused(copy_recipe, "quickstart", tmp_path / destination, force)
         assert problem == Problem(what, given=str(tmp_path / given))
     assert (tmp_path / "file").read_text() == "mine"
 
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(tmp_path / "quickstart.yaml"))
 
+    long = "a" * 300
+    [problem] = refused(copy_recipe, "quickstart", tmp_path / long)
+    assert problem.what == "cannot be written: File name too long"
+    [problem] = refused(recipe_path, long)
+    assert problem.what == "cannot be read: File name too long"
     monkeypatch.setattr("grpox.runfile.recipe_files.shutil.copyfile", refuse)
-    assert refused(tmp_path).what == "cannot be written: Permission denied"
-
-
-def test_a_name_longer_than_file_names_can_be(tmp_path: Path) -> None:
-    assert refused(tmp_path / ("a" * 300)).what == "cannot be written: File name too long"
-    with pytest.raises(ConfigError) as caught:
-        recipe_path("a" * 300)
-    assert caught.value.problems[0].what == "cannot be read: File name too long"
+    [problem] = refused(copy_recipe, "quickstart", tmp_path)
+    assert problem.what == "cannot be written: Permission denied"
 
 
 @pytest.mark.parametrize("name", ["quickstart", "smollm2"])
@@ -77,8 +71,7 @@ def test_a_folder_that_two_recipes_share_is_only_in_the_way_once_it_was_changed(
     (tmp_path / "quickstart-vllm.yaml").unlink()
     data = tmp_path / "quickstart" / "train.jsonl"
     data.write_text("mine")
-    with pytest.raises(ConfigError) as caught:
-        copy_recipe("quickstart-vllm", tmp_path)
-    assert [problem.given for problem in caught.value.problems] == [str(tmp_path / "quickstart")]
+    [problem] = refused(copy_recipe, "quickstart-vllm", tmp_path)
+    assert problem.given == str(tmp_path / "quickstart")
     assert data.read_text() == "mine"
     assert not (tmp_path / "quickstart-vllm.yaml").exists()

@@ -4,93 +4,52 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from support.run_checks import refused
 
-from grpox.errors import ConfigError, Problem
 from grpox.runfile.yaml_lines import Dumper, inline, read_yaml
-
-
-def refused(text: str) -> list[Problem]:
-    with pytest.raises(ConfigError) as caught:
-        read_yaml(text, "run.yaml")
-    return caught.value.problems
-
-
-@pytest.mark.parametrize(
-    ("text", "where", "character"),
-    [
-        ("a: 1\nb: {c\0: 2}\n", "run.yaml:2:6", "U+0000"),
-        ("\x07a: 1\n", "run.yaml:1:1", "U+0007"),
-        # Characters are counted, not bytes: the first one takes four.
-        ("\U0001f600: 'text\ufffe'\n", "run.yaml:1:9", "U+FFFE"),
-        ("a: \ud800\n", "run.yaml:1:4", "U+D800"),
-    ],
-)
-def test_a_character_that_no_text_file_holds_is_told_with_its_position(
-    text: str, where: str, character: str
-) -> None:
-    [problem] = refused(text)
-    assert problem.where == where
-    assert problem.what == f"not valid YAML: the character {character} is not allowed in a text file"
-
-
-def test_other_escapes_and_unicode_are_text() -> None:
-    assert read_yaml('a: "\\x07\\n\\U0001F600"\nb: 数学\n', "run.yaml").data == {"a": "\x07\n😀", "b": "数学"}
-
-
-def test_an_integer_that_python_would_not_read_is_refused_by_its_length() -> None:
-    assert refused("a: " + "9" * 5000)[0].what == "a number of 5000 digits; at most 4000 are allowed"
-    assert read_yaml("a: " + "9" * 4000, "run.yaml").data == {"a": 10**4000 - 1}
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        # YAML 1.1 takes yes for true; taken for false it would turn the setting off silently.
-        ("a: !!bool yes", "'yes' is not of the type !!bool"),
-        ("a: !!null x", "'x' is not of the type !!null"),
-        ("a: !!int 3.0", "'3.0' is not of the type !!int"),
-        ("a: !!float much", "'much' is not of the type !!float"),
-    ],
-)
-def test_an_explicit_tag_must_fit_its_text(text: str, what: str) -> None:
-    assert refused(text)[0].what == what
-
-
-def test_an_explicit_tag_that_fits_decides_the_type() -> None:
-    data = read_yaml("[!!str 3, !!float 3, !!bool True, !!int 0x1F, !!null ~]", "run.yaml").data
-    assert data == ["3", 3.0, True, 31, None]
-    assert type(data[1]) is float
 
 
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("a: *nowhere\n", "run.yaml:1:4", "not valid YAML: found undefined alias 'nowhere'"),
-        (
-            "a: 1\n---\nb: 2\n",
-            "run.yaml:2:1",
-            "not valid YAML: expected a single document in the stream but found another document",
-        ),
-        ("a: {<<: 3}\n", "run.yaml:1", "<< needs a mapping or a list of mappings"),
-        ("a: &x {b: *x}\n", "run.yaml:1", "an alias to something that contains it"),
-        ("a: 1\nb: 2\na: 3\n", "run.yaml:3", "key given twice, first on line 1"),
-        ("a: {b: 1, b: 2}\n", "run.yaml:1", "key given twice, first on line 1"),
+        ("a: 1\nb: {c\0: 2}\n", ":2:6", "not valid YAML: the character U+0000 is not allowed"),
+        ("\x07a: 1\n", ":1:1", "not valid YAML: the character U+0007 is not allowed"),
+        # Characters are counted, not bytes: the first one takes four.
+        ("\U0001f600: 'text\ufffe'\n", ":1:9", "not valid YAML: the character U+FFFE is not allowed"),
+        ("a: \ud800\n", ":1:4", "not valid YAML: the character U+D800 is not allowed"),
+        pytest.param("a: " + "9" * 5000, ":1", "a number of 5000 digits; at most 4000 are", id="digits"),
+        # YAML 1.1 takes yes for true; taken for false it would turn the setting off silently.
+        ("a: !!bool yes", ":1", "'yes' is not of the type !!bool"),
+        ("a: !!null x", ":1", "'x' is not of the type !!null"),
+        ("a: !!int 3.0", ":1", "'3.0' is not of the type !!int"),
+        ("a: !!float much", ":1", "'much' is not of the type !!float"),
+        ("a: *nowhere\n", ":1:4", "not valid YAML: found undefined alias 'nowhere'"),
+        ("a: 1\n---\nb: 2\n", ":2:1", "not valid YAML: expected a single document in the stream"),
+        ("a: {<<: 3}\n", ":1", "<< needs a mapping or a list of mappings"),
+        ("a: &x {b: *x}\n", ":1", "an alias to something that contains it"),
+        ("a: 1\nb: 2\na: 3\n", ":3", "key given twice, first on line 1"),
+        ("a: {b: 1, b: 2}\n", ":1", "key given twice, first on line 1"),
     ],
 )
-def test_anchors_merges_and_documents_that_do_not_fit(text: str, where: str, what: str) -> None:
-    [problem] = refused(text)
-    assert (problem.where, problem.what) == (where, what)
+def test_what_cannot_be_read_is_told_with_its_place(text: str, where: str, what: str) -> None:
+    [problem] = refused(read_yaml, text, "run.yaml")
+    assert problem.where == f"run.yaml{where}"
+    assert problem.what.startswith(what)
 
 
-def test_an_alias_repeats_and_of_merged_mappings_the_first_wins() -> None:
+def test_texts_tags_and_aliases_are_read() -> None:
+    text = 'a: "\\x07\\n\\U0001F600"\nb: 数学\nc: ' + "9" * 4000
+    assert read_yaml(text, "run.yaml").data == {"a": "\x07\n😀", "b": "数学", "c": 10**4000 - 1}
+    # An explicit tag that fits decides the type.
+    data = read_yaml("[!!str 3, !!float 3, !!bool True, !!int 0x1F, !!null ~]", "run.yaml").data
+    assert data == ["3", 3.0, True, 31, None]
+    assert type(data[1]) is float
+    # An alias repeats, and of merged mappings the first wins.
     text = "x: &x {a: 1, b: 1}\ny: &y {b: 2, c: 2}\nz: {<<: [*x, *y], c: 3}\nagain: *x\n"
     document = read_yaml(text, "run.yaml")
     assert document.data["z"] == {"a": 1, "b": 1, "c": 3}
     assert document.data["again"] == {"a": 1, "b": 1}
     assert document.lines["z.c"] == 3
-
-
-# -- Written YAML -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
