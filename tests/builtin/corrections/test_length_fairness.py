@@ -13,7 +13,7 @@ import grpox
 GAP = 0.012
 """Nats a token."""
 DEVIATION = GAP * math.sqrt(math.pi / 2)
-"""Of normal noise whose mean size is GAP: the mean of |x| is sqrt(2 / pi) times the standard deviation."""
+"""Standard deviation of normal noise whose mean size is GAP: the mean of |x| is sqrt(2 / pi) times it."""
 
 
 def kept_share(correction: str, tokens: int, rows: int) -> tuple[float, float]:
