@@ -39,7 +39,7 @@ class TokenChoice:
     tokens: int
     """Number of completions to record in a step, `record.tokens`."""
     every: int
-    """Generation batches between those that are saved, `logging.save_completions_every`."""
+    """Interval between saved generation batches, `logging.save_completions_every`."""
 
     def records(self, batches: Mapping[int, GenerationBatch]) -> dict[Key, TokenRecord]:
         """Choose among generation batches that were collected for one step.

@@ -101,7 +101,7 @@ def open_prompts(
     build: Callable[[str], Any] | None = None,
     episodes: RunEpisodes | None = None,
 ) -> tuple[PromptSet, dict[str, PromptSet]]:
-    """Open and check the prompts to train on, and those of the evaluation by set; none without one.
+    """Open and check the prompts for training, and the prompts of each set of an evaluation, if there is one.
 
     Raises:
         ConfigError: data cannot be opened, or a prompt is invalid or too long, see `PromptSet`; the tokenizer

@@ -54,7 +54,7 @@ class StepReport:
         return TokenTexts(self.collector.prompts.chat.tokenizer)
 
     def tokens_recorded(self, step: int, completions: Sequence[TokenFacts]) -> None:
-        """Write the tokens of completions, those of all ranks, on the main rank.
+        """Write the tokens of the completions of all ranks, on the main rank.
 
         A failure counts as one of the observer ``record`` and ends no run.
         """

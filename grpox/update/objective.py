@@ -84,7 +84,7 @@ def build_inputs(
 class MicroBatchLoss:
     """A micro-batch's share of the step's loss, with its measurements; 0 where masked."""
 
-    inputs: LossInputs  # all inputs; the loss was given those that it needs
+    inputs: LossInputs  # all inputs; the loss was given only the needed ones
     loss: Tensor  # scalar, to be minimised
     policy_loss: Tensor  # f32[B, T], as the plugin returned it, without gradient
     diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient
@@ -226,7 +226,7 @@ def objective(
         policy_keep: bool[B, T], tokens whose policy term counts; None: all of them.
         factor: f32[B, T], the correction R, 0 where it drops the token; None: no correction.
         folds_correction: the loss applies R itself.
-        bonus_weights: f32[B, T], those of the entropy in the step's loss; None: no bonus.
+        bonus_weights: f32[B, T], weights of the entropy in the step's loss; None: no bonus.
         beta: weight of the KL to the reference.
         kl: its estimator, one of `KL_ESTIMATORS`.
         needs: capabilities that the loss needs; see `grpox.contracts.LossInputs`.

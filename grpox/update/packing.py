@@ -1,4 +1,4 @@
-"""Groups the samples of an optimizer step into micro-batches, and marks those that need no backward pass.
+"""Groups the samples of an optimizer step into micro-batches, some of which need no backward pass.
 
 A step's samples are sorted by length and grouped anew, so that little is computed for padding. This changes no
 gradient: a token's weight comes from counts over all micro-batches and ranks of the step, so the gradient is a
@@ -260,7 +260,7 @@ def token_weights(
         reduction: reduction that the loss declares.
         mask: bool[B, T], one micro-batch on one rank.
         totals: counts over the whole step.
-        dtype: of the weights, that of the log-probabilities.
+        dtype: dtype of the weights, as of the log-probabilities.
     """
     m = mask.to(dtype)
     sequences = max(totals.sequences, 1)

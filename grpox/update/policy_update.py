@@ -76,7 +76,7 @@ class PolicyUpdate:
         """Tokens of this rank's samples to record, of the last step."""
         self._has_stepped = False
         is_watched = config.alarms is not None and config.alarms.weights_blown_up is not None
-        # The norm of A and B tells nothing: B is 0 at first, and the weights get their product.
+        # The norm of A and B says nothing: B is 0 at first, and the weights get their product.
         self._measures_growth = is_watched and engine.is_adapted
         coefficient = config.train.router_aux_loss_coef
         self.routers = RouterBalance(engine.module, coefficient) if coefficient else None

@@ -175,7 +175,7 @@ def measure(passes: Passes, correction: Correction, requested: Sequence[str] = (
 
 
 def _recorded(passes: Passes) -> tuple[list[Sample], np.ndarray]:
-    """Find the samples to record, and the places of their tokens among those of the step, i64[tokens].
+    """Find the samples to record, and the places of their tokens among the step's tokens, i64[tokens].
 
     A step may train on a sample several times, and records the first.
     """
