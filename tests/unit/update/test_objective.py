@@ -309,10 +309,11 @@ def test_a_correction_scales_kept_tokens_and_drops_the_others(loss: Any) -> None
     torch.testing.assert_close(made.correction[0], weights.detach(), equal_nan=True)
     assert not made.correction[0].requires_grad
     same(made.correction[1], [[1, 1, 0], [1, 0, 0]])
+    made, gradient, _ = taken(loss, Given(f64([1.0] * 3, [1.0, 2.0, NAN]), [[1, 1, 1]] * 2))  # NaN where masked
+    assert made.loss.item() == pytest.approx((1 + 2 + 0.5 - 0.3 - 2 * 1.5) / 5)
+    same(gradient, [[-0.2] * 3, [0.2, 0.4, 0]])
     if isinstance(loss, Folding):
-        same(loss.given.correction_weights, [[0.5, 3.0, 0], [2.0, 0, 0]])
-    nan_where_masked = Given(f64([1.0] * 3, [1.0, 1.0, NAN]), [[1, 1, 1]] * 2)
-    same(taken(loss, nan_where_masked)[1], [[-0.2] * 3, [0.2, 0.2, 0]])
+        same(loss.given.correction_weights, [[1, 1, 1], [1, 2, 0]])
 
 
 def test_a_correction_is_given_zeros_where_masked_and_pi_old_where_mu_is_unknown() -> None:

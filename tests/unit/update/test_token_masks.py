@@ -95,6 +95,8 @@ def test_a_completion_is_kept_or_dropped_as_a_whole(
         keep = off_policy_keep(logprobs, sampler, given, MASK, threshold)
         assert keep.tolist() == [[each] * 3 for each in expected]
         assert not keep.requires_grad
+    of_one_token = off_policy_keep(logprobs[:1, :1], SAMPLER[:1, :1], -torch.ones(1), MASK[:1, :1], 0.9)
+    assert of_one_token.tolist() == [[False]]
 
 
 def test_a_completion_that_the_policy_finds_likelier_or_not_a_number_is_kept() -> None:
