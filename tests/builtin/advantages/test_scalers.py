@@ -195,6 +195,7 @@ def test_opo_weighs_by_length() -> None:
     advantages = scale("opo", {}, [1.0, 2.0, 0.0, 4.0], [0, 1, 0, 1], lengths=[10, 1, 30, 3])
     assert advantages == pytest.approx([0.75, -1.5, -0.25, 0.5])
     assert scale("opo", {}, [1.0, 2.0, 6.0], [0] * 3, lengths=[7] * 3) == pytest.approx([-2, -1, 3])
+    assert scale("opo", {}, [1.0, NAN, 0.0], [0] * 3, lengths=[10, 90, 30]) == pytest.approx([0.75, 0, -0.25])
 
 
 @pytest.mark.parametrize(
