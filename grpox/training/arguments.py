@@ -34,7 +34,7 @@ _OF_TRAINER = {
     "environment_factory": "environment",
     "optimizers": "train.optimizer and train.scheduler, in the config",
 }
-"""Argument of TRL's GRPOTrainer -> what stands for it."""
+"""Argument of TRL's GRPOTrainer -> its replacement."""
 _IN_CONFIG = "in the config or overrides"
 HOOKS_OF_RUN = [
     name
@@ -46,10 +46,10 @@ _OF_LORA = ("r", "lora_alpha", "use_rslora", "target_modules", "target_parameter
 """Settings of peft's LoRA that `model.lora` has as well."""
 _WITHOUT_EFFECT = (
     *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
-    # Follow from the layer, or belong to settings that are refused themselves.
+    # They follow from the layer, or belong to settings that are refused themselves.
     *("inference_mode", "fan_in_fan_out", "ensure_weight_tying", "megatron_core", "qalora_group_size"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config"),
-    # Told on the page docs/python.md: no dropout is used.
+    # No dropout is used, as docs/python.md says.
     "lora_dropout",
 )
 """Settings of peft's LoRA that change nothing in a new adapter of `model.lora`; all others are refused."""
@@ -70,7 +70,7 @@ def read_arguments(
     """Check the arguments of `grpox.train`.
 
     Raises:
-        ConfigError: an argument is invalid; names the key of the run file that it stands for.
+        ConfigError: an argument is invalid; the error names the key of the run file that it replaces.
     """
     changes: dict[str, Changes | Sequence[Changes | str]] = {}
     merged: dict[str, str] = {}
@@ -138,7 +138,7 @@ def read_arguments(
 
 
 def _references(values: Any, under: str, is_alone: bool) -> list[dict[str, Any]]:
-    """Return a list of references as a run file has it; objects stand under the key `under`."""
+    """Return a list of references in the form of a run file, with objects under the key `under`."""
     return [
         {"name": each} if isinstance(each, str) else dict(each) if isinstance(each, Mapping) else {under: each}
         for each in ([values] if is_alone else values)
@@ -146,7 +146,7 @@ def _references(values: Any, under: str, is_alone: bool) -> list[dict[str, Any]]
 
 
 def refuse_arguments(others: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse arguments that `grpox.train` lacks, and name what stands for an argument of TRL or a key."""
+    """Refuse unknown arguments of `grpox.train`; for an argument of TRL or a key, name its replacement."""
     problems = []
     for name, value in others.items():
         near, cure = _counterpart(name, known)
@@ -157,7 +157,7 @@ def refuse_arguments(others: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def _counterpart(name: str, known: Sequence[str]) -> tuple[str, str]:
-    """Return what stands for an argument that does not exist; else the remark on it in the table of TRL."""
+    """Return the replacement of an argument that does not exist, or the remark in the table of TRL."""
     from grpox.runfile.from_trl.fields import key_of, note_of  # a table needed only for a mistake
 
     if (near := _OF_TRAINER.get(name)) is not None:
@@ -185,7 +185,7 @@ def _read_reward(
     models: dict[str, PreTrainedModel],
     fingerprints: dict[str, str],
 ) -> dict[str, Any]:
-    """Add a function or model to those of the run, and return its reference as a run file has it."""
+    """Add a function or model to those of the run, and return its reference in the form of a run file."""
     key, reward, digest = f"rewards[{place}]", keys.pop("function"), ""
     if is_peft_model(reward):
         # Before the merge, which takes the adapter apart.
@@ -221,7 +221,7 @@ def _read_reward(
 
 
 def is_peft_model(value: Any) -> bool:
-    """Tell whether `value` is a model with adapters as peft wraps it; peft is not imported."""
+    """Return True if `value` is a model with adapters, wrapped by peft; peft is not imported."""
     return isinstance(value, nn.Module) and hasattr(value, "merge_and_unload") and hasattr(value, "peft_config")
 
 
@@ -243,13 +243,13 @@ def lora_of(model: Any) -> dict[str, Any]:
     given = settings.to_dict()
     others = {"peft_type": str(getattr(given.get("peft_type"), "value", given.get("peft_type")))}
     if others["peft_type"] == "LORA":
-        # Compared with peft's own defaults: 0 is a layer, and what a later peft adds is refused as well.
+        # Compared with peft's own defaults: 0 is a layer, and new settings of a later peft are refused as well.
         known = type(settings)().to_dict() | {name: given.get(name) for name in (*_OF_LORA, *_WITHOUT_EFFECT)}
         others = {name: value for name, value in given.items() if value != known.get(name)}
     targets, excluded = given.get("target_modules"), given.get("exclude_modules")
     if isinstance(targets, str) and targets != "all-linear":
         others["target_modules"] = targets
-    if isinstance(excluded, str):  # a pattern of whole names, which a name at their end is not
+    if isinstance(excluded, str):  # a pattern must match whole names, not just their end
         others["exclude_modules"] = excluded
     if others:
         what = f"its adapter has {', '.join(f'{name}={value}' for name, value in others.items())}"

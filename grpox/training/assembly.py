@@ -44,7 +44,7 @@ class EvaluationInputs:
     """Prompts of one set of an evaluation, and the reward functions that score their completions."""
 
     name: str
-    """Name of the set; empty for a single one."""
+    """Name of the set; empty if it is the only one."""
     prompts: PromptSet
     rewards: Sequence[NamedReward]
 
@@ -57,7 +57,7 @@ class Assembly:
     world: World
     times: PhaseTimes
     rewards: Mapping[str, Sequence[Any]]
-    """Key of a list in the run file -> its reward functions; none for an evaluation that has no own."""
+    """Key of a list in the run file -> its reward functions; an evaluation without its own has no key."""
     episodes: RunEpisodes | None
     """Environments and tools; None if each completion is one turn."""
     tokenizer: PreTrainedTokenizerBase

@@ -53,7 +53,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class TrainInputs:
-    """A run that is checked, before its model is loaded, with the plan of its steps."""
+    """A checked run before its model is loaded, with the plan of its steps."""
 
     assembly: Assembly
     components: RunComponents
@@ -109,7 +109,7 @@ def build_engines(
     config, train = run.config, run.config.train
     reference: FrozenEngine | BaseAsReference | None = None
     if run.needs_reference and config.model.lora is None:
-        # Before the policy's engine takes the weights that the reference begins with.
+        # Before the policy's engine takes over the weights with which the reference begins.
         same = load_model(config.model) if run.given.model is None else copy.deepcopy(model)
         reference = FrozenEngine(same, config, world)
     optimizer = build("train.optimizer") if train.optimizer else AdamW(train)
@@ -128,7 +128,7 @@ def build_engines(
 
 
 def unused_modes(engine: Engine, reference: FrozenEngine | BaseAsReference | None) -> dict[str, str]:
-    """Return for each engine of a run why it cannot use faster forward passes; the same reason counts once."""
+    """Return the reasons why engines of a run cannot use faster forward passes, each reason once."""
     reasons = {"policy": engine.unused_modes}
     if isinstance(reference, FrozenEngine) and reference.unused_modes != engine.unused_modes:
         reasons["reference"] = reference.unused_modes

@@ -92,7 +92,7 @@ class RunEpisodes:
         """Return the loop that samples episodes on this rank.
 
         Raises:
-            ConfigError: the model ends its turns otherwise than the chat template of data that was checked.
+            ConfigError: the model ends its turns differently from the chat template of the checked data.
         """
         config = self._run.config
         assert self.environments is not None

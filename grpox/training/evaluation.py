@@ -59,7 +59,7 @@ class Evaluation:
     the batch size. The random state of the process is restored afterwards.
 
     Args:
-        sets: a single one has an empty name.
+        sets: the only set has an empty name.
         sampling: the run's settings, which the evaluation's own override.
         streams: True if the generator provides `Capability.STREAMING`.
     """
@@ -72,7 +72,7 @@ class Evaluation:
     warn: WarnOnce
 
     def is_due(self, step: int, total_steps: int) -> bool:
-        """Tell whether to evaluate after `step`, as after the last one in any case."""
+        """Return True if an evaluation is due after `step`; after the last step it always is."""
         return step == total_steps or (self.config.every > 0 and step % self.config.every == 0)
 
     def evaluate(self, state: TrainerState) -> dict[str, float]:
@@ -91,7 +91,7 @@ class Evaluation:
             sampling_of(self.config, self.sampling),
         )
         for place, inputs in enumerate(self.sets):
-            # The first set has the seeds of a single one.
+            # The first set has the same seeds as a set alone.
             stream = (STREAM, place, step) if place else (STREAM, step)
             scorer = Scorer(inputs.rewards, self.streams, self.warn)
             rows, logs, count = list[ScoredRollout](), list[tuple[Logged, int]](), len(inputs.prompts)
@@ -204,12 +204,12 @@ def _spread(mean_name: str, std_name: str, values: Sequence[float]) -> dict[str,
 
 
 def pass_at_k(prompts: Sequence[tuple[int, int]], k: int) -> float:
-    """Return the mean over prompts of the share of the C(n, k) choices of k completions that hold a right one.
+    """Return the mean over prompts of the share of the C(n, k) choices of k completions with a right one.
 
     Integers are divided once, so that nothing overflows or cancels: each share is the nearest float.
 
     Args:
-        prompts: for each n completions, c of them right. Those with fewer than k are left out.
+        prompts: for each its n completions and the c right ones. Prompts with n < k are left out.
 
     Returns:
         NaN if no prompt has k completions.
@@ -232,7 +232,7 @@ def evaluate_model(run: ResolvedRun, checkpoint: Path | None, done: Callable[[in
     """Evaluate a model as a run evaluates it before its first step; a collective of all ranks.
 
     Args:
-        run: as `grpox.training.load_evaluation` reads it.
+        run: result of `grpox.training.load_evaluation`.
         checkpoint: a checkpoint whose weights replace those of `model.path`.
         done: called on the main rank with the numbers of finished and of all prompts.
 

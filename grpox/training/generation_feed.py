@@ -1,6 +1,6 @@
-"""The generation batches of a run: each collected when a step needs it, cut into this rank's samples.
+"""The generation batches of a run: each is collected when a step needs it, and cut into this rank's samples.
 
-Of the completions of a step some are chosen whose tokens are recorded, spread over its rewards.
+The tokens of some completions of each step, spread over its rewards, are chosen to be recorded.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class TokenChoice:
-    """Chooses the completions whose tokens are recorded, alike on all ranks.
+    """Chooses the completions whose tokens are recorded, the same on all ranks.
 
-    It chooses none of a generation batch whose completions are not saved.
+    It chooses none from a generation batch whose completions are not saved.
     """
 
     schedule: Schedule
     tokens: int
-    """Completions of a step, `record.tokens`."""
+    """Number of completions to record in a step, `record.tokens`."""
     every: int
-    """Generation batches between those that are saved, `logging.save_completions_every`."""
+    """Interval between saved generation batches, `logging.save_completions_every`."""
 
     def records(self, batches: Mapping[int, GenerationBatch]) -> dict[Key, TokenRecord]:
         """Choose among generation batches that were collected for one step.
 
-        The rows that a step trains on for the first time are put in order of reward, those without one first,
-        and taken at equal distances, the first and the last among them.
+        The rows that a step trains on for the first time are sorted by reward, unscored rows first. Rows at
+        equal distances are chosen, the first and the last included.
         """
         of_step: dict[int, list[tuple[float, Key]]] = defaultdict(list)
         file_of = {}
@@ -55,7 +55,7 @@ class TokenChoice:
             steps, parts = self.schedule.first_steps(generation), self.schedule.slices_of(generation)
             for step, part in zip(steps, parts, strict=True):
                 of_step[step] += [(rewards[row], (generation, row)) for row in part.rows]
-            before = range(self.schedule.generations_until(steps[0] - 1), generation)  # those of the same step
+            before = range(self.schedule.generations_until(steps[0] - 1), generation)  # rows of the same step
             file_of[generation] = steps[0], 1 + len(list(filter(self._is_saved, before)))
         records = {}
         for rows in of_step.values():
@@ -96,7 +96,7 @@ class GenerationFeed:
     state: TrainingState
     world: World
     needs: Collection[str] = ()
-    """Capabilities that the loss needs; the samples carry nothing for others."""
+    """Capabilities that the loss needs; samples carry fields for these alone."""
     choice: TokenChoice | None = None
     """Chooses the samples whose tokens are recorded; None: none."""
 
@@ -125,7 +125,7 @@ class GenerationFeed:
     def _add_samples(self, generation: int, batch: GenerationBatch) -> None:
         """Add this rank's samples of a generation batch, with the fields that the run's loss needs.
 
-        The columns are read at once: the next generation batch moves the window of a stream on.
+        The columns are read now, because the next generation batch moves the window of a stream.
         """
         plan, needs = self.schedule.plan, self.needs
         rows = [row for part in self.schedule.slices_of(generation) for row in part.rank_rows(self.world.rank)]
@@ -152,7 +152,7 @@ class GenerationFeed:
             self.state.samples[generation, row] = sample
 
     def prefetch(self, plan: StepPlan) -> None:
-        """Begin the generation batch after those of the step, if there is one and samples may be old."""
+        """Begin the next generation batch, if there is one and samples may be old."""
         if self.config.max_staleness == 0:
             return
         following = self.schedule.generations_until(plan.step)

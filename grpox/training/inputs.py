@@ -76,7 +76,7 @@ def open_model(run: ResolvedRun) -> PreTrainedModel:
 def open_tokenizer(
     run: ResolvedRun, world: World | None = None, functions: Sequence[Any] = (), day: date | None = None
 ) -> PreTrainedTokenizerBase:
-    """Return the tokenizer; EOS pads in a copy of a Python argument without padding token.
+    """Return the tokenizer. A Python argument without a padding token is copied, and the copy pads with EOS.
 
     With a `world`, also fix `model.chat_date`, by default the `day` of the run that is resumed; a collective.
     """
@@ -101,11 +101,11 @@ def open_prompts(
     build: Callable[[str], Any] | None = None,
     episodes: RunEpisodes | None = None,
 ) -> tuple[PromptSet, dict[str, PromptSet]]:
-    """Open and check the prompts to train on, and those of the evaluation by set; none without one.
+    """Open and check the prompts for training, and the prompts of each set of an evaluation, if there is one.
 
     Raises:
-        ConfigError: data cannot be opened, or a prompt is invalid or too long, see `PromptSet`; the tokenizer's
-            special tokens are not the model's; or the model is one of more than text.
+        ConfigError: data cannot be opened, or a prompt is invalid or too long, see `PromptSet`; the tokenizer
+            and the model have different special tokens; or the model is not for text alone.
         RunFailed: the first row of a stream cannot be read.
     """
     config, prompts = run.config, _training_prompts(run, tokenizer, build or run.build, episodes)
@@ -153,7 +153,7 @@ def scoring_key(run: ResolvedRun) -> str:
 def check_rows(run: ResolvedRun) -> list[str]:
     """Check the rows of a run and its evaluation as their start does, without a model's weights.
 
-    Of a stream the first `ResolvedRun.most_rows` are checked, or else those of the first generation batch.
+    In a stream, the first `ResolvedRun.most_rows` rows are checked, or else the first generation batch.
 
     Returns:
         a line for each hub id that is not in the cache, whose rows are not checked.
@@ -237,9 +237,9 @@ def _prompt_set(
 
 
 def check_scope(run: ResolvedRun, loss: PolicyLoss | None = None) -> None:
-    """Check that the run does not part the groups of a loss of scope "group"; raises ConfigError.
+    """Check that the run does not split the groups of a loss of scope "group"; raises ConfigError.
 
-    The checks of a run file do not import every loss, and so do not see all scopes. For most, the class tells.
+    The checks of a run file do not import every loss, so they miss some scopes.
     """
     bound = run.components["loss"]
     scope = declared_scope(bound, imports=True) if loss is None else getattr(loss, "scope", "token")
@@ -288,5 +288,5 @@ def _training_rows(run: ResolvedRun, build: Callable[[str], Any]) -> datasets.Da
 
 
 def provides(run: ResolvedRun, capability: Capability) -> bool:
-    """Tell whether the run's generator provides `capability`."""
+    """Return True if the run's generator provides `capability`."""
     return capability in run.components["generator"].provides

@@ -106,7 +106,7 @@ class Run:
             return
         self._opened, self._ended, total = opened, "", opened.trainer.schedule.total_steps
         self._table = StepTable(run.config.output_dir, total, opened.trainer.policy.engine.steps)
-        # Without a reference to this object, so that a run that nothing refers to ends.
+        # It holds no reference to this object, so that an unreferenced run ends.
         opened.trainer.follow = partial(_follow, opened.trainer.world, self._table)
         self._finalizer = weakref.finalize(self, _end, stack, "the program ended, or nothing refers to the run")
         self._stack = stack
@@ -152,7 +152,7 @@ class Run:
         return self.history[-1]
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the weights of now on the held-out prompts, once for each step; the record has it too.
+        """Evaluate the current weights on the held-out prompts, once for each step, and record the result.
 
         It does not count for early stopping.
 
@@ -172,11 +172,11 @@ class Run:
 
     @property
     def policy(self) -> PreTrainedModel:
-        """The model with the weights of now: a plain model of transformers, in evaluation mode on this device.
+        """The model with the current weights: a plain model of transformers, in evaluation mode on this device.
 
         While the run is open it is a copy, made at the first use and filled anew after a step; changes of it do
-        not reach the run. Adapters are merged. Afterwards it is the model that was given, or the saved one;
-        of a run that was complete when it was opened always the saved one.
+        not reach the run. Adapters are merged. Afterwards it is the model that was given, or the saved one. If
+        the run was complete when it was opened, it is always the saved one.
 
         Raises:
             RunFailed: the run ended without a model.
@@ -225,7 +225,7 @@ class Run:
     def close(self) -> None:
         """End the run, if it is open, with a checkpoint of its steps, from which ``resume=True`` goes on.
 
-        A model that was given holds the weights of now afterwards.
+        Afterwards, a model that was given holds the current weights.
         """
         self._close("closed", saves=True)
 
@@ -257,7 +257,7 @@ class Run:
     def _running(self) -> Iterator[OpenRun]:
         """Let the open run work in this block; an error ends it.
 
-        The run's random numbers go on where they were, whatever the caller has drawn meanwhile.
+        The run's random numbers continue where they were, even if the caller has drawn some meanwhile.
         """
         opened = self._opened
         if opened is None:
@@ -307,7 +307,7 @@ class Run:
             self._has_given_model = saves and self._run.given.model is not None
 
     _has_given_model = False
-    """True if the given model is whole again, with the weights of the run's end."""
+    """True if the model that was given is whole again, with the final weights."""
 
 
 def _takes_arguments_of(run: Callable[P, Run]) -> Callable[[Function], Callable[P, Summary]]:
@@ -385,7 +385,7 @@ def _follow(world: World, table: StepTable, kind: str, step: int, metrics: Mappi
 
 @torch.no_grad()
 def _copy_weights(opened: OpenRun, model: PreTrainedModel | None) -> PreTrainedModel:
-    """Copy the weights of now into `model`, or a new one like the policy; a collective."""
+    """Copy the current weights into `model`, or a new one like the policy; a collective."""
     if model is None:
         model = architecture_of(opened.model)().to(opened.trainer.world.device).eval()
         model.generation_config = opened.generation_config or model.generation_config

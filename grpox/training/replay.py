@@ -47,7 +47,7 @@ def open_dump(folder: Path) -> Fault:
     """Check the files of a dump and read its description.
 
     Raises:
-        ConfigError: there is no such folder, it holds no dump, or one that is damaged.
+        ConfigError: there is no such folder, or it holds no dump or a damaged one.
     """
     if not (folder / FAULT).is_file() and not (folder / MANIFEST).is_file():
         what = "holds no dump" if folder.is_dir() else "no such folder"
@@ -95,7 +95,7 @@ class Replay(Result):
 
     micro_batches: Sequence[Replayed]
     nonfinite: Sequence[NonFinite]
-    """Causes first, over all ranks."""
+    """Numbers that are not finite over all ranks, causes first."""
     tokenizer: PreTrainedTokenizerBase
 
 

@@ -1,6 +1,6 @@
-"""From a resolved run file to a finished run: opens its inputs, trains, saves, writes the summary.
+"""A run from its resolved run file to its end: opens the inputs, trains, saves, writes the summary.
 
-`train_run` does it whole. `open_run` stops before the first step: `grpox.Run` takes the steps one by one.
+`train_run` does all of it. `open_run` stops before the first step: `grpox.Run` takes the steps one by one.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def train_run(
 
 @dataclass
 class OpenRun:
-    """A run whose parts are there: `trainer` takes steps, `train` takes what remains and saves the model."""
+    """A run with its parts: `trainer` takes single steps, `train` the remaining ones and saves the model."""
 
     assembly: Assembly
     trainer: Trainer
@@ -168,7 +168,7 @@ def open_run(
         started: Unix time at which the command began; default: now.
 
     Yields:
-        the run before its first step; of a run that is complete already, its summary.
+        the run before its first step, or the summary of a run that is already complete.
     """
     started = started or time.time()
     config = run.config
@@ -256,7 +256,7 @@ def _context(
 
 
 def _log(world: World, message: str, *values: object) -> None:
-    """Name the phase that begins, once, because loading may take minutes without another sign of life."""
+    """Name the phase that begins, once, because loading may take minutes without any other output."""
     if world.is_main:
         logger.info(message, *values)
 
@@ -265,7 +265,7 @@ def _log(world: World, message: str, *values: object) -> None:
 def _decide_automatic(run: ResolvedRun, world: World, resume: bool) -> Mapping[str, Any]:
     """Replace ``auto`` by the precision, lengths and size of micro-batches that the run has; a collective.
 
-    A resumed run keeps those that it began with, also on other devices. They are returned.
+    A resumed run keeps the values that it began with, also on other devices. The values are returned.
     """
     model, train = run.config.model, run.config.train
     reads = resume and world.is_main

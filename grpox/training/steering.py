@@ -25,7 +25,7 @@ class Hyperparameter:
     value: float
     """At the start of the run."""
     check: Callable[[float], object]
-    """Raises ValueError for a value that is not possible."""
+    """Raises ValueError for an impossible value."""
     apply: Callable[[float], None]
 
 
@@ -34,7 +34,7 @@ class Steering:
 
     Args:
         components: kind -> the run's component.
-        state: what has been changed so far, as checkpoints hold it.
+        state: changes so far, in the form of checkpoints.
         in_use: an observer of rank 0 takes the control; the same on all ranks.
     """
 
@@ -76,7 +76,7 @@ class Steering:
         self.control.take()
 
     def apply(self) -> None:
-        """Apply what was asked for since the last call, on all ranks; a collective where it is in use."""
+        """Apply the requests since the last call on all ranks; a collective if `in_use`."""
         if not self.in_use:
             return
         [requests] = self.world.gather([self.control.take()] if self.world.is_main else [])
@@ -93,7 +93,7 @@ def _settings_of_update(policy: PolicyUpdate, config: RunConfig) -> dict[str, Hy
     rate = Hyperparameter(1.0, _check_not_negative, policy.engine.scale_learning_rate)
     settings, is_adaptive = {"learning_rate_factor": rate}, config.train.adaptive_entropy is not None
     for name in ("beta", "entropy_coef"):
-        # Where it is 0 the run lacks what it would need: a reference, the gradient of the entropy.
+        # If it is 0, the run lacks what it would need: a reference, or the gradient of the entropy.
         if (value := getattr(config.train, name)) > 0 and not (name == "entropy_coef" and is_adaptive):
             settings[name] = Hyperparameter(value, _check_not_negative, partial(weigh, name))
     return settings

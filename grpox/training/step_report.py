@@ -54,9 +54,9 @@ class StepReport:
         return TokenTexts(self.collector.prompts.chat.tokenizer)
 
     def tokens_recorded(self, step: int, completions: Sequence[TokenFacts]) -> None:
-        """Write the tokens of completions, those of all ranks, on the main rank.
+        """Write the tokens of the completions of all ranks, on the main rank.
 
-        A failure is that of the observer ``record``, which ends no run.
+        A failure counts as one of the observer ``record`` and ends no run.
         """
         if not self.is_main or not completions:
             return
@@ -77,7 +77,7 @@ class StepReport:
         update: Mapping[str, float],
         seconds: float,
     ) -> None:
-        """Report a finished step, the metrics of whose `update` are those of `PolicyUpdate.step`."""
+        """Report a finished step; `update` are the metrics of `PolicyUpdate.step`."""
         phases = self.collector.sampler.times
         times, peak = phases.take(), phases.memory.take()
         for batch in new:
@@ -110,10 +110,10 @@ class StepReport:
         self.observers.step_finished(self.context, step, metrics, self.control)
 
     def _raise_alarms(self, step: int, new: Sequence[GenerationBatch], metrics: Mapping[str, float]) -> None:
-        """Report the alarms that a step raises, those excepted that were reported before a restart.
+        """Report the alarms that a step raises, except alarms that were reported before a restart.
 
         Args:
-            metrics: those of grpox itself: names of reward functions' own metrics are left out.
+            metrics: metrics of grpox itself, without the own metrics of reward functions.
         """
         alarms = self.state.alarms
         if alarms is None:
@@ -138,7 +138,7 @@ class StepReport:
                 self.observers.alarm_raised(self.context, step, entry, self.control)
 
     def _likely_cause(self, batch: GenerationBatch, label: str) -> str:
-        """Tell why a reward may give all completions the same score; empty where nothing hints at it."""
+        """Explain why a reward may give all completions the same score; empty without a hint."""
         row, causes, rewards = batch.rows[0], [], self.collector.scorer.rewards
         place = [reward.label for reward in rewards].index(label)
         ref, reward = self.context.config.rewards[place], rewards[place]
@@ -153,5 +153,5 @@ class StepReport:
 
 
 def _by_name(alarms: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Name -> alarm; that of a dead reward has the label too, as several may be dead."""
+    """Return name -> alarm; the name of a dead reward has its label, as several may be dead."""
     return {f"{a['name']} {a.get('subject')}" if a["name"] == "dead_reward" else a["name"]: a for a in alarms}

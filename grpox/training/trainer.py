@@ -32,7 +32,7 @@ from grpox.update.mismatch import first_step_measures
 from grpox.update.policy_update import PolicyUpdate
 
 Follow = Callable[[str, int, Mapping[str, float]], None]
-"""Function of what happened (``step``, whose metrics rank 0 alone has, or ``evaluation``), step and metrics."""
+"""Function of the event (``step``, with metrics on rank 0 alone, or ``evaluation``), the step and metrics."""
 GOING_ON = "ending after this step, with a checkpoint, or the model if it is the last; once more to end at once"
 
 
@@ -63,7 +63,7 @@ class Trainer:
     """True until this process has taken a step."""
 
     def run(self) -> dict[str, Any]:
-        """Train to the end; returns the results before and after (if there is an evaluation) and the time."""
+        """Train to the end; return the time and, with an evaluation, the results before and after."""
         self.start()
         with first_signal_waits(GOING_ON if self.world.is_main else ""):
             while not self.ended:
@@ -75,7 +75,7 @@ class Trainer:
         return self.summary(self._train_seconds)
 
     def start(self) -> None:
-        """Evaluate the model before the first step, if the run begins here and has not been started."""
+        """Evaluate the model before the first step, if the run begins here and was not started before."""
         if self._train_seconds is not None:
             return
         if self.policy.engine.steps == 0:
@@ -85,7 +85,7 @@ class Trainer:
         self._train_seconds = self.state.seconds_before
 
     def next_step(self) -> None:
-        """Take the next optimizer step, and do what is due after it: evaluation, requests, checkpoint."""
+        """Take the next optimizer step, then what is due after it: evaluation, requests, checkpoint."""
         plan = next(iter(self.schedule.steps(self.policy.engine.steps)))
         self.train_step(plan)
         self._train_seconds = self.state.seconds  # the last evaluation is no part of training
@@ -147,7 +147,7 @@ class Trainer:
         return metrics
 
     def evaluate_between_steps(self) -> None:
-        """Evaluate the weights of now on request, and apply at once what observers ask for then.
+        """Evaluate the current weights on request, and apply the requests of observers at once.
 
         The evaluation before the first step is the run's own.
         """
@@ -162,7 +162,7 @@ class Trainer:
 
     @property
     def ended(self) -> bool:
-        """True when the run takes no further step."""
+        """True if the run takes no further step."""
         stops = self.state.early_stop is not None and self.state.early_stop.stops
         stops = stops or bool(self.state.control.stop_reason)
         return stops or self.policy.engine.steps >= self.schedule.total_steps

@@ -1,4 +1,4 @@
-"""A run tried before it trains: a few prompts drawn, sampled, scored and given advantages as the run would."""
+"""A try of a run before it trains: samples, scores and advantages of a few prompts, as in the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TriedPrompt:
     columns: Mapping[str, Any]
     """The row's other columns."""
     text: str
-    """As the model gets it, with special tokens."""
+    """The prompt as the model gets it, with special tokens."""
     token_ids: tuple[int, ...]
     tokens: tuple[str, ...]
     """The text of each token."""
@@ -82,7 +82,7 @@ def try_run(run: ResolvedRun, prompts: int, tell: Callable[[str], None]) -> Trie
         tried = list[TriedPrompt]()
         for place, row in enumerate(rows):
             completions = batch.rows[place * group : (place + 1) * group]
-            # Of the rollout itself: an environment may continue the prompt of the data.
+            # From the rollout itself: an environment may continue the prompt of the data.
             text, ids = completions[0].prompt, completions[0].rollout.prompt_ids
             (prompt,), columns = data.rows([row])
             own = {name: values[0] for name, values in columns.items()}

@@ -1,7 +1,7 @@
 """Mismatch of the generator's distribution mu and the trainer's pi_old: d = log pi_old - log mu per token.
 
-Measured before any cap or mask: mean, least and largest exp(d), mean and largest |d|, k3 of the two, and the
-effective sample size (sum R)^2 / (n * sum R^2) of the correction's own R; then what the correction did with it.
+Measures before any cap or mask: mean, least and largest exp(d), mean and largest |d|, k3, and the effective
+sample size (sum R)^2 / (n * sum R^2) of the correction's own R. Others count the tokens that it cut or dropped.
 Healthy: mean ratio in [0.5, 2], effective sample size at least 0.3, the levels of verl's guide on rollout
 correction (https://verl.readthedocs.io/en/latest/algo/rollout_corr.html); no log-probability missing.
 """
@@ -28,7 +28,7 @@ from grpox.update.objective import MicroBatchLoss
 
 PREFIX = "mismatch/"
 OLD_PREFIX = "sampling/"
-"""Earlier prefix of the same metrics, which are written under both names until the release after the first."""
+"""Earlier prefix of the same metrics. Both names are written until the release after the first."""
 
 
 FIRST_STEP, ROUNDINGS, TF32 = 1e-4, 8, 2.0**-10
@@ -73,19 +73,19 @@ MISSING = Alarm(
     "The generator says that it provides log-probabilities, and left some out or gave NaN: these tokens are "
     "trained uncorrected, and NaN means that its weights or its precision are wrong",
 )
-"""Only of a generator that provides `Capability.LOGPROBS`."""
+"""Applies only to a generator that provides `Capability.LOGPROBS`."""
 
 _EXPONENT = 300.0
 """Logarithms are limited to this either way: the square of exp(300), summed over a step, fits into float64."""
 _ROUNDING = 1e-5
-"""A weight less than R by no more than this share, some roundings of float32, was not truncated."""
+"""A weight that is below R by at most this share, a few roundings of float32, was not truncated."""
 
 
 def mismatch_inputs(result: MicroBatchLoss, sampler: Tensor, correction: Correction) -> list[Tensor]:
-    """List what the mismatch of a micro-batch's tokens is measured from, [B, T] each.
+    """List the inputs of the mismatch of a micro-batch's tokens, [B, T] each.
 
     Args:
-        sampler: f32[B, T] as the generator told it, NaN where unknown.
+        sampler: f32[B, T] as the generator reported it, NaN where unknown.
         correction: its optional `raw`, (old, sampler, mask) -> R before any cap or mask, adds an input, as
             numbers that can be squared and summed.
     """
@@ -105,7 +105,7 @@ def mismatch_inputs(result: MicroBatchLoss, sampler: Tensor, correction: Correct
 def mismatch_of(tokens: Tensor, correction: Correction) -> dict[str, Tensor]:
     """Measure all tokens of a step on this rank at once: name -> f64[N].
 
-    On a CPU that takes a fraction of the time that one micro-batch after the other takes.
+    On a CPU this takes a fraction of the time that separate micro-batches take.
 
     Args:
         tokens: f64[5 or 6, N] of `mismatch_inputs`.
@@ -152,11 +152,11 @@ def mismatch_metrics(reduced: dict[str, tuple[float, float, float]]) -> dict[str
 
 
 def mismatch_warnings(metrics: Mapping[str, float], step: int, *, promised: bool) -> dict[str, str]:
-    """Metric -> warning, for each that is outside its healthy range after `step`.
+    """Return metric -> warning, for each metric that is outside its healthy range after `step`.
 
     Args:
-        metrics: those of the step, as `mismatch_metrics` named them; none where the step had no tokens.
-        promised: whether the generator provides `Capability.LOGPROBS`. One that does not leaves all out.
+        metrics: metrics of the step as `mismatch_metrics` names them; empty if the step had no tokens.
+        promised: True if the generator provides `Capability.LOGPROBS`; other generators may report none.
     """
     watched = (*ALARMS, MISSING) if promised else ALARMS
     return {
@@ -170,14 +170,14 @@ def mismatch_warnings(metrics: Mapping[str, float], step: int, *, promised: bool
 def first_step_measures(
     update: Mapping[str, float], config: RunConfig, model: Any, has_own_numerics: bool
 ) -> dict[str, float]:
-    """Return by how much log-probabilities of equal weights differ in the first step, and how much may.
+    """Return how much log-probabilities of equal weights differ in the first step, and how much they may.
 
     Args:
         update: metrics of a step whose samples and whose reference, if it has `kl`, come from the same weights.
         has_own_numerics: the generator computes in another way than the trainer.
 
     Raises:
-        RunFailed: those of a dense model in float32 differ by more, though the generator computes alike.
+        RunFailed: they differ by more in a dense float32 model whose generator computes as the trainer does.
     """
     has_changed = bool(changed_distribution(config.sampling))
     difference = 0.0 if has_changed else update.get("mismatch/difference_mean", 0.0)

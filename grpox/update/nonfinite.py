@@ -117,7 +117,7 @@ class NonFinitePolicy:
     config: TrainConfig
     world: World
     dump: Callable[..., str] | None = None
-    """Saves a batch, as the last arguments of `grpox.checkpoint.faults.dump_fault`; None: none is saved."""
+    """Saves a batch, with the last arguments of `grpox.checkpoint.faults.dump_fault`; None: saves nothing."""
     warn: WarnOnce = field(default_factory=lambda: WarnOnce(get_logger(__name__)))
     skipped: SkippedSteps = field(default_factory=SkippedSteps)
 
@@ -141,7 +141,7 @@ class NonFinitePolicy:
 
         Args:
             step: its number.
-            loss: that of the step; where it is finite, the gradient is not.
+            loss: loss of the step; if it is finite, the gradient is not.
             micro_batches: this rank's, as they were before the step.
             passes: the same samples as they went through the model.
             coefficients: keys of `train` -> the weights of the terms in the step's loss.

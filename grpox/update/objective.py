@@ -2,8 +2,8 @@
 
 The core owns the mask, the correction R, the KL term, the bonus and the weights; a plugin owns `per_token`
 alone. Masked positions are neutralised before the plugin sees them and after: multiplying by the mask would
-turn a NaN there into a NaN gradient. What else a plugin does wrong is told with its name, not broadcast into a
-gradient.
+turn a NaN there into a NaN gradient. Any other mistake of a plugin is reported with its name, and not broadcast
+into a gradient.
 
 KL(pi || ref) of each token is estimated from tokens that the policy sampled; rho = log ref - log pi. Source:
 Schulman, "Approximating KL divergence" (2020), for k1, k2 and k3.
@@ -28,7 +28,7 @@ from grpox.update.token_masks import off_policy_keep
 
 RESERVED = frozenset(("loss", "policy_loss", "entropy_coef", "adaptive_entropy/coef", "router_aux_loss"))
 RESERVED |= {"grad_norm", "learning_rate", "entropy", "kl", "kl_old", "ratio", "off_policy_masked"}
-"""Metrics of the core's own, which a diagnostic may not overwrite; nor may it begin with ``mismatch/`` or
+"""Names of the core's own metrics. A diagnostic may have none of these, nor begin with ``mismatch/`` or
 ``sampling/``."""
 ON_DEMAND = (
     *(Capability.REFERENCE_LOGPROBS, Capability.SAMPLER_LOGPROBS, Capability.REWARDS, Capability.GROUP_IDS),
@@ -47,7 +47,7 @@ def build_inputs(
     entropy: Tensor | None = None,
     **others: Any,
 ) -> LossInputs:
-    """Collect all that is known of a micro-batch, with 0 at masked positions whatever lies there.
+    """Collect the tensors of a micro-batch, with 0 at masked positions.
 
     Args:
         logprobs: f32[B, T].
@@ -56,7 +56,7 @@ def build_inputs(
         old_logprobs: f32[B, T]; None: no update since sampling, so it is sg[logprobs].
         sampler_logprobs: f32[B, T], NaN where unknown, which counts as pi_old; None: all are unknown.
         reference_logprobs, entropy: f32[B, T] each.
-        others: further fields of `LossInputs`, which have no positions of tokens.
+        others: further fields of `LossInputs`, without token positions.
     """
     nothing = logprobs.new_zeros(())
 
@@ -82,18 +82,18 @@ def build_inputs(
 
 @dataclass(frozen=True)
 class MicroBatchLoss:
-    """A micro-batch's share of the step's loss, and what was measured on the way; 0 where masked."""
+    """A micro-batch's share of the step's loss, with its measurements; 0 where masked."""
 
-    inputs: LossInputs  # all that is known; the loss was given what it needs of it
+    inputs: LossInputs  # all inputs; the loss was given only the needed ones
     loss: Tensor  # scalar, to be minimised
     policy_loss: Tensor  # f32[B, T], as the plugin returned it, without gradient
     diagnostics: Mapping[str, Tensor]  # name -> f32[B, T], without gradient
     of_sequences: Mapping[str, Tensor]  # name -> f32[B], diagnostics with one number a sequence
     policy_share: Tensor | None = None  # scalar without gradient; None: the loss has no other term
-    router_share: Tensor | None = None  # scalar without gradient: of the mean load-balancing loss of the step
+    router_share: Tensor | None = None  # scalar without gradient: share of the mean load-balancing loss
     correction: tuple[Tensor, Tensor] | None = None  # weights f32[B, T]; bool[B, T], False where it drops
     policy_keep: Tensor | None = None  # bool[B, T]: tokens whose policy term counts; None: all of them
-    off_policy_keep: Tensor | None = None  # bool[B, T]: tokens that are not off-policy; None: all may be
+    off_policy_keep: Tensor | None = None  # bool[B, T]: tokens that are not off-policy; None: no such mask
     derivative: Tensor | None = None  # f32[B, T], of the loss by each log-probability; None before `detached`
 
     def with_routers(self, balance: Tensor, coefficient: float, totals: StepTotals) -> MicroBatchLoss:
@@ -140,7 +140,7 @@ def _factor(weights: Tensor, keep: Tensor) -> Tensor:
 
 
 KlEstimator = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(reference, logprobs, old) f32[B, T] each -> f32[B, T]; the gradient is that with respect to logprobs."""
+"""(reference, logprobs, old) f32[B, T] each -> f32[B, T], differentiable in logprobs."""
 
 
 def k1(reference: Tensor, logprobs: Tensor, old: Tensor) -> Tensor:
@@ -162,8 +162,8 @@ def k3(reference: Tensor, logprobs: Tensor, old: Tensor) -> Tensor:
 def unbiased(reference: Tensor, logprobs: Tensor, old: Tensor) -> Tensor:
     """``(pi / pi_old) k3``, the ratio neither clipped nor detached (DeepSeek-V3.2, arXiv 2512.02556).
 
-    Its gradient is that of the KL also for tokens that an older policy sampled; k3's own is not, and grows
-    without bound for tokens that the policy has come to think unlikely.
+    Its gradient is the KL's gradient, even for tokens that an older policy sampled. The gradient of k3 is not,
+    and it grows without bound for tokens that have become unlikely under the policy.
     """
     return (logprobs - old).exp() * k3(reference, logprobs, old)
 
@@ -173,11 +173,11 @@ KL_ESTIMATORS: Mapping[str, KlEstimator] = {"k1": k1, "k2": k2, "k3": k3, "unbia
 
 
 def per_token_loss(policy_loss: PolicyLoss, inputs: LossInputs) -> LossOutput:
-    """The loss of every token.
+    """Compute the loss of every token, and check it.
 
     Raises:
-        RunFailed: it raised, changed a tensor of `inputs` in place, or returned anything but a `LossOutput` of
-            [B, T] tensors that the gradient of the log-probabilities can flow through; diagnostics may be [B].
+        RunFailed: the loss raised, changed a tensor of `inputs`, or returned anything but a `LossOutput`
+            of [B, T] tensors through which the gradient can flow; diagnostics may be [B].
     """
     name = type(policy_loss).__name__
     tensors = {name: values for name, values in vars(inputs).items() if isinstance(values, Tensor)}
@@ -218,21 +218,21 @@ def objective(
     kl: str = "k3",
     needs: Collection[str] = (),
 ) -> MicroBatchLoss:
-    """This micro-batch's share of the step's loss; shares of all micro-batches and ranks simply add up.
+    """Compute a micro-batch's share of the step's loss; the shares of all micro-batches and ranks add up.
 
     Args:
-        inputs: what `build_inputs` returns; a reference among them is measured.
+        inputs: result of `build_inputs`; the KL is measured if they have a reference.
         token_weights: f32[B, T], the step normaliser.
         policy_keep: bool[B, T], tokens whose policy term counts; None: all of them.
         factor: f32[B, T], the correction R, 0 where it drops the token; None: no correction.
         folds_correction: the loss applies R itself.
-        bonus_weights: f32[B, T], those of the entropy in the step's loss; None: no bonus.
+        bonus_weights: f32[B, T], weights of the entropy in the step's loss; None: no bonus.
         beta: weight of the KL to the reference.
         kl: its estimator, one of `KL_ESTIMATORS`.
         needs: capabilities that the loss needs; see `grpox.contracts.LossInputs`.
 
     Raises:
-        RunFailed: the loss raised or returned what is no loss, or needs what `inputs` lack.
+        RunFailed: the loss raised, returned no valid loss, or needs an input that is missing.
     """
     mask, old, nothing = inputs.token_mask, inputs.old_logprobs, inputs.logprobs.new_zeros(())
     correction = None if factor is None else torch.where(mask, factor, nothing)
@@ -253,7 +253,7 @@ def objective(
             of_sequences[name] = values.detach()
         else:
             diagnostics[name] = torch.where(mask, values.detach(), nothing)
-    # The tokens are pi_old's: KL(pi_old || pi). In the other direction k3 explodes where pi has left a token.
+    # pi_old sampled the tokens: KL(pi_old || pi). The other direction explodes where pi avoids a token.
     diagnostics |= {"kl_old": k3(now, old, old), "ratio": torch.where(mask, torch.exp(now - old), nothing)}
     share = None
     if beta > 0 or bonus_weights is not None:
@@ -270,10 +270,10 @@ def objective(
 
 
 def _needed_inputs(policy_loss: PolicyLoss, inputs: LossInputs, needs: Collection[str]) -> LossInputs:
-    """Leave out the inputs that only a loss that needs them is given, and a gradient that it does not need.
+    """Remove inputs that the loss does not need, and the gradient of the entropy if it needs none.
 
     Raises:
-        RunFailed: it needs one that `inputs` lack.
+        RunFailed: the loss needs an input that is missing.
     """
     left_out: dict[str, Any] = {}
     lacking: list[str] = []
@@ -294,7 +294,7 @@ def _needed_inputs(policy_loss: PolicyLoss, inputs: LossInputs, needs: Collectio
 
 @dataclass(frozen=True)
 class StepLoss:
-    """The run's loss, correction, KL penalty, entropy bonus and mask of completions that are off-policy."""
+    """The run's loss, correction, KL penalty, entropy bonus and mask of off-policy completions."""
 
     policy_loss: PolicyLoss
     correction: Correction
@@ -327,12 +327,12 @@ class StepLoss:
 
     @property
     def entropy_gradient(self) -> bool:
-        """True where the entropy has to have a gradient."""
+        """True if the entropy needs a gradient."""
         return self.entropy_coef > 0 or Capability.ENTROPY_GRADIENT in self.needs
 
     @property
     def needs_reference(self) -> bool:
-        """True where the log-probabilities under the reference are used."""
+        """True if the log-probabilities under the reference are used."""
         return self.beta > 0 or Capability.REFERENCE_LOGPROBS in self.needs
 
     def micro_batch(
@@ -342,16 +342,16 @@ class StepLoss:
         sampler: Tensor | None = None,
         policy_keep: Tensor | None = None,
     ) -> MicroBatchLoss:
-        """The share of one micro-batch; the shares of all micro-batches and ranks add up.
+        """Compute the share of one micro-batch; the shares of all micro-batches and ranks add up.
 
         Args:
-            inputs: what `build_inputs` returns.
+            inputs: result of `build_inputs`.
             totals: counts over the whole step.
-            sampler: f32[B, T] as the generator told it, NaN where unknown; None: all are unknown.
+            sampler: f32[B, T] as the generator reported it, NaN where unknown; None: all are unknown.
             policy_keep: bool[B, T], tokens that the step chose for the policy term; None: all of them.
 
         Raises:
-            RunFailed: the loss or the correction returned what is none.
+            RunFailed: see `objective` and `apply_correction`.
         """
         mask, near = inputs.token_mask, None
         if not self.needs_reference:
@@ -368,7 +368,7 @@ class StepLoss:
             policy_keep=policy_keep,
             factor=_factor(*correction),
             folds_correction=self.traits.folds_correction,
-            # Whatever the loss's own reduction, so that the coefficient means the same for all.
+            # The same reduction for every loss, so that a coefficient means the same for all.
             bonus_weights=weigh(Reduction.TOKEN_MEAN) * self.entropy_coef if self.entropy_coef else None,
             beta=self.beta,
             kl=self.kl,
@@ -378,13 +378,13 @@ class StepLoss:
 
 
 def apply_correction(correction: Correction, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    """Apply `correction` to a micro-batch, what `build_inputs` returns.
+    """Apply `correction` to a micro-batch, the result of `build_inputs`.
 
     Returns:
         weights f32[B, T] without gradient; keep bool[B, T].
 
     Raises:
-        RunFailed: the correction raised, changed an argument in place, or returned what is none.
+        RunFailed: the correction raised, changed an argument in place, or returned no weights and keep.
     """
     mask, name = inputs.token_mask, type(correction).__name__
     arguments = {"old": inputs.old_logprobs, "sampler": inputs.sampler_logprobs, "mask": mask}

@@ -1,9 +1,9 @@
-"""Groups the samples of an optimizer step into micro-batches, and marks those that need no backward pass.
+"""Groups the samples of an optimizer step into micro-batches, some of which need no backward pass.
 
-A step's samples are sorted by length and grouped anew, so that little is computed for padding. That changes no
-gradient, because a token's weight comes from counts over the whole step. A loss that is normalised in each
-micro-batch by itself keeps the micro-batches of the schedule. The counts, one weight per token, are taken over
-all micro-batches and ranks: the gradient is a plain sum over tokens, the same for every split.
+A step's samples are sorted by length and grouped anew, so that little is computed for padding. This changes no
+gradient: a token's weight comes from counts over all micro-batches and ranks of the step, so the gradient is a
+plain sum over tokens, the same for every split. A loss that is normalised in each micro-batch by itself keeps
+the micro-batches of the schedule.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LossTraits:
 
     @classmethod
     def of(cls, loss: PolicyLoss) -> LossTraits:
-        """Read them from `loss`, where what it leaves out is False."""
+        """Read the declarations of `loss`; missing ones are False."""
         return cls(
             loss.reduction,
             getattr(loss, "folds_correction", False),
@@ -71,7 +71,7 @@ class MicroBatchPacker:
 
     @classmethod
     def of(cls, train: TrainConfig, traits: LossTraits, mode: ForwardMode) -> MicroBatchPacker:
-        """Decide by the settings, and by the declarations of the loss."""
+        """Build the packer for these settings and declarations of the loss."""
         local = traits.reduction is Reduction.LOCAL_TOKEN_MEAN
         has_terms = train.beta > 0 or train.has_entropy_bonus or train.router_aux_loss_coef > 0
         silent = traits.zero_at_zero_advantage and not has_terms
@@ -86,12 +86,12 @@ class MicroBatchPacker:
         """Group this rank's samples of a step; a collective.
 
         Args:
-            backward: True to update; else no micro-batch needs a backward pass.
+            backward: False: no micro-batch needs a backward pass, because there is no update.
 
         Returns:
-            the samples of each micro-batch, and True if it needs a backward pass: as many of each kind as on
-            every other rank, first those that need none; and the part of the positions computed, on all ranks,
-            that hold no token.
+            the samples of each micro-batch, with True if it needs a backward pass, those without one first, and
+            as many of each kind as on every other rank; and the share of the computed positions, over all
+            ranks, that hold no token.
 
         Raises:
             RunFailed: a group that has to stay together is larger than a micro-batch may be.
@@ -117,7 +117,7 @@ class MicroBatchPacker:
                 )
         sizes = np.array(world.gather([(*map(len, cuts), int(tokens.sum()), int(positions.sum()))]))
         counts = sizes[:, :2].max(axis=0).tolist()
-        counts[1] = max(counts[1], int(backward))  # the optimizer steps also where nothing is live
+        counts[1] = max(counts[1], int(backward))  # the optimizer steps even if nothing is live
         packed: list[tuple[Sequence[Sample], bool]] = []
         for kind, cut in enumerate(cuts):
             for numbers, *_ in cut:
@@ -157,7 +157,7 @@ class MicroBatchPacker:
         """Group the samples of a step that have these numbers, the longest first.
 
         Returns:
-            of each micro-batch the numbers of its samples; the tokens, the number and the longest of its rows.
+            for each micro-batch its samples' numbers, its tokens, its number of rows, its longest row.
         """
         most = self.train.per_device_train_batch_size if self.budget is None else len(samples)
         limits = self.mode.shared_width, most, self.budget
@@ -219,7 +219,7 @@ def _groups_of(samples: Sequence[Sample], numbers: Iterable[int]) -> list[list[i
 
 
 def _padding(sizes: np.ndarray) -> float:
-    """Compute the part of all positions that hold no token, of sizes i64[ranks, 4] as `pack` gathers them."""
+    """Compute the share of positions without a token, from sizes i64[ranks, 4] as `pack` gathers them."""
     _, _, tokens, positions = sizes.sum(axis=0).tolist()
     return float(1 - tokens / positions)
 
@@ -245,7 +245,7 @@ def count_step(
     micro_batches: Iterable[Tensor | Sequence[np.ndarray]], world: World, max_completion_length: int
 ) -> StepTotals:
     """Count a step from this rank's token masks, as `count_masks` takes them: one all-reduce."""
-    # On the host, which knows them: a GPU would have to finish what it does first.
+    # On the host, which knows them: reading from a GPU would wait for all its work.
     counts = torch.tensor(count_masks(micro_batches), dtype=torch.float64)
     tokens, sequences, number = map(int, world.reduce(counts, dist.ReduceOp.SUM).tolist())
     return StepTotals(tokens, sequences, number, max_completion_length)
@@ -254,13 +254,13 @@ def count_step(
 def token_weights(
     reduction: Reduction, mask: Tensor, totals: StepTotals, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The weight of every token in the loss of the step: bool[B, T] -> f32[B, T], 0 where masked.
+    """Compute the weight of every token in the step's loss: bool[B, T] -> f32[B, T], 0 where masked.
 
     Args:
-        reduction: how the loss declares that its tokens add up.
+        reduction: reduction that the loss declares.
         mask: bool[B, T], one micro-batch on one rank.
         totals: counts over the whole step.
-        dtype: of the weights, that of the log-probabilities.
+        dtype: dtype of the weights, as of the log-probabilities.
     """
     m = mask.to(dtype)
     sequences = max(totals.sequences, 1)

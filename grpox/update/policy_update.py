@@ -55,7 +55,7 @@ class PolicyUpdate:
         """
         Args:
             needs: capabilities that the loss needs.
-            nonfinite: what becomes of a step that is not finite; default: as the config says, keeping no batch.
+            nonfinite: handles steps that are not finite; default: as the config says, without saving batches.
             statistics: records the values of tokens that components ask for; default: none.
         """
         self.engine = engine
@@ -76,17 +76,17 @@ class PolicyUpdate:
         """Tokens of this rank's samples to record, of the last step."""
         self._has_stepped = False
         is_watched = config.alarms is not None and config.alarms.weights_blown_up is not None
-        # The norm of A and B tells nothing: B is 0 at first, and the weights get their product.
+        # The norm of A and B says nothing: B is 0 at first, and the weights get their product.
         self._measures_growth = is_watched and engine.is_adapted
         coefficient = config.train.router_aux_loss_coef
         self.routers = RouterBalance(engine.module, coefficient) if coefficient else None
         self.packer = MicroBatchPacker.of(config.train, self.step_loss.traits, engine.mode)
 
     def score_old(self, micro_batches: MicroBatches) -> None:
-        """Fix pi_old of samples that only later steps train on, before this step moves the policy.
+        """Compute pi_old of samples that only later steps train on, before this step changes the policy.
 
-        So is a reference that follows the policy: all samples of a generation batch have the same one. The
-        samples of this step need no forward of their own for it: `step` keeps what it computes anyway.
+        It also scores a reference that follows the policy, so that a whole generation batch has the same one.
+        Samples of this step need no forward of their own: `step` keeps what it computes anyway.
         """
         models: dict[str, Engine | FrozenEngine | BaseAsReference] = {"old_logprobs": self.engine}
         if self.reference_sync is not None and self.reference is not None:
@@ -101,11 +101,11 @@ class PolicyUpdate:
     def step(self, micro_batches: MicroBatches) -> dict[str, float]:
         """Take one optimizer step on this rank's micro-batches; a collective.
 
-        Where the loss or the gradient is not finite the step is not taken: weights, optimizer states and
+        If the loss or the gradient is not finite, the step is not taken: weights, optimizer states and
         learning-rate schedule stay as they are, on all ranks.
 
         Returns:
-            metrics over the micro-batches of all ranks; of a step that was not taken the finite ones.
+            metrics over the micro-batches of all ranks; only the finite ones if the step was not taken.
 
         Raises:
             RunFailed: the step was not taken, and the run should end; or the weights are not finite after it.
@@ -140,7 +140,7 @@ class PolicyUpdate:
         return metrics | self.nonfinite.metrics()
 
     def _choose_tokens(self, micro_batches: MicroBatches) -> dict[str, float]:
-        """Mark the tokens that make up the policy loss of a step, where not all do; a collective."""
+        """Choose the tokens of a step's policy loss, unless all of them count; a collective."""
         if self.top_entropy == 1:
             return {}
         packed, _ = self.packer.pack(micro_batches, self.world, backward=False)
@@ -156,7 +156,7 @@ class PolicyUpdate:
     def _gradient(self, packed: Sequence[tuple[Sequence[Sample], bool]], totals: StepTotals) -> Passes:
         """Accumulate the step's gradient over micro-batches, each with True if it needs a backward pass."""
         passes = []
-        # Of all samples or of none: the reference's forward is a collective, and ranks pack in their own ways.
+        # For all samples or for none: the reference's forward is a collective, and ranks pack differently.
         lacks_reference = self.reference is not None and any(
             sample.reference_logprobs is None for samples, _ in packed for sample in samples
         )
@@ -183,7 +183,7 @@ class PolicyUpdate:
         """Take the step whose gradient `passes` made, and measure it; a collective."""
         requested = self.statistics.names(passes) if self.statistics.wanted else ()
         shares = loss_shares(passes)
-        # Also of masked samples: an alarm tells if nothing of them is left.
+        # Masked samples count too: an alarm reports if nothing of them is left.
         live = sum([bool(np.any(sample.advantage != 0)) for sample in chain.from_iterable(micro_batches)])
         own = torch.cat([*shares.values(), shares["loss"].new_full((1,), live)])
         sums = self.world.reduce(own, dist.ReduceOp.SUM)
@@ -208,9 +208,9 @@ class PolicyUpdate:
         """Take the step if `loss`, f64[], and the gradient are finite, without reading a value.
 
         Returns:
-            f64[4 or 5]: the gradient's norm, infinite if the step was not taken; what `Engine.measure_weights`
-            returns; then with watched adapters that of `Engine.measure_growth`, and else until a step is taken
-            the squared norm of the weights before.
+            f64[4 or 5]: the gradient's norm, infinite if the step was not taken; the result of
+            `Engine.measure_weights`; then, with watched adapters, that of `Engine.measure_growth`, or else,
+            until a step is taken, the squared norm of the weights before it.
         """
         has_first = not self._has_stepped and not self._measures_growth
         first = [self.engine.measure_weights()[:1]] if has_first else []
@@ -220,7 +220,7 @@ class PolicyUpdate:
         return torch.cat((norm.reshape(1), self.engine.measure_weights(before), *first, *growth))
 
     def _applied(self, loss: float, numbers: Sequence[float]) -> dict[str, float]:
-        """Name the result of `_apply`: the gradient's norm, and of a finite loss the measures of weights.
+        """Name the result of `_apply`: the gradient's norm and, for a finite loss, the measures of the weights.
 
         `grpox.config.alarms.OF_UPDATE` are among these.
         """
@@ -248,7 +248,7 @@ class PolicyUpdate:
         self, model: Engine | FrozenEngine | BaseAsReference, batch: PackedBatch
     ) -> tuple[Tensor, Tensor]:
         """Compute log-probabilities and entropies, f32[B, T] each."""
-        if model.mode != batch.mode:  # of a reference that is another model
+        if model.mode != batch.mode:  # the reference is another model
             batch = collate(batch.samples, self.world.device, model.mode)
         return completion_logprobs(model, batch, self.temperature)
 
@@ -291,7 +291,7 @@ def forward_pass(
         columns=batch.columns,
     )
     if logprobs.requires_grad:
-        inputs.logprobs.retain_grad()  # where a loss has no finite derivative, this tells the token
+        inputs.logprobs.retain_grad()  # shows the token at which the derivative is not finite
     result = step_loss.micro_batch(inputs, totals, batch.sampler_logprobs, batch.pad_known(policy_keep))
     if routers is None:
         return result
@@ -301,7 +301,7 @@ def forward_pass(
 def loss_shares(passes: Passes) -> dict[str, Tensor]:
     """Sum this rank's part of a step's loss: metric -> f64[1], the loss first.
 
-    A loss of several terms also has that of its policy term, and of its load-balancing loss.
+    A loss with several terms also has the parts of its policy term and of its load-balancing loss.
     """
     nothing = torch.zeros(1, dtype=torch.float64, device=passes[0][1].loss.device)
     shares: dict[str, Tensor] = {}

@@ -31,12 +31,12 @@ Wanted = Mapping[tuple[str, StatisticReduction], str]
 Statistics = Mapping[tuple[str, StatisticReduction], float | Tensor]
 """(name, reduction) -> a number, or for ``gather`` f32[values of all ranks] on the CPU."""
 RowValues = dict[str, np.ndarray]
-"""Name -> f32[values of the row]: one of a completion, those of its trained tokens."""
+"""Name -> f32[values of the row]: one for a completion, or one for each of its trained tokens."""
 
 
 @dataclass
 class StepStatistics:
-    """Collects the values of a step on this rank, and reduces them over all."""
+    """Collects the values of a step on this rank, and reduces them over all ranks."""
 
     wanted: Wanted
     _tokens: dict[int, RowValues] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class StepStatistics:
         """List the values of tokens that components ask for.
 
         Raises:
-            RunFailed: the step has no values of a name that a component asks for.
+            RunFailed: a component asks for a name that the step does not have.
         """
         of_tokens = {name: who for (name, _), who in self.wanted.items() if name not in OF_COMPLETIONS}
         for _, result in passes if of_tokens else ():
@@ -118,7 +118,7 @@ def _part(name: str, reduction: StatisticReduction, values: np.ndarray) -> np.nd
 
 
 def _whole(reduction: StatisticReduction, parts: Sequence[np.ndarray]) -> float | Tensor:
-    """Reduce the parts of all rows; NaN for a mean or an extreme of nothing."""
+    """Reduce the parts of all rows; a mean or an extreme without values is NaN."""
     together = np.concatenate([np.zeros(0, parts[0].dtype), *parts]) if parts else np.zeros(0, np.float32)
     if reduction == "gather":
         return torch.from_numpy(together)

@@ -1,16 +1,16 @@
-"""Tokens and completions that the policy loss is taken over.
+"""Masks of the policy loss: tokens with the highest entropy, and completions that are not off-policy.
 
-Of highest entropy, over all micro-batches and ranks of an optimizer step: those with `H >= quantile(1 - part)`,
-so that the choice is the same however the step is split. Source: "Beyond the 80/20 Rule", arXiv 2506.01939,
-which trains on the part 0.2.
+The mask of tokens keeps those with `H >= quantile(1 - part)` over all micro-batches and ranks of an optimizer
+step: every split of the step keeps the same tokens. Source: "Beyond the 80/20 Rule", arXiv 2506.01939, which
+trains on the part 0.2.
 
-Not off-policy: those with an advantage of 0 or more, and those that the policy has not moved further away from
-than `threshold`:
+The mask of completions keeps those with an advantage of 0 or more, and those whose distance to the policy is at
+most `threshold`:
 
     (1/n_i) sum_t m[i,t] (log mu - sg[log pi]) <= threshold
 
-log mu is what the generator reported when it sampled, so that the distance holds both what updates since then
-and what other kernels have moved. Source: DeepSeek-V3.2, arXiv 2512.02556, eq. 9.
+log mu is what the generator reported when it sampled, so the distance includes later updates and differences
+between kernels. Source: DeepSeek-V3.2, arXiv 2512.02556, eq. 9.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from torch import Tensor
 from grpox.runtime.world import World
 
 ROUNDING = 1e-4
-"""The part by which entropies may differ that are the same. The first tokens of a group have one context, and
-so one entropy, of which rounding makes one for each micro-batch: they are kept or left out together."""
+"""Relative difference up to which two entropies count as equal. The first tokens of a group share a context and
+so an entropy, but each micro-batch rounds it differently. They are kept or dropped together."""
 
 
 @torch.no_grad()
 def choose(
     entropies: Sequence[Tensor], places: Sequence[Tensor], part: float, world: World
 ) -> tuple[list[Tensor], dict[str, float]]:
-    """Choose the tokens that the policy loss of a step is made of; a collective.
+    """Choose the tokens of a step's policy loss; a collective.
 
     Args:
         entropies: f32[B, T] of each micro-batch on this rank.
-        places: i64[N] of each, where its tokens lie, of B * T.
-        part: of the step's tokens, from 0, which keeps the highest alone, to 1.
+        places: i64[N] of each, the places of its tokens among B * T.
+        part: share of the step's tokens to keep; 0 keeps the highest alone, 1 all.
 
     Returns:
         bool[B, T] of each micro-batch on this rank, and metrics.
@@ -47,7 +47,7 @@ def choose(
     every = torch.cat(world.gather([mine.cpu()]))
     least = threshold(every, part)
     below = least - ROUNDING * abs(least) - 1e-6
-    # Not ">= below": an entropy that is NaN is of a token whose loss is to tell it.
+    # Not ">= below": a token whose entropy is NaN stays, so that its loss shows the NaN.
     keep = [~(values < below) for values in entropies]
     if not len(every):
         return keep, {}
@@ -56,10 +56,10 @@ def choose(
 
 
 def threshold(entropies: Tensor, part: float) -> float:
-    """quantile(1 - part) of entropies f32[n], NaN left out; of none -inf, which keeps all.
+    """Compute quantile(1 - part) of entropies f32[n] without NaN; without any, -inf, which keeps all.
 
-    Between two entropies the quantile would be interpolated. No entropy lies between them, so that the larger
-    of the two keeps the same tokens, without rounding.
+    Where the quantile lies between two entropies, the result is the larger one. It keeps the same tokens as an
+    interpolated quantile, without rounding.
     """
     known = entropies[~entropies.isnan()]
     if not len(known):
@@ -78,7 +78,7 @@ def off_policy_keep(
     Args:
         logprobs: f32[B, T], log pi.
         sampler: f32[B, T], log mu, NaN where unknown, which counts as equal to log pi; None: all are unknown.
-        advantages: f32[B] or f32[B, T], of which each token's own counts.
+        advantages: f32[B] or f32[B, T]; in the latter each token has its own.
         mask: bool[B, T].
         threshold: nats per token.
     """
@@ -88,5 +88,5 @@ def off_policy_keep(
     apart = torch.where(known, sampler - logprobs, torch.zeros_like(logprobs))
     distance = apart.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)  # f32[B, 1]
     signs = advantages if advantages.ndim == 2 else advantages.unsqueeze(1)
-    # Not "<= threshold": a log pi that is NaN is to be found in the loss, and not left out of it.
+    # Not "<= threshold": a completion whose log pi is NaN stays, so that the loss shows the NaN.
     return ((signs >= 0) | ~(distance > threshold)).expand_as(mask)

@@ -1,7 +1,7 @@
 """Measures of a step's tokens: means and extremes over micro-batches and ranks, the mismatch, recorded tokens.
 
-The values of each pass are put together once, on the device, and all that is measured is selected from them.
-The passes have computed them anyway: recording costs no forward, and the host reads all with one wait.
+The values of each pass are stacked once, on the device, and every measure is selected from this stack. The
+passes computed the values anyway, so recording costs no forward pass. The host waits once to read all.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TokenMetrics:
         """
         spread = values.mean(dim=1, keepdim=True) if of_means else values
         sums, count = values.sum(dim=1), values.shape[1]
-        # aminmax would wake every thread, however little there is, and wait for those that are kept busy.
+        # aminmax wakes every thread, even for a few values, and waits for busy ones.
         ends = (spread.amin(dim=1), spread.amax(dim=1)) if count else (sums + torch.inf, sums - torch.inf)
         self._parts[tuple(names)].append((count, sums, *ends))
 
@@ -92,7 +92,7 @@ class TokenMetrics:
         for name, (total, count), (low, high) in zip(
             chain.from_iterable(sorted(self._parts)), *numbers.tolist(), strict=True
         ):
-            # A name can be among several that were added together, where a loss does not always tell the same.
+            # Several groups may have a name, if a loss does not always return the same diagnostics.
             before = totals.get(name, (0.0, 0.0, low, high))
             totals[name] = before[0] + total, before[1] + count, max(before[2], low), max(before[3], high)
         return {
@@ -135,7 +135,7 @@ def measure(passes: Passes, correction: Correction, requested: Sequence[str] = (
     """Measure the tokens of a step on this rank, without reading a value.
 
     Args:
-        correction: that of the step; see `grpox.update.mismatch.mismatch_of`.
+        correction: the correction of the step; see `grpox.update.mismatch.mismatch_of`.
         requested: diagnostics, or "entropy" or "advantages", whose values statistics ask for.
     """
     metrics, parts = TokenMetrics(), []
@@ -162,7 +162,7 @@ def measure(passes: Passes, correction: Correction, requested: Sequence[str] = (
         left_out = {}
         if (near := result.off_policy_keep) is not None:
             left_out["off_policy_masked"] = (mask & ~near).any(dim=1)
-        # Apart, as ranks add the same names together: a loss may leave out its own in a filler.
+        # Added separately: ranks must add the same names, and a loss may leave out its own in a filler.
         for of_rows in filter(None, (result.of_sequences, left_out)):
             rows = torch.stack(list(of_rows.values())).index_select(1, batch.trained_rows)
             metrics.add(of_rows, rows.double(), of_means=True)
@@ -175,7 +175,7 @@ def measure(passes: Passes, correction: Correction, requested: Sequence[str] = (
 
 
 def _recorded(passes: Passes) -> tuple[list[Sample], np.ndarray]:
-    """Find the samples to record, and the places of their tokens among those of the step, i64[tokens].
+    """Find the samples to record, and the places of their tokens among the step's tokens, i64[tokens].
 
     A step may train on a sample several times, and records the first.
     """
@@ -191,7 +191,7 @@ def _recorded(passes: Passes) -> tuple[list[Sample], np.ndarray]:
 
 
 def read_together(tensors: Sequence[Tensor | None]) -> list[Tensor]:
-    """Copy tensors of a device to the host, as f64, for which the host waits once; None becomes f64[0]."""
+    """Copy tensors of a device to the host, as f64, with one wait; None becomes f64[0]."""
     together = torch.cat([each.double().flatten() for each in tensors if each is not None]).cpu()
     parts = torch.split(together, [0 if each is None else each.numel() for each in tensors])
     return [part if each is None else part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]

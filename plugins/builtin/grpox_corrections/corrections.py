@@ -2,7 +2,7 @@
 
 Everything is computed in float64, because a completion's d is a sum of thousands of terms. Every `correct`
 takes old and sampler f32[B, T] and mask bool[B, T], and returns weights f32[B, T], 0 for dropped tokens, and
-keep bool[B, T]. If it corrects whole completions, both are the same at all positions of a row.
+keep bool[B, T]. A correction of whole completions returns the same weight and keep at all positions of a row.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class TokenMask:
         return of_tokens(old, sampler, mask)
 
     def correct(self, old: Tensor, sampler: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Drop tokens out of bounds; d is 0 of masked ones, and where the sampler's log-probability is NaN."""
+        """Drop tokens out of bounds; masked tokens, and those without a sampler log-probability, have d = 0."""
         difference = self.difference(old, sampler, mask)
         keep = inside(difference, self.config)
         return torch.where(keep, _exp(difference), 0.0).to(old.dtype), keep

@@ -16,8 +16,8 @@ from grpox.contracts import LossInputs, LossOutput, Reduction
 from grpox_losses.configs import CispoConfig, ClippedConfig, LuspoConfig, SapoConfig
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to this either way: past it the ratio (4.9e8) heads for overflow, and an infinite
-ratio makes the gradient NaN even on the branch that was not chosen (0 * inf)."""
+"""Log-ratios are clamped to +-20, a ratio of 4.9e8. An overflow to infinity would make the gradient NaN even on
+the branch that was not chosen (0 * inf)."""
 
 
 class Clipped:
@@ -99,8 +99,8 @@ class Luspo(Clipped):
 class Cispo:
     """Policy gradient weighted by a capped, detached ratio: `-sg[min(w, cap)] A log pi`, `sum_i,t / N_tok`.
 
-    Clipping takes the gradient of a token away; a cap on the weight only bounds it, so that rare tokens which
-    start a line of reasoning go on learning (MiniMax-M1, arXiv 2506.13585). The loss is a surrogate: only its
+    Clipping removes the gradient of a token, while a cap on the weight only bounds it: rare tokens that start
+    a line of reasoning go on learning (MiniMax-M1, arXiv 2506.13585). The loss is a surrogate: only its
     gradient has a meaning.
     """
 
@@ -113,7 +113,7 @@ class Cispo:
         self.config = config
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        """The surrogate of every token, f32[B, T]; ``clip_ratio/cap`` is 1 where w > cap and A > 0."""
+        """Compute the surrogate of every token, f32[B, T]; ``clip_ratio/cap`` is 1 if w > cap and A > 0."""
         loss = self.expected_gradient(inputs) * inputs.logprobs
         capped = (token_ratio(inputs) > self.config.cap) & (inputs.advantages > 0)
         return LossOutput(loss, {"clip_ratio/cap": capped.to(loss.dtype)})
@@ -139,7 +139,7 @@ class Sapo:
         self.config = config
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        """The gated loss of every token, f32[B, T]; ``sapo/gate`` is the slope left, 1 at w = 1."""
+        """Compute the gated loss of every token, f32[B, T]; ``sapo/gate`` is the slope left, 1 at w = 1."""
         advantages = inputs.advantages
         tau = torch.full_like(advantages, self.config.tau_neg)
         tau = tau.masked_fill(advantages > 0, self.config.tau_pos)
@@ -165,9 +165,9 @@ def sequence_ratio(inputs: LossInputs) -> Tensor:
 
 
 def clip_ratios(low: Tensor, high: Tensor, inputs: LossInputs, level: str) -> dict[str, Tensor]:
-    """Diagnostics of where the lower or the upper clip removed the gradient, bool[B, T] each; region: either.
+    """Name the tokens whose gradient the lower or the upper clip removed, bool[B, T] each; region: either.
 
-    Each is 1 or 0 for every token, f32[B, T]; of ratios of sequences, the part of each sequence, f32[B].
+    A diagnostic is 1 or 0 for every token, f32[B, T]; for ratios of sequences a share of each, f32[B].
     """
     named = {"clip_ratio/low": low, "clip_ratio/high": high, "clip_ratio/region": low | high}
     if level == "token":

@@ -15,8 +15,8 @@ from grpox_losses.losses import clip_ratios, sequence_ratio, token_ratio
 class GspoToken:
     """`-min(s A_t, clip(s, 1-clip_low, 1+clip_high) A_t)`, `s = sg[w_i] pi/sg[pi]` (arXiv 2507.18071, 4.3).
 
-    s has the value of the sequence's ratio, and a gradient through its own token alone. Where all tokens of a
-    sequence have one advantage, the gradient is that of GSPO (`grpo` with `level: sequence`); tokens of
+    s has the value of the sequence's ratio, and a gradient through its own token alone. If all tokens of a
+    sequence have one advantage, the gradient equals that of GSPO (`grpo` with `level: sequence`); tokens of
     different turns may have different advantages. The loss is a surrogate: its value depends on all tokens.
     """
 
@@ -56,15 +56,15 @@ class GspoToken:
 class Dppo:
     """`-keep sg[min(w, cap)] A log pi`, `sum_i,t / N_tok` (DPPO, arXiv 2602.04879).
 
-    keep is 0 where the token has moved in the direction of its advantage by more than delta: in its
+    keep is 0 if the token has moved by more than delta in the direction of its advantage: in its
     probability, `A > 0 and pi - mu > delta` or `A < 0 and pi - mu < -delta` (divergence tv), or in the KL of
     the two Bernoulli distributions "this token or another" (divergence kl). A clipped ratio stops a rare token
     after a tiny move of probability and lets a likely one go far; this loss does neither.
 
-    mu is log pi_old of the run: with `train.old_logprobs: generator` what the generator reported, as the paper
-    has it. The loss is a surrogate: only its gradient has a meaning.
+    mu is pi_old of the run. With `train.old_logprobs: generator` it is what the generator reported, as in the
+    paper. The loss is a surrogate: only its gradient has a meaning.
 
-    The gradient of a token is that of the paper's equation 23. Two things differ. The paper sums over the
+    The gradient of a token follows the paper's equation 23. Two things differ. The paper sums over the
     tokens of a completion, and here all tokens of a step are averaged, as in TRL. Its advantages are those of
     `advantage: none`, without a division by the standard deviation.
     """
@@ -81,7 +81,7 @@ class Dppo:
         """Compute the surrogate of every token.
 
         Returns:
-            loss f32[B, T], and as diagnostics, 1 where it holds and 0 elsewhere: ``clip_ratio/low`` and
+            loss f32[B, T], and diagnostics of 1 and 0: ``clip_ratio/low`` and
             ``clip_ratio/high``, tokens dropped with a negative or positive advantage; ``clip_ratio/region``,
             either; ``clip_ratio/cap``, kept tokens whose weight the cap bounds.
         """
@@ -102,7 +102,7 @@ class Dppo:
         return (-weight * inputs.advantages).masked_fill(self._dropped(inputs), 0.0)
 
     def _dropped(self, inputs: LossInputs) -> Tensor:
-        """Tokens outside of the trust region that would move on outwards: bool[B, T]."""
+        """Tokens outside of the trust region that would move further out: bool[B, T]."""
         pi, mu = inputs.logprobs.detach().exp(), inputs.old_logprobs.exp()  # f32[B, T]
         outwards = (pi - mu) * inputs.advantages.sign() > 0
         divergence = (pi - mu).abs() if self.config.divergence == "tv" else bernoulli_kl(mu, pi)
@@ -112,7 +112,7 @@ class Dppo:
 def bernoulli_kl(mu: Tensor, pi: Tensor) -> Tensor:
     """`mu log(mu/pi) + (1-mu) log((1-mu)/(1-pi))` of probabilities, elementwise.
 
-    Both are kept off 0 and 1 by the rounding of their type, so that the result is finite.
+    Both are clamped away from 0 and 1 by the rounding of their type, so that the result is finite.
     """
     information = torch.finfo(mu.dtype)
     mu, pi = (p.clamp(information.tiny, 1 - information.eps) for p in (mu, pi))
@@ -122,8 +122,8 @@ def bernoulli_kl(mu: Tensor, pi: Tensor) -> Tensor:
 class Topr:
     """`-sg[a] A log pi`, `(1/N_seq) sum_i sum_t` (TOPR, arXiv 2503.14286).
 
-    a is 1 where A > 0, and min(product of the completion's token ratios, 1) where A < 0. A good completion is
-    learnt from like supervised data, however unlikely it has become; a bad one counts less as the policy leaves
+    a is 1 if A > 0, and min(product of the completion's token ratios, 1) if A < 0. A good completion is learnt
+    like supervised data, even if it has become unlikely. A bad one counts less as the policy moves away from
     it, which bounds the loss without clipping. The sum over tokens is log pi of the whole completion, as in the
     paper. The loss is a surrogate: only its gradient has a meaning.
     """

@@ -58,9 +58,8 @@ def test_files_are_all_but_the_manifest_in_order_of_their_paths(folder: Path) ->
     read = read_manifest(folder)
     assert list(read) == ["a.pt", f"engine/{MANIFEST}", *CONTENTS]
     assert {name: read[name] for name in CONTENTS} == {name: facts(data) for name, data in CONTENTS.items()}
-    assert (
-        read["a.pt"].xxh3 == "99aa06d3014798d86001c324468d497f"
-    )  # as published, so that no other hash will do
+    # As published, so that no other hash will do.
+    assert read["a.pt"].xxh3 == "99aa06d3014798d86001c324468d497f"
 
 
 def test_the_text_of_a_manifest_is_what_earlier_and_later_versions_read(tmp_path: Path) -> None:
@@ -111,33 +110,31 @@ def test_syncing_leaves_nothing_open(folder: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("{", r"^manifest\.json cannot be read: JSONDecodeError: "),
-        (b"\xff", r"^manifest\.json cannot be read: UnicodeDecodeError: "),
-        ("[]", r"^manifest\.json cannot be read: TypeError: "),
-        ('{"files": {"a": {"size": 1, "xxh3": ""}}}', r"^manifest\.json cannot be read: KeyError: 'format'"),
-        ('{"format": 4}', r"^manifest\.json cannot be read: KeyError: 'files'"),
-        ('{"format": 4, "files": ["a"]}', r"^manifest\.json cannot be read: AttributeError: "),
-        ('{"format": 4, "files": {"a": {"size": 1}}}', r"^manifest\.json cannot be read: TypeError: .*xxh3"),
-        ('{"format": 4, "files": {}}', r"^manifest\.json names no files$"),
-        ('{"format": 1, "files": {}}', r"^its layout is version 1, this grpox reads 4$"),
+        (b"{", "cannot be read: JSONDecodeError: "),
+        (b"\xff", "cannot be read: UnicodeDecodeError: "),
+        (b"[]", "cannot be read: TypeError: "),
+        (b'{"files": {"a": {"size": 1, "xxh3": ""}}}', "cannot be read: KeyError: 'format'"),
+        (b'{"format": 4}', "cannot be read: KeyError: 'files'"),
+        (b'{"format": 4, "files": ["a"]}', "cannot be read: AttributeError: "),
+        (b'{"format": 4, "files": {"a": {"size": 1}}}', "cannot be read: TypeError: .*xxh3"),
+        (b'{"format": 4, "files": {}}', "names no files$"),
+        (b'{"format": 1, "files": {}}', "its layout is version 1, this grpox reads 4$"),
+        (None, "is missing$"),
     ],
 )
-def test_a_manifest_that_is_none_is_refused_by_its_reason(folder: Path, text: str | bytes, told: str) -> None:
-    (folder / MANIFEST).write_bytes(text.encode() if isinstance(text, str) else text)
-    with pytest.raises(ValueError, match=told):
-        read_manifest(folder)
-
-
-def test_a_manifest_that_is_missing_or_is_no_file_is_refused(folder: Path) -> None:
+def test_a_manifest_that_is_none_is_refused_by_its_reason(folder: Path, text: bytes | None, told: str) -> None:
     (folder / MANIFEST).unlink()
-    with pytest.raises(ValueError, match=r"^manifest\.json is missing$"):
-        read_manifest(folder)
-    (folder / MANIFEST).mkdir()
-    with pytest.raises(ValueError, match=r"^manifest\.json cannot be read: IsADirectoryError: "):
+    if text is not None:
+        (folder / MANIFEST).write_bytes(text)
+    with pytest.raises(ValueError, match=told if "layout" in told else rf"^manifest\.json {told}"):
         read_manifest(folder)
 
 
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+    (folder / MANIFEST).mkdir()
+    with pytest.raises(ValueError, match=r"^manifest\.json cannot be read: IsADirectoryError: "):
+        read_manifest(folder)
     size = (folder / "engine").stat().st_size
     assert faults(folder, {"engine": FileFacts(size, "")}) == ["engine cannot be read: Is a directory"]
     assert faults(folder, {"run.json/a": FileFacts(1, "")}) == ["run.json/a cannot be read: Not a directory"]
@@ -148,11 +145,7 @@ def test_newest_first_and_nothing_unfinished(tmp_path: Path) -> None:
         folder_of(tmp_path, step).mkdir(parents=True)
     unfinished_of(folder_of(tmp_path, 200)).mkdir()
     (tmp_path / "checkpoints" / "mine").mkdir()
-    assert [folder.name for folder in checkpoints_in(tmp_path)] == [
-        "step-00000100",
-        "step-00000020",
-        "step-00000005",
-    ]
+    assert [folder.name[-3:] for folder in checkpoints_in(tmp_path)] == ["100", "020", "005"]
     clear_unfinished(tmp_path)
     assert not unfinished_of(folder_of(tmp_path, 200)).exists()
     assert (tmp_path / "checkpoints" / "mine").exists()
@@ -185,15 +178,6 @@ def test_what_is_saved_is_what_was_there_when_it_was_submitted(tmp_path: Path, b
     assert held["text"] == "x"
 
 
-@pytest.mark.parametrize("background", [False, True])
-def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path, background: bool) -> None:
-    files = ShardFiles(background)
-    files.submit({"a": 1}, tmp_path / "nowhere" / "state.pt")
-    [failure] = files.finished()
-    assert isinstance(failure, OSError)
-    assert files.finished() == []
-
-
 @contextmanager
 def nearly_full() -> Iterator[None]:
     """No file can grow beyond 100 kB; writing more raises what a full disk raises, but for the words.
@@ -210,8 +194,14 @@ def nearly_full() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_file_that_does_not_fit_is_told_with_reason_and_name(tmp_path: Path, background: bool) -> None:
+def test_a_file_that_cannot_be_written_is_told_once_with_reason_and_name(
+    tmp_path: Path, background: bool
+) -> None:
     files = ShardFiles(background)
+    files.submit({"a": 1}, tmp_path / "nowhere" / "state.pt")
+    [failure] = files.finished()
+    assert isinstance(failure, OSError)
+    assert files.finished() == []
     with nearly_full():
         files.submit({"weights": torch.zeros(10**6)}, tmp_path / "state.pt")
         [failure] = files.finished()
@@ -224,13 +214,6 @@ class Evil:
 
     def __reduce__(self) -> tuple[object, ...]:
         return os.mkdir, (str(self.made),)
-
-
-def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
-    torch.save({"a": Evil(tmp_path / "made")}, tmp_path / "state.pt")
-    with pytest.raises(Exception, match=r"[Ww]eights.only"):
-        ShardFiles(False).load(str(tmp_path / "state.pt"))
-    assert not (tmp_path / "made").exists()
 
 
 class Attribute:
@@ -252,9 +235,11 @@ def test_an_enums_member_is_read_by_name_and_no_other_attribute_is(tmp_path: Pat
             ShardFiles(False).load(str(tmp_path / "state.pt"))
 
 
-def test_what_is_read_within_what_is_read_safely_takes_nothing_away(tmp_path: Path) -> None:
+def test_code_in_a_file_is_not_run_nor_in_one_that_is_read_within_a_safe_one(tmp_path: Path) -> None:
     torch.save({"a": LossScaler(1)}, tmp_path / "scaler.pt")
     torch.save({"a": Evil(tmp_path / "made")}, tmp_path / "evil.pt")
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+        ShardFiles(False).load(str(tmp_path / "evil.pt"))
     with only_weights():
         ShardFiles(False).load(str(tmp_path / "scaler.pt"))
         torch.load(tmp_path / "scaler.pt", weights_only=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,28 +116,25 @@ def test_another_component_under_a_key_does_not_get_the_state(tmp_path: Path) ->
 
 
 class Two(World):
-    """Rank 0 of two; the other rank changes what is gathered as a test says."""
+    """Rank 0 of two; the other rank gathers the same."""
 
     def gather(self, items: Any) -> Any:
-        other = [OTHER(item) for item in items]
-        return [*items, *other]
+        return [*items, *map(self.other, items)]
+
+    def other(self, item: Any) -> Any:
+        return item
 
 
-OTHER: Callable[[Any], Any] = lambda item: item  # noqa: E731
-
-
-def test_states_that_differ_between_ranks_are_an_error_with_component_and_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def changed(item: Any) -> Any:
+class Differs(Two):
+    def other(self, item: Any) -> Any:
         own = isinstance(item, dict) and "loss" in item and "state" not in item["loss"]
         return {"loss": {**item["loss"], "['count']": "other"}} if own else item
 
-    two = Two(0, 2, CPU)
-    assert states(two, loss=Counts(), tracker=Counts()).saved().keys() == {"loss", "tracker"}
-    monkeypatch.setattr(f"{__name__}.OTHER", changed)
+
+def test_states_that_differ_between_ranks_are_an_error_with_component_and_ranks() -> None:
+    assert states(Two(0, 2, CPU), loss=Counts(), tracker=Counts()).saved().keys() == {"loss", "tracker"}
     with pytest.raises(RunFailed) as error:
-        states(two, loss=Counts()).saved()
+        states(Differs(0, 2, CPU), loss=Counts()).saved()
     assert "loss 'loss' of my-plugin 1.2 (loss) has another state on rank 1 than on rank 0" in str(error.value)
     assert "at ['count']" in str(error.value)
 

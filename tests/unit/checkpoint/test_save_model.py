@@ -39,6 +39,8 @@ def save(model, folder, world=ALONE, **changes):
 
 
 def test_the_folder_holds_the_engines_weights_the_tokenizer_and_the_end_tokens(model, tmp_path):
+    (tmp_path / "model.unfinished").mkdir()  # an interrupted save left it
+    (tmp_path / "model.unfinished" / "old.safetensors").write_text("")
     whole = torch.full((17, 8), 0.5)
     save(model, tmp_path / "model", **{"lm_head.weight": whole})
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -47,6 +49,7 @@ def test_the_folder_holds_the_engines_weights_the_tokenizer_and_the_end_tokens(m
     assert loaded.generation_config.eos_token_id == [1, 5]
     assert AutoTokenizer.from_pretrained(tmp_path / "model")("1+1=")["input_ids"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert not (tmp_path / "model" / "old.safetensors").exists()
 
 
 def test_what_stood_in_its_place_is_moved_aside_each_time(model, tmp_path):
@@ -62,14 +65,6 @@ def test_what_stood_in_its_place_is_moved_aside_each_time(model, tmp_path):
     (tmp_path / "file").write_text("a file")
     save(model, tmp_path / "file")
     assert "a file" in [path.read_text() for path in (tmp_path / "earlier").glob("file*")]
-
-
-def test_what_an_interrupted_save_left_is_no_part_of_the_next(model, tmp_path):
-    (tmp_path / "model.unfinished").mkdir()
-    (tmp_path / "model.unfinished" / "old.safetensors").write_text("")
-    save(model, tmp_path / "model")
-    assert not (tmp_path / "model" / "old.safetensors").exists()
-    assert not (tmp_path / "model.unfinished").exists()
 
 
 def test_other_ranks_write_nothing(model, tmp_path, monkeypatch):
@@ -141,26 +136,17 @@ def test_the_run_file_is_whole_and_names_no_folder_of_this_machine() -> None:
     for folder in ("/home", "/data", "/scratch"):
         assert folder not in card
     assert "# adder\n" in card
-
-
-def test_a_secret_of_the_config_is_no_part_of_it() -> None:
-    card = model_card(config(generator={"name": "mine", "api_key": "hush"}), SUMMARY)
-    assert "hush" not in card
-
-
-def test_a_model_given_in_python_is_no_name_on_the_hub() -> None:
-    front = model_card(config(model={"path": "(given in Python)"}), SUMMARY).split("---\n")[1]
-    assert "base_model" not in yaml.safe_load(front)
-    assert yaml.safe_load(model_card(config(model={"path": "org/base"}), SUMMARY).split("---\n")[1])[
-        "base_model"
-    ] == ("org/base")
-
-
-def test_without_metrics_there_is_no_heading_for_them() -> None:
-    card = model_card(config(), SUMMARY)
+    # Without metrics there is no heading for them, and a secret of the config is no part of it.
     assert "## Metrics" not in card
     assert "## Run file" in card
     assert "\n\n\n" not in card
+    assert "hush" not in model_card(config(generator={"name": "mine", "api_key": "hush"}), SUMMARY)
+
+
+def test_a_model_given_in_python_is_no_name_on_the_hub() -> None:
+    for path, named in (("(given in Python)", None), ("org/base", "org/base")):
+        front = model_card(config(model={"path": path}), SUMMARY).split("---\n")[1]
+        assert yaml.safe_load(front).get("base_model") == named
 
 
 @pytest.fixture

@@ -25,13 +25,16 @@ class OfGroups(Whole):
     scope = "group"
     needs = ("group_ids",)
 
-class OfMicroBatches(Whole):
-    reduction = Reduction.LOCAL_TOKEN_MEAN
-
 class AsBuilt(Whole):
     reduction = property(lambda self: Reduction.LOCAL_TOKEN_MEAN)
 """
-DIVIDES = {"Whole": True, "OfGroups": False, "OfMicroBatches": False, "AsBuilt": False}
+DIVIDES = {
+    "grpo": True,
+    "bnpo": False,
+    "{path: losses.py:Whole}": True,
+    "{path: losses.py:OfGroups}": False,
+    "{path: losses.py:AsBuilt}": False,
+}
 
 
 def test_auto_is_a_number_of_tokens_on_gpus_where_the_loss_allows_it() -> None:
@@ -42,23 +45,16 @@ def test_auto_is_a_number_of_tokens_on_gpus_where_the_loss_allows_it() -> None:
     assert tokens_on(7, gpu=True, divides=False) == 7
 
 
-@pytest.mark.parametrize(
-    ("name", "divides"), [("grpo", True), ("dapo", True), ("gspo-token", True), ("bnpo", False)]
-)
-def test_a_built_in_loss_divides_its_steps(name: str, divides: bool) -> None:
-    assert divides_steps(load_run("quickstart", [f"loss={name}"]).components["loss"]) == divides
-
-
-@pytest.mark.parametrize("name", DIVIDES)
+@pytest.mark.parametrize("loss", DIVIDES)
 def test_only_a_loss_over_the_whole_step_divides_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("losses.py").write_text(LOSSES)
-    run = load_run("quickstart", [f"loss={{path: losses.py:{name}}}"])
-    assert divides_steps(run.components["loss"]) == DIVIDES[name]
+    run = load_run("quickstart", [f"loss={loss}"])
+    assert divides_steps(run.components["loss"]) == DIVIDES[loss]
     _decide_automatic(run, GPU, resume=False)
-    assert run.config.train.max_tokens_per_micro_batch == (TOKENS_ON_GPU if DIVIDES[name] else None)
+    assert run.config.train.max_tokens_per_micro_batch == (TOKENS_ON_GPU if DIVIDES[loss] else None)
 
 
 @pytest.mark.parametrize(("world", "tokens"), [(GPU, 16_384), (CPU, None)])

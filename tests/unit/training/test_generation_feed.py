@@ -20,7 +20,7 @@ from grpox.contracts import Rollout, Turn
 from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
 from grpox.errors import RunFailed
 from grpox.observing.observers import Observers
-from grpox.policy.batch import TokenRecord
+from grpox.policy.batch import Sample, TokenRecord
 from grpox.rollout.advantages import Advantages
 from grpox.runtime.logs import WarnOnce, get_logger
 from grpox.runtime.world import World
@@ -28,6 +28,7 @@ from grpox.training.generation_feed import GenerationFeed, TokenChoice, check_pl
 from grpox.training.step_report import StepReport
 from grpox.update.token_metrics import TokenFacts
 
+GROUP = 2
 ALL = ("rewards", "group_ids", "sequence_ids", "columns")
 FIELDS = ("rewards", "group_id", "sequence_id", "columns")
 NAN = float("nan")
@@ -64,19 +65,16 @@ class Batches:
         )
 
 
-def feed_of(*needs: str, rank: int = 0, ranks: int = 1) -> GenerationFeed:
-    plan = BatchPlan(ranks, 6 // ranks, 2, 1, 2)
-    schedule = Schedule(plan, PromptSampler(9, plan.prompts_per_generation, False, 0), max_steps=1)
+def collected(*needs: str, rank: int = 0, ranks: int = 1, tokens: int = 0) -> dict[tuple[int, int], Sample]:
+    """Samples of a step on a rank, `tokens` of which are recorded."""
+    plan = schedule(BatchPlan(ranks, 6 // ranks, 2, 1, GROUP), steps=1)
     config: Any = SimpleNamespace(old_logprobs="policy", mask_truncated_completions=False)
     collector: Any = Batches()
-    world = World(rank, ranks, torch.device("cpu"))
-    return GenerationFeed(config, schedule, collector, TrainingState(), world, needs)
-
-
-def collected(feed: GenerationFeed) -> GenerationFeed:
-    [plan] = feed.schedule.steps()
-    feed.collect(plan)
-    return feed
+    world, choice = World(rank, ranks, torch.device("cpu")), TokenChoice(plan, tokens, 1)
+    feed = GenerationFeed(config, plan, collector, TrainingState(), world, needs, choice=choice)
+    [step] = plan.steps()
+    feed.collect(step)
+    return feed.state.samples
 
 
 @pytest.mark.parametrize(
@@ -84,18 +82,15 @@ def collected(feed: GenerationFeed) -> GenerationFeed:
     [*((need, {field}) for need, field in zip(ALL, FIELDS, strict=True)), ("entropy", set())],
 )
 def test_samples_carry_only_what_is_needed(needed: str, fields: set[str]) -> None:
-    for sample in collected(feed_of(needed)).state.samples.values():
+    for sample in collected(needed).values():
         assert {each for each in FIELDS if getattr(sample, each) is not None} == fields
 
 
-def test_numbers_differ_between_the_generation_batches_of_a_step() -> None:
-    samples = collected(feed_of(*ALL)).state.samples
+def test_each_sample_carries_its_own_rewards_numbers_and_the_columns_of_its_prompt() -> None:
+    """Numbers differ between the generation batches of a step."""
+    samples = collected(*ALL)
     assert [sample.group_id for sample in samples.values()] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert [sample.sequence_id for sample in samples.values()] == list(range(12))
-
-
-def test_each_sample_carries_its_own_rewards_and_the_columns_of_its_prompt() -> None:
-    samples = collected(feed_of(*ALL)).state.samples
     for (generation, row), sample in samples.items():
         assert sample.rewards is not None
         assert sample.rewards.dtype == "float32"
@@ -105,25 +100,28 @@ def test_each_sample_carries_its_own_rewards_and_the_columns_of_its_prompt() -> 
         assert sample.columns == {"number": number, "tags": [number]}
 
 
-def test_a_rank_carries_the_numbers_that_the_rows_have_on_one_rank() -> None:
-    alone = collected(feed_of(*ALL)).state.samples
-    # Three rows a rank part a group; the numbers are those of the rows all the same.
-    for rank in (0, 1):
-        for key, sample in collected(feed_of(*ALL, rank=rank, ranks=2)).state.samples.items():
-            assert (sample.group_id, sample.sequence_id, sample.columns) == (
-                alone[key].group_id,
-                alone[key].sequence_id,
-                alone[key].columns,
-            )
+def test_ranks_carry_and_record_what_one_rank_would() -> None:
+    """Three rows a rank part a group; the numbers are those of the rows all the same."""
+
+    def facts(rank: int, ranks: int) -> dict[tuple[int, int], Any]:
+        of_rank = collected(*ALL, rank=rank, ranks=ranks, tokens=5).items()
+        return {
+            key: (each.group_id, each.sequence_id, each.columns, each.token_record and each.token_record.part)
+            for key, each in of_rank
+        }
+
+    alone, one, other = facts(0, 1), facts(0, 2), facts(1, 2)
+    assert one | other == alone
+    assert len(one) == len(other) == 6
+    recorded = [[record for *_, record in each.values() if record] for each in (alone, one, other)]
+    assert len(recorded[0]) == 5
+    assert min(map(len, recorded)) > 0
 
 
 def test_a_value_that_no_checkpoint_can_hold_is_refused_by_its_column() -> None:
     check_plain([{"answer": each} for each in ("4", None, 2.5, True, b"x", {"a": [1, ("b",)]})])
     with pytest.raises(RunFailed, match="column 'day' holds a date"):
         check_plain([{"answer": "4"}, {"answer": "4", "day": {"at": [datetime.date(2026, 1, 1)]}}])
-
-
-GROUP = 2
 
 
 def schedule(plan: BatchPlan, steps: int = 20) -> Schedule:
@@ -193,28 +191,6 @@ def test_turns_are_numbered_and_observations_have_none(fields: dict[str, Any], t
     choice = TokenChoice(schedule(BatchPlan(1, 4, 1, 1, GROUP)), 1, 1)
     [record] = choice.records({0: batch_of([0.0] * 4, **fields)}).values()
     assert record.turns.tolist() == turns
-
-
-def test_ranks_record_the_rows_that_one_rank_would() -> None:
-    def recorded(rank: int, ranks: int) -> dict[tuple[int, int], int]:
-        plan = schedule(BatchPlan(ranks, 6 // ranks, 2, 1, GROUP), steps=1)
-        config: Any = SimpleNamespace(old_logprobs="policy", mask_truncated_completions=False)
-        collector: Any = Batches()
-        world = World(rank, ranks, torch.device("cpu"))
-        choice = TokenChoice(plan, 5, 1)
-        feed = GenerationFeed(config, plan, collector, TrainingState(), world, choice=choice)
-        [step] = plan.steps()
-        feed.collect(step)
-        samples = feed.state.samples.items()
-        return {key: each.token_record.part for key, each in samples if each.token_record is not None}
-
-    alone = recorded(0, 1)
-    assert len(alone) == 5
-    one, other = recorded(0, 2), recorded(1, 2)
-    assert one
-    assert other
-    assert one | other == alone
-    assert len(one) + len(other) == 5
 
 
 def test_tokens_that_cannot_be_written_end_no_run(tmp_path: Path, logged: LoggedText) -> None:

@@ -90,11 +90,7 @@ def test_a_run_that_shows_no_more_gain_ends_as_one_that_took_all_its_steps() -> 
     assert run.happened[-2:] == ["evaluation 6", "checkpoint 6 0.4 last"]
     assert (summary["steps"], summary["accuracy_after"]) == (6, 0.4)
     assert summary["stopped_early"]["best_step"] == 2
-
-
-def test_a_run_that_would_have_stopped_after_its_last_step_has_not_stopped_early() -> None:
-    run = Run(stop(3))  # without a gain: 4, 6; then 0.9, and 9
-    summary = run.trainer.run()
+    summary = Run(stop(3)).trainer.run()  # without a gain: 4, 6; then 0.9, and 9, which is the last anyway
     assert (summary["steps"], "stopped_early" in summary) == (9, False)
 
 
@@ -114,18 +110,14 @@ def test_a_run_that_goes_on_from_its_end_neither_trains_nor_evaluates_again(step
     assert ("stopped_early" in summary) == (step == 6)
 
 
-def test_a_checkpoint_without_the_last_evaluation_has_it_made() -> None:
+def test_an_evaluation_that_is_missing_is_made_and_without_evaluations_there_is_no_accuracy() -> None:
     run = Run(steps=9)
     run.state.evaluation_before = {"accuracy": 0.1}
     assert run.trainer.run()["accuracy_after"] == 0.2
     assert run.happened == ["evaluation 9"]
-
-
-def test_a_run_without_evaluations_has_no_accuracy() -> None:
     run = Run(evaluates=False)
-    summary = run.trainer.run()
+    assert "accuracy_after" not in run.trainer.run()
     assert len(run.happened) == 9
-    assert "accuracy_after" not in summary
 
 
 def test_a_run_is_complete_whatever_changes_nothing_that_it_computed(tmp_path: Path) -> None:

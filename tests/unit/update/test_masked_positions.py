@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.small_models import far, gradient_of, model_of
+from support.small_models import far, gradient_of
 from test_packing import ALL_OFF, WORLD
 from test_policy_terms import expected, small_model, update
 
@@ -199,14 +199,3 @@ def test_a_completion_that_ran_out_of_room_is_left_out_whole_and_counts_as_its_o
     samples = samples_of(rollouts, [1.0] * 6, mask_truncated=True)
     assert [int(sample.token_mask.sum()) for sample in samples] == [2, 0, 0, 2, 2, 2]
     assert [sample.model_length for sample in samples] == [2] * 6
-
-
-def test_the_models_of_these_tests_tell_prompts_apart() -> None:
-    """Else a row that shared a wrong prompt would not show."""
-    one, other = (
-        model_of("llama", num_hidden_layers=1)(input_ids=torch.tensor([[5, 6, third, 9]]))
-        .logits[0, -1]
-        .detach()
-        for third in (7, 8)
-    )
-    assert far(one, other) > 1e-3

@@ -43,10 +43,7 @@ def test_the_first_token_of_each_term_is_found_with_how_many_there_are() -> None
         NonFinite("log-probability", "-inf", 3, 1, 1, 2, 1),
         NonFinite("policy loss", "nan", 3, 1, 1, 0, 2),
     ]
-
-
-def test_what_the_mask_leaves_out_is_not_looked_at() -> None:
-    assert find([rows({"KL": values(r0t2=math.nan)})], rank=0) == []
+    assert find([rows({"KL": values(r0t2=math.nan)})], rank=0) == []  # it is masked
 
 
 def test_a_cause_comes_before_what_it_causes_whatever_rank_it_is_on() -> None:
@@ -79,29 +76,19 @@ def test_a_run_stops_unless_told_otherwise_and_says_where() -> None:
         fail(policy(), 7)
 
 
-def test_so_many_skips_in_a_row_end_the_run_and_fewer_do_not() -> None:
+def test_each_skip_is_told_and_so_many_in_a_row_end_the_run(logged: LoggedText) -> None:
     skipping = policy(on_nonfinite="skip", max_skips_in_a_row=3)
     fail(skipping, 1)
     fail(skipping, 2)
+    told = logged()
+    assert [f"in step {step}" in told for step in (1, 2, 3)] == [True, True, False]
     skipping.on_step_applied()
     fail(skipping, 4)
     fail(skipping, 5)
     assert skipping.metrics() == {"skipped_steps": 4}
     with pytest.raises(RunFailed, match="3 steps in a row"):
         fail(skipping, 6)
-
-
-def test_a_skip_is_told_each_time(logged: LoggedText) -> None:
-    skipping = policy(on_nonfinite="skip")
-    fail(skipping, 1)
-    fail(skipping, 2)
-    told = logged()
-    assert "in step 1" in told
-    assert "in step 2" in told
-
-
-def test_runs_that_cannot_skip_have_no_metric_of_it() -> None:
-    assert policy().metrics() == {}
+    assert policy().metrics() == {}  # of a run that skips none
 
 
 def test_a_folder_that_is_no_dump_names_one_that_is(tmp_path: Path) -> None:
@@ -112,9 +99,6 @@ def test_a_folder_that_is_no_dump_names_one_that_is(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=what) as caught:
             open_dump(folder)
         assert str(dump) in str(caught.value)
-
-
-def test_a_dump_without_its_manifest_is_damaged(tmp_path: Path) -> None:
     (tmp_path / FAULT).write_text("{}")
     with pytest.raises(ConfigError, match=r"damaged: manifest\.json is missing"):
         open_dump(tmp_path)

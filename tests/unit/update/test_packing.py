@@ -8,7 +8,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.small_models import far, gradient_of, model_of
@@ -116,15 +115,6 @@ OF_LOSS = {
 
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
 """A model that computes all in float64; llama's norms are float32."""
-
-
-def test_a_sample_without_an_advantage_at_a_trained_token_needs_no_backward_pass() -> None:
-    rollouts = [Rollout(0, each, (1,), (1, 2), "stop", 0, None, (True, False)) for each in range(4)]
-    advantages = [np.array([0, 1], np.float32), np.array([1, 0], np.float32), 0.0, 2.0]
-    samples = samples_of(rollouts, advantages)
-    packed, _ = packer_of().pack([samples], WORLD)
-    live = [[id(each) for each in own] for own, needs_backward in packed if needs_backward]
-    assert sorted(itertools.chain(*live)) == sorted([id(samples[1]), id(samples[3])])
 
 
 @pytest.mark.parametrize("loss", OF_LOSS)

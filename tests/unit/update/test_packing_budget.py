@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_packing import kinds
+from test_packing import Packed, kinds
 
 from grpox.config import TrainConfig
 from grpox.contracts import LossInputs, LossOutput, Reduction, Rollout
+from grpox.errors import RunFailed
 from grpox.policy.batch import FULL_LOGITS, ForwardMode, Sample, collate, samples_of
 from grpox.runtime.world import World
 from grpox.update.packing import LossTraits, MicroBatchPacker
@@ -130,22 +134,24 @@ def test_without_a_budget_completions_are_counted(
     assert packed_numbers(made, samples_with(THREE)) == expected
 
 
-def test_rows_that_share_a_prompt_count_by_their_completions() -> None:
-    """Four completions of one prompt and one of another: one row of four, and not two rows together."""
-    made = packer(SHARED, per_device_train_batch_size=4, generation_batch_size=32)
-    rows = [(3, 2), (3, 2), (2, 1), (3, 2), (3, 2)]
-    assert packed_numbers(made, samples_with(rows)) == [[0, 1, 3, 4], [2]]
-
-
-def test_a_shared_row_holds_no_more_completions_than_a_micro_batch() -> None:
-    made = packer(SHARED, per_device_train_batch_size=2, generation_batch_size=16)
-    assert packed_numbers(made, samples_with([(3, 2)] * 3)) == [[0, 1], [2]]
-
-
-def test_a_prompt_is_shared_where_the_models_width_makes_it_pay() -> None:
-    """A token of 1000 features is worth 2000 pairs of positions; 61^2 - 2 * 31^2 = 1799 are computed for it."""
-    made = packer(SHARED, max_tokens_per_micro_batch=61)
-    assert packed_numbers(made, samples_with([(1, 30)] * 2)) == [[0, 1]]
+@pytest.mark.parametrize(
+    ("settings", "rows", "expected"),
+    [
+        # Four completions of one prompt and one of another: one row of four, and not two rows together.
+        ({"per_device_train_batch_size": 4}, [(3, 2), (3, 2), (2, 1), (3, 2), (3, 2)], [[0, 1, 3, 4], [2]]),
+        # A shared row holds no more completions than a micro-batch.
+        ({"per_device_train_batch_size": 2}, [(3, 2)] * 3, [[0, 1], [2]]),
+        # A token of 1000 features is worth 2000 pairs of positions: a prompt of one is shared, for which
+        # 61^2 - 2 * 31^2 = 1799 pairs are computed.
+        ({"max_tokens_per_micro_batch": 61}, [(1, 30)] * 2, [[0, 1]]),
+    ],
+)
+def test_rows_that_share_a_prompt(
+    settings: dict[str, int], rows: list[tuple[int, int]], expected: list[list[int]]
+) -> None:
+    size = settings.get("per_device_train_batch_size", 8)
+    made = packer(SHARED, **settings, generation_batch_size=size * 8)
+    assert packed_numbers(made, samples_with(rows)) == expected
 
 
 def test_rows_of_all_micro_batches_are_sorted_together_longest_first() -> None:
@@ -159,53 +165,37 @@ def test_rows_of_all_micro_batches_are_sorted_together_longest_first() -> None:
 MIXED = samples_with([(2, 3), (2, 1), (2, 4), (2, 2)], [0.0, -1.0, 1.0, 0.0])
 
 
-def assert_kinds(
-    made: MicroBatchPacker,
-    micro_batches: MicroBatches,
-    *expected: tuple[bool, list[int]],
-    backward: bool = True,
+ALL_IN_ONE: dict[str, Any] = {"max_tokens_per_micro_batch": 1000}
+PARTLY, OF_TOKENS = (
+    samples_with([(2, 3), (2, 1)]),
+    samples_with([(2, 2)] * 4, [*np.eye(2, dtype=np.float32), 0.0, 2.0]),
+)
+PARTLY[0].token_mask[:] = False
+for each in OF_TOKENS:
+    each.token_mask[:] = [False, True]
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings", "samples", "backward", "expected"),
+    [
+        # Rows without an advantage go first, as those without a token that counts, or an advantage at one.
+        (Loss(), {}, [MIXED], True, [(False, [0, 3]), (True, [2, 1])]),
+        (Loss(), {}, [PARTLY], True, [(False, [0]), (True, [1])]),
+        (Loss(), {}, [OF_TOKENS], True, [(False, [0, 2]), (True, [1, 3])]),
+        (Loss(), ALL_IN_ONE | {"skip_zero_advantage": False}, [MIXED], True, [(True, [2, 0, 3, 1])]),
+        # Without an update nothing has a gradient.
+        (Loss(), ALL_IN_ONE, [MIXED], False, [(False, [2, 0, 3, 1])]),
+        (Loss(), ALL_IN_ONE | {"skip_zero_advantage": False}, [MIXED], False, [(False, [2, 0, 3, 1])]),
+        # The micro-batches of the schedule.
+        (Local(), {}, [MIXED, PARTLY[1:]], True, [(True, [0, 1, 2, 3]), (True, [4])]),
+        (Local(), {}, [MIXED, PARTLY[1:]], False, [(False, [0, 1, 2, 3]), (False, [4])]),
+    ],
+)
+def test_micro_batches_that_need_a_backward_pass(
+    loss: Any, settings: dict[str, Any], samples: MicroBatches, backward: bool, expected: Any
 ) -> None:
-    packed, _ = made.pack(micro_batches, ALONE, backward)
-    assert kinds(packed, micro_batches) == list(expected)
-
-
-def test_rows_without_advantage_go_first_and_have_no_gradient() -> None:
-    assert_kinds(packer(), [MIXED], (False, [0, 3]), (True, [2, 1]))
-
-
-def test_rows_without_a_token_that_counts_have_no_gradient() -> None:
-    samples = samples_with([(2, 3), (2, 1)])
-    samples[0].token_mask[:] = False
-    assert_kinds(packer(), [samples], (False, [0]), (True, [1]))
-    samples[0].token_mask[1] = True
-    assert_kinds(packer(), [samples], (True, [0, 1]))
-
-
-def test_advantages_at_tokens_that_do_not_count_have_no_gradient() -> None:
-    samples = samples_with(
-        [(2, 2)] * 4, [np.array(each, np.float32) for each in ([0, 1], [1, 0], [0, 0])] + [2.0]
-    )
-    for sample in samples:
-        sample.token_mask[:] = [True, False]
-    assert_kinds(packer(), [samples], (False, [0, 2]), (True, [1, 3]))
-
-
-def test_a_run_that_skips_nothing_has_a_gradient_of_all() -> None:
-    made = packer(skip_zero_advantage=False, max_tokens_per_micro_batch=1000)
-    assert_kinds(made, [MIXED], (True, [2, 0, 3, 1]))
-
-
-@pytest.mark.parametrize("settings", [{}, {"skip_zero_advantage": False}])
-def test_where_nothing_is_updated_nothing_has_a_gradient(settings: dict[str, Any]) -> None:
-    made = packer(max_tokens_per_micro_batch=1000, **settings)
-    assert_kinds(made, [MIXED], (False, [2, 0, 3, 1]), backward=False)
-
-
-@pytest.mark.parametrize("backward", [True, False])
-def test_the_micro_batches_of_the_schedule_have_a_gradient_where_there_is_an_update(backward: bool) -> None:
-    micro_batches = [MIXED, samples_with([(2, 1)])]
-    expected = (backward, [0, 1, 2, 3]), (backward, [4])
-    assert_kinds(packer(loss=Local()), micro_batches, *expected, backward=backward)
+    packed, _ = packer(loss=loss, **settings).pack(samples, ALONE, backward)
+    assert kinds(packed, samples) == expected
 
 
 def test_a_step_without_any_advantage_has_one_gradient_in_which_nothing_counts() -> None:
@@ -264,27 +254,24 @@ def test_padding_is_the_part_of_what_is_computed_that_holds_no_token(mode: Forwa
 
 
 @pytest.mark.parametrize(
-    ("mode", "real", "computed"),
+    ("mode", "rows", "real", "computed"),
     [
         # Plain: prompts are padded to 3 and completions to 4; 6 = 3 + 3 of the other micro-batch is one row.
-        (FULL_LOGITS, 16 + 6, 3 * 7 + 6),
-        (PADDED, 16 + 6, 3 * 7 + 6),
-        (PACKED, 16 + 6, 16 + 6),
-        (SHARED, 13 + 6, 2 * 9 + 6),
+        (FULL_LOGITS, THREE, 16 + 6, 3 * 7 + 6),
+        (PADDED, THREE, 16 + 6, 3 * 7 + 6),
+        (PACKED, THREE, 16 + 6, 16 + 6),
+        (SHARED, THREE, 13 + 6, 2 * 9 + 6),
+        # Left and right: a prompt of 4 and a completion of 5 make 9 columns, though no row is longer than 6.
+        (FULL_LOGITS, [(4, 1), (1, 5)], 11 + 6, 18 + 6),
     ],
 )
-def test_padding_of_the_schedules_micro_batches(mode: ForwardMode, real: int, computed: int) -> None:
+def test_padding_of_the_schedules_micro_batches(
+    mode: ForwardMode, rows: list[tuple[int, int]], real: int, computed: int
+) -> None:
     world = Beside(0, 2, CPU, told=[(0, 0, 3, 9)])
-    _, padding = packer(mode, Local()).pack([samples_with(THREE), samples_with([(3, 3)])], world)
+    _, padding = packer(mode, Local()).pack([samples_with(rows), samples_with([(3, 3)])], world)
     assert world.given == [[(0, 0, real, computed)]]
     assert padding == pytest.approx(1 - (real + 3) / (computed + 9))
-
-
-def test_padding_of_a_plain_forward_is_left_and_right() -> None:
-    """A prompt of 4 and a completion of 5 that are of two rows: 9 columns, though no row is longer than 6."""
-    world = Beside(0, 1, CPU)
-    packer(FULL_LOGITS, Local()).pack([samples_with([(4, 1), (1, 5)])], world)
-    assert world.given == [[(0, 0, 11, 18)]]
 
 
 def test_auto_is_a_budget_on_a_gpu_and_for_no_loss_of_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,3 +316,93 @@ def test_steps_are_packed_anew_where_that_saves_something(
     assert (made.keeps_schedule, made.skips_backward) == (keeps, skips)
     assert made.train is train
     assert made.mode is mode
+
+
+# -- whole groups ----------------------------------------------------------------------------------------
+
+GROUP = 4
+
+
+def groups_of(seed: int) -> list[list[Sample]]:
+    """Three micro-batches of two groups; of each third group no sequence has an advantage, of others some."""
+    rng, samples = random.Random(seed), []
+    for group in range(6):
+        prompt = tuple(rng.randrange(3, 100) for _ in range(rng.randint(1, 6)))
+        for place in range(GROUP):
+            length = rng.randint(1, 9)
+            advantage = 0.0 if group % 3 == 0 or place % 2 else rng.choice([-1.0, 0.5])
+            mask, logprobs = np.ones(length, np.bool_), np.zeros(length, np.float32)
+            sample = Sample(prompt, tuple(range(length)), mask, logprobs, advantage)
+            sample.group_id, sample.sequence_id = group, GROUP * group + place
+            samples.append(sample)
+    return [samples[at : at + 2 * GROUP] for at in range(0, 6 * GROUP, 2 * GROUP)]
+
+
+def of_groups(mode: ForwardMode = PADDED, silent: bool = True, **settings: Any) -> MicroBatchPacker:
+    train = TrainConfig(per_device_train_batch_size=2 * GROUP, num_generations=GROUP, **settings)
+    traits = LossTraits(Reduction.TOKEN_MEAN, zero_at_zero_advantage=silent, whole_groups=True)
+    return MicroBatchPacker.of(train, traits, mode)
+
+
+def ids_of(packed: Packed) -> list[list[int]]:
+    """The numbers of the sequences of each micro-batch, whose groups are whole and in order."""
+    ids: list[list[int]] = []
+    for samples, _ in packed:
+        assert set(Counter(sample.group_id for sample in samples).values()) == {GROUP}
+        ids.append([sample.sequence_id for sample in samples if sample.sequence_id is not None])
+        assert min(ids[-1]) < 0 or ids[-1] == sorted(ids[-1])
+    return ids
+
+
+@pytest.mark.parametrize("budget", [None, 60, 90])
+@pytest.mark.parametrize("silent", [True, False])
+@pytest.mark.parametrize("mode", [PADDED, PACKED, ForwardMode(chunked=True, shared_width=32), FULL_LOGITS])
+def test_no_group_is_parted_lost_or_doubled(mode: ForwardMode, silent: bool, budget: int | None) -> None:
+    for seed in range(20):
+        packed, _ = of_groups(mode, silent, max_tokens_per_micro_batch=budget).pack(groups_of(seed), ALONE)
+        assert sorted(itertools.chain(*ids_of(packed))) == list(range(24))
+        # A group needs a backward pass if one of its sequences does.
+        of_silent = {s.group_id for samples, needs_backward in packed if not needs_backward for s in samples}
+        assert of_silent == ({0, 3} if silent else set())
+
+
+@pytest.mark.parametrize("mode", [PADDED, ForwardMode(chunked=True, shared_width=32)])
+def test_a_filler_is_a_whole_group_in_which_no_token_counts(mode: ForwardMode) -> None:
+    micro_batches = groups_of(3)
+    packed, _ = of_groups(mode).pack(micro_batches, Beside(0, 2, CPU, told=[(3, 4, 1, 1)]))
+    assert [needs_backward for _, needs_backward in packed] == [False] * 3 + [True] * 4
+    ids_of(packed)
+    real = {id(sample) for sample in itertools.chain.from_iterable(micro_batches)}
+    fillers = [s for samples, _ in packed for s in samples if id(s) not in real]
+    assert fillers
+    for sample in fillers:
+        assert not sample.token_mask.any()
+        assert sample.group_id is not None
+        assert sample.sequence_id is not None
+        assert max(sample.group_id, sample.sequence_id) < 0
+
+
+def test_a_step_without_advantages_has_a_backward_pass_over_a_group() -> None:
+    micro_batches = groups_of(4)
+    for sample in itertools.chain.from_iterable(micro_batches):
+        sample.advantage = 0.0
+    packed, _ = of_groups().pack(micro_batches, ALONE)
+    assert [len(samples) for samples, needs_backward in packed if needs_backward] == [GROUP]
+
+
+def test_a_group_larger_than_a_micro_batch_may_be_ends_the_run_with_both_numbers() -> None:
+    micro_batches = groups_of(5)
+    samples = list(itertools.chain.from_iterable(micro_batches))
+    groups = [samples[at : at + GROUP] for at in range(0, 24, GROUP)]
+    largest = max(GROUP * max(map(len, group)) for group in groups)
+    of_groups(max_tokens_per_micro_batch=largest).pack(micro_batches, ALONE)
+    with pytest.raises(RunFailed, match=f"is {largest - 1}, and a group of 4 completions takes {largest}"):
+        of_groups(max_tokens_per_micro_batch=largest - 1).pack(micro_batches, ALONE)
+
+
+def test_the_scope_of_a_loss_makes_its_groups_whole() -> None:
+    class OfGroups(Loss):
+        scope = "group"
+
+    assert LossTraits.of(OfGroups()).whole_groups
+    assert packer(FULL_LOGITS, OfGroups()).whole_groups

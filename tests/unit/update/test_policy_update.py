@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.small_models import far, gradient_of
-from test_packing import ALL_OFF, REGISTRY, WORLD, micro_batches_of
+from test_packing import ALL_OFF, WORLD, micro_batches_of
 from test_policy_terms import TEMPERATURE, PlainEngine, expected, later, small_model, step_of, update
 from torch import Tensor
 
-from grpox.config import ComponentRef, TrainConfig
+from grpox.config import TrainConfig
 from grpox.errors import RunFailed
 from grpox.policy.batch import Sample, collate, upload
 from grpox.policy.logprobs import completion_logprobs
 from grpox.update import policy_update
 from grpox.update.nonfinite import SkippedSteps
-from grpox.update.objective import StepLoss, build_inputs
-from grpox.update.packing import StepTotals
 from grpox.update.policy_update import keep_logprobs
-from grpox.update.token_metrics import measure
-from grpox_losses.configs import ClippedConfig
-from grpox_losses.losses import Grpo
 
 SETTINGS: list[dict[str, Any]] = [{}, ALL_OFF, {"max_tokens_per_micro_batch": 40}]
 each_setting = pytest.mark.parametrize("settings", SETTINGS, ids=["default", "all off", "budget"])
@@ -51,17 +43,25 @@ def known(micro_batches: Iterable[list[Sample]]) -> list[Tensor | None]:
     return [sample.old_logprobs for sample in of_step(micro_batches)]
 
 
-def assert_close(found: Tensor | None, wanted: Tensor, sample: Sample) -> None:
-    """Keep the places where a token counts: for the others a model need not compute any."""
-    assert found is not None
-    mask = torch.from_numpy(sample.token_mask)
-    torch.testing.assert_close(found[mask], wanted[mask], rtol=0, atol=1e-5)
-
-
 def logprobs_of(model: Any, samples: list[Sample]) -> list[Tensor]:
     batch = collate(samples, WORLD.device)
     with torch.no_grad():
         return batch.cut(completion_logprobs(model, batch, TEMPERATURE)[0])
+
+
+def assert_kept(
+    micro_batches: list[list[Sample]], before: list[Any], model: Any, name: str = "old_logprobs"
+) -> None:
+    """Samples that had none have the model's log-probabilities, without a graph; the others have their own."""
+    wanted = [row for samples in micro_batches for row in logprobs_of(model, samples)]
+    for old, sample, own in zip(before, of_step(micro_batches), wanted, strict=True):
+        found = getattr(sample, name)
+        if old is not None:
+            assert found is old
+            continue
+        mask = torch.from_numpy(sample.token_mask)  # for other tokens a model need not compute any
+        torch.testing.assert_close(found[mask], own[mask], rtol=0, atol=1e-5)
+        assert (found.grad_fn, found.grad) == (None, None)
 
 
 @each_setting
@@ -82,13 +82,9 @@ def test_two_generations_in_a_step_each_have_their_own_old_policy(
 def test_a_step_keeps_the_old_policy_of_the_samples_that_have_none(settings: dict[str, Any]) -> None:
     micro_batches, model = two_generations(), small_model()
     before = known(micro_batches)
-    update(model, "grpo", **settings).step(micro_batches)
-    wanted = [row for samples in micro_batches for row in logprobs_of(model, samples)]  # no step changes it
-    for old, sample, own in zip(before, of_step(micro_batches), wanted, strict=True):
-        if old is None:
-            assert_close(sample.old_logprobs, own, sample)
-        else:
-            assert sample.old_logprobs is old
+    update(model, "grpo", entropy_coef=0.1, **settings).step(micro_batches)
+    assert_kept(micro_batches, before, model)  # no step changes it
+    assert gradient_of(model).isfinite().all()
 
 
 def test_samples_of_later_steps_are_scored_before_the_policy_moves() -> None:
@@ -98,12 +94,7 @@ def test_samples_of_later_steps_are_scored_before_the_policy_moves() -> None:
     scoring.score_old(micro_batches)
     engine: Any = scoring.engine
     forwards = engine.forwards
-    wanted = [row for samples in micro_batches for row in logprobs_of(model, samples)]
-    for old, sample, own in zip(before, of_step(micro_batches), wanted, strict=True):
-        if old is None:
-            assert_close(sample.old_logprobs, own, sample)
-        else:
-            assert sample.old_logprobs is old
+    assert_kept(micro_batches, before, model)
     assert forwards <= 2  # of the two micro-batches that are new
     scoring.score_old(micro_batches)
     assert engine.forwards == forwards
@@ -114,34 +105,12 @@ def test_slices_of_a_generation_batch_have_one_reference_that_follows() -> None:
     scoring = update(small_model(), "grpo", beta=0.1, sync_ref_model=True)
     reference: Any = PlainEngine(small_model(), TrainConfig())
     scoring.reference = reference
-    before = [row for samples in micro_batches for row in logprobs_of(reference.model, samples)]
     scoring.score_old(micro_batches[1:])
     scoring.step(micro_batches[:1])
     for parameter in reference.model.parameters():  # as `sync_reference` does after the step
         parameter.data.mul_(1.1)
     scoring.step(micro_batches[1:])
-    for sample, own in zip(of_step(micro_batches), before, strict=True):
-        assert_close(sample.reference_logprobs, own, sample)
-
-
-def test_ratios_of_sequences_count_sequences() -> None:
-    """Count one clipped sequence of 2 tokens among others of 5 and 9: a third, as in TRL, and not 2 of 16."""
-    unknown = [np.full(length, np.nan, np.float32) for length in (2, 5, 9)]
-    samples = [Sample((1,), (2,) * len(row), np.isnan(row), row, 1.0) for row in unknown]
-    samples.append(replace(samples[0], token_mask=np.zeros(2, bool)))  # not trained on
-    batch = collate(samples, WORLD.device)
-    mask = batch.token_mask
-    now, old, sampler = (torch.full(mask.shape, value) for value in (0.1, 0.0, math.nan))
-    now[0] = 0.5
-    inputs = build_inputs(now, mask, batch.advantages, old, sampler, entropy=old)
-    correction = REGISTRY.build(REGISTRY.parse("correction", ComponentRef(name="none"), "correction"))
-    step_loss = StepLoss(Grpo(ClippedConfig(level="sequence")), correction)
-    result = step_loss.micro_batch(inputs, StepTotals(16, 4, 1, 9))
-    measured = measure([(batch, result.detached())], correction).metrics
-    named = measured.named(measured.reduce(WORLD))
-    for name, value in (("high", 1 / 3), ("low", 0), ("region", 1 / 3)):
-        assert named[f"clip_ratio/{name}"] == pytest.approx((value,) * 3)
-    assert named["ratio"][0] == pytest.approx((2 * math.exp(0.5) + 14 * math.exp(0.1)) / 16)  # of tokens
+    assert_kept(micro_batches, [None] * 16, small_model(), "reference_logprobs")
 
 
 @pytest.mark.parametrize("fault", ["loss", "gradient"])
@@ -188,17 +157,6 @@ def test_a_sample_that_is_twice_in_a_step_is_told_of_at_each_place() -> None:
         taken.step(micro_batches)
 
 
-class Reference:
-    """A policy that is another model's, which counts its forward passes."""
-
-    def __init__(self, model: Any, mode: Any) -> None:
-        self.model, self.mode, self.forwards = model, mode, 0
-
-    def __call__(self, **inputs: Any) -> Any:
-        self.forwards += 1
-        return self.model(**inputs)
-
-
 @each_setting
 def test_a_reference_is_kept_with_the_samples_that_have_none(settings: dict[str, Any]) -> None:
     micro_batches = micro_batches_of(15)
@@ -208,15 +166,10 @@ def test_a_reference_is_kept_with_the_samples_that_have_none(settings: dict[str,
     before = [sample.reference_logprobs for sample in every]
     model = small_model()
     taken = update(model, "grpo", beta=0.1, **settings)
-    reference: Any = Reference(model, taken.engine.mode)
+    reference: Any = PlainEngine(small_model(), TrainConfig(beta=0.1, **settings))
     taken.reference = reference
     taken.step(micro_batches)
-    own = [row for samples in micro_batches for row in logprobs_of(model, samples)]
-    for old, sample, wanted in zip(before, every, own, strict=True):
-        if old is None:
-            assert_close(sample.reference_logprobs, wanted, sample)
-        else:
-            assert sample.reference_logprobs is old
+    assert_kept(micro_batches, before, model, "reference_logprobs")
     forwards = reference.forwards
     assert forwards > 0
     taken.step(micro_batches)
@@ -233,15 +186,6 @@ def test_what_is_kept_is_of_the_tokens_alone_without_padding() -> None:
         first = row * batch.token_mask.shape[1]
         assert sample.old_logprobs.tolist() == list(range(first, first + len(sample.completion)))
         assert sample.old_logprobs.untyped_storage().nbytes() == 4 * tokens
-
-
-def test_a_gradient_is_of_the_parameters_alone() -> None:
-    """No sample holds the graph of a forward pass once a step is done."""
-    micro_batches, model = micro_batches_of(17), small_model()
-    update(model, "grpo", entropy_coef=0.1).step(micro_batches)
-    assert gradient_of(model).isfinite().all()
-    kept = known(micro_batches)
-    assert all(old is not None and old.grad_fn is None and old.grad is None for old in kept)
 
 
 @each_setting

@@ -27,22 +27,16 @@ TOTALS = StepTotals(tokens=10, sequences=12, micro_batches=4, max_completion_len
     ],
 )
 def test_weight_of_a_token_in_a_long_and_a_short_sequence(reduction, long, short):
-    expected = torch.tensor([[long, long, long, 0], [short, 0, 0, 0], [0, 0, 0, 0]])
-    torch.testing.assert_close(token_weights(reduction, MASK, TOTALS), expected)
+    for dtype in (torch.float32, torch.float64):
+        expected = torch.tensor([[long, long, long, 0], [short, 0, 0, 0], [0, 0, 0, 0]], dtype=dtype)
+        torch.testing.assert_close(token_weights(reduction, MASK, TOTALS, dtype), expected)
+    assert token_weights(reduction, MASK, TOTALS).dtype == torch.float32
+    assert token_weights(reduction, torch.ones(1, 1).bool(), StepTotals(1, 1, 1, 1)).tolist() == [[1.0]]
 
 
 def test_count_includes_sequences_without_tokens():
     totals = count_step([MASK, MASK[:2]], ALONE, max_completion_length=5)
     assert totals == StepTotals(tokens=8, sequences=5, micro_batches=2, max_completion_length=5)
-
-
-@pytest.mark.parametrize("reduction", list(Reduction))
-def test_a_step_of_one_token_has_weight_1(reduction):
-    mask = torch.ones(1, 1, dtype=torch.bool)
-    weights = token_weights(reduction, mask, StepTotals(1, 1, 1, 1))
-    assert weights.tolist() == [[1.0]]
-    assert weights.dtype == torch.float32
-    assert token_weights(reduction, mask, StepTotals(1, 1, 1, 1), torch.float64).dtype == torch.float64
 
 
 @pytest.mark.parametrize("reduction", list(Reduction))

@@ -190,16 +190,6 @@ def test_a_skipped_step_is_recorded_with_what_it_computed() -> None:
     assert all(np.isfinite(each.logprob[each.is_scored]).all() for each in taken.token_facts)
 
 
-def test_a_completion_in_which_nothing_is_trained_on_has_no_computed_fact() -> None:
-    micro_batches = record_all(micro_batches_of(1, count=1))
-    micro_batches[0][2].token_mask[:] = False
-    taken, _ = update_of()
-    taken.step(micro_batches)
-    facts = facts_by_number(taken)[2]
-    assert not facts.is_scored.any()
-    assert not facts.is_counted.any()
-
-
 def test_fillers_for_other_ranks_are_not_recorded() -> None:
     world, micro_batches = Beside(0, 2, CPU, told=[(9, 11, 100, 150)]), record_all(micro_batches_of(8))
     packed, _ = packer_of().pack(micro_batches, world)
