@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from pydantic import ValidationError
 from support.patience import patient
+from support.problems import problem_of
 from transformers import LlamaConfig
 
 from grpox.errors import ConfigError, RunFailed
@@ -15,8 +16,8 @@ from grpox.runtime import signals
 from grpox.runtime.signals import Terminated
 from grpox_generators import server_client
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.server_client import Fleet, ServerClient, ServerLost, serve_command
-from grpox_generators.vllm_server import PendingRequests
+from grpox_generators.server_client import Fleet, ServerClient, ServerLost, ServerUnfit, serve_command
+from grpox_generators.vllm_server import PendingRequests, VllmServerGenerator
 from grpox_vllm_serving.protocol import PROTOCOL, differences, signature
 
 TOKEN = "0123456789abcdef"
@@ -33,7 +34,8 @@ def answered(handler, work, **settings):
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        client = ServerClient(site_url(site), TOKEN, VllmServerConfig(**settings))
+        url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        client = ServerClient(url, TOKEN, VllmServerConfig(**settings))
         try:
             return await work(client)
         finally:
@@ -41,10 +43,6 @@ def answered(handler, work, **settings):
             await runner.cleanup()
 
     return asyncio.run(run())
-
-
-def site_url(site):
-    return f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
 
 
 def choice(index, tokens, reason=None, version="run/1"):
@@ -70,8 +68,12 @@ def streaming(*events, cut=False):
     return handler
 
 
-async def completions(client):
-    return [completion async for completion in client.complete([1, 2], {"n": 2, "max_tokens": 17})]
+async def completions(client, most=17):
+    return [completion async for completion in client.complete([1, 2], {"n": 2, "max_tokens": most})]
+
+
+def about_it(client):
+    return client.about()
 
 
 def test_pieces_become_completions_in_the_order_of_their_ends():
@@ -81,11 +83,8 @@ def test_pieces_become_completions_in_the_order_of_their_ends():
     assert second.logprobs == [-0.2, -0.3, -0.4]
     assert (first.index, first.token_ids, first.finish_reason) == (0, [1, 5], "length")
     assert first.versions == ("run/1",)
-
-
-def test_a_long_completion_is_one_line():
     (long,) = answered(streaming(choice(0, list(range(60000)), "length")), completions)
-    assert len(long.token_ids) == 60000
+    assert len(long.token_ids) == 60000  # in one line
 
 
 def test_short_completions_come_in_one_answer():
@@ -95,24 +94,8 @@ def test_short_completions_come_in_one_answer():
         both = [choice(index, [index + 3], "stop")["choices"][0] for index in range(2)]
         return web.json_response({"choices": both})
 
-    async def short(client):
-        return [done async for done in client.complete([1, 2], {"n": 2, "max_tokens": 16})]
-
-    assert [done.token_ids for done in answered(handler, short)] == [[3], [4]]
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_stream_that_ends_in_the_middle_is_a_lost_server(cut):
-    with pytest.raises(ServerLost):
-        answered(streaming(choice(0, [1]), cut=cut), completions)
-
-
-def test_what_vllm_refuses_in_the_stream_is_the_users_mistake():
-    refusal = {"error": {"message": "top_p must be in (0, 1]", "code": 400}}
-    with pytest.raises(ConfigError, match="vLLM does not accept these settings: top_p"):
-        answered(streaming(refusal), completions)
-    with pytest.raises(ServerLost, match="engine died"):
-        answered(streaming({"error": {"message": "engine died", "code": 500}}), completions)
+    found = answered(handler, lambda client: completions(client, 16))
+    assert [done.token_ids for done in found] == [[3], [4]]
 
 
 def status(code, body="{}"):
@@ -122,37 +105,42 @@ def status(code, body="{}"):
     return handler
 
 
+def failing(message, code):
+    return {"error": {"message": message, "code": code}}
+
+
 @pytest.mark.parametrize(
-    ("code", "error"),
-    [(401, ConfigError), (400, ConfigError), (422, ConfigError), (500, ServerLost), (503, ServerLost)],
+    ("handler", "work", "error", "text"),
+    [
+        (streaming(choice(0, [1])), completions, ServerLost, "ended 1 completions in the middle"),
+        (streaming(choice(0, [1]), cut=True), completions, ServerLost, "127"),
+        (streaming(failing("top_p is 2", 400)), completions, ConfigError, "these settings: top_p is 2"),
+        (streaming(failing("engine died", 500)), completions, ServerLost, "engine died"),
+        (status(401), completions, ConfigError, r"generator\.token_file: .* refuses the token"),
+        (status(400, json.dumps(failing("too hot", 0))), completions, ConfigError, "too hot"),
+        (status(422, "too cold"), completions, ConfigError, "too cold"),
+        (status(500), completions, ServerLost, "answers 500"),
+        (status(503), completions, ServerLost, "answers 503"),
+        (status(404), completions, ServerLost, "answers 404"),
+        (status(404), about_it, ConfigError, "is not a server started by `grpox serve`"),
+        (status(400), about_it, ServerLost, "answers 400"),
+        (status(200, "<html>"), about_it, ServerLost, "127"),
+    ],
 )
-def test_what_a_status_means(code, error):
-    with pytest.raises(error):
-        answered(status(code), completions)
-
-
-def test_a_refusal_tells_vllms_own_words():
-    body = json.dumps({"error": {"message": "too hot"}})
-    with pytest.raises(ConfigError, match="too hot"):
-        answered(status(400, body), completions)
-
-
-def test_another_kind_of_server_is_told():
-    with pytest.raises(ConfigError, match="is not a server started by `grpox serve`"):
-        answered(status(404), lambda client: client.about())
-    with pytest.raises(ServerLost):
-        answered(status(200, "<html>"), lambda client: client.about())
+def test_an_answer_is_the_users_mistake_or_a_lost_server(handler, work, error, text):
+    with pytest.raises(error, match=text):
+        answered(handler, work)
 
 
 def test_a_server_that_hangs_is_lost(monkeypatch):
     async def handler(request):
         await asyncio.sleep(600)
 
-    with pytest.raises(ServerLost):
+    with pytest.raises(ServerUnfit):
         answered(handler, completions, read_timeout=0.1)
     monkeypatch.setattr(server_client, "LONGEST_LOOK", 0.1)
     with pytest.raises(ServerLost, match=r"0\.1 s"):
-        answered(handler, lambda client: client.about())
+        answered(handler, about_it)
 
 
 def test_a_server_is_asked_again_while_requests_are_open(monkeypatch):
@@ -195,31 +183,26 @@ def test_a_signal_ends_the_wait_for_a_server(fleet, monkeypatch):
 
 @pytest.fixture
 def fleet(monkeypatch):
-    """Makes a fleet, and closes it."""
+    """Makes a fleet whose servers say what `abouts` hold: one at each look, the last for ever."""
+    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
     made = []
 
-    def make(*abouts, **settings):
-        made.append(fleet_that_hears(monkeypatch, *abouts, **settings))
+    def make(*abouts, sends_weights=True, **settings):
+        left = list(abouts)
+
+        async def about(self):
+            told = left.pop(0) if len(left) > 1 else left[0]
+            if isinstance(told, Exception):
+                raise told
+            return told
+
+        monkeypatch.setattr(ServerClient, "about", about)
+        made.append(Fleet(VllmServerConfig(**{"start_timeout": 0.0} | settings), MODEL, sends_weights))
         return made[-1]
 
     yield make
     for one in made:
         one.close()
-
-
-def fleet_that_hears(monkeypatch, *abouts, **settings):
-    """A fleet whose servers say of themselves what `abouts` hold, one at each look, the last for ever."""
-    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
-    left = list(abouts)
-
-    async def about(self):
-        told = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(told, Exception):
-            raise told
-        return told
-
-    monkeypatch.setattr(ServerClient, "about", about)
-    return Fleet(VllmServerConfig(**{"start_timeout": 0.0} | settings), MODEL)
 
 
 def about(folder, **changes):
@@ -236,11 +219,12 @@ def test_a_server_of_another_protocol_or_model_is_refused_by_name(fleet, tmp_pat
         fleet(about(tmp_path, signature=MODEL | {"hidden_size": 9})).find()
 
 
-def test_a_folder_that_only_the_server_sees_is_told(fleet, tmp_path):
-    with pytest.raises(ConfigError, match="--weights-dir"):
-        fleet(about(tmp_path, weights_folder=str(tmp_path / "elsewhere"))).find()
-    with pytest.raises(ConfigError, match="--weights-dir"):
-        fleet(about(tmp_path, instance="another-start")).find()
+def test_a_folder_that_only_the_server_sees_is_refused_to_the_process_that_sends_weights(fleet, tmp_path):
+    hidden, another = about(tmp_path, weights_folder=str(tmp_path / "x")), about(tmp_path, instance="another")
+    for each in (hidden, another):
+        with pytest.raises(ConfigError, match="--weights-dir"):
+            fleet(each).find()
+        assert fleet(each, sends_weights=False).look()
 
 
 def test_a_server_that_comes_up_later_is_waited_for(fleet, monkeypatch, tmp_path, logged):
@@ -250,10 +234,19 @@ def test_a_server_that_comes_up_later_is_waited_for(fleet, monkeypatch, tmp_path
     told = logged()
     assert told.count("waiting for a server") == 1
     assert "http://127.0.0.1:8000 answers" in told
-    never = fleet(ServerLost("u: refused"))
-    assert not never.find()
-    assert "u: refused" in never.none_answers().what
-    assert "start one with `grpox serve MODEL`" in never.none_answers().allowed
+    assert not fleet(ServerLost("u: refused")).find()
+
+
+def test_without_a_server_the_model_is_loaded_only_if_one_may_come(monkeypatch, logged):
+    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
+    settings = {"urls": ["http://127.0.0.1:9"]}
+    VllmServerGenerator(VllmServerConfig(**settings, start_timeout=60)).preflight(LlamaConfig())
+    assert "no server answers yet; loading the model meanwhile: http://127.0.0.1:9" in logged()
+    asked = VllmServerGenerator(VllmServerConfig(**settings, start_timeout=0))
+    problem = problem_of(asked.preflight, LlamaConfig(name_or_path="./m"))
+    assert (problem.key, problem.given) == ("generator.urls", "http://127.0.0.1:9")
+    assert "no vLLM server answers: http://127.0.0.1:9" in problem.what
+    assert "grpox serve ./m --port 9" in problem.allowed
 
 
 @pytest.mark.parametrize(
@@ -272,9 +265,9 @@ def test_the_command_that_starts_the_server_is_told(settings, command):
 def test_a_machine_on_which_no_server_was_started_is_told_the_command(monkeypatch, tmp_path):
     monkeypatch.delenv("GRPOX_SERVER_TOKEN", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="no vLLM server was started") as caught:
-        Fleet(VllmServerConfig(), MODEL, path="org/name")
-    assert caught.value.problems[0].allowed.startswith("after: grpox serve org/name; or a file")
+    problem = problem_of(Fleet, VllmServerConfig(), MODEL, path="org/name")
+    assert "no vLLM server was started" in problem.what
+    assert problem.allowed.startswith("after: grpox serve org/name; or a file")
 
 
 def test_weights_of_another_run_are_noticed_and_a_restart_is_not_taken_for_one(fleet, tmp_path):
@@ -301,14 +294,6 @@ def test_a_server_that_was_given_up_waits_for_the_next_weights(fleet, tmp_path, 
     assert used.last_loss == "u: broken"
 
 
-def test_a_process_that_sends_no_weights_need_not_see_the_folder(monkeypatch, tmp_path):
-    hidden = about(tmp_path, weights_folder=str(tmp_path / "elsewhere"))
-    other_rank = fleet_that_hears(monkeypatch, hidden)
-    other_rank._sends_weights = False
-    assert other_rank.look()
-    other_rank.close()
-
-
 @pytest.mark.parametrize(
     "url",
     ["127.0.0.1:8000", "ftp://host:1", "http://", "http://host:99999", "http://me:pw@host:1", "http://h:1?x=1"],
@@ -318,7 +303,7 @@ def test_addresses_are_checked(url):
         VllmServerConfig(urls=[url])
 
 
-def test_one_address_is_one_server():
+def test_each_address_is_named_once():
     assert VllmServerConfig(urls=["http://a:1/", "https://b:2"]).urls == ["http://a:1", "https://b:2"]
     with pytest.raises(ValidationError, match="names one server twice"):
         VllmServerConfig(urls=["http://a:1", "http://a:1/"])
