@@ -1,4 +1,4 @@
-"""What a call refuses, as the fields of its problem."""
+"""The problem of a call that is refused."""
 
 from __future__ import annotations
 
