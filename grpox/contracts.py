@@ -43,7 +43,7 @@ class Input(Enum):
     TOKENIZER = "tokenizer"
     """A tokenizer's folder, which needs no config.json, or a hub id, which stays as it is."""
     CACHE = "cache"
-    """A folder of the component's own, which it makes where it is missing."""
+    """The component's own folder, which it creates if it is missing."""
 
 
 InputPath = Annotated[str, Input.PATH]
@@ -53,7 +53,7 @@ ModelPath = Annotated[str, Input.MODEL]
 TokenizerPath = Annotated[str, Input.TOKENIZER]
 """The type of a parameter that is a tokenizer: a folder, or a hub id."""
 CachePath = Annotated[str, Input.CACHE]
-"""The type of a parameter that is a folder of the component's own, which need not be there."""
+"""The type of a parameter that is the component's own folder, which need not exist."""
 
 
 class Capability(StrEnum):
@@ -138,7 +138,7 @@ class StepAware(Protocol):
     `statistics` names values of the step, each with its reduction over all ranks. Values of trained tokens are
     ``ratio``, ``kl_old``, ``kl``, ``entropy``, ``advantages`` and the diagnostics of the run's loss; values of
     completions are ``reward``, ``advantage`` and ``length``. ``ratio`` is pi / pi_old, without the correction.
-    A step that is skipped because it is not finite is reported too, and its values may be NaN.
+    A step that is skipped because its loss or gradient is not finite is reported too; its values may be NaN.
     """
 
     statistics: ClassVar[Mapping[str, StatisticReduction]]
@@ -257,7 +257,7 @@ class Turn:
 class AdvantageInputs:
     """N completions of a generation batch, of all ranks, in row order. Everything is the scaler's own copy."""
 
-    rewards: Tensor  # f32[N, K], NaN where a function abstained; of a function that returned a list its sum
+    rewards: Tensor  # f32[N, K], NaN where a function abstained; the sum if a function returned a list
     weights: Tensor  # f32[K]
     group_ids: Tensor  # i64[N]
     prompt_ids: Tensor  # i64[N]: the dataset's row of each completion's prompt
@@ -288,10 +288,11 @@ class AdvantageScaler(Protocol):
     list of N tensors in place of f32[N]: f32[turns of the completion] or f32[T_i]. A turn's advantage is for
     all of its tokens; tokens that the model did not write have advantage 0.
 
-    ``signal: "sum" | "functions" | "all"`` says what differs within a group that has advantages: the weighted
-    sum of the rewards, the rewards of a function whose weight is not 0, or anything, also lists, turns and
-    their states. Dynamic sampling replaces the other groups; with ``"all"`` those to which a copy of the scaler
-    gives advantages of 0. Default: ``"sum"``, and ``"all"`` for a scaler of the form ``scale(inputs)``.
+    ``signal: "sum" | "functions" | "all"`` names the values that must differ within a group for nonzero
+    advantages: the weighted sum of the rewards, the rewards of a function whose weight is not 0, or any value,
+    also lists, turns and their states. Dynamic sampling replaces the other groups; with ``"all"`` it replaces
+    groups that get only advantages of 0 from a copy of the scaler. Default: ``"sum"``, and ``"all"`` for
+    ``scale(inputs)``.
 
     For tests: ``monotone: bool = True``, a better reward within a group gives no smaller advantage;
     ``example_columns``, column -> values, and ``example_labels``, labels of the reward functions that return
@@ -310,7 +311,7 @@ class AdvantageScaler(Protocol):
 
 
 class Correction(Protocol):
-    """Importance weights that correct for sampling from another distribution than pi_old.
+    """Importance weights that correct for samples from a distribution other than pi_old.
 
     Optional, and read only by the metrics (`grpox.update.mismatch`): a method ``raw(old, sampler, mask)`` ->
     [B, T] returns R before any cap or mask, perhaps infinite. It is needed if R is not exp(log pi_old - log mu)
@@ -365,11 +366,11 @@ class FailedScore(float):
 
 
 FLOAT32_MAX = 3.4028234663852886e38
-"""Beyond it a score would be infinite where rewards become advantages."""
+"""Largest score: a larger one would be infinite in float32, the type of rewards."""
 
 
 def finite_number(value: Any) -> float | None:
-    """Return a number as a float, numpy and torch scalars included; None for whatever is no finite number."""
+    """Return a number as a float, numpy and torch scalars included; None for any other value and for NaN."""
     # Not "0.5", which float() would take. The usual kinds come first, as asking for a protocol takes long.
     if not isinstance(value, (float, int, SupportsFloat)):
         return None
@@ -395,8 +396,8 @@ def foreign_score(value: Any, source: str) -> float:
 def completion_text(completion: Text) -> str:
     """Return the text of a completion: the string itself, or the content of the model's last message.
 
-    A string holds the observations of its environment too. Of a conversation only messages of the assistant
-    count, so that nothing that a tool or an environment wrote is scored as the model's.
+    A string also contains the observations of its environment. In a conversation only assistant messages count,
+    so text of a tool or an environment is not scored as the model's.
     """
     if isinstance(completion, str):
         return completion
@@ -474,10 +475,10 @@ class Prompt:
     """Completions to sample (G in training)."""
     seed: int | None = None
     """Seed of this prompt's draws, which then do not depend on other prompts; None: the seed of the call
-    determines them. A generator without seeds per prompt uses that of the call."""
+    determines them. A generator without seeds per prompt uses the seed of the call."""
     max_tokens: int | None = None
     """Longest completion of this prompt, in tokens; None: `sampling.max_completion_length`. Only a generator
-    that provides "max_tokens" is given one."""
+    that provides "max_tokens" receives one."""
     row: int | None = None
     """The dataset's row; None if the prompt belongs to no dataset."""
 
@@ -498,7 +499,7 @@ class ToolCall:
 
     name: str
     arguments: str
-    """Arguments as JSON text; of a call that cannot be read, its text."""
+    """Arguments as JSON text; the text of the call if it cannot be parsed."""
 
 
 @dataclass(frozen=True)
@@ -527,7 +528,7 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class Episode:
-    """The conversation of a rollout with an environment, and what the environment said of it."""
+    """The conversation of a rollout with an environment, and the environment's facts about it."""
 
     environment: str
     """Label of the environment."""
@@ -567,8 +568,8 @@ class Rollout:
     policy_version: int
     """Number of optimizer steps behind the weights that sampled it."""
     sampler_logprobs: tuple[float, ...] | None = None
-    """Log-probability of each completion token under the sampling distribution, or None if unknown. For tokens
-    that the model did not write: any number, NaN included, which changes nothing."""
+    """Log-probability of each completion token under the sampling distribution, or None if unknown. Values of
+    tokens that the model did not write are ignored; they may be NaN."""
     model_mask: tuple[bool, ...] | None = None
     """False for tokens that the model did not write (tools, environment); None if it wrote all."""
     turns: tuple[Turn, ...] = ()
@@ -643,7 +644,7 @@ class GeneratorMemory:
     engine_ranks: int = 1
     """Number of ranks that share one engine."""
     cache: int | None = None
-    """Bytes of the engine's keys and values; None: what `share_key` leaves of the GPU."""
+    """Bytes of the engine's keys and values; None: the rest of its part of the GPU, see `share_key`."""
     share_key: str = ""
     """The run file's key that sets the engine's part of the GPU."""
     cache_key: str = ""
@@ -651,16 +652,16 @@ class GeneratorMemory:
     sends: int = 0
     """Bytes that the first rank sends at a time from its GPU to engines elsewhere; 0: it sends none."""
     blocks_from: int = 0
-    """Number of weights of the smallest linear layer that is there twice while a CPU samples in float32: also
-    in the blocks that it multiplies. 0: none."""
+    """Smallest number of weights of a linear layer that is stored twice while a CPU samples in float32: the
+    second copy is in blocks for products. 0: none is."""
 
 
 WeightStream = Iterator[tuple[str, "Tensor"]]
 """(name, full tensor) pairs gathered bucket by bucket: a collective, to be exhausted on every rank or begun on
 none. They are the tensors of the model's checkpoint: parameters, tied ones once, and persistent buffers. The
-tensors may be the policy's own memory: only read them, and copy those that are needed after `sync`. On a single
-rank they are, and change with each update: a generator that samples only between a sync and the next update may
-keep those for which `grpox.toolkit.is_own_memory` is true."""
+tensors may be the policy's own memory: only read them, and copy any that you need after `sync`. On a single
+rank they are its memory, and each update changes them. A generator that samples only between a sync and the
+next update may keep tensors for which `grpox.toolkit.is_own_memory` is true."""
 
 
 class Generator(Protocol):
@@ -672,12 +673,12 @@ class Generator(Protocol):
     ``memory(gpu: bool) -> GeneratorMemory`` returns its memory; without this method the memory is unknown.
 
     The generator itself may have a method ``preflight(model: PreTrainedConfig) -> None``. It is called in the
-    main process before the model is loaded, and raises if the run would fail for a reason that it can detect.
+    main process before the model is loaded, and raises an error if it can detect that the run would fail.
 
     A generator that provides "ahead" has a method ``begin(prompts, sampling, seed) -> Iterable[Rollout]``, with
     the arguments of `generate`. It starts sampling with the current weights and returns; sampling continues
-    while the policy is updated. So it must use no collective, also not while the rollouts are read. They are
-    read once, perhaps only after other calls of `generate`, `sleep`, `wake` and `sync`. A sync waits until they
+    while the policy is updated. So it must not use collectives, not even while the rollouts are read. They
+    are read once, perhaps after other calls of `generate`, `sleep`, `wake` and `sync`. A sync waits until they
     are sampled, so that none of them comes from the new weights. Samples that could not be drawn may be left
     out: the core then requests them by `generate`. Other errors are raised when the rollouts are read.
     """
@@ -713,9 +714,10 @@ class DatasetSource(Protocol):
 class OptimizerFactory(Protocol):
     """Builds the optimizer of the run.
 
-    Under ZeRO-3 the optimizer of each rank gets another flat part of a group's parameters. ``elementwise: bool
-    =
-    True``, for tests: each weight is changed independently, so that steps are the same on any number of ranks.
+    Under ZeRO-3 the optimizer of each rank gets a different flat part of a group's parameters.
+
+    ``elementwise: bool = True``, for tests: each weight is changed independently of the others, so that steps
+    are the same on any number of ranks.
     """
 
     def build(self, parameters: Iterable[Any], learning_rate: float) -> torch.optim.Optimizer: ...
@@ -744,10 +746,9 @@ class Control(Protocol):
         """Current values of the settings that may change.
 
         They are ``learning_rate_factor``, ``beta`` if the run has a reference, and ``entropy_coef`` if it is
-        not 0 and ``train.adaptive_entropy`` does not move it.
-        Components can add parameters as ``loss.NAME``, ``advantage.NAME`` and ``correction.NAME``: their
-        attribute
-        ``hyperparameters`` names fields of their attribute `config`, which they must read at each use.
+        not 0 and ``train.adaptive_entropy`` does not change it. Components can add parameters as ``loss.NAME``,
+        ``advantage.NAME`` and ``correction.NAME``: their attribute ``hyperparameters`` names fields of their
+        attribute `config`, which they must read at each use.
         """
         ...
 
@@ -817,7 +818,7 @@ class SweptRun:
     """Key of each axis -> its value here."""
     status: Literal["FINISHED", "FAILED", "RUNNING", "WAITING", "KILLED"]
     value: float | None
-    """Last recorded value of the metric that runs are compared by; None if never recorded, or NaN."""
+    """Last recorded value of the metric that compares the runs; None if it was never recorded, or is NaN."""
     steps: int
     seconds: float | None
     """Seconds of training."""

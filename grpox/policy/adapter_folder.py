@@ -58,8 +58,8 @@ def save_adapter(engine: Engine, base: str, folder: Path, world: World) -> None:
 def write_adapter(model: nn.Module, state: Mapping[str, Tensor], base: str, folder: Path) -> None:
     """Write `state`, the adapter of `model`, to `folder` with its config.
 
-    The config names layers by the last part of their names, and parameters by the last two; by whole names
-    where such an end is that of another module or parameter too.
+    The config names layers by the last part of their names, and parameters by the last two parts. It uses whole
+    names if another module or parameter has the same ending.
 
     Args:
         state: whole tensors, by name as `stream_adapters` yields them.
@@ -91,6 +91,6 @@ def write_adapter(model: nn.Module, state: Mapping[str, Tensor], base: str, fold
 
 
 def _shortest(names: list[str], others: list[str], parts: int) -> list[str]:
-    """Return the ends of `names`, of so many parts each, or whole names where an end is that of another."""
+    """Return the last parts of each of `names`, or the whole names if another name has the same ending."""
     ends = dict.fromkeys(".".join(name.split(".")[-parts:]) for name in names)
     return names if any(".".join(name.split(".")[-parts:]) in ends for name in others) else list(ends)

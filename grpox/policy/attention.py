@@ -1,9 +1,9 @@
-"""Attention over sequences that lie one behind the other in a row, told by their lengths instead of a mask.
+"""Attention over sequences in one row, separated by their lengths instead of a mask.
 
 On CUDA it is torch's own FlashAttention for variable lengths (arXiv 2307.08691); on a CPU, one sequence after
 the other goes through scaled dot-product attention, with the same result. transformers knows both as
-`grpox_varlen`. The lengths come from the host, and the mask of the model is a placeholder: transformers neither
-builds a mask then, nor reads positions back from the device to find out where sequences begin.
+`grpox_varlen`. The lengths come from the host, and the mask of the model is a placeholder: transformers then
+builds no mask, and reads no positions back from the device to find where sequences begin.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VARLEN = "grpox_varlen"
 KINDS = {"full_attention", "sliding_attention"}
 """Types of layers that see only positions of their own sequence when its length is given."""
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "cache")
-"""Arguments of transformers' attention functions that change the result, and that `grpox_varlen` lacks."""
+"""Arguments of transformers' attention functions that change the result; `grpox_varlen` lacks them."""
 PROBED = (3, 17, 1)
 """Lengths of the sequences on which a kernel is compared with attention by sequence."""
 
@@ -46,12 +46,12 @@ def attend(
     max_length_q: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within sequences of the given lengths; without lengths, as transformers' sdpa does with its mask.
+    """Attend within sequences of these lengths; without lengths, use transformers' sdpa with its mask.
 
     Args:
         query: [R, H, L, D]
         key, value: [R, K, L, D], K divides H
-        cu_seq_lens_q: i32[S + 1], where each sequence begins in the R * L positions, and their number.
+        cu_seq_lens_q: i32[S + 1], where each sequence begins in the R * L positions, then R * L.
         max_length_q: length of the longest sequence.
 
     Returns:
@@ -85,7 +85,7 @@ def attend_within(
     scale: float | None = None,
     window: int | None = None,
 ) -> Tensor:
-    """Attend within each sequence, to what came before: by sequence on a CPU, by torch's kernel elsewhere.
+    """Attend causally within each sequence: one sequence after the other on a CPU, else by torch's kernel.
 
     Args:
         query: [N, H, D]
@@ -142,7 +142,7 @@ def _torch_kernel() -> tuple[Callable[..., Any], bool]:
 def takes_lengths(model: PreTrainedModel) -> bool:
     """Return True if the model's attention accepts lengths of sequences.
 
-    `grpox_varlen` does, and flash kernels under any of transformers' names, such as flash_attention_2 and
+    `grpox_varlen` does, and so do flash kernels under any of transformers' names, such as flash_attention_2 and
     kernels-community/flash-attn2.
     """
     name = str(model.config._attn_implementation)
@@ -164,7 +164,7 @@ def prefers_varlen(model: PreTrainedModel, device: torch.device) -> bool:
 def shares_by_default(model: PreTrainedModel, device: torch.device) -> bool:
     """Return True if shared prompts save time: on a CPU, unless attention accepts lengths.
 
-    On CUDA the mask that they need rules out the flash kernels; which of the two is faster is not measured.
+    On CUDA their mask rules out the flash kernels. We did not measure which of the two is faster.
     """
     return device.type == "cpu" and not takes_lengths(model)
 

@@ -1,9 +1,9 @@
-"""Samples to train on, ragged, and the batch of tensors that a model reads of some of them together.
+"""Samples of different lengths to train on, and the batch of tensors in which a model reads several of them.
 
-A forward mode says how the model reads them: padded as its own forward pass expects it, or in rows. Completions
-of one prompt can lie in one row behind a single copy of it, each seeing the prompt and itself alone. That saves
-the repeated prompts and costs attention between completions, computed only to be masked: a row grows while the
-first is worth more than the second.
+A forward mode sets how the model reads them: padded as its own forward pass expects, or in rows. Completions of
+one prompt can share a row behind a single copy of the prompt; each attends only to the prompt and itself. This
+saves the repeated prompts, but computes attention between completions only to mask it. A row grows while the
+saving exceeds this cost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class TokenRecord:
-    """A completion whose tokens the run's record gets, found by the first four fields."""
+    """A completion whose tokens are saved in the run's record; the first four fields identify it."""
 
     step: int
     """First step that trains on its generation batch; with `part`, the name of its file of completions."""
@@ -55,16 +55,16 @@ class Sample:
     advantage: float | np.ndarray
     """One number, or f32[T] where tokens have different ones; 0 then where the model did not write."""
     old_logprobs: Tensor | None = None
-    """f32[T] under the policy that began this generation batch's updates; None while no update was made."""
+    """f32[T] under the policy before this generation batch's first update; None before that update."""
     reference_logprobs: Tensor | None = None
     """f32[T] under the reference; None while not needed."""
     policy_keep: Tensor | None = None
-    """bool[T]: tokens that the policy loss of the step at hand is made of; None between steps, and where all
-    are."""
+    """bool[T]: tokens that the policy loss of the current step includes; None between steps, and if it
+    includes all."""
     reward: float = math.nan
     """Weighted sum of the rewards; NaN where every function abstained."""
     rewards: np.ndarray | None = None
-    """f32[K], NaN where a function abstained; None unless the loss needs it, as are those below."""
+    """f32[K], NaN where a function abstained. This and the next fields are None unless the loss needs them."""
     group_id: int | None = None
     """Equal for samples of one prompt in one generation batch of the run, and for no others."""
     sequence_id: int | None = None
@@ -74,7 +74,7 @@ class Sample:
     observed: int = 0
     """Number of tokens that the model did not write."""
     token_record: TokenRecord | None = None
-    """Set where the first pass over the sample is to be recorded; None otherwise, and once that is done."""
+    """Set if the first pass over the sample must be recorded; None otherwise, and after it was recorded."""
 
     @property
     def model_length(self) -> int:
@@ -94,7 +94,7 @@ class Sample:
 
 
 TRUNCATED = ("length", "budget")
-"""Finish reasons of completions that ended for want of room."""
+"""Finish reasons of completions that ended because they had no more room."""
 
 
 def samples_of(
@@ -103,9 +103,9 @@ def samples_of(
     """Turn rollouts with their advantages into samples.
 
     Args:
-        advantages: of each completion a number, or f32[T].
-        mask_truncated: leave completions that ran into the longest length out of the token mask. They still
-            count as sequences, and their rewards in their groups' statistics.
+        advantages: for each completion a number, or f32[T].
+        mask_truncated: exclude completions that reached the longest length from the token mask. They still
+            count as sequences, and their rewards count in their groups' statistics.
     """
     samples = []
     for rollout, advantage in zip(rollouts, advantages, strict=True):
@@ -126,7 +126,7 @@ def samples_of(
 
 
 DEPENDS = "gave other numbers alone and together"
-"""Part of the failure of a mode in which a sequence depends on the others of a micro-batch."""
+"""Text in the failure of a mode in which a sequence depends on the other sequences of a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +138,11 @@ class ForwardMode:
     shared_width: int = 0
     """Hidden size if sequences can share their prompt in a row; 0: they cannot."""
     packed: bool = False
-    """True: the sequences of a micro-batch are in one row without padding. Where positions begin anew a
-    sequence begins; attention must know that, since there is no mask."""
+    """True: the sequences of a micro-batch are in one row without padding. A sequence begins where positions
+    restart from 0; attention must respect this, since there is no mask."""
     by_lengths: bool = False
-    """True: attention accepts lengths of sequences, so transformers needs to make no mask, but for rows that
-    sequences share."""
+    """True: attention accepts lengths of sequences, so transformers builds no mask, except for rows with shared
+    prompts."""
     failures: tuple[str, ...] = field(default=(), compare=False)
     """Errors raised by the trials of other modes, for the user."""
 
@@ -164,8 +164,8 @@ FULL_LOGITS = ForwardMode()
 class PackedBatch:
     """B samples that go through the model together on one rank, as it reads them in one forward mode.
 
-    The model reads R rows of L positions. Padding on the right needs no mask, as no position sees what comes
-    after it. Losses read values of the completions' tokens as [B, T]: one row for each sample, padded on the
+    The model reads R rows of L positions. Padding on the right needs no mask, because no position attends to
+    later ones. Losses read values of the completions' tokens as [B, T]: one row for each sample, padded on the
     right to the longest completion. `as_rows` and `cut` change between that view and single tokens.
     """
 
@@ -197,9 +197,9 @@ class PackedBatch:
     def attention_mask(self) -> Tensor | None:
         """i64[R, L] for the model's own forward pass, 1 where there is a token; else bool[R, 1, L, L] or None.
 
-        Of the latter [r, 0, i, j] is True if position i sees j: what came before, in its own segment or in the
-        prompt. It is computed anew at each call, as it is large. None: a position sees all before it in its
-        row, or, where sequences are packed, since its sequence began.
+        In the latter, [r, 0, i, j] is True if position i attends to j: an earlier one in its own segment or in
+        the prompt. It is large, so each call computes it again. None: a position attends to all earlier ones in
+        its row, or, if sequences are packed, in its sequence.
         """
         if self.segments is None or not self.mode.chunked:
             return self.segments
@@ -213,11 +213,11 @@ class PackedBatch:
         return (before & ((key == query) | (key == 0))).unsqueeze(1)
 
     def model_inputs(self) -> dict[str, Any]:
-        """Return the arguments of a model's forward: the tokens, and what each position sees.
+        """Return the arguments of a model's forward: the tokens, and the positions that each position sees.
 
-        transformers passes a mask of four dimensions on as it is. The mask beside lengths is a placeholder,
-        which attention by lengths never reads: without it transformers would look for the sequences in the
-        positions, which are on the device.
+        transformers passes a mask of four dimensions on unchanged. With lengths, the mask is a placeholder that
+        attention by lengths never reads: without it transformers would search the positions, which are on the
+        device, for the sequences.
         """
         inputs = {"input_ids": self.input_ids, "position_ids": self.position_ids}
         if self.starts is None:
@@ -235,7 +235,7 @@ class PackedBatch:
     def attended_positions(self) -> Tensor:
         """i64[all tokens]: where each token of each sequence lies, of R * L.
 
-        Tokens of a prompt that sequences share come once for each of them.
+        Tokens of a shared prompt come once for each sequence that shares it.
         """
         order = self.begins[1].argsort(kind="stable")
         begins, lengths = (each[:, order].T.ravel() for each in (self.begins, self.lengths))
@@ -245,7 +245,7 @@ class PackedBatch:
         """Return values of single tokens as [B, T], with zeros elsewhere.
 
         Args:
-            values: [N] of the tokens that are trained on, or [M] of those at `places`.
+            values: [N] for the tokens that are trained on, or [M] for the tokens at `places`.
             places: i64[M], of B * T.
         """
         rows = values.new_zeros(self.token_mask.numel())
@@ -253,17 +253,17 @@ class PackedBatch:
         return rows.index_copy_(0, where, values).view_as(self.token_mask)
 
     def cut(self, values: Tensor) -> list[Tensor]:
-        """Cut [B, T] into one tensor [T_i] a sample."""
+        """Cut [B, T] into one tensor [T_i] per sample."""
         return list(torch.split(values.flatten().index_select(0, self.places), self.lengths[1].tolist()))
 
     def pad_known(self, rows: Sequence[Tensor | None], others: Tensor | None = None) -> Tensor | None:
-        """Pad one tensor [T_i] a sample to [B, T]; a sample that has None gets its row of `others`, [B, T].
+        """Pad one tensor [T_i] per sample to [B, T]; a sample with None gets its row of `others`, [B, T].
 
         Returns:
-            None where all are None.
+            None if all are None.
 
         Raises:
-            ValueError: some are None, and there is nothing in their place.
+            ValueError: some are None, and `others` is None.
         """
         known = [row for row in rows if row is not None]
         if not known:
@@ -275,7 +275,7 @@ class PackedBatch:
         return self.as_rows(torch.cat(known), self.places)
 
     def rows(self, named: Mapping[str, Tensor]) -> list[tuple[dict[str, Tensor], Tensor]]:
-        """Cut named values [B, T] into those of each sample, [T_i] by name, with its token mask, bool[T_i]."""
+        """Cut named values [B, T] by sample: [T_i] by name, with the sample's token mask, bool[T_i]."""
         columns = {name: self.cut(values) for name, values in named.items()}
         return [
             ({name: values[row] for name, values in columns.items()}, mask)
@@ -284,18 +284,18 @@ class PackedBatch:
 
     @property
     def rewards(self) -> Tensor | None:
-        """f32[B, K], NaN where a function abstained; None where the samples carry none."""
+        """f32[B, K], NaN where a function abstained; None if the samples have none."""
         rows = self._carried("rewards")
         return None if rows is None else self._upload(np.stack(rows).astype(np.float32, copy=False))
 
     def ids(self, name: Literal["group_id", "sequence_id"]) -> Tensor | None:
-        """i64[B]: this number of each sample; None where the samples carry none."""
+        """i64[B]: this number of each sample; None if the samples have none."""
         numbers = self._carried(name)
         return None if numbers is None else self._upload(np.array(numbers, dtype=np.int64))
 
     @property
     def columns(self) -> dict[str, list[Any]] | None:
-        """Column of the dataset -> B values, which are copies; None where the samples carry none."""
+        """Column of the dataset -> B values, which are copies; None if the samples have none."""
         rows = self._carried("columns")
         return None if rows is None else {name: [copied(row[name]) for row in rows] for name in rows[0]}
 
@@ -305,7 +305,7 @@ class PackedBatch:
         return self._upload(np.flatnonzero(self.host_mask.any(axis=1)))
 
     def _carried(self, name: str) -> list[Any] | None:
-        """List a field of all samples; None where any lacks it."""
+        """List a field of all samples; None if any sample lacks it."""
         values = [getattr(sample, name) for sample in self.samples]
         return None if NoneType in map(type, values) else values
 
@@ -314,15 +314,15 @@ class PackedBatch:
 
 
 ALIGNMENT = 16
-"""Bytes to which each array begins in a shared buffer; a multiple of the size of every type."""
+"""Arrays begin at multiples of this number of bytes in a shared buffer; it fits the size of every type."""
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """Copy arrays to `device`: tensors of the arrays' shapes and types. The host does not wait for the copy.
 
-    A copy from ordinary memory to a GPU would wait until the GPU has done everything before it. On a GPU the
-    tensors are parts of one buffer, with one copy through pinned memory, which PyTorch's allocator gives to
-    nobody else before the copy has ended. On a CPU they use the memory of the arrays.
+    A copy from ordinary memory to a GPU would wait until the GPU has finished all earlier work. On a GPU the
+    tensors are parts of one buffer, copied once through pinned memory. PyTorch's allocator does not reuse this
+    memory before the copy has ended. On a CPU the tensors use the memory of the arrays.
     """
     if device.type != "cuda":
         return [torch.from_numpy(array).to(device) for array in arrays]
@@ -335,7 +335,7 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     moved = buffer.to(device, non_blocking=True)
     tensors = []
     for begin, array in zip(begins, arrays, strict=False):
-        # `data` has a version of its own: what changes one of the tensors in place changes no other.
+        # `data` has its own version: an in-place change of one tensor does not count as a change of another.
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         tensors.append(moved.data[begin : begin + array.nbytes].view(dtype).view(array.shape))
     return tensors
@@ -392,8 +392,8 @@ def _pad(values: np.ndarray, places: np.ndarray, shape: tuple[int, int], padding
 
 
 PAIRS_PER_TOKEN = 2
-"""Times the hidden size: pairs of positions whose attention costs what one token costs elsewhere in a layer. By
-operations it would be 6; attention gets less out of a machine than large products do."""
+"""Times the hidden size: pairs of positions whose attention costs as much as one token in the rest of a layer.
+By operations it would be 6, but attention uses a machine less efficiently than large products do."""
 
 
 def rows_of(
@@ -404,14 +404,14 @@ def rows_of(
     most: int | None = None,
     longest: int | None = None,
 ) -> tuple[list[int], list[list[int]]]:
-    """Put sequences into rows, those of one prompt behind a single copy of it as long as that pays.
+    """Put sequences into rows; sequences of one prompt share a single copy of it while that saves time.
 
     Args:
-        lengths: i64[2, B], those of all prompts and completions.
-        numbers: of the sequences to put into rows.
+        lengths: i64[2, B], the lengths of all prompts and completions.
+        numbers: numbers of the sequences to put into rows.
         shared_width: the hidden size of a model in which sequences can share their prompt; 0: none share.
-        most: sequences in a row; default: as many as pay.
-        longest: positions in a row that several sequences share.
+        most: largest number of sequences in a row; default: as many as save time.
+        longest: largest number of positions in a row that several sequences share.
 
     Returns:
         the positions of each row, longest first, and the numbers of its sequences.
@@ -451,7 +451,7 @@ def _lay_out(
         is_trained: bool[tokens of all completions]
 
     Returns:
-        fields of `PackedBatch`: `begins`, `longest`, and by name those of what the model reads.
+        fields of `PackedBatch`: `begins`, `longest`, and by name the fields that the model reads.
     """
     begins, segments, widths = _place(prompts, lengths, mode)
     starts = np.cumsum([0, *widths], dtype=np.int32)
@@ -471,7 +471,7 @@ def _lay_out(
         last = lengths.sum(axis=0)[:, None] - 1
         arrays["position_ids"] = np.minimum(np.maximum(counted, 0), last)
         return begins, int(widths[0]), arrays | {"segments": of_segments.reshape(shape)}
-    # Those of padding count on: positions that begin anew would say that another sequence begins.
+    # Padding continues the count: positions that restart would mark the begin of another sequence.
     positions = np.arange(starts[-1]) - np.repeat(starts[:-1], widths)
     positions[at_completions] = np.repeat(lengths[0], own) + columns
     arrays["position_ids"] = positions.reshape(shape)

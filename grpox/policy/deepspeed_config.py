@@ -24,7 +24,7 @@ def deepspeed_config(config: RunConfig, world_size: int, gpu: bool | None = None
     """Return the configuration of the policy's engine, as `deepspeed.initialize` accepts it.
 
     Args:
-        gpu: ranks have a GPU; default: as this process.
+        gpu: True if ranks have a GPU; default: True if this process has one.
     """
     micro_batch = config.train.per_device_train_batch_size
     gpu = torch.cuda.is_available() if gpu is None else gpu
@@ -91,13 +91,13 @@ def _zero_optimization(run: RunConfig, world_size: int, gpu: bool) -> dict[str, 
     config = run.deepspeed
     zero: dict[str, Any] = {"stage": config.stage}
     if not gpu:
-        # gloo sums a whole bucket in any case. To scatter it, DeepSpeed and gloo would make a copy of it each.
+        # gloo always sums a whole bucket. To scatter it, DeepSpeed and gloo would each make a copy of it.
         zero |= {"reduce_bucket_size": AT_A_TIME_ON_CPU, "reduce_scatter": False}
         if not run.train.optimizer:
-            # DeepSpeed calls the optimizer once a part. AdamW changes each weight by itself; others may not.
+            # DeepSpeed calls the optimizer once per part. AdamW changes each weight by itself; others may not.
             zero["sub_group_size"] = AT_A_TIME_ON_CPU
     if world_size == 1 and config.offload_param == "none":
-        # The only shard of a weight is the weight: to release it frees nothing, and costs time at every layer.
+        # With one rank the shard is the whole weight: releasing it frees nothing and costs time.
         zero["stage3_param_persistence_threshold"] = sys.maxsize
     if config.stage3_param_persistence_threshold is not None:
         zero["stage3_param_persistence_threshold"] = config.stage3_param_persistence_threshold
@@ -108,7 +108,7 @@ def _zero_optimization(run: RunConfig, world_size: int, gpu: bool) -> dict[str, 
         if device == "nvme":
             zero[key]["nvme_path"] = str(Path(config.nvme_path or "").expanduser().absolute())
     if config.offload_param == "nvme":
-        # What stays in memory holds one of a few buffers: with DeepSpeed's defaults these run out.
+        # Each parameter that stays in memory uses one of a few buffers: DeepSpeed's defaults run out of them.
         for name in ("max_live_parameters", "max_reuse_distance", "prefetch_bucket_size"):
             zero[f"stage3_{name}"] = 0
     return zero

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from grpox.policy.deepspeed_import import CheckpointEngine
 
 _SAMPLED = 4096
-"""Least number of weights of a flat tensor that tell whether a step changes any."""
+"""Smallest sample of weights of a flat tensor that shows if a step changes any of them."""
 _NORM_PART = 2**24
 """Number of weights whose squares are summed in float32."""
 
@@ -90,7 +90,7 @@ class Engine:
         torch_optimizer = call("optimizer", optimizer.build, trained, config.train.learning_rate)
         settings = deepspeed_config(config, world.size)
         if self.is_adapted:
-            # A block of experts would be a leaf, whose gradients DeepSpeed sums before they exist if nothing
+            # A block of experts would be a leaf. DeepSpeed sums a leaf's gradients before they exist if nothing
             # below the block is trained.
             settings["zero_optimization"].setdefault("leaf_module", {"classes": []})
         self.deepspeed, self._optimizer, _, self._scheduler = _initialize(
@@ -112,7 +112,7 @@ class Engine:
             what = "names modules with adapters, whose gradients DeepSpeed may then sum before they are there"
             raise ConfigError(what, "deepspeed.settings.zero_optimization.leaf_module", allowed="other modules")
         for layer in parameter_adapters(self.module).values():
-            # ZeRO-3 gathers for a module the parameters that it knows to be read in its forward pass.
+            # ZeRO-3 gathers the parameters of which it knows that the module's forward pass reads them.
             for factor in parameters_of(layer):
                 deepspeed.zero.register_external_parameter(layer.get_base_layer(), factor)
         self.mode = _try_forward_modes(self.deepspeed, config, world)
@@ -155,7 +155,7 @@ class Engine:
         optimizer = self.deepspeed.optimizer
         norms = optimizer._get_norm_groups
         if loss is not None:
-            # DeepSpeed reads the norm anyway: together with it the loss costs no wait. Finite, it adds 0.
+            # DeepSpeed reads the norm anyway: the loss costs no extra wait. A finite loss adds 0.
             optimizer._get_norm_groups = lambda: [norm + (loss - loss).to(norm) for norm in norms()]
         try:
             self.deepspeed.step()
@@ -168,7 +168,7 @@ class Engine:
         return torch.full((), norm, dtype=torch.float64, device=self.world.device)
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the schedule's learning rates by `factor` in all steps to come."""
+        """Multiply the schedule's learning rates by `factor` in all later steps."""
         if self._learning_rate_factor is None:
             optimizer = self.deepspeed.optimizer.optimizer  # torch's own, within ZeRO's
             scheduled: list[float] = []
@@ -187,7 +187,7 @@ class Engine:
         self._learning_rate_factor = factor
 
     def sample_weights(self) -> list[Tensor]:
-        """Copy some thousand of this rank's trained weights; none of those on nvme."""
+        """Copy some thousand of this rank's trained weights; skip weights on nvme."""
         flats = self._optimizer.fp32_partitioned_groups_flat
         return [flat.detach()[:: max(1, len(flat) // _SAMPLED)].clone() for flat in flats]
 
@@ -219,11 +219,11 @@ class Engine:
         """Measure the weights that adapters change, f64[1]; a collective.
 
         Returns:
-            ``1 + |change|^2 / |W|^2`` over all of them: the squared norm with the adapters merged, relative to
-            that without, if the change is orthogonal to W.
+            ``1 + |change|^2 / |W|^2`` over all of them: the squared norm with merged adapters, relative to the
+            norm without them, if the change is orthogonal to W.
         """
         layers = adapted_layers(self.module)
-        if self._base_square is None:  # frozen: the same in all steps
+        if self._base_square is None:  # frozen, so it is the same in all steps
             named = ((name, adapted_weight(layer)) for name, layer in layers.items())
             weights = (weight for _, weight in stream_parameters(named))
             norms = [torch.linalg.vector_norm(weight, dtype=torch.float64) for weight in weights]
@@ -278,13 +278,13 @@ _LEFT = (
     *("_external_params", "_original_parameters", "all_parameters"),
     *("applied_pre_backward_ref_cnt", "pre_bwd_fn", "post_bwd_fn"),
 )
-"""Attributes that ZeRO-3 gives to modules, beside those that begin with ``ds_``."""
+"""Attributes that ZeRO-3 sets on modules, in addition to names that begin with ``ds_``."""
 
 
 def _check_parameters_read(model: nn.Module) -> None:
-    """Refuse adapters of parameters that the model reads elsewhere than in the forward pass of their module.
+    """Refuse adapters of parameters that the model does not read in the forward pass of their module.
 
-    Such an adapter would have no effect in training, and yet be merged.
+    Such an adapter would have no effect in training, but would be merged.
     """
     adapters = parameter_adapters(model)
     if unread := [name for name, layer in adapters.items() if not layer.is_read]:
@@ -295,7 +295,7 @@ def _check_parameters_read(model: nn.Module) -> None:
 def _share_master_weights(optimizer: Any) -> None:
     """Let float32 weights be their own master weights, which saves 4 bytes for each weight of a shard.
 
-    DeepSpeed would do so too, but compares the weights' device with the name of a device, and copies them.
+    DeepSpeed intends this too, but it compares the weights' device with a device's name, and so copies them.
     """
     pairs = zip(optimizer.fp32_partitioned_groups_flat, optimizer.fp16_partitioned_groups_flat, strict=True)
     for master, weights in pairs:
@@ -316,7 +316,7 @@ class FrozenEngine:
         """The model; its parameters are this rank's shards."""
         self.mode = _try_forward_modes(self._deepspeed, config, world)
         self.unused_modes = describe_unused_modes(model, config.train, self.mode, world.device)
-        """As `Engine.unused_modes`."""
+        """The same as `Engine.unused_modes`."""
 
     @torch.no_grad()
     def __call__(self, **inputs: Any) -> Any:
@@ -351,7 +351,7 @@ def _try_forward_modes(engine: Any, config: RunConfig, world: World) -> ForwardM
 def _initialize(run: RunConfig, /, **arguments: Any) -> Any:
     """Call `deepspeed.initialize`; if user settings exist, raise its errors as ConfigError."""
     try:
-        # On a GPU the copies are not gloo's, and a thread for each part of a model on the host is of use.
+        # On a GPU the copies are not made by gloo, and a thread for each part of a model on the host helps.
         with nullcontext() if torch.cuda.is_available() else one_processor_each():
             return deepspeed.initialize(**arguments)
     except Exception as error:

@@ -37,7 +37,7 @@ class _Float32Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients from that of the logits, f32[N, V], as the chunked head does."""
+        """Compute the gradients from the gradient of the logits, f32[N, V], as the chunked head does."""
         hidden, weight, bias = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad
         # Rounded to the weight's precision, because a product needs factors of one type.
@@ -50,7 +50,7 @@ class _Float32Linear(torch.autograd.Function):
 
 
 def cast_head(model: PreTrainedModel) -> None:
-    """Make the logits of `model` float32, also where they are all computed; weights keep their type.
+    """Make the logits of `model` float32, also when all of them are computed; weights keep their type.
 
     Raises:
         ConfigError: the head is not a plain linear layer, or has an adapter.

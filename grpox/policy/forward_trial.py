@@ -1,4 +1,4 @@
-"""Compares the forward modes of a model with its own forward pass, and sequences together with each alone."""
+"""Compares a model's forward modes with its own forward pass, and sequences in a batch with each one alone."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ LONGEST, CPU_WORK = 8192 + 16, 4e11
 class ForwardTrial:
     """Trials of a model's forward modes; each is a collective, with the same sequences and result on all ranks.
 
-    An error of a trial, or a difference, rules the mode out and is listed in `failures`. Errors are expected on
-    all ranks alike: an error of a single rank within the forward pass of a sharded model would leave the other
-    ranks waiting until their time limit.
+    An error or a difference in a trial rules the mode out and is listed in `failures`. Errors are expected on
+    all ranks alike: if one rank failed within the forward pass of a sharded model, the others would wait until
+    their time limit.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ForwardTrial:
             raise ConfigError(f"{what}: {self.failures[-1]}", "model.path", given=given, allowed=allowed)
 
     def agrees(self, mode: ForwardMode) -> bool:
-        """Return True if `mode` gives the numbers of the model's own forward pass, with any neighbour."""
+        """Return True if `mode` gives the numbers of the model's own forward pass, beside any sequence."""
         attention = self.model.config._attn_implementation
 
         def compare() -> str:
@@ -118,7 +118,7 @@ class ForwardTrial:
         return self._accepts(f"attention by {VARLEN}", change)
 
     def _accepts(self, name: str, trial: Callable[[], str]) -> bool:
-        """Return True if `trial` returns no reason against it, and raises nothing, on any rank."""
+        """Return True if `trial` returns an empty reason and raises nothing, on every rank."""
         try:
             reason = trial()
         except Exception as error:  # noqa: BLE001 - a model's code may raise anything for unusual inputs
@@ -152,7 +152,7 @@ class ForwardTrial:
         short, long = self._pair
         try:
             if self._apart is None:
-                # The longest of a micro-batch has no padding: it is as if it were alone.
+                # The longest sequence of a micro-batch has no padding, so it is computed as if it were alone.
                 pairs = ([short, _sample(self.model, 1, 4)], [long, short])
                 own = [self._score(FULL_LOGITS, pair)[0][:4] for pair in pairs]
                 self._apart = torch.stack(own)
@@ -181,7 +181,7 @@ class ForwardTrial:
 
 
 def _sample(model: PreTrainedModel, prompt: int, completion: int) -> Sample:
-    """Build a sequence of so many tokens; prompts of one length are equal."""
+    """Build a sequence with these numbers of tokens; prompts of equal length are equal."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     places = (*range(1, prompt + 1), *(prompt + 10 * completion + place for place in range(completion)))
     tokens = tuple((7919 * place) % vocabulary for place in places)

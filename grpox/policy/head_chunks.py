@@ -9,8 +9,8 @@ LOGITS_PER_CHUNK = 2**23
 LOGITS_ON_GPU = 2**28
 """Largest number of logits in memory at once on a GPU: 1 GiB of float32."""
 BYTES_PER_LOGIT = 8
-"""Bytes of a logit in float32 and of what is computed from it at the same time; 12 for soft-capped logits whose
-entropy has a gradient."""
+"""Bytes of a logit in float32 and of the values computed from it at the same time; 12 for soft-capped logits
+whose entropy has a gradient."""
 SHARE = 32
 """On a GPU, the chunk takes at most one part in `SHARE` of its memory, if that is enough for `LEAST_ROWS`."""
 LEAST_ROWS, MOST_ROWS, TILE = 1024, 8192, 256

@@ -1,8 +1,8 @@
 """Log-probabilities of the sampled tokens, log softmax(logits / temperature)[token], and the entropy.
 
-They come from all logits of a model, or, by a forward pass that is installed in it, from its hidden states
-without a tensor [tokens, vocabulary]: the logits of a few tokens at a time are computed, used and dropped, and
-the backward pass computes them again. The memory does not grow with the vocabulary, because a larger vocabulary
+They are computed from all logits of a model, or, by an installed forward pass, from its hidden states without
+a tensor [tokens, vocabulary]: it computes, uses and drops the logits of a few tokens at a time, and the
+backward pass computes them again. The memory does not grow with the vocabulary, because a larger vocabulary
 means fewer tokens per chunk.
 
 Half-precision weights and hidden states are multiplied with float32 results, because a logit in bfloat16 is off
@@ -45,8 +45,8 @@ def completion_logprobs(
 
     Returns:
         logprobs f32[B, T] of the completion tokens under the sampling distribution, with gradient unless
-        under `torch.no_grad`; entropy f32[B, T] of that distribution. Padded positions have finite numbers
-        without meaning.
+        under `torch.no_grad`; entropy f32[B, T] of that distribution. Padded positions have arbitrary
+        finite numbers.
     """
     if batch.mode.chunked:
         scored = (batch.sources, batch.targets, temperature, entropy_gradient)
@@ -277,7 +277,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         taught = upstream != 0
         if wanted.entropy_gradient:
             taught |= of_entropy != 0
-        # On the host, rows without a gradient, as of clipped tokens, are left out. On another device they are
+        # On the host, rows without a gradient, such as clipped tokens, are skipped. On another device they are
         # multiplied by 0: to find them, the host would have to wait for the device.
         live = taught.nonzero().squeeze(1) if taught.device == HOST else None
         factors, size = _factors(hidden, weight, bias, low, up), chunk_rows(len(weight), weight.device)

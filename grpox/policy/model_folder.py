@@ -1,7 +1,7 @@
 """Saves a model to a folder, and checks that loading it again would find every weight with its current shape.
 
-transformers writes other names than the model has in memory: the names of the architecture's first checkpoints,
-in which experts are separate. Names are therefore not compared directly. Instead, the files are loaded on the
+transformers does not write the model's names in memory, but the names of the architecture's first checkpoints,
+in which experts are separate. Therefore names are not compared directly. Instead, the files are loaded on the
 meta device, which needs no memory and reads no tensor.
 """
 
@@ -47,7 +47,7 @@ def save_whole(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | 
 
 
 def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
-    """List each difference between a model loaded from `folder` and `model`, a line each."""
+    """List the differences between a model loaded from `folder` and `model`, one per line."""
     try:
         empty = built_empty(model)
     except Exception as error:  # noqa: BLE001 - other ranks wait, and the error is reported with the folder
@@ -73,7 +73,7 @@ def lost_parts(model: PreTrainedModel, folder: Path) -> list[str]:
 
 
 def built_empty(model: PreTrainedModel) -> Any:
-    """Build what the configuration of `model` describes, without data."""
+    """Build the model that the configuration of `model` describes, without data."""
     config = copy.deepcopy(model.config)
     config.dtype = model.dtype  # a save leaves its name there, which some classes cannot be built with
     with META:
@@ -95,7 +95,7 @@ def undescribed(model: PreTrainedModel) -> str:
 
 
 def _weights_of(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the shape of each weight and buffer, and the first name of those that are tied."""
+    """Return the shape of each weight and buffer, tied ones under their first name."""
     first: dict[int, str] = {}
     state = model.state_dict(keep_vars=True)
     return {name: (each.shape, first.setdefault(id(each), name)) for name, each in state.items()}

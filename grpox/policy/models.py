@@ -52,8 +52,8 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
     """Load the model with its weights, on CPU, in the dtype of the config.
 
     Args:
-        trains: True if the model is trained and saved: then the checkpoint may have no unused parts, which a
-            save would lose.
+        trains: True if the model is trained and saved: then the checkpoint must have no unused parts, because
+            a save would lose them.
 
     Raises:
         ConfigError: transformers cannot load a model from there, or the checkpoint lacks weights or has them in
@@ -64,13 +64,13 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
     method = quantization_of(loaded.to_dict())
     try:
         if (Path(path) / GENERATION_CONFIG_NAME).is_file():
-            GenerationConfig.from_pretrained(path)  # the model would do without one that cannot be read
+            GenerationConfig.from_pretrained(path)  # transformers would ignore one that cannot be read
         with _without_load_report():
             model, info = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=getattr(torch, dtype_here(config)),
                 output_loading_info=True,
-                # Else they raise without a name; they are refused below.
+                # Otherwise transformers raises an error without a name; they are refused below.
                 ignore_mismatched_sizes=True,
                 **NO_CODE | config.init | _widening(loaded),
             )
@@ -78,7 +78,7 @@ def load_model(config: ModelConfig, trains: bool = False) -> PreTrainedModel:
                 model = _widened(model, getattr(torch, dtype_here(config)))
     except Exception as error:
         raise _unloadable("model", config, error) from error
-    if trains and getattr(model, "_hf_peft_config_loaded", False):  # by transformers, of whatever lies there
+    if trains and getattr(model, "_hf_peft_config_loaded", False):  # loaded by transformers
         what = "the folder contains an adapter beside the model, but training cannot start from an adapter"
         allowed = "a folder with only the model, or with the adapter merged into it"
         raise ConfigError(what, "model.path", given=config.path, allowed=allowed)
@@ -104,10 +104,10 @@ def _widening(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _widened(model: Any, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a plain model with the weights of one that was quantised."""
-    if getattr(model, "is_quantized", False):  # by a method whose weights are widened after they are loaded
+    """Return a plain model with the weights of a quantised one."""
+    if getattr(model, "is_quantized", False):  # by a method that widens weights after loading
         model = model.dequantize(dtype)
-    vars(model).pop("_weight_conversions", None)  # a save would quantise by them
+    vars(model).pop("_weight_conversions", None)  # a save would quantise the model by them
     if undescribed(model):  # compressed-tensors leaves its scales
         plain = architecture_of(model)()
         if lost := plain.load_state_dict(model.state_dict(), strict=False).missing_keys:
@@ -174,7 +174,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
     """Return a builder of plain models like `model`: not sharded, with random weights and their own config.
 
-    Their logits are float32 if those of `model` are.
+    Their logits are float32 if the logits of `model` are.
     """
     config, dtype = model.config, model.dtype
     casts = has_float32_head(model) and dtype != torch.float32
@@ -185,7 +185,7 @@ def architecture_of(model: PreTrainedModel) -> Callable[[], PreTrainedModel]:
         # Initialisation cannot be left out: it also fills the buffers and ties the embeddings.
         with torch.random.fork_rng(devices=[]):
             own = copy.deepcopy(config)
-            if own._attn_implementation == VARLEN:  # which gains nothing where sequences have a row each
+            if own._attn_implementation == VARLEN:  # it gains nothing if each sequence has its own row
                 own._attn_implementation = "sdpa"
             built = AutoModelForCausalLM.from_config(own, dtype=dtype, trust_remote_code=trusted)
         disable_dropout(built)  # some models apply it in eval mode too
@@ -203,7 +203,7 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
 
 
 def _stop_tokens(model: PreTrainedModel) -> list[Any]:
-    """List the EOS tokens of the generation config, which may be anything."""
+    """List the EOS tokens of the generation config, whose type is not checked."""
     ids: Any = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
@@ -224,7 +224,7 @@ def check_special_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedCo
     used = f"{tokenizer.chat_template} {tokenizer.pad_token} {tokenizer.eos_token}"
     size, vocabulary = vocabulary_of(model), tokenizer.get_vocab()
     beyond = [name for name, number in vocabulary.items() if size is not None and number >= size]
-    # A special token that the template does not write is in no text; a prompt with it is refused by its row.
+    # A special token that the template never writes is in no text; a prompt that contains it is refused later.
     if named := [f"{name} {vocabulary[name]}" for name in beyond if name not in special or name in used]:
         what = f"its tokenizer has tokens beyond the model's embeddings, {len(named)} in all: {some(named)}"
         raise ConfigError(

@@ -29,15 +29,15 @@ def dtype_here(model: ModelConfig) -> Dtype:
 
 
 def prepare_cuda(model: nn.Module, device: torch.device) -> None:
-    """Set what torch leaves off, or on, for all models on CUDA; on other devices do nothing.
+    """Change two of torch's defaults for models on CUDA; on other devices do nothing.
 
     On Hopper and Blackwell torch's attention tries cuDNN first, which builds a new graph on the host for each
-    new shape: sampling has one for each token, and micro-batches differ too. A user who sets `CUDNN_ORDER`
-    decides instead.
+    new shape. Sampling has a new shape for each token, and micro-batches differ too, so cuDNN is turned off
+    unless the user sets `CUDNN_ORDER`.
 
-    float32 products are computed in TensorFloat-32, unless `model` multiplies positions in one of them. Its
-    mantissa of 10 bits would round positions above 2048, and so the angles of a rotary embedding. A precision
-    that is already lower than "highest" stays.
+    float32 products are computed in TensorFloat-32, unless `model` multiplies positions in one of them: a
+    mantissa of 10 bits rounds positions above 2048, and so the angles of a rotary embedding. A precision that
+    is already lower than "highest" stays.
     """
     if device.type != "cuda":
         return
@@ -54,8 +54,7 @@ def prepare_cuda(model: nn.Module, device: torch.device) -> None:
 def float32_precision() -> str:
     """Return the precision of float32 products on CUDA: "highest", or "high" for TensorFloat-32.
 
-    It is read from the newer of torch's two settings, because the older one refuses to answer where the newer
-    one was set.
+    It reads the newer of torch's two settings, because reading the older one fails after the newer one was set.
     """
     return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
 

@@ -1,4 +1,4 @@
-"""Turns off what is random in training mode, so that sampling and training have the same distribution.
+"""Turns randomness in training mode off, so that sampling and training have the same distribution.
 
 A trial of the whole model then shows if anything random is left (`grpox.policy.forward_trial`).
 """
@@ -21,10 +21,10 @@ RANDOM = re.compile("drop|jitter|nois", re.IGNORECASE)
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Set dropout to 0, and let whatever else may be random compute as in eval mode.
+    """Set dropout to 0, and let all other modules that may be random compute as in eval mode.
 
-    Training mode stays on around it, because gradient checkpointing needs it, and in the rest of the model. The
-    noise of a router is not set to 0, because some routers read its size in eval mode too.
+    The rest of the model stays in training mode, because gradient checkpointing needs it. The noise of a router
+    is not set to 0, because some routers read its size in eval mode too.
     """
     for module in model.modules():
         fields = vars(module)
@@ -58,7 +58,7 @@ def _leave_eval(module: nn.Module, inputs: Any, output: Any) -> None:
 
 
 def random_fields(model: PreTrainedModel) -> list[str]:
-    """Name the fields of a model's config that are random by their names, and not 0, with their values."""
+    """List the fields of a model's config whose names mean randomness and whose values are not 0."""
     fields = re.findall(r'"(\w+)": ([^\s,]+)', model.config.to_json_string(use_diff=False))
     named = [(name, value) for name, value in fields if RANDOM.search(name)]
     return [f"{name} {value}" for name, value in named if value not in ("0", "0.0", "null", "false")]

@@ -1,8 +1,8 @@
 """Rotary position factors that depend on the longest sequence, chosen once for a run.
 
-LongRoPE (arXiv 2402.13753) has other factors for long sequences, and dynamic NTK scaling moves its base.
-transformers chooses by the longest sequence of a batch, and vLLM by its engine's limit. In a run the model's
-configuration says the same for all lengths; what is saved has the model's own.
+LongRoPE (arXiv 2402.13753) has different factors for long sequences, and dynamic NTK scaling moves its base.
+transformers chooses by the longest sequence of a batch, and vLLM by its engine's limit. A run changes the
+model's configuration to one choice for all lengths; a saved model has its original configuration.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from grpox.config import RunConfig
 
 LENGTH, OWN = "longest_sequence", "own_rope_parameters"
-"""Attributes of a changed configuration: the length that it is for, and the model's own parameters."""
+"""Attributes of a changed configuration: the length of its choice, and the model's original parameters."""
 
 
 def longest_sequence(run: RunConfig, model: PreTrainedConfig) -> int | None:
-    """Return the most tokens of a prompt and its completion that `run` allows; None without a limit."""
+    """Return the largest length of a prompt with its completion that `run` allows; None without a limit."""
     evaluation = run.sampling if run.evaluation is None else sampling_of(run.evaluation, run.sampling)
     completion = max(run.sampling.max_completion_length, evaluation.max_completion_length)
     prompt = run.data.max_prompt_length
@@ -53,7 +53,7 @@ def fix_config(model: PreTrainedConfig, longest: int | str | None) -> bool:
     """Choose the factors for sequences of up to `longest` tokens; return True if that changes them.
 
     Args:
-        longest: ``auto``: the model's positions; None: back to the model's own parameters.
+        longest: ``auto``: the model's positions; None: restore the model's original parameters.
     """
     config = model.get_text_config()
     before = getattr(config, "rope_parameters", None)
@@ -74,7 +74,7 @@ def _positions(model: PreTrainedConfig) -> int | None:
 
 
 def _choices(parameters: dict[str, Any] | None, longest: int) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the parameters that depend on lengths, of all layers or of a type, and the choice for `longest`."""
+    """Yield the parameters that depend on lengths, of all layers or one type, and the choice for `longest`."""
     parameters = parameters or {}
     for part in [parameters] if "rope_type" in parameters else list(parameters.values()):
         kind = part.get("rope_type") if isinstance(part, dict) else None

@@ -1,4 +1,4 @@
-"""The load-balancing loss of models with experts, of the router logits that a forward pass computes anyway.
+"""The load-balancing loss of models with experts, from the router logits of the forward pass.
 
 Source: Fedus et al., Switch Transformers (arXiv 2101.03961), equations 4 to 6, as transformers computes it for
 the model: E sum_e f_e P_e over all layers, where f_e is the mean number of times that a token chose expert e,
@@ -64,7 +64,7 @@ class RouterBalance:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Keep the router logits of the forward pass in this block, with gradient."""
+        """Record the router logits of the forward pass in this block, with gradient."""
 
         def ask(_: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
             return args, {**kwargs, "output_router_logits": True}
@@ -83,7 +83,7 @@ class RouterBalance:
     def take(self, batch: PackedBatch) -> Tensor:
         """Return the loss of the recorded pass over a micro-batch, f32[], and forget the logits.
 
-        It is that of the padded sequences, each with its prompt, in every forward mode.
+        In every forward mode it is the loss of the padded sequences, each with its prompt.
         """
         positions = batch.attended_positions
         logits, self._logits = self._logits, ()

@@ -72,7 +72,7 @@ def install_scoring_forward(
             return mode
         restore_forward(model)
     if trial.is_possible:
-        trial.agrees(FULL_LOGITS)  # a failure is among `failures`
+        trial.agrees(FULL_LOGITS)  # adds a failure to `failures`
     return replace(FULL_LOGITS, failures=tuple(trial.failures))
 
 
@@ -151,7 +151,7 @@ def _attends_as_masked(model: PreTrainedModel) -> bool:
     """Return True if only a mask [R, 1, L, L] decides which positions attend to which, at every length."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    # Where not all layers are windowed, layer_types says which.
+    # If only some layers are windowed, layer_types lists them.
     windowed = getattr(config, "sliding_window", None) is not None and not getattr(config, "layer_types", None)
     return (
         model.config._attn_implementation in ("sdpa", VARLEN)

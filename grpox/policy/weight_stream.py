@@ -70,14 +70,14 @@ def stream_parameters(
         with deepspeed.zero.GatheredParameters(gathered):
             for (name, parameter), layer in zip(reversed(bucket), reversed(adapters), strict=True):
                 whole.append((name, _lasting(parameter), None if layer is None else _factors(layer)))
-        while whole:  # released one by one: nothing of this bucket is left when the next is gathered
+        while whole:  # released one by one, so that this bucket is gone before the next is gathered
             yield _merged(*whole.pop())
 
 
 def is_own_memory(parameter: nn.Parameter, tensor: Tensor) -> bool:
     """Return True if `tensor`, streamed for a parameter under ZeRO-3, is the memory of the policy's own weight.
 
-    It is for a single rank, whose shard is the whole parameter. Each update changes it.
+    This is so on a single rank, whose shard is the whole parameter. Each update changes it.
     """
     shard = getattr(parameter, "ds_tensor", None)
     return shard is not None and (shard.device, shard.data_ptr(), shard.numel()) == (
@@ -113,9 +113,9 @@ def _buckets(
     bucket: list[tuple[str, nn.Parameter]] = []
     size = 0
     for name, parameter in parameters:
-        # Under ZeRO-3 numel() is that of the local shard; ds_numel is the whole parameter's.
+        # Under ZeRO-3 numel() counts the local shard; ds_numel counts the whole parameter.
         needed = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
-        # From nvme each parameter comes through a buffer of its own, of which there are few.
+        # Each parameter on nvme is read through its own buffer, and there are few buffers.
         if bucket and (_swapped(parameter) or size + needed > bucket_bytes):
             yield bucket
             bucket, size = [], 0

@@ -1,14 +1,17 @@
 """Log-probabilities that a generator must tell: the policy's, under any setting as transformers' processors."""
 
 from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from grpox.config import SamplingConfig
-from grpox.contracts import Rollout
+from grpox.contracts import GeneratorContext, Rollout
 from grpox.policy.batch import collate, samples_of
 from grpox.policy.logprobs import completion_logprobs
+from grpox.policy.models import architecture_of
 from grpox_generators.sampling import processors_of
 
 SETTINGS = [
@@ -20,6 +23,15 @@ SETTINGS = [
     {"min_completion_length": 4},
     {"temperature": 1.6, "top_p": 0.9, "repetition_penalty": 1.2},
 ]
+
+MODEL = Path(str(resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
+
+
+def context_of(policy: PreTrainedModel, folder: Path = MODEL) -> GeneratorContext:
+    """Return what a policy's generator starts with, on one rank and a CPU, with the tokenizer of a folder."""
+    tokenizer, ends = AutoTokenizer.from_pretrained(folder), (policy.config.eos_token_id,)
+    cpu = torch.device("cpu")
+    return GeneratorContext(folder, architecture_of(policy), tokenizer, ends, cpu, 0, 1, 0, policy)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from importlib import resources
+from importlib import resources, util
 from pathlib import Path
 
 import psutil
@@ -26,6 +26,7 @@ from support.patience import patient
 from support.ports import free_port
 from support.session import session_folder
 
+NEEDS_VLLM = pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)")
 TOKEN = "a-token-of-the-tests-0123456789"
 MODEL = str(resources.files("grpox.runfile.recipes") / "quickstart" / "model")
 NAMES = ("vllm-0", "vllm-1")
@@ -217,24 +218,22 @@ def _difference_after_sync(url: str) -> float:
     These are others first, and the model's own at last: what takes no weights cannot be right by itself.
     """
     import torch  # This takes time, which only the tests of servers have.
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     from grpox.config import SamplingConfig
-    from grpox.contracts import GeneratorContext, Prompt
-    from grpox.policy.models import architecture_of
+    from grpox.contracts import Prompt
     from grpox_generators.configs import VllmServerConfig
     from grpox_generators.vllm_server import VllmServerGenerator
-    from support.sampling_parity import difference
+    from support.sampling_parity import context_of, difference
 
     wait = min(patient(30), 1000)
     config = VllmServerConfig(urls=[url], start_timeout=wait, read_timeout=wait, retries=0)
     generator = VllmServerGenerator(config)
     policy = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
     generator.preflight(policy.config)
-    build, ends, cpu = architecture_of(policy), (tokenizer.eos_token_id,), torch.device("cpu")
-    generator.start(GeneratorContext(Path(MODEL), build, tokenizer, ends, cpu, 0, 1, 0, policy))
-    prompt = Prompt(0, tuple(tokenizer("37+48=")["input_ids"]), 8)
+    context = context_of(policy)
+    generator.start(context)
+    prompt = Prompt(0, tuple(context.tokenizer("37+48=")["input_ids"]), 8)
     largest = 0.0
     try:
         for version, factor in enumerate((1.25, 0.8), start=1):

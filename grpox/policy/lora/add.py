@@ -67,10 +67,10 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> None:
 
 
 def _check_adapted(model: PreTrainedModel, targets: list[str], parameters: list[str]) -> None:
-    """Refuse a model of which peft adapted other weights than those named.
+    """Refuse a model in which peft adapted other weights than the config names.
 
-    In some models with experts peft takes names such as ``gate_proj`` for those of the experts, which had them
-    in older versions of transformers, and then leaves the layers with these names alone.
+    In some models with experts peft assigns names such as ``gate_proj`` to the experts, which had these names
+    in older versions of transformers, and then does not adapt the layers with these names.
     """
     layers = {name for name, layer in adapted_layers(model).items() if not is_of_parameter(layer)}
     if missing := [name for name in targets if name not in layers]:

@@ -85,7 +85,7 @@ def parameters_of(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
 
 
 def is_of_parameter(layer: Any) -> bool:
-    """Return True if the adapter of `layer` is that of a parameter (peft's ParamWrapper), not of a layer."""
+    """Return True if `layer` adapts a parameter (peft's ParamWrapper), not a whole layer."""
     return hasattr(layer, "parameter_name")
 
 
@@ -150,7 +150,7 @@ def merge_adapters(model: nn.Module) -> None:
         weight.copy_(factors_of(layer, *parameters_of(layer)).merged(weight))
     for name, layer in layers.items():
         parent, _, child = name.rpartition(".")
-        # One inside another, of another parameter of the same module, goes with the outer one.
+        # A nested adapter, of another parameter of the same module, is merged with the outer one.
         if parent not in layers:
             setattr(model.get_submodule(parent), child, layer.get_base_layer())
     model.requires_grad_(True)
@@ -159,7 +159,7 @@ def merge_adapters(model: nn.Module) -> None:
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
     """Count trained and all parameters of the whole model, even if this rank has only shards."""
     sizes = [
-        # Under ZeRO-3 numel() is that of the local shard; ds_numel is the whole parameter's.
+        # Under ZeRO-3 numel() counts the local shard; ds_numel counts the whole parameter.
         (int(getattr(parameter, "ds_numel", parameter.numel())), parameter.requires_grad)
         for parameter in model.parameters()
     ]

@@ -17,7 +17,7 @@ from grpox.policy.lora.layers import factors_of, parameters_of
 
 
 class ParameterAdapter(ParamWrapper):  # type: ignore[misc]
-    """The module of a parameter with an adapter; those of several parameters of a module are nested."""
+    """The module of a parameter with an adapter; the adapters of several parameters of a module are nested."""
 
     is_read = False
     """True once the forward pass of the module has run with the adapter."""

@@ -18,11 +18,11 @@ from grpox.policy.memory_plan.formula import Setting, parts_of, peak_of
 
 Answer = Literal["fits", "tight", "does not fit"]
 ANSWERS: Sequence[Answer] = ("fits", "tight", "does not fit")
-"""From the best to the worst. Tight: the counted parts fit, but not with what is not counted."""
+"""From the best to the worst. Tight: the counted parts fit, but not together with the uncounted memory."""
 OF_RANK = 2**30
 """Bytes of host memory for Python and its libraries, which the formula does not count."""
 OF_GPU, FRAGMENTS = 2 * 2**30, 0.1
-"""Bytes of a GPU for CUDA's context and libraries, and the fraction for fragmentation, not counted either."""
+"""Uncounted memory of a GPU: bytes for CUDA's context and libraries, and the fraction for fragmentation."""
 CGROUP = Path("/sys/fs/cgroup")
 _QUERY = ("nvidia-smi", "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits")
 
@@ -44,7 +44,7 @@ class Line:
     """Bytes by the formula, in the phase with the most."""
     phase: str
     needed: int
-    """The same with what the formula does not count."""
+    """The same, plus the memory that the formula does not count."""
     memory: Memory
 
     @property
@@ -87,7 +87,7 @@ def verdict_lines(
 
 
 def worst_of(lines: Sequence[Line]) -> Answer:
-    """Return the worst answer, which is that of the whole."""
+    """Return the worst answer, which is the answer for the whole run."""
     return max((line.answer for line in lines), key=ANSWERS.index)
 
 
@@ -118,5 +118,5 @@ def gpus_here() -> list[Memory]:
     names = [name.strip() for name in visible.split(",") if name.strip()]
     if not all(re.fullmatch(r"-?\d+", name) for name in names):
         return gpus[: len(names)]  # ids of GPUs choose as many as there are
-    # As CUDA has it, the first number without a GPU, such as -1, ends the list.
+    # As in CUDA, the first number without a GPU, such as -1, ends the list.
     return [gpus[number] for number in takewhile(lambda each: 0 <= each < len(gpus), map(int, names))]

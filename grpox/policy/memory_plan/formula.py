@@ -119,7 +119,7 @@ class Setting:
         return self.budget or sequences * (self.prompt + self.config.sampling.max_completion_length)
 
     def place(self, offload: str) -> str:
-        """Return where a part is that may be offloaded: host, gpu or nvme."""
+        """Return the place of a part that may be offloaded: host, gpu or nvme."""
         return {"none": "gpu" if self.gpu else "host", "cpu": "host"}.get(offload, offload)
 
 
@@ -195,7 +195,7 @@ def _sharded(s: Setting) -> Iterator[Part]:
 def _largest_part(weights: Iterable[int], ranks: int, size: int) -> int:
     """Return the elements of the largest part that DeepSpeed gives to a rank's optimizer at a time.
 
-    A part ends with the weight with which it reaches `size`.
+    A part ends with the first weight at which it reaches `size`.
     """
     largest = part = 0
     for weight in weights:
@@ -214,21 +214,21 @@ def _moving(s: Setting) -> Iterator[Part]:
         # deepspeed.initialize moves a model to its device before it divides it, whatever is offloaded later.
         size = b * (whole + sum(s.shape.adapters))
         yield Part("whole model, before sharding", size, "b Psi, for any number of ranks", (LOAD,))
-    # torch.empty takes the GPU's memory at once; the host's where it is written to.
+    # torch.empty takes a GPU's memory at once, but host memory only where it is written.
     yield Part("gradient bucket", FLOAT32 * reduced if s.gpu else bucket, "4 reduce_bucket_size")
     scattered = bucket if s.zero["reduce_scatter"] else 0
     why = "4 Psi, at most reduce_bucket_size, with reduce_scatter"
     yield Part("bucket, sorted by rank", scattered, why, (REDUCE,))
-    if not s.gpu:  # a gradient that is larger than the bucket is scattered by itself in any case
+    if not s.gpu:  # a gradient larger than the bucket is always scattered by itself
         largest = FLOAT32 * max(trained)
         sent = max(scattered, bucket if s.ranks > 1 else 0, largest if largest > bucket else 0)
         yield Part("bucket, within gloo", sent, f"{why} or ranks, or one larger weight", (REDUCE,))
     if _gathers(s):
         prefetch = s.zero["stage3_prefetch_bucket_size"]
-        # What is fetched ahead comes in one piece, which is there until each weight has been cut out of it.
+        # Weights are fetched ahead in one piece, which stays until each weight has been cut out of it.
         ahead = b * min(prefetch, whole) * (s.ranks > 1)
         yield Part("weights fetched ahead", ahead, "b Psi, at most b prefetch_bucket_size", (UPDATE,))
-        # A layer's weights stay from its forward to its backward if that is near enough in elements passed.
+        # A layer's weights stay from its forward to its backward if few enough elements pass in between.
         live = min(whole, s.zero["stage3_max_reuse_distance"] // 2 + prefetch + max(weights))
         yield Part("gathered weights", b * live, "b Psi, at most max_reuse_distance / 2", (UPDATE,))
         small = sum(size for size in weights if size <= s.zero["stage3_param_persistence_threshold"])
@@ -239,8 +239,8 @@ def _moving(s: Setting) -> Iterator[Part]:
 def _computed(s: Setting) -> Iterator[Part]:
     """Yield the memory of a micro-batch in forward and backward."""
     shape, train, b, n = s.shape, s.config.train, s.weight_bytes, s.positions
-    # For its backward pass a layer saves of each of two norms: its input, the normalised input, its output; in
-    # float32 whatever b is but the last. Then queries, keys, values and the output of attention; gate, its
+    # For its backward pass a layer saves for each of two norms the input, the normalised input and the output,
+    # the first two in float32 for any b; then queries, keys, values and the output of attention; gate, its
     # activation, up, and their product.
     norms = 2 * shape.hidden * (3 * FLOAT32 if b == FLOAT32 else 2 * b + 6)
     layer = n * (norms + b * (2 * shape.queries + 2 * shape.keys + 4 * shape.intermediate))
@@ -249,14 +249,14 @@ def _computed(s: Setting) -> Iterator[Part]:
     else:
         saved, why = shape.layers * layer, "N L (6 H + 2 Q + 2 K + 4 F) b"
     yield Part("activations", saved, why, (UPDATE,))
-    # Each sum of a parameter and its adapter is there until its backward pass, which begins with its gradient.
+    # Each sum of a parameter and its adapter stays until its backward pass, which begins with its gradient.
     of_layer = shape.merged // shape.layers
     sums = b * ((of_layer if train.gradient_checkpointing else shape.merged) + of_layer)
     yield Part("parameters with their adapters", sums, "b each, with checkpoints 2 b of a layer", (UPDATE,))
-    # Gradients of one layer, beside what it saved.
+    # Gradients of one layer, in addition to its saved tensors.
     passing = n * b * (4 * shape.hidden + 3 * max(shape.intermediate, shape.queries))
     yield Part("gradients of activations", passing, "N b (4 H + 3 F)", (UPDATE,))
-    # Micro-batches of so many positions may hold short prompts alone.
+    # A micro-batch of this many positions may contain only short prompts.
     tokens = n if s.budget else train.per_device_train_batch_size * s.config.sampling.max_completion_length
     logits = tokens * shape.vocabulary
     if train.chunked_logprobs:
@@ -274,7 +274,7 @@ def _generator(s: Setting) -> Iterator[Part]:
     if generator is None:
         return
     weights = b * shape.parameters
-    # The memory of the policy serves as the copy where it is whole and in its place.
+    # The policy's own memory serves as the copy if it is whole and on the same device.
     is_there = s.place(s.config.deepspeed.offload_param) == s.place("none")
     shares = generator.shares and s.ranks == 1 and is_there and not shape.adapters
     if generator.holds == "whole" and not shares:
@@ -291,7 +291,7 @@ def _generator(s: Setting) -> Iterator[Part]:
         yield Part("scores of the next token", size, f"{each} V each", (GENERATE,))
     if generator.blocks_from and not s.gpu and b == FLOAT32:
         blocks = FLOAT32 * sum(size for size in (*shape.linears, shape.head) if size >= generator.blocks_from)
-        # Sampling begins when no weights are on their way any more.
+        # Sampling begins after all weights have arrived.
         beyond = max(0, blocks - _sent(s))
         yield Part("linear layers in blocks", beyond, "4 for each weight, beyond those sent", (GENERATE,))
     if generator.holds == "engine":
@@ -300,7 +300,7 @@ def _generator(s: Setting) -> Iterator[Part]:
         yield Part(f"{name}'s weights", size, "b Psi over the ranks of an engine", phases)
         yield Part(f"{name}'s keys and values", generator.cache or 0, generator.cache_key, phases)
     if s.gpu and generator.sends:
-        # vLLM packs one bucket while another is on its way; what it packs was copied out of gathered memory.
+        # vLLM packs one bucket while another is being sent; it packs copies of gathered weights.
         bucket = max(generator.sends, b * max(shape.weights))
         size, why = (2 if s.ranks == 1 else 3) * bucket, "3 buckets, on a single rank 2"
         yield Part("weights packed for the servers", size, why, (GENERATE,))
@@ -325,16 +325,16 @@ def _gathers(s: Setting) -> bool:
 
 
 def _sent(s: Setting) -> int:
-    """Count the bytes of weights that are on their way to the generator at a time."""
+    """Count the bytes of weights that are sent to the generator at a time."""
     has_shards = s.generator is not None and s.generator.holds == "shards"
     return min(SYNC, s.weight_bytes * s.shape.parameters) if _gathers(s) and not has_shards else 0
 
 
 def _host(s: Setting) -> Iterator[Part]:
-    """Yield the parts that are in host memory with any device."""
+    """Yield the parts that are in host memory on any device."""
     weights, trained = s.weight_bytes * s.shape.parameters, _shard(s.shape.trained, s.ranks)
     yield Part("model, as it is loaded", weights, "b Psi: every rank loads it whole", (LOAD,), True)
-    # DeepSpeed puts a rank's parts into one piece by way of the host.
+    # DeepSpeed joins a rank's parts into one piece on the host.
     pieces = s.weight_bytes * _shard(s.shape.weights, s.ranks) * (1 if s.gpu else 2)
     yield Part("weights, while they are sharded", pieces, "b Psi / P, on a CPU twice", (LOAD,), True)
     if s.config.deepspeed.offload_optimizer == "cpu":

@@ -43,10 +43,10 @@ SIZES = ("hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size"
 
 
 def run_setting(run: ResolvedRun, gpu: bool, prompt_tokens: int | None = None) -> Setting:
-    """Collect what decides how much memory a rank of the run takes.
+    """Collect the inputs of the formula for a rank of the run.
 
     Args:
-        gpu: ranks have a GPU.
+        gpu: True if ranks have a GPU.
         prompt_tokens: length of the longest prompt; default: the run's limit, else 512.
 
     Raises:
@@ -115,7 +115,7 @@ def model_shape(config: ModelConfig) -> ModelShape:
 
 
 def _adapted(model: PreTrainedModel, lora: LoraConfig) -> tuple[tuple[int, ...], int]:
-    """Count the elements of LoRA's weights A and B, and those of the parameters that they are added to."""
+    """Count the elements of LoRA's weights A and B, and of the parameters to which they are added."""
     stacks = [model.get_parameter(name).shape for name in parameter_targets(model, lora)]
     layers = [model.get_submodule(name).weight.shape for name in targets_of(model, lora)]
     # A and B of each expert of a stack [E, rows, columns], or of a matrix.
@@ -124,7 +124,7 @@ def _adapted(model: PreTrainedModel, lora: LoraConfig) -> tuple[tuple[int, ...],
 
 
 def _positions(run: ResolvedRun, gpu: bool, longest: int) -> int | None:
-    """Count the positions of a micro-batch that is limited by them: at most a step's, at least a sequence's."""
+    """Count the positions of a micro-batch with a limit on them: at most one step, at least one sequence."""
     train, given = run.config.train, run.config.train.max_tokens_per_micro_batch
     budget = tokens_on(given, gpu, given == AUTO and divides_steps(run.components["loss"]))
     if budget is None:
@@ -153,7 +153,7 @@ def free_memory(world: World) -> int | None:
     if world.device.type != "cuda":
         return None
     free, _ = torch.cuda.mem_get_info(world.device)
-    # Memory that an earlier run of this process has freed, and torch still reserves.
+    # An earlier run of this process has freed this memory, but torch still reserves it.
     cached = torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
     return min(world.gather([free + cached]))
 
@@ -193,5 +193,5 @@ def _needed(run: ResolvedRun) -> int | None:
     try:
         setting = run_setting(run, gpu=True)
     except ConfigError:
-        return None  # not countable; loading will show whether it loads at all
+        return None  # its size is unknown; loading will show any error
     return size_in(parts_of(setting), LOAD, on_host=False)

@@ -61,12 +61,15 @@ def test_the_ends_of_the_uniform_numbers_draw_no_forbidden_token(number, size, f
     assert size > 4 or token == (first if number == 0 else end - 1)
 
 
-def test_the_log_probability_of_the_token_drawn_is_returned():
+def test_the_log_probability_of_the_token_is_returned_drawn_or_likeliest():
     """log softmax of [0, log 3] is [log 1/4, log 3/4]."""
     torch.manual_seed(0)
     tokens, logprobs, _ = draw_tokens(torch.tensor([0.0, math.log(3)]).repeat(64, 1), uniform(64))
     assert set(tokens.tolist()) == {0, 1}
     torch.testing.assert_close(logprobs, torch.tensor([1 / 4, 3 / 4]).log()[tokens])
+    tokens, logprobs, _ = draw_tokens(torch.tensor([[0.0, math.log(3)], [math.log(7), 0.0]]), None)
+    assert tokens.tolist() == [1, 0]
+    torch.testing.assert_close(logprobs.exp(), torch.tensor([3 / 4, 7 / 8]))
 
 
 def test_a_likely_token_of_a_large_vocabulary_makes_log_probabilities_no_less_exact():
@@ -78,12 +81,6 @@ def test_a_likely_token_of_a_large_vocabulary_makes_log_probabilities_no_less_ex
     torch.testing.assert_close(logprobs, expected, atol=2e-6, rtol=0)
 
 
-def test_without_numbers_the_likeliest_is_taken_and_its_probability_returned():
-    tokens, logprobs, _ = draw_tokens(torch.tensor([[0.0, math.log(3)], [math.log(7), 0.0]]), None)
-    assert tokens.tolist() == [1, 0]
-    torch.testing.assert_close(logprobs.exp(), torch.tensor([3 / 4, 7 / 8]))
-
-
 @pytest.mark.parametrize("broken", [[math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf]], ids=str)
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("size", [2, 1000])
@@ -93,17 +90,15 @@ def test_scores_that_are_no_distribution_are_reported(broken, greedy, size):
         assert draw_tokens(torch.tensor(rows), None if greedy else uniform(2))[2] == is_sound
 
 
-def numbers(*prompts):
-    """f64[N, LENGTH]."""
-    drawn = uniform_numbers(prompts, sum(each.num_samples for each in prompts), CPU)
-    return torch.cat([next(drawn) for _ in range(LENGTH)], dim=1)
-
-
 def prompt(seed, samples=2, group=0):
     return Prompt(group, (1,), samples, seed)
 
 
 def test_a_prompt_has_its_numbers_in_any_company_and_leaves_the_global_ones():
+    def numbers(*prompts):
+        drawn = uniform_numbers(prompts, sum(each.num_samples for each in prompts), CPU)
+        return torch.cat([next(drawn) for _ in range(LENGTH)], dim=1)  # f64[N, LENGTH]
+
     torch.manual_seed(1)
     together = numbers(prompt(7), prompt(8, 3, 1), prompt(9, 2, 2))
     after = torch.rand(4)
@@ -114,6 +109,7 @@ def test_a_prompt_has_its_numbers_in_any_company_and_leaves_the_global_ones():
     assert len(alone.unique()) == alone.numel()  # neither samples nor tokens share one
     assert not torch.equal(numbers(prompt(7)), numbers(prompt(8)))
     assert 0 <= alone.min() < alone.max() < 1
+    assert seed_of(prompt(7, group=3), 11) == 7  # vLLM draws by it
 
 
 @pytest.mark.parametrize("seeds", [[], [None], [7, None]], ids=str)
@@ -122,8 +118,4 @@ def test_without_a_seed_of_each_prompt_the_call_decides(seeds):
     drawn = next(uniform_numbers([prompt(seed) for seed in seeds], 4, CPU))
     torch.manual_seed(1)
     assert torch.equal(drawn, uniform(4))
-
-
-def test_vllm_takes_the_prompts_own_seed():
-    assert seed_of(prompt(7, group=3), 11) == 7
     assert seed_of(prompt(None, group=3), 11) == np.random.SeedSequence([11, 3]).generate_state(1)[0]

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.peak_memory import peak_bytes
+from support.problems import problem_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpox.config import SamplingConfig
 from grpox.contracts import Prompt
-from grpox.errors import ConfigError
 from grpox.policy.memory_plan.formula import score_bytes
 from grpox_generators.configs import HfConfig
 from grpox_generators.decoding import RunningRows
@@ -50,51 +50,46 @@ def scores(model, prompt, completion, ends=(EOS,), **sampling):
     return process(torch.tensor([[*prompt, *completion]]), torch.tensor([LOGITS]))[0].tolist()
 
 
-def test_a_penalty_divides_positive_and_multiplies_negative_logits_of_what_occurred(model):
-    assert scores(model, [2, 3], [4], repetition_penalty=2.0) == [2.0, -2.0, 0.5, -2.0, 2.0, 0.5]
-
-
-def test_the_penalty_comes_before_the_temperature_and_the_filters(model):
-    """4 / 4 = 1 is then no longer the largest: token 0 with 2 is, and top-k of 1 keeps it alone."""
-    kept = scores(model, [4], [], repetition_penalty=4.0, temperature=0.5, top_k=1)
-    assert kept == [4.0] + [-math.inf] * 5
-
-
-def test_greedy_decoding_is_penalised_but_not_filtered(model):
-    kept = scores(model, [4], [], repetition_penalty=4.0, temperature=0.0, top_k=1)
-    assert kept == [2.0, -2.0, 1.0, -1.0, 1.0, 0.5]
-
-
-@pytest.mark.parametrize(("length", "suppressed"), [(0, True), (1, True), (2, False)])
-def test_no_end_token_before_the_minimum(model, length, suppressed):
-    after = scores(model, [2], [3] * length, ends=(EOS, 5), min_completion_length=2)
-    assert [math.isinf(after[token]) for token in (EOS, 5)] == [suppressed] * 2
-    assert after[2:5] == LOGITS[2:5]
-
-
 @pytest.mark.parametrize(
-    ("kwargs", "prompt", "expected"),
+    ("sampling", "prompt", "completion", "expected"),
     [
-        ({"bad_words_ids": [[3]]}, [2], {3: -math.inf}),
-        ({"bad_words_ids": [[2, 4]]}, [2], {4: -math.inf}),
-        ({"bad_words_ids": [[2, 4]]}, [3], {}),
-        ({"sequence_bias": [[[5], 1.5]]}, [2], {5: 2.0}),
-        ({"no_repeat_ngram_size": 2}, [2, 4, 2], {4: -math.inf}),
-        ({"suppress_tokens": [2, 3]}, [2], {2: -math.inf, 3: -math.inf}),
-        ({"forced_eos_token_id": EOS}, [2], {}),
+        # Positive logits of tokens that occurred are divided, negative ones multiplied.
+        ({"repetition_penalty": 2.0}, [2, 3], [4], {2: 0.5, 3: -2.0, 4: 2.0}),
+        # Greedy decoding is penalised, but not filtered.
+        ({"repetition_penalty": 4.0, "temperature": 0.0, "top_k": 1}, [4], [], {4: 1.0}),
+        ({"min_completion_length": 2}, [2], [], {EOS: -math.inf, 5: -math.inf}),
+        ({"min_completion_length": 2}, [2], [3], {EOS: -math.inf, 5: -math.inf}),
+        ({"min_completion_length": 2}, [2], [3, 3], {}),
+        ({"generation_kwargs": {"bad_words_ids": [[3]]}}, [2], [], {3: -math.inf}),
+        ({"generation_kwargs": {"bad_words_ids": [[2, 4]]}}, [2], [], {4: -math.inf}),
+        ({"generation_kwargs": {"bad_words_ids": [[2, 4]]}}, [3], [], {}),
+        ({"generation_kwargs": {"sequence_bias": [[[5], 1.5]]}}, [2], [], {5: 2.0}),
+        ({"generation_kwargs": {"no_repeat_ngram_size": 2}}, [2, 4, 2], [], {4: -math.inf}),
+        ({"generation_kwargs": {"suppress_tokens": [2, 3]}}, [2], [], {2: -math.inf, 3: -math.inf}),
+        ({"generation_kwargs": {"forced_eos_token_id": EOS}}, [2], [], {}),
+        # Filters apply to sampling alone.
+        ({"generation_kwargs": {"epsilon_cutoff": 0.5}, "temperature": 0.0}, [2], [], {}),
     ],
     ids=str,
 )
-def test_generation_kwargs_are_part_of_it(model, kwargs, prompt, expected):
-    after = scores(model, prompt, [], generation_kwargs=kwargs)
+def test_scores_by_hand(model, sampling, prompt, completion, expected):
+    after = scores(model, prompt, completion, ends=(EOS, 5), **sampling)
     assert after == [expected.get(token, logit) for token, logit in enumerate(LOGITS)]
 
 
-def test_filters_among_generation_kwargs_apply_to_sampling_alone(model):
-    """exp(4) is 0.79 of the sum: the only token of at least one half."""
+def test_the_order_of_penalty_temperature_and_filters(model):
+    """4 / 4 = 1 is then no longer the largest: token 0 with 2 is, and top-k of 1 keeps it alone."""
+    kept = scores(model, [4], [], repetition_penalty=4.0, temperature=0.5, top_k=1)
+    assert kept == [4.0] + [-math.inf] * 5
+    # exp(4) is 0.79 of the sum: the only token of at least one half.
     half = {"epsilon_cutoff": 0.5}
     assert scores(model, [2], [], generation_kwargs=half) == [-math.inf] * 4 + [4.0, -math.inf]
-    assert scores(model, [2], [], generation_kwargs=half, temperature=0.0) == LOGITS
+
+
+def test_a_value_that_transformers_refuses_is_named(model):
+    problem = problem_of(scores, model, [2], [], generation_kwargs={"bad_words_ids": 3})
+    assert problem.key == "sampling.generation_kwargs"
+    assert "bad_words_ids" in problem.what
 
 
 @pytest.mark.parametrize("kept", [[0, 1, 2], [1, 2], [0, 2], [2]], ids=str)
@@ -117,14 +112,7 @@ def test_padding_is_not_seen_and_rows_that_stay_are_processed_as_before(model, s
     assert after == [scores(model, prompts[row], [], **sampling) for row in kept]
 
 
-def test_what_transformers_refuses_is_told(model):
-    with pytest.raises(
-        ConfigError, match=r"sampling\.generation_kwargs: transformers refuses this value: .*bad_words_ids"
-    ):
-        scores(model, [2], [], generation_kwargs={"bad_words_ids": 3})
-
-
-@pytest.mark.parametrize("name", LOGITS_KWARGS)
+@pytest.mark.parametrize("name", LOGITS_NAMES)
 def test_what_remembers_rows_is_known(model, name):
     """transformers' own processor, asked for two rows of three: only what remembers rows minds."""
     sampling = SamplingConfig(generation_kwargs={name: LOGITS_KWARGS[name]})
@@ -141,10 +129,6 @@ def test_what_remembers_rows_is_known(model, name):
 
     whole = after([0, 1, 2])
     assert (after([1, 2]) != whole[1:]) <= (name in OF_ROWS)
-
-
-def test_every_key_about_tokens_is_tried():
-    assert set(LOGITS_KWARGS) == set(LOGITS_NAMES)
 
 
 @pytest.mark.parametrize(

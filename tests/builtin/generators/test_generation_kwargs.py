@@ -19,22 +19,18 @@ def refused(sampling, **parameters):
     return HfConfig(**parameters).check_sampling(SamplingConfig(**sampling))
 
 
-def test_every_key_of_transformers_is_either_given_or_refused_by_name():
+def test_every_key_of_transformers_is_either_taken_or_refused_by_name():
     keys = {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"transformers_version"}
     assert {*ALLOWED, *OWNED} <= keys
     refusals = refused({"generation_kwargs": dict.fromkeys(keys)})
     assert {problem.key.rpartition(".")[2] for problem in refusals} == keys - {*ALLOWED}
+    assert refused({"generation_kwargs": dict.fromkeys(ALLOWED, 1)}) == []
 
 
 def test_the_caches_are_those_of_transformers():
     names = HfConfig.model_fields["cache_implementation"].annotation.__args__
     assert set(names) == {*STATIC_CACHE_IMPLEMENTATIONS, *DYNAMIC_CACHE_IMPLEMENTATIONS}
     assert not {*names} & {*DEPRECATED_STATIC_CACHE_IMPLEMENTATIONS}
-
-
-def test_keys_that_make_a_distribution_are_given():
-    kwargs = dict.fromkeys(ALLOWED, 1)
-    assert refused({"generation_kwargs": kwargs}) == []
 
 
 @pytest.mark.parametrize(
@@ -75,9 +71,6 @@ def test_continuous_batching_refuses_what_it_would_ignore(setting):
     assert problem.key == f"sampling.{next(iter(setting))}"
     assert "generator.continuous_batching" in problem.given
     assert refused(setting) == []
-
-
-def test_continuous_batching_takes_the_rest():
     rest = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "stop_token_ids": [3]}
     assert refused(rest, continuous_batching=True) == []
 
@@ -98,26 +91,15 @@ def test_a_completion_that_could_not_end_is_refused():
         SamplingConfig(stop=["END", ""])
 
 
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
+def test_settings_that_change_the_distribution_are_named():
+    unchanged = {"temperature": 0.7, "stop": ["\n"], "stop_token_ids": [3]}
+    others = {"cache_config": {}, "seed": 1}
+    assert changed_distribution(SamplingConfig(**unchanged, generation_kwargs=others)) == []
+    for setting, named in (
         ({"repetition_penalty": 1.2}, "repetition_penalty 1.2"),
         ({"min_completion_length": 3}, "min_completion_length 3"),
         ({"generation_kwargs": {"no_repeat_ngram_size": 3}}, "generation_kwargs.no_repeat_ngram_size"),
         ({"generation_kwargs": {"logit_bias": {}}}, "generation_kwargs.logit_bias"),
-    ],
-    ids=str,
-)
-def test_settings_that_change_the_distribution_are_told(setting, told):
-    assert changed_distribution(SamplingConfig(**setting)) == [told]
-
-
-def test_settings_that_change_nothing_are_not_told():
-    unchanged = SamplingConfig(
-        temperature=0.7, stop=["\n"], stop_token_ids=[3], generation_kwargs={"cache_config": {}, "seed": 1}
-    )
-    assert changed_distribution(unchanged) == []
-
-
-def test_the_core_knows_every_key_of_hf_that_changes_the_distribution():
+    ):
+        assert changed_distribution(SamplingConfig(**setting)) == [named]
     assert {*LOGITS, *WARPERS} <= LOGIT_KWARGS

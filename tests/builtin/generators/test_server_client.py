@@ -1,22 +1,30 @@
-"""One server over HTTP: pieces of completions put together, and what each failure means."""
+"""Servers over HTTP: completions in pieces, the meaning of each failure, and weights on their way."""
 
 import asyncio
 import json
 import signal
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from aiohttp import web
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from support.patience import patient
+from support.problems import problem_of
 from transformers import LlamaConfig
 
 from grpox.errors import ConfigError, RunFailed
 from grpox.runtime import signals
 from grpox.runtime.signals import Terminated
-from grpox_generators import server_client
+from grpox_generators import server_client, server_weights
 from grpox_generators.configs import VllmServerConfig
-from grpox_generators.server_client import Fleet, ServerClient, ServerLost, serve_command
-from grpox_generators.vllm_server import PendingRequests
+from grpox_generators.server_client import Fleet, ServerClient, ServerLost, ServerUnfit, serve_command
+from grpox_generators.server_weights import FileSender, buckets, in_lockstep, master_address
+from grpox_generators.vllm_server import PendingRequests, VllmServerGenerator
 from grpox_vllm_serving.protocol import PROTOCOL, differences, signature
 
 TOKEN = "0123456789abcdef"
@@ -33,7 +41,8 @@ def answered(handler, work, **settings):
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
-        client = ServerClient(site_url(site), TOKEN, VllmServerConfig(**settings))
+        url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        client = ServerClient(url, TOKEN, VllmServerConfig(**settings))
         try:
             return await work(client)
         finally:
@@ -41,10 +50,6 @@ def answered(handler, work, **settings):
             await runner.cleanup()
 
     return asyncio.run(run())
-
-
-def site_url(site):
-    return f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
 
 
 def choice(index, tokens, reason=None, version="run/1"):
@@ -70,8 +75,12 @@ def streaming(*events, cut=False):
     return handler
 
 
-async def completions(client):
-    return [completion async for completion in client.complete([1, 2], {"n": 2, "max_tokens": 17})]
+async def completions(client, most=17):
+    return [completion async for completion in client.complete([1, 2], {"n": 2, "max_tokens": most})]
+
+
+def about_it(client):
+    return client.about()
 
 
 def test_pieces_become_completions_in_the_order_of_their_ends():
@@ -81,11 +90,8 @@ def test_pieces_become_completions_in_the_order_of_their_ends():
     assert second.logprobs == [-0.2, -0.3, -0.4]
     assert (first.index, first.token_ids, first.finish_reason) == (0, [1, 5], "length")
     assert first.versions == ("run/1",)
-
-
-def test_a_long_completion_is_one_line():
     (long,) = answered(streaming(choice(0, list(range(60000)), "length")), completions)
-    assert len(long.token_ids) == 60000
+    assert len(long.token_ids) == 60000  # in one line
 
 
 def test_short_completions_come_in_one_answer():
@@ -95,24 +101,8 @@ def test_short_completions_come_in_one_answer():
         both = [choice(index, [index + 3], "stop")["choices"][0] for index in range(2)]
         return web.json_response({"choices": both})
 
-    async def short(client):
-        return [done async for done in client.complete([1, 2], {"n": 2, "max_tokens": 16})]
-
-    assert [done.token_ids for done in answered(handler, short)] == [[3], [4]]
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_stream_that_ends_in_the_middle_is_a_lost_server(cut):
-    with pytest.raises(ServerLost):
-        answered(streaming(choice(0, [1]), cut=cut), completions)
-
-
-def test_what_vllm_refuses_in_the_stream_is_the_users_mistake():
-    refusal = {"error": {"message": "top_p must be in (0, 1]", "code": 400}}
-    with pytest.raises(ConfigError, match="vLLM does not accept these settings: top_p"):
-        answered(streaming(refusal), completions)
-    with pytest.raises(ServerLost, match="engine died"):
-        answered(streaming({"error": {"message": "engine died", "code": 500}}), completions)
+    found = answered(handler, lambda client: completions(client, 16))
+    assert [done.token_ids for done in found] == [[3], [4]]
 
 
 def status(code, body="{}"):
@@ -122,37 +112,42 @@ def status(code, body="{}"):
     return handler
 
 
+def failing(message, code):
+    return {"error": {"message": message, "code": code}}
+
+
 @pytest.mark.parametrize(
-    ("code", "error"),
-    [(401, ConfigError), (400, ConfigError), (422, ConfigError), (500, ServerLost), (503, ServerLost)],
+    ("handler", "work", "error", "text"),
+    [
+        (streaming(choice(0, [1])), completions, ServerLost, "ended 1 completions in the middle"),
+        (streaming(choice(0, [1]), cut=True), completions, ServerLost, "127"),
+        (streaming(failing("top_p is 2", 400)), completions, ConfigError, "these settings: top_p is 2"),
+        (streaming(failing("engine died", 500)), completions, ServerLost, "engine died"),
+        (status(401), completions, ConfigError, r"generator\.token_file: .* refuses the token"),
+        (status(400, json.dumps(failing("too hot", 0))), completions, ConfigError, "too hot"),
+        (status(422, "too cold"), completions, ConfigError, "too cold"),
+        (status(500), completions, ServerLost, "answers 500"),
+        (status(503), completions, ServerLost, "answers 503"),
+        (status(404), completions, ServerLost, "answers 404"),
+        (status(404), about_it, ConfigError, "is not a server started by `grpox serve`"),
+        (status(400), about_it, ServerLost, "answers 400"),
+        (status(200, "<html>"), about_it, ServerLost, "127"),
+    ],
 )
-def test_what_a_status_means(code, error):
-    with pytest.raises(error):
-        answered(status(code), completions)
-
-
-def test_a_refusal_tells_vllms_own_words():
-    body = json.dumps({"error": {"message": "too hot"}})
-    with pytest.raises(ConfigError, match="too hot"):
-        answered(status(400, body), completions)
-
-
-def test_another_kind_of_server_is_told():
-    with pytest.raises(ConfigError, match="is not a server started by `grpox serve`"):
-        answered(status(404), lambda client: client.about())
-    with pytest.raises(ServerLost):
-        answered(status(200, "<html>"), lambda client: client.about())
+def test_an_answer_is_the_users_mistake_or_a_lost_server(handler, work, error, text):
+    with pytest.raises(error, match=text):
+        answered(handler, work)
 
 
 def test_a_server_that_hangs_is_lost(monkeypatch):
     async def handler(request):
         await asyncio.sleep(600)
 
-    with pytest.raises(ServerLost):
+    with pytest.raises(ServerUnfit):
         answered(handler, completions, read_timeout=0.1)
     monkeypatch.setattr(server_client, "LONGEST_LOOK", 0.1)
     with pytest.raises(ServerLost, match=r"0\.1 s"):
-        answered(handler, lambda client: client.about())
+        answered(handler, about_it)
 
 
 def test_a_server_is_asked_again_while_requests_are_open(monkeypatch):
@@ -195,31 +190,26 @@ def test_a_signal_ends_the_wait_for_a_server(fleet, monkeypatch):
 
 @pytest.fixture
 def fleet(monkeypatch):
-    """Makes a fleet, and closes it."""
+    """Makes a fleet whose servers say what `abouts` hold: one at each look, the last for ever."""
+    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
     made = []
 
-    def make(*abouts, **settings):
-        made.append(fleet_that_hears(monkeypatch, *abouts, **settings))
+    def make(*abouts, sends_weights=True, **settings):
+        left = list(abouts)
+
+        async def about(self):
+            told = left.pop(0) if len(left) > 1 else left[0]
+            if isinstance(told, Exception):
+                raise told
+            return told
+
+        monkeypatch.setattr(ServerClient, "about", about)
+        made.append(Fleet(VllmServerConfig(**{"start_timeout": 0.0} | settings), MODEL, sends_weights))
         return made[-1]
 
     yield make
     for one in made:
         one.close()
-
-
-def fleet_that_hears(monkeypatch, *abouts, **settings):
-    """A fleet whose servers say of themselves what `abouts` hold, one at each look, the last for ever."""
-    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
-    left = list(abouts)
-
-    async def about(self):
-        told = left.pop(0) if len(left) > 1 else left[0]
-        if isinstance(told, Exception):
-            raise told
-        return told
-
-    monkeypatch.setattr(ServerClient, "about", about)
-    return Fleet(VllmServerConfig(**{"start_timeout": 0.0} | settings), MODEL)
 
 
 def about(folder, **changes):
@@ -236,11 +226,12 @@ def test_a_server_of_another_protocol_or_model_is_refused_by_name(fleet, tmp_pat
         fleet(about(tmp_path, signature=MODEL | {"hidden_size": 9})).find()
 
 
-def test_a_folder_that_only_the_server_sees_is_told(fleet, tmp_path):
-    with pytest.raises(ConfigError, match="--weights-dir"):
-        fleet(about(tmp_path, weights_folder=str(tmp_path / "elsewhere"))).find()
-    with pytest.raises(ConfigError, match="--weights-dir"):
-        fleet(about(tmp_path, instance="another-start")).find()
+def test_a_folder_that_only_the_server_sees_is_refused_to_the_process_that_sends_weights(fleet, tmp_path):
+    hidden, another = about(tmp_path, weights_folder=str(tmp_path / "x")), about(tmp_path, instance="another")
+    for each in (hidden, another):
+        with pytest.raises(ConfigError, match="--weights-dir"):
+            fleet(each).find()
+        assert fleet(each, sends_weights=False).look()
 
 
 def test_a_server_that_comes_up_later_is_waited_for(fleet, monkeypatch, tmp_path, logged):
@@ -250,10 +241,19 @@ def test_a_server_that_comes_up_later_is_waited_for(fleet, monkeypatch, tmp_path
     told = logged()
     assert told.count("waiting for a server") == 1
     assert "http://127.0.0.1:8000 answers" in told
-    never = fleet(ServerLost("u: refused"))
-    assert not never.find()
-    assert "u: refused" in never.none_answers().what
-    assert "start one with `grpox serve MODEL`" in never.none_answers().allowed
+    assert not fleet(ServerLost("u: refused")).find()
+
+
+def test_without_a_server_the_model_is_loaded_only_if_one_may_come(monkeypatch, logged):
+    monkeypatch.setenv("GRPOX_SERVER_TOKEN", TOKEN)
+    settings = {"urls": ["http://127.0.0.1:9"]}
+    VllmServerGenerator(VllmServerConfig(**settings, start_timeout=60)).preflight(LlamaConfig())
+    assert "no server answers yet; loading the model meanwhile: http://127.0.0.1:9" in logged()
+    asked = VllmServerGenerator(VllmServerConfig(**settings, start_timeout=0))
+    problem = problem_of(asked.preflight, LlamaConfig(name_or_path="./m"))
+    assert (problem.key, problem.given) == ("generator.urls", "http://127.0.0.1:9")
+    assert "no vLLM server answers: http://127.0.0.1:9" in problem.what
+    assert "grpox serve ./m --port 9" in problem.allowed
 
 
 @pytest.mark.parametrize(
@@ -272,9 +272,9 @@ def test_the_command_that_starts_the_server_is_told(settings, command):
 def test_a_machine_on_which_no_server_was_started_is_told_the_command(monkeypatch, tmp_path):
     monkeypatch.delenv("GRPOX_SERVER_TOKEN", raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="no vLLM server was started") as caught:
-        Fleet(VllmServerConfig(), MODEL, path="org/name")
-    assert caught.value.problems[0].allowed.startswith("after: grpox serve org/name; or a file")
+    problem = problem_of(Fleet, VllmServerConfig(), MODEL, path="org/name")
+    assert "no vLLM server was started" in problem.what
+    assert problem.allowed.startswith("after: grpox serve org/name; or a file")
 
 
 def test_weights_of_another_run_are_noticed_and_a_restart_is_not_taken_for_one(fleet, tmp_path):
@@ -301,14 +301,6 @@ def test_a_server_that_was_given_up_waits_for_the_next_weights(fleet, tmp_path, 
     assert used.last_loss == "u: broken"
 
 
-def test_a_process_that_sends_no_weights_need_not_see_the_folder(monkeypatch, tmp_path):
-    hidden = about(tmp_path, weights_folder=str(tmp_path / "elsewhere"))
-    other_rank = fleet_that_hears(monkeypatch, hidden)
-    other_rank._sends_weights = False
-    assert other_rank.look()
-    other_rank.close()
-
-
 @pytest.mark.parametrize(
     "url",
     ["127.0.0.1:8000", "ftp://host:1", "http://", "http://host:99999", "http://me:pw@host:1", "http://h:1?x=1"],
@@ -318,7 +310,7 @@ def test_addresses_are_checked(url):
         VllmServerConfig(urls=[url])
 
 
-def test_one_address_is_one_server():
+def test_each_address_is_named_once():
     assert VllmServerConfig(urls=["http://a:1/", "https://b:2"]).urls == ["http://a:1", "https://b:2"]
     with pytest.raises(ValidationError, match="names one server twice"):
         VllmServerConfig(urls=["http://a:1", "http://a:1/"])
@@ -334,3 +326,157 @@ def test_models_differ_in_their_shape_and_not_in_their_weights():
         "vocab_size is 18 there and 17 here",
         "hidden_size is 32 there and 64 here",
     ]
+
+
+# -- Weights on their way: buckets, files, the address and lockstep of nccl, without GPU or server ------------
+
+
+def stream(sizes: list[int], asked: list[int] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    for number, size in enumerate(sizes):
+        if asked is not None:
+            asked.append(number)
+        yield str(number), torch.full((size,), float(number))
+
+
+def test_buckets_hold_up_to_the_limit_in_order_and_are_asked_for_when_they_are_used() -> None:
+    assert [[*bucket] for bucket in buckets(stream([2, 2, 1, 9, 1]), 16)] == [["0", "1"], ["2"], ["3"], ["4"]]
+    assert [*buckets(iter(()), 16)] == []
+    asked: list[int] = []
+    next(buckets(stream([4] * 4, asked), 16))
+    assert asked == [0, 1]
+
+
+@pytest.fixture
+def posted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Routes that were asked, each answered with success."""
+    paths = []
+
+    async def post(self: ServerClient, path: str, body: Any = None) -> dict[str, Any]:
+        paths.append(path)
+        return {}
+
+    monkeypatch.setattr(ServerClient, "post", post)
+    return paths
+
+
+@pytest.fixture
+def used(fleet, tmp_path, posted):
+    made = fleet(about(tmp_path))
+    made.look()
+    return made
+
+
+def test_weights_go_through_the_folder_bucket_by_bucket_and_leave_nothing(used, tmp_path, posted, monkeypatch):
+    """Each file holds the copies on the host."""
+    written, save = [], server_weights.save_file
+
+    def noted(bucket, file):
+        written.append({name: each.tolist() for name, each in bucket.items()})
+        save(bucket, file)
+
+    monkeypatch.setattr(server_weights, "on_host", lambda bucket: {n: 7 + each for n, each in bucket.items()})
+    monkeypatch.setattr(server_weights, "save_file", noted)
+    FileSender(used, 16).send(stream([4, 4]))
+    assert posted == ["/start_weight_update", "/update_weights", "/update_weights", "/finish_weight_update"]
+    assert [file.name for file in tmp_path.iterdir()] == ["instance"]
+    assert written == [{"0": [7.0] * 4}, {"1": [8.0] * 4}]
+
+
+def test_a_folder_that_is_gone_is_a_lost_server(used, tmp_path):
+    (tmp_path / "instance").unlink()
+    tmp_path.rmdir()
+    weights = stream([4, 4])
+    FileSender(used, 16).send(weights)
+    assert [*weights] == []
+    assert "its folder for weights is gone" in used.last_loss
+    tmp_path.mkdir()
+
+
+def test_a_folder_without_room_is_told_with_what_helps(used, monkeypatch):
+    def full(*_):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(server_weights, "save_file", full)
+    with pytest.raises(RunFailed, match=r"No space left(.|\n)*bucket_mib"):
+        FileSender(used, 16).send(stream([4]))
+
+
+class OnGpu:
+    """A tensor of a GPU, as far as its copy to the host asks."""
+
+    device = torch.device("cuda", 1)
+
+
+def test_a_bucket_on_a_gpu_comes_to_pinned_memory_with_one_wait(monkeypatch):
+    """The copies are ordered without a wait, and the host waits for all before it reads any."""
+    events = []
+
+    class Copy:
+        def copy_(self, tensor, non_blocking):
+            events.append(("copy", tensor, non_blocking))
+            return self
+
+    def empty_like(tensor, *, device, pin_memory):
+        events.append(("memory", torch.device(device).type, pin_memory))
+        return Copy()
+
+    def current_stream(device):
+        return SimpleNamespace(synchronize=lambda: events.append(("wait", device)))
+
+    on_cpu = {"a": torch.ones(4)}
+    assert server_weights.on_host(on_cpu) is on_cpu
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    monkeypatch.setattr(torch.accelerator, "current_stream", current_stream)
+    one, other = OnGpu(), OnGpu()
+    assert list(server_weights.on_host({"one": one, "other": other})) == ["one", "other"]
+    memory = ("memory", "cpu", True)
+    assert events == [memory, ("copy", one, True), memory, ("copy", other, True), ("wait", OnGpu.device)]
+
+
+ROUTES = {
+    "here": ("127.0.0.1", "127.0.0.1"),
+    "this-machine": ("192.168.0.7", "192.168.0.7"),
+    "elsewhere": ("10.1.0.7", "10.1.0.9"),
+}
+"""Host -> address of this machine on the way there, and the host's own."""
+
+
+@pytest.mark.parametrize(
+    ("hosts", "address"),
+    [
+        (["here"], "127.0.0.1"),
+        (["here", "this-machine"], "192.168.0.7"),
+        (["here", "this-machine", "elsewhere"], "10.1.0.7"),
+        (["elsewhere", "here"], "10.1.0.7"),
+    ],
+)
+def test_all_meet_at_the_address_that_leads_to_a_server_elsewhere(hosts, address, monkeypatch):
+    monkeypatch.setattr(server_weights, "_route_to", ROUTES.__getitem__)
+    assert master_address(hosts) == address
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost:8000", "127.0.0.2", "[::1]:8000"])
+def test_servers_here_are_met_on_loopback(host):
+    assert master_address([f"http://{host}"]).startswith("127.0.0.")
+
+
+def test_a_server_here_whose_name_has_ipv6_alone_is_met_on_loopback(monkeypatch):
+    def resolve(host, port, family, kind):
+        if family == socket.AF_INET:
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return [(family, kind, 17, "", ("::1", port, 0, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert master_address(["http://six:8000"]) == "127.0.0.1"
+
+
+def test_a_server_elsewhere_without_ipv4_is_refused_by_name():
+    problem = problem_of(master_address, ["http://[2001:db8::2]:8000"])
+    assert (problem.key, problem.given) == ("generator.urls", "http://[2001:db8::2]:8000")
+
+
+def test_a_rank_alone_reads_the_stream_as_it_is():
+    asked: list[int] = []
+    alone: Any = SimpleNamespace(world_size=1, rank=0, device=torch.device("cpu"))
+    next(in_lockstep(stream([4] * 3, asked), alone, 1 << 20))
+    assert asked == [0]

@@ -138,16 +138,12 @@ def test_no_more_is_asked_for_than_there_is_room():
 def test_a_failed_request_is_repeated_and_its_samples_count_once():
     client = Client("a", [done(1), ServerLost("broken")])
     taken, lost, _ = complete([client], count=1)
-    assert taken == [(0, 0), (0, 1)]
-    assert client.asked == [0, 0]
-    assert lost == {}
+    assert (taken, client.asked, lost) == ([(0, 0), (0, 1)], [0, 0], {})
 
 
 def test_a_lost_servers_requests_go_to_the_others():
     dead = Client("dead", last=[ServerLost("dead: refused")])
-    taken, lost, _ = complete([dead, Client("b")], retries=0)
-    assert taken == ALL
-    assert lost == {"dead": "dead: refused"}
+    assert complete([dead, Client("b")], retries=0)[:2] == (ALL, {"dead": "dead: refused"})
 
 
 def test_a_server_that_falls_silent_leaves_its_requests_to_the_others():
@@ -161,10 +157,8 @@ def test_a_server_that_falls_silent_leaves_its_requests_to_the_others():
         await asked.wait()
         raise ServerLost("silent has weights default")
 
-    silent, other = Client("silent", pace=say_nothing, silence=fail_once_asked), Client("b")
-    taken, lost, _ = complete([silent, other])
-    assert taken == ALL
-    assert lost == {"silent": "silent has weights default"}
+    silent = Client("silent", pace=say_nothing, silence=fail_once_asked)
+    assert complete([silent, Client("b")])[:2] == (ALL, {"silent": "silent has weights default"})
 
 
 def test_without_servers_the_rest_stays_missing():
@@ -175,32 +169,28 @@ def test_without_servers_the_rest_stays_missing():
     assert lost == {"a": "gone"}
 
 
-MIXED = ServedCompletion(0, [7, 8], [-0.5, -0.5], "stop", (VERSION, "run/4"))
-
-
 @pytest.mark.parametrize(
-    ("wrong", "why"),
+    ("versions", "why"),
     [
-        (done(0, version="default"), "a sampled with weights default instead of run/3"),
-        (MIXED, "a sampled with weights run/3, run/4 instead of run/3"),
+        (("default",), "a sampled with weights default instead of run/3"),
+        ((VERSION, "run/4"), "a sampled with weights run/3, run/4 instead of run/3"),
+        ((), "a sampled with weights unknown instead of run/3"),
     ],
-    ids=["other weights", "weights that changed"],
 )
-def test_other_weights_are_refused_at_once(wrong, why):
-    client = Client("a", last=[wrong])
-    taken, lost, _ = complete([client], count=1, retries=5)
-    assert taken == []
+def test_other_weights_are_refused_at_once(versions, why):
+    client = Client("a", last=[ServedCompletion(0, [7, 8], [-0.5, -0.5], "stop", versions)])
+    assert complete([client], count=1, retries=5)[:2] == ([], {"a": why})
     assert client.asked == [0]
-    assert lost == {"a": why}
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
 def test_a_completion_that_was_broken_off_is_none(reason):
-    taken, _, _ = complete([Client("a", [done(0, reason=reason)])], count=1)
-    assert taken == [(0, 0), (0, 1)]
-    taken, lost, _ = complete([Client("a", last=[done(0, reason=reason)])], count=1)
-    assert taken == []
-    assert reason in lost["a"]
+    broken = done(0, reason=reason)
+    assert complete([Client("a", [broken])], count=1)[0] == [(0, 0), (0, 1)]
+    assert complete([Client("a", last=[broken])], count=1)[:2] == (
+        [],
+        {"a": f"a broke off a completion: {reason}"},
+    )
 
 
 @pytest.mark.parametrize(
@@ -300,18 +290,15 @@ def test_samples_of_a_server_that_is_lost_are_left_out(made):
     client.gate.set()
     arriving = begun(generator)
     generator.sync(iter(()), 4)
-    assert generator._fleet.calls == ["give up: it went away", "readmit", "send"]
-    assert set(places(arriving)) == {place for place in ALL if place[0] != 1}
-    assert generator._fleet.calls == ["give up: it went away", "readmit", "send"]
-
-
-def test_without_a_server_nothing_is_begun(made):
-    generator, client = made
-    client.version = "another/1"
+    once = ["give up: it went away", "readmit", "send"]
+    assert generator._fleet.calls == once
+    assert places(arriving) == [place for place in ALL if place[0] != 1]
+    assert generator._fleet.calls == once
+    client.version = "another/1"  # without a server nothing is begun
     assert list(begun(generator)) == []
 
 
-def test_what_a_server_refuses_is_told_when_it_is_read(made):
+def test_a_refusal_of_a_server_is_raised_when_its_answer_is_read(made):
     generator, client = made
     client.error = ConfigError(Problem("it does not take that"))
     client.gate.set()

@@ -2,16 +2,15 @@
 
 import inspect
 import json
-import os
 import socket
 from importlib import metadata
 
 import pytest
 from support.architectures import tiny_model
+from support.problems import problem_of
 from typer.testing import CliRunner
 
 from grpox.cli.app import app
-from grpox.errors import ConfigError
 from grpox.runfile.load import load_run
 from grpox_vllm_serving.command import serve
 from grpox_vllm_serving.launch import OWNED, ServerSettings, command, environment, refuse_owned
@@ -32,75 +31,58 @@ def of(folder, **changes):
     return environment(settings(**changes), folder, folder, "start")
 
 
-def test_the_token_is_in_the_environment_and_not_on_the_command_line(tmp_path):
-    assert not any(TOKEN in argument for argument in command(settings()))
+def test_the_token_is_in_the_environment_alone_and_its_guard_is_outermost(tmp_path):
+    line = command(settings())
+    assert not any(TOKEN in argument for argument in line)
     assert [name for name, value in of(tmp_path).items() if TOKEN in value] == ["GRPOX_SERVER_TOKEN"]
+    middleware = [line[place + 1] for place, argument in enumerate(line) if argument == "--middleware"]
+    assert middleware[-1] == "grpox_vllm_serving.protocol.TokenGuard"
 
 
-def test_it_listens_here_alone_unless_told_otherwise(tmp_path, monkeypatch):
+def test_it_listens_here_alone_unless_asked_otherwise(tmp_path, monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)  # a run in this process may have set it
     assert value_of(command(settings()), "--host") == "127.0.0.1"
     assert of(tmp_path)["GLOO_SOCKET_IFNAME"] == "lo"
     assert "GLOO_SOCKET_IFNAME" not in of(tmp_path, host="0.0.0.0")
 
 
-def test_the_guard_is_outermost():
-    line = command(settings())
-    middleware = [line[place + 1] for place, argument in enumerate(line) if argument == "--middleware"]
-    assert middleware[-1] == "grpox_vllm_serving.protocol.TokenGuard"
-
-
-def test_what_a_user_set_in_the_environment_stays_but_not_what_guards_the_server(tmp_path, monkeypatch):
+def test_a_users_variables_stay_but_not_those_that_guard_the_server(tmp_path, monkeypatch):
+    precision = "VLLM_FLOAT32_MATMUL_PRECISION"
+    monkeypatch.delenv(precision, raising=False)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
     given = of(tmp_path)
     assert "VLLM_LOGGING_LEVEL" not in given
     assert given["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "0"
+    # With CUDA it multiplies float32 as the trainer does.
+    assert [of(tmp_path, cuda=cuda).get(precision) for cuda in (True, False)] == ["high", None]
 
 
-def test_a_server_with_cuda_multiplies_float32_as_the_trainer_does(tmp_path, monkeypatch):
-    name = "VLLM_FLOAT32_MATMUL_PRECISION"
-    monkeypatch.delenv(name, raising=False)
-    assert [of(tmp_path, cuda=cuda).get(name) for cuda in (True, False)] == ["high", None]
-
-
-def test_weights_travel_by_nccl_or_by_file():
-    assert json.loads(value_of(command(settings()), "--weight-transfer-config")) == {"backend": "grpox_file"}
-    assert json.loads(value_of(command(settings(nccl=True)), "--weight-transfer-config")) == {"backend": "nccl"}
-
-
-def test_sizes_are_passed_on():
+def test_sizes_and_the_way_of_weights_are_passed_on():
     line = command(settings(max_model_len=64, kv_cache_gib=0.5, extra=["--max-num-seqs", "3"]))
     assert value_of(line, "--max-model-len") == "64"
     assert value_of(line, "--kv-cache-memory-bytes") == str(2**29)
     assert line[-2:] == ["--max-num-seqs", "3"]
     assert "--gpu-memory-utilization" not in line
-    on_cuda = command(settings(cuda=True, gpu_memory_utilization=0.5))
+    assert json.loads(value_of(line, "--weight-transfer-config")) == {"backend": "grpox_file"}
+    on_cuda = command(settings(cuda=True, gpu_memory_utilization=0.5, nccl=True))
     assert value_of(on_cuda, "--gpu-memory-utilization") == "0.5"
     assert "--kv-cache-memory-bytes" not in on_cuda
     assert "--enforce-eager" not in on_cuda
+    assert json.loads(value_of(on_cuda, "--weight-transfer-config")) == {"backend": "nccl"}
 
 
 @pytest.mark.parametrize(
     "argument", ["--api-key", "--middleware=mine.Mine", "--worker_extension_cls", "--host"]
 )
 def test_arguments_that_grpox_sets_are_refused(argument):
-    with pytest.raises(ConfigError) as caught:
-        refuse_owned(["--max-num-seqs", "3", argument])
-    (problem,) = caught.value.problems
-    assert problem.given == argument
-
-
-def test_every_owned_argument_that_names_another_names_a_real_one():
+    assert problem_of(refuse_owned, ["--max-num-seqs", "3", argument]).given == argument
     options = {f"--{name.replace('_', '-')}" for name in inspect.signature(serve).parameters}
     assert {instead for instead in OWNED.values() if instead.startswith("--")} <= options
 
 
 def refused(*arguments):
-    with pytest.raises(ConfigError) as caught:
-        CliRunner().invoke(app, ["serve", *arguments], catch_exceptions=False)
-    (problem,) = caught.value.problems
-    return problem
+    return problem_of(CliRunner().invoke, app, ["serve", *arguments], catch_exceptions=False)
 
 
 @pytest.fixture
@@ -109,7 +91,7 @@ def with_vllm(monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: "0.32.0" if name == "vllm" else version(name))
 
 
-def test_mistakes_are_told_before_vllm_loads(with_vllm, tmp_path):
+def test_mistakes_are_refused_before_vllm_loads(with_vllm, tmp_path):
     assert refused("quickstart", "--dtype", "float16").allowed == "auto, float32, bfloat16"
     assert refused("quickstart", "--weights", "flie").nearest == "file"
     assert refused(str(tmp_path)).what == "no config.json in this folder"
@@ -122,19 +104,16 @@ def test_mistakes_are_told_before_vllm_loads(with_vllm, tmp_path):
     assert refused("quickstart", "--weights-dir", str(tmp_path / "x")).key == "--weights-dir"
 
 
-def test_without_vllm_it_says_what_to_install(monkeypatch):
+def test_help_and_the_refusal_without_vllm_teach(monkeypatch):
+    text = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "120"}).output
+    assert "generator=vllm-server" in text
+    assert "GRPOX_SERVER_TOKEN" in text
+
     def version(name):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", version)
     assert "make vllm" in refused("quickstart").what
-
-
-def test_help_teaches(monkeypatch):
-    monkeypatch.setitem(os.environ, "COLUMNS", "120")
-    text = CliRunner().invoke(app, ["serve", "--help"]).output
-    assert "generator=vllm-server" in text
-    assert "GRPOX_SERVER_TOKEN" in text
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import asyncio
 import stat
 
 import pytest
+from support.problems import problem_of
 
-from grpox.errors import ConfigError
 from grpox_vllm_serving.protocol import TOKEN_VARIABLE, TokenGuard, default_file, read_or_make_token, read_token
 
 TOKEN = "0123456789abcdef"
@@ -23,28 +23,24 @@ def private(path, text):
     return str(path)
 
 
-def test_a_file_named_comes_before_the_environment_and_that_before_the_default(tmp_path, monkeypatch):
+def test_a_token_is_made_once_for_this_user_and_a_file_or_the_environment_comes_before_it(
+    tmp_path, monkeypatch
+):
     made = read_or_make_token(None)
-    assert read_token(None, "key") == made
+    assert len(made) >= 32
+    assert read_or_make_token(None) == read_token(None, "key") == made
+    assert stat.S_IMODE(default_file().stat().st_mode) == 0o600
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     assert read_token(None, "key") == read_or_make_token(None) == TOKEN
     assert read_token(private(tmp_path / "own", "another-token-0123\n"), "key") == "another-token-0123"
 
 
-def test_a_token_is_made_once_for_this_user_alone():
-    made = read_or_make_token(None)
-    assert len(made) >= 32
-    assert read_or_make_token(None) == made
-    assert stat.S_IMODE(default_file().stat().st_mode) == 0o600
-
-
 @pytest.mark.parametrize("home", ["/dev/null", "/dev/null/below", "/proc/here"])
-def test_a_token_that_cannot_be_kept_is_told_with_what_else_there_is(home, monkeypatch):
+def test_a_token_that_cannot_be_saved_is_refused_with_the_alternatives(home, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", home)
-    with pytest.raises(ConfigError, match=TOKEN_VARIABLE) as caught:
-        read_or_make_token(None)
-    [problem] = caught.value.problems
+    problem = problem_of(read_or_make_token, None)
     assert (problem.key, problem.given) == ("--token-file", f"{home}/grpox/server-token")
+    assert TOKEN_VARIABLE in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -58,21 +54,19 @@ def test_a_token_that_cannot_be_kept_is_told_with_what_else_there_is(home, monke
         pytest.param("x" * 16385, id="long"),
     ],
 )
-def test_what_is_no_token_is_told_without_showing_it(tmp_path, text):
-    with pytest.raises(ConfigError) as caught:
-        read_token(private(tmp_path / "own", text), "key")
-    assert f"it has {len(text)} characters" in str(caught.value)
-    assert "16 to 16,384 printable ASCII characters" in str(caught.value)
-    assert not text or text not in str(caught.value)
+def test_a_file_without_a_token_is_refused_without_showing_it(tmp_path, text):
+    problem = problem_of(read_token, private(tmp_path / "own", text), "key")
+    assert f"it has {len(text)} characters" in str(problem)
+    assert "16 to 16,384 printable ASCII characters" in str(problem)
+    assert not text or text not in str(problem)
 
 
-def test_a_missing_file_and_one_that_others_read_are_told(tmp_path):
-    with pytest.raises(ConfigError, match=r"generator\.token_file: no token"):
-        read_token(str(tmp_path / "missing"), "generator.token_file")
+def test_a_missing_file_and_one_that_others_read_are_refused(tmp_path):
+    missing = problem_of(read_token, str(tmp_path / "missing"), "generator.token_file")
+    assert (missing.key, missing.what.startswith("no token")) == ("generator.token_file", True)
     path = private(tmp_path / "own", TOKEN)
     (tmp_path / "own").chmod(0o640)
-    with pytest.raises(ConfigError, match="chmod 600"):
-        read_token(path, "key")
+    assert "chmod 600" in str(problem_of(read_token, path, "key"))
 
 
 def ask(monkeypatch, path="/x", method="GET", kind="http", headers=()):
@@ -95,10 +89,12 @@ def bearer(text):
     return (b"authorization", text.encode())
 
 
+RIGHT = bearer(f"Bearer {TOKEN}")
+
+
 def test_the_guard_lets_the_token_past(monkeypatch):
-    assert ask(monkeypatch, headers=[bearer(f"Bearer {TOKEN}")]) == "passed"
-    assert ask(monkeypatch, kind="websocket", headers=[bearer(f"Bearer {TOKEN}")]) == "passed"
-    assert ask(monkeypatch, kind="lifespan") == "passed"
+    for scope in ({"headers": [RIGHT]}, {"headers": [RIGHT], "kind": "websocket"}, {"kind": "lifespan"}):
+        assert ask(monkeypatch, **scope) == "passed"
     assert ask(monkeypatch, path="/health") == "passed"
 
 
@@ -110,7 +106,7 @@ def test_the_guard_lets_the_token_past(monkeypatch):
         [bearer(f"Bearer {TOKEN}x")],
         [bearer(f"bearer {TOKEN}")],
         [bearer("Bearer ")],
-        [bearer(f"Bearer {TOKEN}"), bearer("Bearer other")],
+        [RIGHT, bearer("Bearer other")],
     ],
 )
 def test_the_guard_stops_everything_else(monkeypatch, headers):
@@ -118,17 +114,14 @@ def test_the_guard_stops_everything_else(monkeypatch, headers):
     assert ask(monkeypatch, kind="websocket", headers=headers) == 1008
 
 
-@pytest.mark.parametrize(
-    "path", ["/health/", "//health", "/healthz", "/HEALTH", "/health/../collective_rpc", ""]
-)
-def test_nothing_but_health_is_open(monkeypatch, path):
-    assert ask(monkeypatch, path=path) == 401
+def test_nothing_but_health_is_open(monkeypatch):
+    for path in ("/health/", "//health", "/healthz", "/HEALTH", "/health/../collective_rpc", ""):
+        assert ask(monkeypatch, path=path) == 401
     assert ask(monkeypatch, path="/health", method="POST") == 401
 
 
-def test_headers_of_16_kib_are_taken_and_longer_ones_told(monkeypatch):
-    token = bearer(f"Bearer {TOKEN}")
-    others = [(b"host", b"127.0.0.1:8000"), (b"accept-encoding", b"gzip, deflate"), token]
+def test_headers_of_16_kib_are_accepted_and_longer_ones_refused(monkeypatch):
+    others = [(b"host", b"127.0.0.1:8000"), (b"accept-encoding", b"gzip, deflate"), RIGHT]
     assert ask(monkeypatch, headers=[*others, (b"cookie", b"x" * (16 << 10))]) == "passed"
     assert ask(monkeypatch, headers=[*others, *[(b"cookie", b"x" * (1 << 10))] * 16]) == "passed"
     assert ask(monkeypatch, headers=[*others, (b"cookie", b"x" * (18 << 10))]) == 431

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from importlib import util
 from pathlib import Path
 
 import pytest
 from support.episode_runs import FILE, check_text_of_plain, kept_rollouts, largest_difference
 from support.fixtures import GrpoxCommand
-from support.vllm_serving import MODEL, borrowed
+from support.vllm_serving import MODEL, NEEDS_VLLM, borrowed
 
 from grpox_generators.configs import LONGEST_WAIT
 
-pytestmark = [
-    pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
-]
+pytestmark = NEEDS_VLLM
 
 
 @pytest.fixture(scope="module", autouse=True)

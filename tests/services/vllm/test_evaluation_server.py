@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable, Iterator
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,12 @@ import pytest
 import torch
 from pyarrow import parquet
 from support import services
-from support.vllm_serving import MODEL, TOKEN, Served
+from support.vllm_serving import MODEL, NEEDS_VLLM, TOKEN, Served
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox_generators.configs import LONGEST_WAIT
 
-pytestmark = [
-    pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
-]
+pytestmark = NEEDS_VLLM
 GrpoxCommand = Callable[..., "subprocess.CompletedProcess[str]"]
 OF_BASE = 0.332
 """Its accuracy: what a server would find that kept its own weights."""

@@ -1,24 +1,13 @@
 """The real vLLM beside the trainer: where the two agree, and what a run does and tells where they do not."""
 
 import json
-from importlib import util
-from pathlib import Path
 
 import pytest
 import torch
 from support import processes
-from support.sampling_parity import difference
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from support.vllm_serving import NEEDS_VLLM
 
-from grpox.config import SamplingConfig
-from grpox.contracts import GeneratorContext, Prompt
-from grpox.policy.models import architecture_of
-from grpox.runtime.world import start_world
-from grpox_generators.configs import VllmColocateConfig
-
-pytestmark = [
-    pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed (make vllm)"),
-]
+pytestmark = NEEDS_VLLM
 
 GENERATORS = '''
 from dataclasses import replace
@@ -151,40 +140,3 @@ def test_only_what_is_unhealthy_is_told_and_once(told, metrics):
             assert f"effective_sample_size is {shares[step - 1]:.3g} at step {step};" in text
         else:
             assert seen == []
-
-
-@pytest.fixture(scope="module")
-def policy(smollm2):
-    return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
-
-
-@pytest.fixture(scope="module")
-def generator(smollm2, policy):
-    from grpox_generators.vllm_colocate import VllmColocateGenerator
-
-    cpu = start_world().device
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    made = VllmColocateGenerator(VllmColocateConfig(max_model_len=256, kv_cache_gib=0.25))
-    ends, build = (tokenizer.eos_token_id,), architecture_of(policy)
-    made.start(GeneratorContext(Path(smollm2), build, tokenizer, ends, cpu, 0, 1, 0, policy))
-    yield made
-    made.close()
-
-
-def test_a_real_model_with_tied_embeddings_agrees_after_every_sync(generator, policy):
-    assert policy.config.tie_word_embeddings
-    questions = ("The capital of France is", "7 * 8 =", "Once upon a time")
-    ids = [tuple(generator.context.tokenizer(text)["input_ids"]) for text in questions]
-    prompts = [Prompt(group, token_ids, 4) for group, token_ids in enumerate(ids)]
-    draw = torch.Generator().manual_seed(0)
-    rollouts = []
-    for version in range(3):
-        if version:
-            with torch.no_grad():
-                for weight in policy.parameters():
-                    weight += 0.03 * weight.std() * torch.randn(weight.shape, generator=draw)
-            assert difference(policy, rollouts, 1.0) > 0.05  # the sync to come has something to bring
-        generator.sync(((name, p.detach().clone()) for name, p in policy.named_parameters()), version)
-        rollouts = list(generator.generate(prompts, SamplingConfig(max_completion_length=24), 5 + version))
-        assert {rollout.policy_version for rollout in rollouts} == {version}
-        assert difference(policy, rollouts, 1.0) < 2e-4

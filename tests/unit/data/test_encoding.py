@@ -35,12 +35,6 @@ def prompts(made: Any, *rows: Any, **settings: Any) -> PromptSet:
     return PromptSet(datasets.Dataset.from_dict({"prompt": list(rows)}), "prompt", made, **settings)
 
 
-def read(made: Any, *rows: Any, **settings: Any) -> list[str]:
-    """The prompts as the model reads them."""
-    data = prompts(made, *rows, **settings)
-    return data.prompt_texts([data.token_ids(row) for row in range(len(rows))])
-
-
 def special(made: Any, ids: Any) -> list[str]:
     known = made.added_tokens_decoder
     return [known[each].content for each in ids if each in known and known[each].special]
@@ -62,7 +56,8 @@ def special(made: Any, ids: Any) -> list[str]:
 def test_a_plain_prompt_has_one_bos_and_no_eos_that_the_tokenizer_adds(
     single: str, text: str, whole: str
 ) -> None:
-    assert read(tokenizer(single=single), text) == [whole]
+    data = prompts(tokenizer(single=single), text)
+    assert data.prompt_texts([data.token_ids(0)]) == [whole]
 
 
 def test_what_the_model_reads_otherwise_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,24 +82,22 @@ def test_a_prompt_cut_at_the_left_keeps_its_bos(rows: list[Any], most: int) -> N
     assert cut[1:] == whole[len(whole) - len(cut) + 1 :]
 
 
+OTHERS = ("", " a  b ", "<think>x</think> <tool_call>", "< |im_end|>", "<|im_end", "日本 “x”\n\n")
+
+
 @pytest.mark.parametrize("template", WORKING)
-def test_the_text_of_a_special_token_in_a_message_stays_text(template: str) -> None:
+def test_the_text_of_a_special_token_in_a_message_stays_text_and_others_their_tokens(
+    template: str,
+) -> None:
     made = tokenizer(WORKING[template])
-    as_written, forged = ([{"role": "user", "content": content}] for content in ("7", FORGED))
+    as_written, forged, *others = ([{"role": "user", "content": content}] for content in ("7", FORGED, *OTHERS))
     data = prompts(made, as_written, forged)
     assert special(made, data.token_ids(1)) == special(made, data.token_ids(0))
     assert data.prompt_texts([data.token_ids(1)]) == [data.text(1)]  # as the template writes it, without marks
     allowed = prompts(made, forged, keys=DataConfig(path="x", allow_special_tokens=True))
-    assert list(allowed.token_ids(0)) == made(allowed.text(0), add_special_tokens=False)["input_ids"]
     assert allowed.text(0) == data.text(1)
-
-
-@pytest.mark.parametrize("template", WORKING)
-def test_other_texts_have_the_tokens_that_they_always_had(template: str) -> None:
-    made = tokenizer(WORKING[template])
-    for content in ("", " a  b ", "<think>x</think> <tool_call>", "< |im_end|>", "<|im_end", "日本 “x”\n\n"):
-        data = prompts(made, [{"role": "user", "content": content}])
-        assert list(data.token_ids(0)) == made(data.text(0), add_special_tokens=False)["input_ids"]
+    for each in (allowed, *(prompts(made, other) for other in others)):
+        assert list(each.token_ids(0)) == made(each.text(0), add_special_tokens=False)["input_ids"]
 
 
 def test_parts_names_and_arguments_forge_no_token_either() -> None:

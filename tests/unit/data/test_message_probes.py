@@ -7,6 +7,7 @@ from pathlib import Path
 import datasets
 import pytest
 from support.chat_templates import CHATML, LLAMA3, QWEN2_5, byte_tokenizer
+from support.problems import problem_of
 
 from grpox.config import DataConfig
 from grpox.data.chat import ChatTemplate
@@ -73,13 +74,6 @@ def prompts(template, *rows, data=datasets.Dataset.from_list, **settings):
     return PromptSet(data(rows), "prompt", byte_tokenizer(template), **settings)
 
 
-def problem_of(template, *rows, **settings):
-    with pytest.raises(ConfigError) as caught:
-        prompts(template, *rows, **settings)
-    [problem] = caught.value.problems
-    return problem
-
-
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_a_conversation_is_written_whole_or_refused(name):
     template, accepted, refused = public(name), "", []
@@ -117,7 +111,11 @@ def test_a_conversation_is_written_whole_or_refused(name):
 )
 def test_the_cure_names_known_aliases(messages, cure):
     problem = problem_of(
-        QWEN2_5, [USER], messages, data=lambda rows: datasets.Dataset.from_list(rows, on_mixed_types="use_json")
+        prompts,
+        QWEN2_5,
+        [USER],
+        messages,
+        data=lambda rows: datasets.Dataset.from_list(rows, on_mixed_types="use_json"),
     )
     assert "row 1 (from 0)" in problem.what
     assert cure in problem.allowed
@@ -128,7 +126,10 @@ def test_a_text_is_looked_for_row_by_row():
     template = CHATML.replace("+ message.content", "+ ('' if 'secret' in message.content else message.content)")
     assert template != CHATML
     assert prompts(template, [USER]).text(0)
-    assert "message 0 (from 0)" in problem_of(template, [USER], [{"role": "user", "content": "a secret"}]).what
+    assert (
+        "message 0 (from 0)"
+        in problem_of(prompts, template, [USER], [{"role": "user", "content": "a secret"}]).what
+    )
 
 
 def test_a_template_that_has_parts_or_keys_of_its_own_is_left_to_it():
@@ -153,7 +154,7 @@ BEGUN = [USER, {"role": "assistant", "content": "Let me think.\n<think>"}]
 
 @pytest.mark.parametrize("last", [BEGUN[1], {"role": "gpt", "content": "4"}, CALL | {"role": "assistant"}])
 def test_a_row_that_ends_with_the_answer_is_refused_with_the_key(last):
-    problem = problem_of(LLAMA3, [USER], [USER, last])
+    problem = problem_of(prompts, LLAMA3, [USER], [USER, last])
     assert "row 1 (from 0)" in problem.what
     assert "data.continue_final_message: true" in problem.allowed
 
@@ -211,10 +212,10 @@ def test_the_columns_of_a_row_reach_its_template(as_json):
 
 
 def test_columns_of_another_kind_or_beside_an_environment_are_refused():
-    problem = problem_of(QWEN2_5, {"prompt": [USER], "tools": "a hammer"})
+    problem = problem_of(prompts, QWEN2_5, {"prompt": [USER], "tools": "a hammer"})
     assert "column tools" in problem.what
     assert problem.allowed.endswith("another name for the column")
-    assert problem_of(QWEN2_5, {"prompt": [USER], "tools": []}, has_episodes=True).given == "tools"
+    assert problem_of(prompts, QWEN2_5, {"prompt": [USER], "tools": []}, has_episodes=True).given == "tools"
 
 
 def test_the_template_of_a_row_writes_its_own_special_tokens():

@@ -2,6 +2,7 @@
 
 import datasets
 import pytest
+from support.problems import problem_of
 from transformers import GPT2Config, LlamaConfig, MambaConfig
 
 from grpox.config import DataConfig, SamplingConfig
@@ -36,16 +37,12 @@ def prompts(rows, tokenizer=None, limit=None, continues=False, **template):
     return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit, keys=keys)
 
 
-def test_plain_prompts_get_the_special_tokens_of_the_tokenizer():
+def test_the_tokenizer_writes_the_special_tokens_of_texts_and_the_template_those_of_messages():
     made = prompts(["ab", "c"])
     assert made.token_ids(0) == (0, 97, 98)
     assert made.rows([1, 1, 0]) == (["c", "c", "ab"], {"answer": ["x"] * 3})
-
-
-def test_the_chat_template_writes_the_special_tokens_of_messages():
     made = prompts([[{"role": "user", "content": "a"}]], end="!")
-    assert made.text(0) == "<user>a<assistant>!"
-    assert bytes(made.token_ids(0)).decode() == "<user>a<assistant>!"
+    assert made.text(0) == bytes(made.token_ids(0)).decode() == "<user>a<assistant>!"
 
 
 @pytest.mark.parametrize(
@@ -59,9 +56,9 @@ def test_the_first_row_without_a_prompt_is_named(rows, row):
 @pytest.mark.parametrize("name", ["completions", "trainer_state"])
 def test_a_column_that_reward_functions_would_never_see_is_refused(name):
     rows = datasets.Dataset.from_dict({"prompts": ["a"], name: ["b"]})
-    with pytest.raises(ConfigError, match="the evaluation data has a column with a name that") as caught:
-        PromptSet(rows, "prompts", Tokenizer(), data="the evaluation data")
-    assert [problem.given for problem in caught.value.problems] == [name]
+    problem = problem_of(PromptSet, rows, "prompts", Tokenizer(), data="the evaluation data")
+    assert "the evaluation data has a column with a name that" in problem.what
+    assert problem.given == name
 
 
 def test_a_prompt_with_half_a_character_is_named(tmp_path):
@@ -71,53 +68,49 @@ def test_a_prompt_with_half_a_character_is_named(tmp_path):
         PromptSet(open_data(str(path)), "prompt", Tokenizer())
 
 
-def test_messages_need_a_chat_template():
-    with pytest.raises(ConfigError, match="no chat template"):
-        prompts([[{"role": "user", "content": "a"}]], Tokenizer(chat_template=None))
-
-
-def test_data_without_a_row_is_refused():
-    with pytest.raises(ConfigError, match="the data has no row"):
-        PromptSet(datasets.Dataset.from_dict({"prompt": []}), "prompt", Tokenizer())
-
-
-def test_a_prompt_without_a_token_is_refused_at_the_start():
-    class Blind(Tokenizer):
-        def __call__(self, texts, add_special_tokens=True):
-            return {"input_ids": [[] if text == " " else [1] for text in texts]}
-
-    with pytest.raises(ConfigError, match=r"row 1 \(from 0\) of the data has no tokens"):
-        prompts(["a", " "], Blind())
-
-
-def test_a_row_on_which_the_chat_template_fails_is_named():
-    with pytest.raises(ConfigError, match=r"chat template fails on row 1 \(from 0\) of the data: KeyError"):
-        prompts([[{"role": "user", "content": "a"}], [{"content": "b", "role2": "user"}]], Strict())
-
-
 class Strict(Tokenizer):
+    """Has no token for a blank, and a template that needs a role."""
+
+    def __call__(self, texts, add_special_tokens=True):
+        return {"input_ids": [[] if text == " " else [1] for text in texts]}
+
     def apply_chat_template(self, messages, **kwargs):
         if any(message["role"] is None for message in messages):
             raise KeyError("role")
         return super().apply_chat_template(messages, **kwargs)
 
 
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokenizer", "text"),
+    [
+        ([MESSAGES], Tokenizer(chat_template=None), "no chat template"),
+        ([], Tokenizer(), "the data has no row"),
+        (["a", " "], Strict(), r"row 1 \(from 0\) of the data has no tokens"),
+        (
+            [MESSAGES, [{"content": "b", "role2": "user"}]],
+            Strict(),
+            r"chat template fails on row 1 \(from 0\) of the data: KeyError",
+        ),
+    ],
+)
+def test_data_that_gives_no_tokens_is_refused_at_the_start(rows, tokenizer, text):
+    with pytest.raises(ConfigError, match=text):
+        prompts(rows, tokenizer)
+
+
 def test_the_first_prompt_that_is_too_long_is_named_before_training():
     # The tokenizer writes one special token: "abcd" has 5.
-    with pytest.raises(ConfigError) as caught:
-        prompts(["ab", "abcd", "abc", "abcdef"], limit=PromptLimit(3, "data.max_prompt_length"))
-    (problem,) = caught.value.problems
+    texts = ["ab", "abcd", "abc", "abcdef"]
+    problem = problem_of(prompts, texts, limit=PromptLimit(3, "data.max_prompt_length"))
     for fact in ("row 1 (from 0)", "2 more", "longest has 7 tokens"):
         assert fact in problem.what
     assert (problem.key, problem.given) == ("data.max_prompt_length", "5 tokens")
-    assert len(prompts(["ab"], limit=PromptLimit(3))) == 1
-
-
-def test_a_cut_prompt_keeps_its_bos_and_its_last_tokens_and_rewards_see_it_whole():
-    made = prompts(["ab", "abcd"], limit=PromptLimit(3, cut=True))
-    assert made.token_ids(0) == (0, 97, 98)
-    assert made.token_ids(1) == (0, 99, 100)
-    assert (made.prompt(1), made.text(1)) == ("abcd", "abcd")
+    cut = prompts(["ab", "abcd"], limit=PromptLimit(3, cut=True))
+    assert [cut.token_ids(row) for row in (0, 1)] == [(0, 97, 98), (0, 99, 100)]
+    assert (cut.prompt(1), cut.text(1)) == ("abcd", "abcd")  # rewards see it whole
 
 
 def test_prompts_are_tokenised_once_as_far_as_memory_allows(monkeypatch):
@@ -181,12 +174,8 @@ def test_the_question_is_the_last_message_of_the_user_or_the_plain_prompt():
 
 def test_the_other_columns_are_those_of_each_row():
     rows = datasets.Dataset.from_dict({"prompt": ["a", "b"], "answer": [1, 2], "level": ["x", None]})
-    made = PromptSet(rows, "prompt", Tokenizer())
-    assert made.columns_of([1, 0, 1]) == [
-        {"answer": 2, "level": None},
-        {"answer": 1, "level": "x"},
-        {"answer": 2, "level": None},
-    ]
+    one, other = {"answer": 1, "level": "x"}, {"answer": 2, "level": None}
+    assert PromptSet(rows, "prompt", Tokenizer()).columns_of([1, 0, 1]) == [other, one, other]
 
 
 # -- The limit on their length: the run file's key and the model's positions ----------------------------
@@ -197,32 +186,36 @@ def limit_of(model, completion=16, **data):
     return PromptLimit.of_run(DataConfig(path="x", **data), sampling, model)
 
 
-def test_without_a_key_it_is_what_the_positions_leave_beside_a_completion():
-    made = limit_of(LlamaConfig(max_position_embeddings=64))
-    assert (made.tokens, made.cut) == (48, False)
-    for fact in ("64 positions", "sampling.max_completion_length 16"):
-        assert fact in made.origin
-    # GPT-2 calls its positions n_positions.
-    assert limit_of(GPT2Config(n_positions=32)).tokens == 16
+LLAMA = LlamaConfig(max_position_embeddings=64)
 
 
-def test_the_key_counts_where_it_is_the_smaller_one():
-    model = LlamaConfig(max_position_embeddings=64)
-    assert limit_of(model, max_prompt_length=10).tokens == 10
-    assert limit_of(model, max_prompt_length=10).origin == "data.max_prompt_length"
-    of_model = limit_of(model, max_prompt_length=1000, long_prompts="cut")
-    assert (of_model.tokens, of_model.cut) == (48, True)
-    assert of_model.origin.startswith("64 positions of the model")
-
-
-def test_a_model_without_positions_takes_prompts_of_any_length():
-    assert limit_of(MambaConfig()).tokens is None
-    assert not limit_of(MambaConfig()).refuses(10**6)
-    assert limit_of(MambaConfig(), max_prompt_length=5).tokens == 5
+@pytest.mark.parametrize(
+    ("model", "data", "tokens", "cut"),
+    [
+        (LLAMA, {}, 48, False),
+        (GPT2Config(n_positions=32), {}, 16, False),
+        (LLAMA, {"max_prompt_length": 10}, 10, False),
+        (LLAMA, {"max_prompt_length": 1000, "long_prompts": "cut"}, 48, True),
+        (MambaConfig(), {}, None, False),  # any length
+        (MambaConfig(), {"max_prompt_length": 5}, 5, False),
+        (LlamaConfig(max_position_embeddings=17), {}, 1, False),
+    ],
+)
+def test_the_smaller_of_the_key_and_the_positions_that_a_completion_leaves_is_the_limit(
+    model, data, tokens, cut
+):
+    made = limit_of(model, **data)
+    assert (made.tokens, made.cut) == (tokens, cut)
+    if tokens == 48:
+        for fact in ("64 positions of the model", "sampling.max_completion_length 16"):
+            assert fact in made.origin
+    if data and tokens == data["max_prompt_length"]:
+        assert made.origin == "data.max_prompt_length"
+    assert made.refuses((tokens or 10**6) + 1) == (tokens is not None and not cut)
+    assert not made.refuses(tokens or 10**6)
 
 
 def test_a_completion_that_fills_the_positions_is_refused():
-    assert limit_of(LlamaConfig(max_position_embeddings=17)).tokens == 1
-    with pytest.raises(ConfigError, match="leaves no room for a prompt: the model has 16 positions") as caught:
-        limit_of(LlamaConfig(max_position_embeddings=16))
-    assert caught.value.problems[0].key == "sampling.max_completion_length"
+    problem = problem_of(limit_of, LlamaConfig(max_position_embeddings=16))
+    assert problem.key == "sampling.max_completion_length"
+    assert "leaves no room for a prompt: the model has 16 positions" in problem.what

@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 import pytest
+from support.problems import problem_of
 
 from grpox.config import TrainConfig
 from grpox.data.prompts import PromptSet
@@ -49,16 +50,13 @@ def refused(world_size: int = 1, **train: Any) -> list[Problem]:
 # -- The worked schedules --------------------------------------------------------------------------------
 
 
-def test_two_steps_per_generation() -> None:
-    plan = plan_of(B=3, GA=2, SPG=4, G=3)
-    assert drawn(plan, 4) == [["0 0 0", "1 1 1"], ["2 2 2", "3 3 3"], ["4 4 4", "5 5 5"], ["6 6 6", "7 7 7"]]
-    assert (plan.generation_batch_size, plan.prompts_per_generation, plan.train_batch_size) == (12, 4, 6)
-    assert plan.optimizer_steps_per_generation == 2
-
-
 @pytest.mark.parametrize(
     ("sizes", "steps"),
     [
+        (
+            {"B": 3, "GA": 2, "SPG": 4, "G": 3},
+            [["0 0 0", "1 1 1"], ["2 2 2", "3 3 3"], ["4 4 4", "5 5 5"], ["6 6 6", "7 7 7"]],
+        ),
         # One step for each generation batch where steps_per_generation is not given.
         (
             {"B": 3, "GA": 4, "G": 3},
@@ -82,6 +80,14 @@ def test_two_ranks_share_each_micro_batch_and_groups_straddle_them() -> None:
     plan = plan_of(2, B=3, GA=2, SPG=4, G=2)
     assert drawn(plan, 3, rank=0) == [["0 0 1", "3 3 4"], ["6 6 7", "9 9 10"], ["12 12 13", "15 15 16"]]
     assert drawn(plan, 3, rank=1) == [["1 2 2", "4 5 5"], ["7 8 8", "10 11 11"], ["13 14 14", "16 17 17"]]
+
+
+def test_sizes_of_a_plan() -> None:
+    plan = plan_of(B=3, GA=2, SPG=4, G=3)
+    assert (plan.generation_batch_size, plan.prompts_per_generation, plan.train_batch_size) == (12, 4, 6)
+    assert plan.optimizer_steps_per_generation == 2
+    plan = plan_of(2, B=4, generation_batch_size=32, G=8)
+    assert (plan.steps_per_generation, plan.generation_batch_size, plan.prompts_per_generation) == (4, 32, 4)
 
 
 # -- Iterations, steps over several generations ----------------------------------------------------------
@@ -123,11 +129,6 @@ def test_a_resumed_schedule_goes_on_where_it_stopped() -> None:
     assert [step.step for step in resumed.steps(start=4)] == [5, 6, 7, 8, 9]
 
 
-def test_generation_batch_size_stands_in_for_steps_per_generation() -> None:
-    plan = plan_of(2, B=4, generation_batch_size=32, G=8)
-    assert (plan.steps_per_generation, plan.generation_batch_size, plan.prompts_per_generation) == (4, 32, 4)
-
-
 # -- Length of a run -------------------------------------------------------------------------------------
 
 
@@ -141,15 +142,11 @@ def test_epochs_give_the_steps_of_whole_generations(epochs: float, steps: int) -
     assert Schedule(plan, PromptSampler(10, 4, True, 0), epochs=epochs).total_steps == steps
 
 
-def test_a_fraction_of_an_epoch_is_the_decimal_number_as_written() -> None:
-    plan = BatchPlan(1, 2, 1, 1, 2)
-    assert Schedule(plan, PromptSampler(100, 1, True, 0), epochs=0.29).total_steps == 29  # 0.29 * 100 < 29
-
-
 def test_max_steps_wins_over_epochs_and_may_be_zero() -> None:
-    plan = BatchPlan(1, 2, 1, 1, 2)
-    assert Schedule(plan, PromptSampler(100, 1, True, 0), max_steps=7, epochs=3).total_steps == 7
-    assert list(Schedule(plan, PromptSampler(100, 1, True, 0), max_steps=0).steps()) == []
+    plan, prompts = BatchPlan(1, 2, 1, 1, 2), PromptSampler(100, 1, True, 0)
+    assert Schedule(plan, prompts, epochs=0.29).total_steps == 29  # as it is written: 0.29 * 100 < 29
+    assert Schedule(plan, prompts, max_steps=7, epochs=3).total_steps == 7
+    assert list(Schedule(plan, prompts, max_steps=0).steps()) == []
 
 
 # -- The sampler -----------------------------------------------------------------------------------------
@@ -174,11 +171,12 @@ def test_each_epoch_has_its_own_order_and_any_generation_can_be_asked_first() ->
 
 
 def test_data_smaller_than_one_generation_batch_is_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        PromptSampler(3, 4, shuffle=True, seed=0)
-    [problem] = caught.value.problems
-    assert problem.key == "data"
-    assert problem.what == "one generation batch needs 4 prompts, but the data has 3"
+    problem = problem_of(PromptSampler, 3, 4, shuffle=True, seed=0)
+    of_stream = problem_of(stream_sampler, [{"prompt": text} for text in "abc"], size=4)
+    assert (problem.key, of_stream.key) == ("data", "data")
+    for each in (problem, of_stream):
+        assert each.what == "one generation batch needs 4 prompts, but the data has 3"
+    assert stream_sampler([{"prompt": text} for text in "abcd"], size=4).prompts_for(1) == [4, 5, 6, 7]
 
 
 # -- The sampler of a stream -----------------------------------------------------------------------------
@@ -197,26 +195,16 @@ class Words:
         return {"input_ids": [list(range(len(text.split()))) for text in texts]}
 
 
-def test_a_stream_drops_no_prompt_at_the_end_of_an_epoch() -> None:
-    sampler = stream_sampler([{"prompt": str(n)} for n in range(5)], size=2)
-    assert [sampler.prompts_for(generation) for generation in (0, 1, 2, 3)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    drawn = []
-    for generation in range(5):
-        drawn += [sampler._prompts.prompt(position) for position in sampler.prompts_for(generation)]
-    assert drawn == list("0123401234")
-
-
-def test_the_epoch_of_a_stream_is_known_once_it_has_ended() -> None:
+def test_a_stream_drops_no_prompt_at_the_end_of_an_epoch_which_then_is_known() -> None:
     sampler = stream_sampler([{"prompt": str(n)} for n in range(5)], size=2)
     assert 4 / sampler.generations_per_epoch == 0
-    sampler.prompts_for(2)
+    drawn = []
+    for generation in range(5):
+        positions = sampler.prompts_for(generation)
+        assert positions == [2 * generation, 2 * generation + 1]
+        drawn += [sampler._prompts.prompt(position) for position in positions]
+    assert drawn == list("0123401234")
     assert 5 / sampler.generations_per_epoch == 2
-
-
-def test_a_stream_that_does_not_fill_one_generation_batch_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match="one generation batch needs 4 prompts, but the data has 3"):
-        stream_sampler([{"prompt": "a"} for _ in range(3)], size=4)
-    assert stream_sampler([{"prompt": "a"} for _ in range(4)], size=4).prompts_for(1) == [4, 5, 6, 7]
 
 
 def test_a_stream_stops_at_the_generation_batch_that_holds_what_is_no_prompt() -> None:
@@ -228,49 +216,49 @@ def test_a_stream_stops_at_the_generation_batch_that_holds_what_is_no_prompt() -
 # -- Refused arithmetic ----------------------------------------------------------------------------------
 
 
-def test_both_spellings_of_the_generation_batch_are_refused() -> None:
-    [problem] = refused(B=4, generation_batch_size=16, SPG=4)
-    assert problem.key == "train.generation_batch_size"
-    assert problem.given == "generation_batch_size 16 and steps_per_generation 4"
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "key", "given", "nearest"),
+    [
+        (
+            1,
+            {"B": 4, "generation_batch_size": 16, "SPG": 4},
+            "generation_batch_size",
+            "generation_batch_size 16 and steps_per_generation 4",
+            "",
+        ),
+        (2, {"B": 4, "generation_batch_size": 30, "G": 2}, "generation_batch_size", "30", "24 or 32"),
+        (2, {"B": 4, "generation_batch_size": 6, "G": 2}, "generation_batch_size", "6", "8"),
+        (
+            1,
+            {"B": 4, "GA": 4, "SPG": 6, "G": 4},
+            "steps_per_generation",
+            "steps_per_generation 6, gradient_accumulation_steps 4",
+            "4 or 8",
+        ),
+        (1, {"B": 3, "GA": 4, "G": 5}, "num_generations", "5", "4 or 6"),
+        (1, {"B": 1, "G": 2}, "num_generations", "2", ""),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(
+    ranks: int, sizes: dict[str, int], key: str, given: str, nearest: str
+) -> None:
+    [problem] = refused(ranks, **sizes)
+    assert (problem.key, problem.given, problem.nearest) == (f"train.{key}", given, nearest)
 
 
-def test_generation_batch_size_must_fill_micro_batches() -> None:
-    [problem] = refused(2, B=4, generation_batch_size=30, G=2)
-    assert problem.key == "train.generation_batch_size"
-    assert problem.what.startswith("must be divisible")
-    assert problem.what.endswith("per_device_train_batch_size * world size = 4 * 2 = 8")
-    assert (problem.given, problem.nearest) == ("30", "24 or 32")
-
-
-def test_a_generation_batch_smaller_than_a_micro_batch_names_only_what_is_possible() -> None:
-    [problem] = refused(2, B=4, generation_batch_size=6, G=2)
-    assert problem.nearest == "8"
-
-
-def test_steps_per_generation_and_accumulation_must_divide() -> None:
-    [problem] = refused(B=4, GA=4, SPG=6, G=4)
-    assert problem.key == "train.steps_per_generation"
-    assert problem.given == "steps_per_generation 6, gradient_accumulation_steps 4"
-    assert problem.nearest == "4 or 8"
-
-
-def test_a_generation_batch_must_hold_whole_groups() -> None:
-    [problem] = refused(B=3, GA=4, G=5)
-    assert problem.key == "train.num_generations"
-    assert "12 completions" in problem.what
-    assert "3 * 1 * 4" in problem.what
-    assert (problem.given, problem.allowed, problem.nearest) == ("5", "a divisor of 12, at least 2", "4 or 6")
+def test_a_refusal_has_the_arithmetic() -> None:
+    [batch] = refused(2, B=4, generation_batch_size=30, G=2)
+    assert batch.what.endswith("per_device_train_batch_size * world size = 4 * 2 = 8")
+    [group], [alone] = refused(B=3, GA=4, G=5), refused(B=1, G=2)
+    assert "12 completions" in group.what
+    assert "3 * 1 * 4" in group.what
+    assert group.allowed == "a divisor of 12, at least 2"
+    assert alone.allowed == "at least 2, and a larger generation batch"
 
 
 def test_uneven_steps_and_uneven_groups_are_reported_together() -> None:
     problems = refused(B=3, GA=2, SPG=3, G=4)
     assert [problem.key for problem in problems] == ["train.steps_per_generation", "train.num_generations"]
-
-
-def test_a_batch_of_one_completion_cannot_hold_a_group() -> None:
-    [problem] = refused(B=1, G=2)
-    assert problem.allowed == "at least 2, and a larger generation batch"
-    assert problem.nearest == ""
 
 
 # -- Prompts drawn as they are needed ---------------------------------------------------------------------
@@ -288,17 +276,10 @@ def test_without_further_prompts_batches_are_the_schedules(prompts: int) -> None
     assert [draws.batch() for _ in range(9)] == [schedule.prompts_for(generation) for generation in range(9)]
 
 
-def test_further_prompts_are_the_next_and_later_batches_begin_after_them() -> None:
-    draws = PromptCursor(sampler(20, shuffle=False))
-    assert draws.batch() == [0, 1, 2, 3]
-    assert draws.more(2) == [4, 5]
-    assert draws.more(1) == [6]
-    assert draws.batch() == [7, 8, 9, 10]
-
-
-def test_a_batch_begins_in_the_epoch_that_it_ends_in_and_further_prompts_go_on() -> None:
+def test_further_prompts_are_the_next_and_a_batch_begins_in_the_epoch_that_it_ends_in() -> None:
     draws = PromptCursor(sampler(10, shuffle=False))
-    draws.batch(), draws.more(3)
+    assert draws.batch() == [0, 1, 2, 3]
+    assert [draws.more(2), draws.more(1)] == [[4, 5], [6]]
     assert (draws.position, draws.epoch) == (7, 0.7)
     assert draws.batch() == [0, 1, 2, 3]  # of the next epoch: three are dropped
     draws.batch()

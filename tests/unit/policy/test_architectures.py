@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.architectures import OWN, WITH_BUFFERS, perturb, tiny_model
-from support.sampling_parity import difference
+from support.sampling_parity import MODEL, context_of, difference
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from grpox.checkpoint.save_model import save_model
 from grpox.config import SamplingConfig
-from grpox.contracts import GeneratorContext, Prompt
+from grpox.contracts import Prompt
 from grpox.errors import RunFailed
 from grpox.policy.model_folder import lost_parts
-from grpox.policy.models import architecture_of
 from grpox.policy.weight_stream import persistent_buffers, stream_weights
 from grpox.rollout.sampler import FixedPolicy
 from grpox.runtime.world import World
@@ -31,7 +31,6 @@ from grpox_generators.server_weights import NcclSender
 from grpox_generators.vllm_weights import as_stored
 
 CPU = torch.device("cpu")
-TOKENIZER = Path(__file__).parents[3] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
 IDS = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10]])
 
 
@@ -42,16 +41,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def started(model: PreTrainedModel) -> HfGenerator:
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     generator = HfGenerator(HfConfig())
-    build = architecture_of(model)
-    generator.start(GeneratorContext(TOKENIZER, build, tokenizer, (2,), CPU, 0, 1, 0, model))
+    generator.start(context_of(model))
     return generator
 
 
-def save(model: PreTrainedModel, folder: Path) -> Path:
-    engine: Any = SimpleNamespace(weights=lambda: stream_weights(model), module=model)
-    save_model(engine, AutoTokenizer.from_pretrained(TOKENIZER), None, folder, World(0, 1, CPU))
+def save(model: PreTrainedModel, folder: Path, weights: Any = stream_weights) -> Path:
+    engine: Any = SimpleNamespace(weights=lambda: weights(model), module=model)
+    save_model(engine, AutoTokenizer.from_pretrained(MODEL), None, folder, World(0, 1, CPU))
     return folder
 
 
@@ -72,34 +69,27 @@ def test_what_is_streamed_is_the_state_dict_with_tied_weights_once(kind: str) ->
         assert all(torch.equal(tensor, state[name]) for name, tensor in streamed.items())
 
 
-def test_the_hf_generator_samples_from_the_policy_after_every_sync_with_packed_layers(
-    kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("packs", [True, False])
+def test_the_hf_generator_samples_from_the_policy_after_every_sync(
+    kind: str, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_linear, "LEAST_WEIGHTS", 1)
-    monkeypatch.setattr(packed_linear, "LARGEST_FROM", 1)
+    """Prompts of 8, 3 and 1 tokens, and completions of up to 16, where windows are of 8."""
+    if packs:
+        monkeypatch.setattr(packed_linear, "LEAST_WEIGHTS", 1)
+        monkeypatch.setattr(packed_linear, "LARGEST_FROM", 1)
     model = tiny_model(kind)
     generator = started(model)
-    assert any(isinstance(module, PackedLinear) for module in generator.model.modules())
-    prompts = [Prompt(0, tuple(IDS[0].tolist()), 3)]
+    assert any(isinstance(module, PackedLinear) for module in generator.model.modules()) == packs
+    prompts = [Prompt(group, tuple(IDS[0, :length].tolist()), 4) for group, length in enumerate((8, 3, 1))]
     rollouts: list[Any] = []
-    for version in range(3):
+    for version in range(2):
         if version:
             perturb(model, version)
             assert difference(model, rollouts, 1.0) > 0.01  # the sync to come has something to bring
         generator.sync(stream_weights(model), version)
-        rollouts = list(generator.generate(prompts, SamplingConfig(max_completion_length=5), 7))
-        assert difference(model, rollouts, 1.0) < 1e-5
-
-
-def test_the_hf_generator_samples_from_the_policy_with_padding_and_past_a_window(kind: str) -> None:
-    """Prompts of 8, 3 and 1 tokens, and completions of up to 16, where windows are of 8."""
-    model = tiny_model(kind)
-    generator = started(model)
-    generator.sync(stream_weights(model), 0)
-    prompts = [Prompt(group, tuple(IDS[0, :length].tolist()), 4) for group, length in enumerate((8, 3, 1))]
-    rollouts = list(generator.generate(prompts, SamplingConfig(max_completion_length=16), 7))
-    assert len({len(rollout.completion_ids) for rollout in rollouts}) > 1  # some rows have left
-    assert difference(model, rollouts, 1.0) < 2e-5
+        rollouts = list(generator.generate(prompts, SamplingConfig(max_completion_length=16), 7))
+        assert version or len({len(rollout.completion_ids) for rollout in rollouts}) > 1  # some rows have left
+        assert difference(model, rollouts, 1.0) < 2e-5
 
 
 def test_what_is_saved_is_loaded_again_as_it_was(kind: str, tmp_path: Path) -> None:
@@ -110,21 +100,18 @@ def test_what_is_saved_is_loaded_again_as_it_was(kind: str, tmp_path: Path) -> N
     assert all(torch.equal(tensor, state[name]) for name, tensor in stream_weights(model))
 
 
-def test_vllm_gets_the_content_of_the_files(kind: str, tmp_path: Path) -> None:
+def test_vllm_gets_the_content_of_the_files_and_a_server_is_told_to_expect_it(
+    kind: str, tmp_path: Path
+) -> None:
     model = tiny_model(kind)
     model.save_pretrained(tmp_path)
+    files = load_file(tmp_path / "model.safetensors")
     for each in (model, AutoModelForCausalLM.from_pretrained(tmp_path)):  # one knows how it was loaded
         sent = dict(as_stored(each, stream_weights(each)))
-        files = load_file(tmp_path / "model.safetensors")
         assert sent.keys() == files.keys()
         assert all(torch.equal(weight, files[name]) for name, weight in sent.items())
-
-
-def test_what_a_server_is_told_to_expect_is_what_it_is_sent(kind: str) -> None:
-    model = tiny_model(kind)
-    expected = [(name, tensor.shape) for name, tensor in NcclSender(None, model, 0).shapes()]  # type: ignore[arg-type]
-    sent = [(name, tensor.shape) for name, tensor in as_stored(model, stream_weights(model))]
-    assert expected == sent
+        expected = NcclSender(None, each, 0).shapes()  # type: ignore[arg-type]
+        assert [(name, of.shape) for name, of in expected] == [(name, of.shape) for name, of in sent.items()]
 
 
 @pytest.mark.parametrize("kind", WITH_BUFFERS)
@@ -165,6 +152,16 @@ def test_a_buffer_is_told_once_and_not_where_the_state_dict_lacks_it() -> None:
     assert [name for name, _ in persistent_buffers(module)] == wanted
 
 
+def lost_after(kind: str, folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> list[str]:
+    """The parts that are lost where a model is loaded whose weights were edited."""
+    model = tiny_model(kind)
+    file = save(model, folder) / "model.safetensors"
+    weights = load_file(file)
+    edit(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+    return list(lost_parts(model, folder))
+
+
 @pytest.mark.parametrize(
     ("kind", "lost", "told"),
     [
@@ -174,37 +171,23 @@ def test_a_buffer_is_told_once_and_not_where_the_state_dict_lacks_it() -> None:
     ],
 )
 def test_a_part_that_a_reload_would_miss_is_named(kind: str, lost: str, told: str, tmp_path: Path) -> None:
-    model = tiny_model(kind)
-    save(model, tmp_path / "model")
-    file = tmp_path / "model" / "model.safetensors"
-    weights = load_file(file)
-    del weights[lost]
-    save_file(weights, file, metadata={"format": "pt"})
-    [line] = lost_parts(model, tmp_path / "model")
+    [line] = lost_after(kind, tmp_path / "model", lambda weights: weights.pop(lost))
     assert line.startswith("weights not in its files, 1 in all: ")
     assert told in line
 
 
 def test_weights_of_another_shape_and_of_no_use_are_named(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    save(model, tmp_path / "model")
-    file = tmp_path / "model" / "model.safetensors"
-    weights = load_file(file) | {"model.norm.weight": torch.ones(3), "model.more": torch.ones(1)}
-    save_file(weights, file, metadata={"format": "pt"})
-    of_no_use, misshapen = lost_parts(model, tmp_path / "model")
+    more = {"model.norm.weight": torch.ones(3), "model.more": torch.ones(1)}
+    of_no_use, misshapen = lost_after("llama", tmp_path / "model", lambda weights: weights.update(more))
     assert "unknown to a model" in of_no_use
     assert of_no_use.endswith("1 in all: model.more")
-    assert "another shape" in misshapen
     assert misshapen.endswith("1 in all: model.norm.weight is [3], not [64]")
 
 
 def test_a_save_that_loses_a_part_fails_and_leaves_what_was_written(tmp_path: Path) -> None:
-    model = tiny_model("glm4_moe")
-    engine: Any = SimpleNamespace(weights=lambda: iter(model.named_parameters()), module=model)
     with pytest.raises(RunFailed) as failed:
-        save_model(engine, AutoTokenizer.from_pretrained(TOKENIZER), None, tmp_path / "model", World(0, 1, CPU))
+        save(tiny_model("glm4_moe"), tmp_path / "model", lambda model: iter(model.named_parameters()))
     told = str(failed.value)
-    assert "not in its files" in told
     assert "1 in all: model.layers.1.mlp.gate.e_score_correction_bias" in told
     assert str(tmp_path / "model.unfinished") in told
     assert [path.name for path in tmp_path.iterdir()] == ["model.unfinished"]

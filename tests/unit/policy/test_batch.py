@@ -61,13 +61,6 @@ def test_a_pad_token_inside_a_completion_is_still_a_token() -> None:
     assert batch.model_inputs()["attention_mask"].tolist() == [[1, 1, 1]]
 
 
-def test_tokens_that_the_model_did_not_write_are_attended_but_not_trained() -> None:
-    rollout = Rollout(0, 0, (5,), (6, 7, 8), "stop", 0, model_mask=(True, False, True))
-    batch = collate(samples_of([rollout], [1.0]), CPU)
-    assert batch.token_mask.tolist() == [[True, False, True]]
-    assert batch.model_inputs()["attention_mask"].tolist() == [[1, 1, 1, 1]]
-
-
 def test_completions_of_one_prompt_lie_behind_one_copy_of_it() -> None:
     batch = two_of_one_prompt(SHARED)
     assert batch.input_ids.tolist() == [[7, 8, 1, 2, 3], [9, 4, 5, 0, 0]]
@@ -108,12 +101,15 @@ def test_packed_sequences_lie_one_behind_the_other_without_padding() -> None:
     assert batch.sources.tolist() == [1, 2, 5, 7, 8]
 
 
-def test_only_tokens_in_the_mask_are_wanted() -> None:
+def test_tokens_that_the_model_did_not_write_are_attended_but_not_wanted() -> None:
     of_tool = Rollout(0, 0, (7, 8), (1, 2, 3), "stop", 0, model_mask=(True, False, True))
     samples = samples_of([of_tool, Rollout(1, 0, (9,), (), "stop", 0)], [0.0, 0.0])
     batch = collate(samples, CPU, SHARED)
     assert batch.targets.tolist() == [1, 3]
     assert batch.sources.tolist() == [1, 3]
+    padded = collate(samples, CPU)
+    assert padded.token_mask.tolist() == [[True, False, True], [False] * 3]
+    assert padded.model_inputs()["attention_mask"].tolist() == [[1] * 5, [0, 1, 0, 0, 0]]
 
 
 def test_values_of_single_tokens_become_rows_and_rows_are_cut() -> None:
@@ -137,20 +133,16 @@ def test_positions_of_tokens_in_each_mode() -> None:
         assert two_of_one_prompt(mode).attended_positions.tolist() == positions
 
 
-def test_a_row_ends_where_sharing_does_not_pay() -> None:
-    long = [sample((1,) * 4, (2,) * 300) for _ in range(2)]
+def test_rows_are_the_longest_first_and_end_where_sharing_does_not_pay_or_at_a_limit() -> None:
+    assert rows([sample((n,), (2,) * length) for n, length in enumerate((3, 9, 1, 5))], WIDTH)[0] == [
+        10,
+        6,
+        4,
+        2,
+    ]
     # 4 tokens of the prompt saved, against 300 * 300 and more pairs of positions, in a hidden size of 64.
-    assert rows(long, 64)[1] == [[0], [1]]
-    short = [sample((1,) * 40, (2,) * 5) for _ in range(2)]
-    assert rows(short, 64)[1] == [[0, 1]]
-
-
-def test_a_row_ends_at_the_most_sequences_and_positions() -> None:
-    sequences = [sample((1,) * 10, (2,) * 2) for _ in range(4)]
+    assert rows([sample((1,) * 4, (2,) * 300)] * 2, 64)[1] == [[0], [1]]
+    assert rows([sample((1,) * 40, (2,) * 5)] * 2, 64)[1] == [[0, 1]]
+    sequences = [sample((1,) * 10, (2,) * 2)] * 4
     assert rows(sequences, WIDTH, 3)[1] == [[0, 1, 2], [3]]
     assert rows(sequences, WIDTH, None, 14)[0] == [14, 14]
-
-
-def test_rows_are_the_longest_first() -> None:
-    sequences = [sample((n,), (2,) * length) for n, length in enumerate((3, 9, 1, 5))]
-    assert rows(sequences, WIDTH)[0] == [10, 6, 4, 2]

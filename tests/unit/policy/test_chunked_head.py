@@ -37,6 +37,13 @@ def head(bias: bool, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
+@pytest.fixture
+def chunked(monkeypatch: pytest.MonkeyPatch, chunk: int, reads: bool) -> None:
+    monkeypatch.setattr(logprobs, "chunk_rows", lambda vocabulary, device: max(1, chunk // vocabulary))
+    if not reads:
+        monkeypatch.setattr(logprobs, "HOST", torch.device("meta"))
+
+
 @CHUNKS
 @ROWS
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
@@ -46,21 +53,14 @@ def head(bias: bool, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     ids=["plain", "scaled", "capped", "scaled and capped"],
 )
 @pytest.mark.parametrize(("dtype", "far"), [(torch.float64, 1e-13), (torch.float32, 1e-6)], ids=["f64", "f32"])
+@pytest.mark.usefixtures("chunked")
 def test_values_and_gradients_are_those_of_a_log_softmax_over_all_logits(
-    monkeypatch: pytest.MonkeyPatch,
-    transform: LogitTransform,
-    bias: bool,
-    chunk: int,
-    reads: bool,
-    dtype: torch.dtype,
-    far: float,
+    transform: LogitTransform, bias: bool, dtype: torch.dtype, far: float
 ) -> None:
-    monkeypatch.setattr(logprobs, "chunk_rows", lambda vocabulary, device: max(1, chunk // vocabulary))
-    if not reads:
-        monkeypatch.setattr(logprobs, "HOST", torch.device("meta"))
     inputs = head(bias, dtype)
     hidden, weight, offset = inputs[0], inputs[1], inputs[2] if bias else None
-    targets, upstream = torch.randint(V, (N,)), torch.randn(N, dtype=torch.float64)
+    targets = torch.randint(V, (N,))
+    upstream, of_entropy = torch.randn(2, N, dtype=torch.float64)
     upstream[3] = 0  # as for a clipped token
     if dtype == torch.float32 and transform == LogitTransform(4.0, 3.0):
         far *= 4  # tanh is close to 1 here, so that its derivative, 1 - tanh^2, loses digits
@@ -72,7 +72,16 @@ def test_values_and_gradients_are_those_of_a_log_softmax_over_all_logits(
     assert relative(entropy, expected_entropy) < far
     assert not entropy.requires_grad
     ours = torch.autograd.grad(found, inputs, upstream.to(dtype))
-    for one, other in zip(ours, torch.autograd.grad(expected, exact, upstream), strict=True):
+    theirs = torch.autograd.grad(expected, exact, upstream, retain_graph=True)
+    for one, other in zip(ours, theirs, strict=True):
+        assert relative(one, other) < far
+    # Both gradients: some tokens have both, some one, one none.
+    upstream[:4], of_entropy[3:6] = 0, 0
+    wanted = Wanted(targets, TEMPERATURE, transform, entropy_gradient=True)
+    both = chosen_logprobs(hidden, weight, offset, wanted)
+    ours = torch.autograd.grad(both, inputs, [upstream.to(dtype), of_entropy.to(dtype)])
+    theirs = torch.autograd.grad((expected, expected_entropy), exact, [upstream, of_entropy])
+    for one, other in zip(ours, theirs, strict=True):
         assert relative(one, other) < far
 
 
@@ -83,13 +92,9 @@ def relative(actual: Tensor, expected: Tensor) -> float:
 
 @CHUNKS
 @ROWS
-def test_bfloat16_has_float32_logits_and_a_gradient_rounded_once(
-    monkeypatch: pytest.MonkeyPatch, chunk: int, reads: bool
-) -> None:
+@pytest.mark.usefixtures("chunked")
+def test_bfloat16_has_float32_logits_and_a_gradient_rounded_once() -> None:
     """Against float64 with the same rounded inputs: float32's accuracy in values, one rounding in gradients."""
-    monkeypatch.setattr(logprobs, "chunk_rows", lambda vocabulary, device: max(1, chunk // vocabulary))
-    if not reads:
-        monkeypatch.setattr(logprobs, "HOST", torch.device("meta"))
     rounded = head(bias=True, dtype=torch.bfloat16)
     exact = [each.detach().double().requires_grad_() for each in rounded]
     targets, upstream = torch.randint(V, (N,)), torch.randn(N)
@@ -169,14 +174,11 @@ def test_no_token_has_gradients_of_zero() -> None:
     assert not for_weight.any()
 
 
-def test_chunks_on_a_cpu_shrink_as_the_vocabulary_grows() -> None:
-    assert rows_per_chunk(32_768, None) == 256
-    assert rows_per_chunk(2**24, None) == 1
-
-
 @pytest.mark.parametrize(
     ("vocabulary", "gib", "rows"),
     [
+        (32_768, None, 256),  # a CPU
+        (2**24, None, 1),
         (128_000, 80, 2048),  # 2^28 logits are 2097 rows
         (151_936, 80, 1536),  # ... 1766 rows
         (32_000, 80, 8192),  # the most
@@ -185,7 +187,7 @@ def test_chunks_on_a_cpu_shrink_as_the_vocabulary_grows() -> None:
         (151_936, 16, 1024),  # the least, where that share is 441 rows
     ],
 )
-def test_chunks_on_a_gpu_fit_its_memory_and_are_large_enough_for_its_products(
-    vocabulary: int, gib: int, rows: int
+def test_chunks_fit_the_memory_and_are_large_enough_for_a_gpus_products(
+    vocabulary: int, gib: int | None, rows: int
 ) -> None:
-    assert rows_per_chunk(vocabulary, gib * 2**30) == rows
+    assert rows_per_chunk(vocabulary, gib and gib * 2**30) == rows

@@ -1,10 +1,11 @@
-"""The arithmetic of memory, by hand; sizes of models as transformers makes them; and the page that tells it."""
+"""The arithmetic of memory, by hand; the page that shows it; and whether a run fits a machine."""
 
 from __future__ import annotations
 
 import json
 import re
 import runpy
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from io import StringIO
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from support.problems import problem_of
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -21,9 +23,9 @@ from grpox.cli import app as cli
 from grpox.cli.plan import memory_report
 from grpox.config import LoraConfig, ModelConfig, RunConfig
 from grpox.contracts import GeneratorMemory
-from grpox.errors import ConfigError
 from grpox.policy import weight_stream
-from grpox.policy.memory_plan import formula
+from grpox.policy.memory_plan import fit, formula
+from grpox.policy.memory_plan.fit import Line, Memory, gpus_here, host_here, verdict_lines, worst_of
 from grpox.policy.memory_plan.formula import (
     DEFAULTS,
     PHASES,
@@ -109,33 +111,32 @@ def test_sizes_of_models(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_built_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError) as refused:
-        model_shape(ModelConfig(path=str(tmp_path)))
-    assert refused.value.problems[0].key == "model.path"
+    assert problem_of(model_shape, ModelConfig(path=str(tmp_path))).key == "model.path"
 
 
-def test_what_is_sharded() -> None:
-    found = sizes(setting())
+def test_parts_on_four_ranks() -> None:
+    found, half = sizes(setting()), sizes(setting(HALF))
     shard = 250 + 18 + 3  # each weight rounded up
-    assert found["weights"] == 4 * shard
+    assert (found["weights"], half["weights"]) == (4 * shard, 2 * shard)
     assert "master weights" not in found  # the weights are float32 themselves
-    assert sizes(setting(HALF))["master weights"] == 4 * shard
+    assert half["master weights"] == 4 * shard
     assert found["optimizer states"] == 8 * shard
     assert found["gradients"] == 4 * shard
     assert found["gradients in one piece"] == 4 * 250  # the weight that reaches sub_group_size
     assert sizes(setting(zero=ZERO | {"sub_group_size": 260}))["gradients in one piece"] == 4 * 268
-    assert sizes(setting(HALF))["weights"] == 2 * shard
-
-
-def test_parts_that_are_temporarily_whole() -> None:
-    found = sizes(setting())
-    assert found["gradient bucket"] == 4 * 500
-    assert found["bucket, sorted by rank"] == 4 * 500
+    # Parts that are temporarily whole.
+    assert found["gradient bucket"] == found["bucket, sorted by rank"] == 4 * 500
     assert "bucket, within gloo" not in found
     assert found["gathered weights"] == 4 * 1080  # less than 600 / 2 + 100 + 1000
     assert found["small weights"] == 4 * 10
     at_once = ZERO | {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
     assert sizes(setting(zero=at_once))["gathered weights"] == 4 * 1000
+    # Of a position and layer in float32: 6 H + 2 Q + 2 K + 4 F numbers; two sequences of 8, two layers.
+    layer = 4 * (6 * 10 + 2 * 12 + 2 * 6 + 4 * 30)
+    assert found["activations"] == 2 * 16 * layer
+    checkpointed = sizes(setting("train.gradient_checkpointing=true"))
+    assert checkpointed["activations"] == 2 * 16 * 4 * 10 + 16 * layer
+    assert sizes(setting(budget=10))["activations"] == 2 * 10 * layer
 
 
 @pytest.mark.parametrize(
@@ -157,15 +158,6 @@ def test_a_single_rank_on_a_cpu_gathers_nothing_and_takes_what_it_touches(
     assert found.get("bucket, sorted by rank") == (sorted_by_rank and 4 * sorted_by_rank)
     assert found.get("bucket, within gloo") == (gloo and 4 * gloo)
     assert all(part.on_host for part in parts_of(alone))
-
-
-def test_activations() -> None:
-    # Of a position and layer in float32: 6 H + 2 Q + 2 K + 4 F numbers; two sequences of 8, two layers.
-    layer = 4 * (6 * 10 + 2 * 12 + 2 * 6 + 4 * 30)
-    assert sizes(setting())["activations"] == 2 * 16 * layer
-    checkpointed = sizes(setting("train.gradient_checkpointing=true"))
-    assert checkpointed["activations"] == 2 * 16 * 4 * 10 + 16 * layer
-    assert sizes(setting(budget=10))["activations"] == 2 * 10 * layer
 
 
 def test_offload_moves_the_named_parts_to_the_host() -> None:
@@ -197,12 +189,13 @@ def test_every_rank_loads_the_model_whole_and_every_gpu_holds_it_before_it_is_sh
     assert loading(True, reference=True) == loading(True) + 4 * 1080
     assert loading(False, reference=True) == 4 * (1080 + 250 + 18 + 3)  # sharded by then
     assert "whole model, before sharding" not in sizes(setting(gpu=False))
-
-
-def test_no_number_of_gpus_of_80_gib_loads_72b_and_the_example_of_32b_fits_its_sixteen() -> None:
-    usable = 0.9 * 80 * GIB - 2 * GIB
-    assert peak_of(parts_of(setting_of_table("Qwen2.5-72B", 64)), on_host=False).size > 80 * GIB
-    assert peak_of(parts_of(setting_of_table("Qwen2.5-32B", 16)), on_host=False).size < usable
+    # No number of GPUs of 80 GiB loads 72B, and the example of 32B fits its sixteen.
+    large, fits = (
+        peak_of(parts_of(setting_of_table(name, ranks)), on_host=False).size
+        for name, ranks in (("Qwen2.5-72B", 64), ("Qwen2.5-32B", 16))
+    )
+    assert large > 80 * GIB
+    assert fits < 0.9 * 80 * GIB - 2 * GIB
 
 
 @pytest.mark.parametrize(
@@ -218,21 +211,19 @@ def test_a_model_that_no_gpu_holds_is_refused_before_it_loads(overrides: list[st
     run = load_run("quickstart", overrides, world_size=1)
     check_load(run, needed)
     check_load(run, None)
-    with pytest.raises(ConfigError, match="the model does not fit: while it loads") as refused:
-        check_load(run, needed - 1)
-    [problem] = refused.value.problems
+    problem = problem_of(check_load, run, needed - 1)
     assert problem.key == "model.path"
+    assert "the model does not fit: while it loads" in problem.what
     assert ("model.dtype: bfloat16" in problem.allowed) == ("model.dtype=bfloat16" not in overrides)
     assert "more ranks" in problem.allowed
 
 
-def test_a_model_that_is_given_is_measured_itself() -> None:
+def test_a_model_from_python_is_measured_itself() -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SMALL), dtype=torch.bfloat16)
     weights = sum(weight.numel() for weight in model.parameters())
     run = replace(load_run("quickstart", world_size=1), given=Given(model=model))
     check_load(run, 2 * weights)
-    with pytest.raises(ConfigError):
-        check_load(run, 2 * weights - 1)
+    problem_of(check_load, run, 2 * weights - 1)
 
 
 def test_the_plan_says_what_every_gpu_holds_while_the_model_loads() -> None:
@@ -272,22 +263,17 @@ def test_adapters_of_stacked_experts_and_the_sums_of_each_forward_pass(tmp_path:
     assert len(matrix.adapters) == 2 * 3
 
 
-@pytest.mark.parametrize(
-    ("gpu", "parameters", "optimizer", "own"),
-    [
+def test_float32_weights_are_their_own_masters_where_both_are_in_one_place() -> None:
+    for gpu, parameters, optimizer, own in (
         (True, "none", "none", True),
         (True, "none", "cpu", False),
         (True, "cpu", "none", False),
         (True, "cpu", "cpu", True),
         (False, "none", "cpu", True),
-    ],
-)
-def test_float32_weights_are_their_own_masters_where_both_are_in_one_place(
-    gpu: bool, parameters: str, optimizer: str, own: bool
-) -> None:
-    keys = (f"deepspeed.offload_param={parameters}", f"deepspeed.offload_optimizer={optimizer}")
-    assert ("master weights" not in sizes(setting(*keys, gpu=gpu))) == own
-    assert "master weights" in sizes(setting(HALF, *keys, gpu=gpu))
+    ):
+        keys = (f"deepspeed.offload_param={parameters}", f"deepspeed.offload_optimizer={optimizer}")
+        assert ("master weights" not in sizes(setting(*keys, gpu=gpu))) == own
+        assert "master weights" in sizes(setting(HALF, *keys, gpu=gpu))
 
 
 def test_a_single_rank_may_sample_from_the_policys_own_memory() -> None:
@@ -419,30 +405,26 @@ def test_the_positions_of_a_micro_batch(overrides: list[str], gpu: bool, positio
     assert sizes(of_run)["logits"] == (of_run.weight_bytes + 12) * of_completions * of_run.shape.vocabulary
 
 
-def output_of(*arguments: str, width: str = "120") -> str:
-    done = CliRunner().invoke(cli.app, ["plan", "quickstart", "--memory", *arguments], env={"COLUMNS": width})
-    assert done.exit_code == 0
-    return done.output
-
-
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_the_command_prints_both_tables_and_what_it_leaves_out(width: str) -> None:
-    output = output_of("--world-size", "2", width=width)
+    def output_of(*arguments: str) -> str:
+        command = ["plan", "quickstart", "--memory", *arguments]
+        done = CliRunner().invoke(cli.app, command, env={"COLUMNS": width})
+        assert done.exit_code == 0
+        return done.output
+
+    output = output_of("--world-size", "2")
     phases = [f"{phase}: " for phase in PHASES]
     assumed = "(assumed; --prompt-tokens sets the length)"
     for text in ("Memory of each of 2 ranks", *phases, "Without GPUs:", assumed, "fragmentation"):
         assert text in output
-    assert "Prompts: 9 tokens;" in output_of("--prompt-tokens", "9", width=width)
+    assert "Prompts: 9 tokens;" in output_of("--prompt-tokens", "9")
 
 
-def test_the_page_has_the_formulas_tables() -> None:
+def test_the_page_has_the_formulas_tables_and_explains_every_part() -> None:
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     for table in tables().split("\n\n"):
         assert table in page, "python docs/hooks/memory_tables.py prints what belongs there"
-
-
-def test_the_page_explains_every_part() -> None:
-    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     offloaded = ("deepspeed.offload_optimizer=cpu", "train.optim=adamw_torch", "checkpoint.background=true")
     ways = [
         setting(gpu=False),
@@ -453,3 +435,106 @@ def test_the_page_explains_every_part() -> None:
     names = {part.name for way in ways for part in parts_of(way)}
     listed = set(re.findall(r"^\| ([^|`]+?) \|", page, flags=re.MULTILINE))
     assert names <= listed
+
+
+# -- The verdict: a run fits a machine, is tight, or does not fit ---------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("free", "answer"), [(12, "fits"), (11, "tight"), (7, "tight"), (6, "does not fit"), (0, "does not fit")]
+)
+def test_an_answer_by_the_free_memory(free: int, answer: str) -> None:
+    memory = Memory(free * GIB, 20 * GIB)
+    assert Line("host", 1, 7 * GIB, "update", 12 * GIB, memory).answer == answer
+
+
+def lines(host: Memory | None, *gpus: Memory) -> Sequence[Line]:
+    run = load_run("quickstart", world_size=2)
+    return list(verdict_lines(run_setting(run, gpu=True), run_setting(run, gpu=False), host, gpus))
+
+
+def test_without_gpus_all_ranks_share_the_host() -> None:
+    run = load_run("quickstart", world_size=2)
+    peak = peak_of(parts_of(run_setting(run, gpu=False)), on_host=True)
+    (line,) = lines(Memory(2 * peak.size, 100 * GIB))
+    assert (line.where, line.ranks, line.phase) == ("host", 2, peak.phase)
+    assert line.counted == 2 * peak.size
+    assert line.needed == 2 * peak.size + 2 * GIB
+    assert line.answer == "tight"
+
+
+def test_with_gpus_the_fullest_one_of_the_run_and_the_host_are_judged() -> None:
+    run = load_run("quickstart", world_size=2)
+    peak = peak_of(parts_of(run_setting(run, gpu=True)), on_host=False)
+    gpus = [Memory(free * GIB, 80 * GIB) for free in (3, 70, 1)]
+    on_gpu, host = lines(Memory(100 * GIB, 100 * GIB), *gpus)
+    assert (on_gpu.counted, on_gpu.needed) == (peak.size, int(peak.size * 1.1) + 2 * GIB)
+    assert (on_gpu.memory.free, on_gpu.answer) == (3 * GIB, "tight")
+    assert (host.ranks, host.answer) == (2, "fits")
+    assert worst_of([on_gpu, host]) == "tight"
+    one_gpu = lines(Memory(100 * GIB, 100 * GIB), gpus[0])
+    assert [line.ranks for line in one_gpu] == [1, 1]  # the other rank runs elsewhere
+    (alone,) = lines(None, Memory(40 * GIB, 40 * GIB))
+    assert (alone.where, alone.answer) == ("each GPU", "fits")
+
+
+@pytest.mark.parametrize(
+    ("visible", "free"),
+    [
+        *((None, [100, 300]), ("", []), ("1", [300]), ("1,0", [300, 100]), ("GPU-ab", [100])),
+        *(("-1", []), ("7", []), ("1,-1,0", [300])),
+    ],
+)
+def test_the_driver_is_asked_for_the_visible_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, free: list[int]
+) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho '100, 1000'\necho '300, 1000'\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus_here() == [Memory(mib * 2**20, 1000 * 2**20) for mib in free]
+    driver.write_text("#!/bin/sh\nexit 9\n")
+    assert gpus_here() == []
+
+
+def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("400000\n")
+    (tmp_path / "memory.stat").write_text("anon 100000\n")
+    monkeypatch.setattr(fit, "CGROUP", tmp_path)
+    assert host_here() == Memory(600_000, 1_000_000)
+    (tmp_path / "memory.stat").write_text("anon 100000\ninactive_file 250000\nactive_file 50000\n")
+    assert host_here() == Memory(850_000, 1_000_000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert host_here().total > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("size", "code", "last"),
+    [
+        ("80", 0, "fits on GPUs of 80 GiB"),
+        ("3", 0, "tight on GPUs of 3 GiB"),
+        ("1", 1, "does not fit on GPUs"),
+    ],
+)
+def test_the_command_ends_with_the_verdict(size: str, code: int, last: str) -> None:
+    arguments = ["plan", "quickstart", "--memory", "--gpu-gib", size, "sampling.max_completion_length=50"]
+    done = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "80"})
+    assert done.exit_code == code, done.output
+    assert done.output.splitlines()[-1].startswith(last)
+    assert max(map(len, done.output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--gpu-gib", "8"], "has no effect without --memory"),
+        (["--memory", "--gpu-gib", "inf"], "is no size of a GPU"),
+    ],
+)
+def test_a_size_that_says_nothing_is_refused(options: list[str], what: str) -> None:
+    done = CliRunner().invoke(cli.app, ["plan", "quickstart", *options])
+    assert what in str(done.exception)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from support.architectures import COMMON, FURTHER, OWN, further_model, perturb, tiny_model
-from support.sampling_parity import difference
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
+from support.sampling_parity import context_of, difference
+from transformers import AutoConfig, PreTrainedModel
 
 from grpox.config import ModelConfig, SamplingConfig, TrainConfig
-from grpox.contracts import GeneratorContext, Prompt
+from grpox.contracts import Prompt
 from grpox.policy.batch import FULL_LOGITS, ForwardMode, Sample, collate
 from grpox.policy.forward_trial import LONGEST, ForwardTrial
 from grpox.policy.logprobs import completion_logprobs
@@ -30,7 +30,6 @@ from grpox_generators.hf import HfGenerator
 from grpox_vllm_serving.protocol import differences, signature
 
 CPU = torch.device("cpu")
-TOKENIZER = Path(__file__).parents[3] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
 SHORT, LONG = [1.0] * 16, [1.0 + place for place in range(16)]
 LONGROPE = {"rope_type": "longrope", "short_factor": SHORT, "long_factor": LONG}
 ROPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -164,8 +163,7 @@ def test_hf_samples_across_a_switch_from_the_policy() -> None:
     for longest in (64, 16):
         fix_rope(model, longest)
         generator = HfGenerator(HfConfig())
-        tokenizer, build = AutoTokenizer.from_pretrained(TOKENIZER), architecture_of(model)
-        generator.start(GeneratorContext(TOKENIZER, build, tokenizer, (2,), CPU, 0, 1, 0, model))
+        generator.start(context_of(model))
         generator.sync(stream_weights(model), 0)
         rollouts = list(generator.generate(prompts, SamplingConfig(max_completion_length=24), 7))
         assert difference(model, rollouts, 1.0) < 2e-5

@@ -49,13 +49,9 @@ def test_two_updates_by_hand(optim: str) -> None:
 
 
 @pytest.mark.parametrize(("optim", "fused"), [("adamw_torch", None), ("adamw_torch_fused", True)])
-def test_the_kernel_is_the_one_chosen(optim: str, fused: bool | None) -> None:
-    optimizer = AdamW(TrainConfig.model_validate({"optim": optim})).build(layer().parameters(), 0.1)
-    assert {group["fused"] for group in optimizer.param_groups} == {fused}
-
-
-def test_frozen_weights_are_left_out() -> None:
+def test_the_kernel_is_the_one_chosen_and_frozen_weights_are_left_out(optim: str, fused: bool | None) -> None:
     model = layer()
     model[0].weight.requires_grad_(False)  # type: ignore[index, union-attr]
-    optimizer = AdamW(TrainConfig()).build(model.parameters(), 0.1)
+    optimizer = AdamW(TrainConfig.model_validate({"optim": optim})).build(model.parameters(), 0.1)
+    assert {group["fused"] for group in optimizer.param_groups} == {fused}
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 3

@@ -1,8 +1,9 @@
-"""The precision of weights by the device, and TensorFloat-32 where it rounds no positions."""
+"""Precision by the device, TensorFloat-32 where it rounds no positions, and DeepSpeed without probes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from support.small_models import model_of
 from torch import Tensor, nn
 
-from grpox.config import ModelConfig, RunConfig
+from grpox.config import ModelConfig
 from grpox.config.inputs import dtype_on
 from grpox.observing.record import recorded_choices
 from grpox.policy.deepspeed_config import deepspeed_config
+from grpox.policy.deepspeed_import import deepspeed
 from grpox.policy.models import load_model
 from grpox.policy.precision import CUDNN_ORDER, dtype_here, float32_precision, prepare_cuda, rotary_products
 from grpox.runfile.load import load_run
@@ -36,18 +38,15 @@ def test_auto_is_bfloat16_on_a_gpu_and_a_named_precision_is_itself() -> None:
     assert [dtype_on("bfloat16", gpu) for gpu in (True, False)] == ["bfloat16"] * 2
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_model_and_engine_are_float32() -> None:
-    run = load_run("quickstart", ["model.dtype=auto"])
-    assert load_model(run.config.model).dtype == torch.float32
-    assert not deepspeed_config(run.config, 1)["bf16"]["enabled"]
-
-
-def test_with_a_gpu_the_engine_has_float32_master_weights_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RunConfig.model_validate({"model": {"path": "x"}, "data": {"path": "y"}, "rewards": ["exact"]})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert dtype_here(config.model) == "bfloat16"
-    assert deepspeed_config(config, 1)["bf16"]["enabled"]
+@pytest.mark.parametrize("gpu", [False, True])
+def test_weights_are_bfloat16_and_their_masters_float32_on_a_gpu_alone(
+    gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    config = load_run("quickstart", ["model.dtype=auto"]).config
+    assert dtype_here(config.model) == ("bfloat16" if gpu else "float32")
+    assert load_model(config.model).dtype == (torch.bfloat16 if gpu else torch.float32)
+    assert deepspeed_config(config, 1)["bf16"]["enabled"] == gpu
     config.model.dtype = "float32"
     assert not deepspeed_config(config, 1)["bf16"]["enabled"]
 
@@ -112,6 +111,8 @@ class Elementwise(Rotary):
 def test_a_model_that_multiplies_positions_in_a_product_is_named() -> None:
     assert rotary_products(nn.Sequential(nn.Linear(2, 2), Product())) == "Product"
     assert rotary_products(nn.Sequential(nn.Linear(2, 2), Elementwise())) == ""
+    for kind in ("llama", "qwen2", "qwen3", "gemma2"):
+        assert rotary_products(model_of(kind)) == ""
 
 
 @pytest.mark.parametrize(
@@ -156,6 +157,10 @@ def test_attention_on_cuda_builds_no_graph_of_cudnn_for_each_length(
     assert torch.backends.cuda.cudnn_sdp_enabled() is is_left
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma2"])
-def test_models_of_this_transformers_compute_angles_elementwise(kind: str) -> None:
-    assert rotary_products(model_of(kind)) == ""
+def test_deepspeed_asks_no_compiler_which_of_its_ops_it_could_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe() -> None:
+        raise AssertionError("every op is probed, which starts compilers in each rank")
+
+    monkeypatch.setattr(deepspeed.ops, "_probe_compatible_ops", probe)
+    assert deepspeed.ops.__compatible_ops__ == {}
+    assert import_module("deepspeed.comm.torch").build_shm_op() is None

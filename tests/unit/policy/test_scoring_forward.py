@@ -51,14 +51,9 @@ def test_log_probabilities_entropies_and_gradients_are_those_of_the_models_own_f
     for pair in ((found, entropy), (expected, expected_entropy)):
         (pair[0] * upstream + pair[1] * of_entropy).sum().backward()
     assert far(gradient_of(model), gradient_of(plain)) < 1e-6
-
-
-def test_entropies_have_a_gradient_only_where_it_is_asked_for() -> None:
-    model = model_of("llama")
-    mode = install_scoring_forward(model, TRAIN)
-    for each in (FULL_LOGITS, mode):
-        found, entropies = completion_logprobs(model, batch(each), TEMPERATURE)
-        assert (found.requires_grad, entropies.requires_grad) == (True, False)
+    for each, mode in ((plain, FULL_LOGITS), (model, ways)):
+        found, entropy = completion_logprobs(each, batch(mode), TEMPERATURE)
+        assert (found.requires_grad, entropy.requires_grad) == (True, False)  # it was not asked for
 
 
 def test_a_head_that_does_more_than_its_configuration_says_keeps_its_forward() -> None:
@@ -73,13 +68,8 @@ def _halved(output: Any) -> Any:
     return output
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings", "ways"), [("mixtral", {"num_local_experts": 4}, SHARED), ("mamba", {}, CHUNKED)]
-)
-def test_experts_share_rows_and_recurrent_layers_do_not(
-    kind: str, settings: dict[str, Any], ways: ForwardMode
-) -> None:
-    assert install_scoring_forward(model_of(kind, torch.float32, **settings), TRAIN) == ways
+def test_recurrent_layers_do_not_share_rows() -> None:
+    assert install_scoring_forward(model_of("mamba", torch.float32), TRAIN) == CHUNKED
 
 
 def test_weights_that_are_not_finite_change_nothing() -> None:
@@ -103,13 +93,6 @@ def test_a_model_that_sees_beyond_its_sequence_is_not_packed() -> None:
     mode = install_scoring_forward(model, TrainConfig(prefix_sharing=False))
     assert not mode.packed
     assert mode.failures[0].startswith("the trial of train.packing with grpox_varlen gave other numbers: ")
-
-
-@pytest.mark.parametrize(
-    ("settings", "ways"), [({"prefix_sharing": False}, CHUNKED), ({"chunked_logprobs": False}, FULL_LOGITS)]
-)
-def test_a_run_can_turn_each_off(settings: dict[str, Any], ways: ForwardMode) -> None:
-    assert install_scoring_forward(model_of("llama"), TrainConfig(**settings)) == ways
 
 
 def test_a_prepared_model_still_generates_and_can_forget() -> None:
@@ -157,13 +140,18 @@ def test_a_model_whose_own_forward_fails_says_so_and_has_no_mode() -> None:
     assert raised in reason
 
 
-def test_flash_attention_cannot_share_prompts_and_says_so_where_the_run_insists() -> None:
+def test_a_mode_that_a_run_asks_for_in_vain_is_named() -> None:
     model = model_of("llama")
+    without, insists = TrainConfig(chunked_logprobs=False), TrainConfig(prefix_sharing=True)
+    for train, mode in ((TRAIN, SHARED), (NO_SHARING, CHUNKED), (without, FULL_LOGITS)):
+        assert describe_unused_modes(model, train, mode) is None
+    sharing = "LlamaForCausalLM cannot use train.prefix_sharing:"
+    assert str(describe_unused_modes(model, TRAIN, CHUNKED)).startswith(sharing)
+    both = "cannot use train.chunked_logprobs and train.prefix_sharing"
+    assert both in str(describe_unused_modes(model, TRAIN, FULL_LOGITS))
+    # Flash attention cannot share prompts, and says so where the run insists.
     model.config._attn_implementation = "kernels-community/flash-attn2"
-    insists = TrainConfig(prefix_sharing=True)
-    assert str(describe_unused_modes(model, insists, PACKED)).startswith(
-        "LlamaForCausalLM cannot use train.prefix_sharing:"
-    )
+    assert str(describe_unused_modes(model, insists, PACKED)).startswith(sharing)
     assert describe_unused_modes(model, TRAIN, PACKED) is None
     assert describe_unused_modes(model, NO_SHARING, PACKED) is None
 
@@ -196,14 +184,3 @@ def test_a_mode_has_to_agree_on_every_rank() -> None:
     mode = install_scoring_forward(model, TRAIN, world=world)
     assert mode == FULL_LOGITS
     assert mode.failures == ("the trial of the model's own forward pass failed on another rank",)
-
-
-def test_what_a_run_asks_for_in_vain_is_told() -> None:
-    model = model_of("llama")
-    assert describe_unused_modes(model, TRAIN, SHARED) is None
-    assert describe_unused_modes(model, TrainConfig(prefix_sharing=False), CHUNKED) is None
-    assert describe_unused_modes(model, TrainConfig(chunked_logprobs=False), FULL_LOGITS) is None
-    assert "cannot use train.prefix_sharing" in str(describe_unused_modes(model, TRAIN, CHUNKED))
-    assert "cannot use train.chunked_logprobs and train.prefix_sharing" in str(
-        describe_unused_modes(model, TRAIN, FULL_LOGITS)
-    )

@@ -14,12 +14,11 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK
 
-from grpox.config import LoraConfig, TrainConfig
+from grpox.config import TrainConfig
 from grpox.policy import attention
 from grpox.policy.attention import VARLEN, attend_within, prefers_varlen, probe_kernel, set_attention
 from grpox.policy.batch import FULL_LOGITS, ForwardMode, collate
 from grpox.policy.logprobs import completion_logprobs
-from grpox.policy.lora.add import add_adapters
 from grpox.policy.scoring_forward import describe_unused_modes, install_scoring_forward
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -99,20 +98,6 @@ def test_grouped_heads_and_windows_are_those_of_padded_sequences(
     expected, actual = scored(plain, FULL_LOGITS), scored(model, mode)
     torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=1e-5)
     assert far(actual[1], expected[1]) < 2e-6
-
-
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "lm_head"]], ids=["body", "head"])
-def test_adapters_have_the_gradients_of_padded_sequences(targets: Any) -> None:
-    plain = model_of("llama")
-    add_adapters(plain, LoraConfig(r=2, alpha=4, target_modules=targets), seed=0)
-    for name, parameter in plain.named_parameters():
-        if ".lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
-    model = by_lengths(plain)
-    assert install_scoring_forward(model, PACKS) == PACKED
-    expected, actual = scored(plain, FULL_LOGITS), scored(model, PACKED)
-    torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=1e-6)
-    assert far(actual[1], expected[1]) < 1e-6
 
 
 def test_capped_attention_is_refused_by_name_and_the_model_keeps_rows() -> None:

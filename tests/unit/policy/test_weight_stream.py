@@ -23,15 +23,9 @@ def names(weights: list[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[li
 def test_a_bucket_is_filled_and_never_overfilled() -> None:
     """Four bytes a weight: 8 + 8 fill 16 bytes, 12 do not fit to 8, and 20 are a bucket of their own."""
     assert names(parameters(2, 2, 2, 3, 5, 1), 16) == [["p0", "p1"], ["p2"], ["p3"], ["p4"], ["p5"]]
-
-
-def test_the_size_of_a_shard_is_that_of_the_whole_parameter() -> None:
     weights = parameters(1, 1)
-    weights[0][1].ds_numel = 4  # type: ignore[attr-defined]
+    weights[0][1].ds_numel = 4  # type: ignore[attr-defined] # its shard has the size of the whole
     assert names(weights, 16) == [["p0"], ["p1"]]
-
-
-def test_parameters_on_nvme_are_gathered_one_by_one() -> None:
     weights = parameters(1, 1, 1)
     for _, weight in weights:
         weight.nvme_swapper = object()  # type: ignore[attr-defined]
