@@ -48,9 +48,14 @@ SCRIPTS = matching(r"(?:\.venv/bin/)?python ((?:benchmarks|requirements)/\S+\.py
 FILES = matching(r".*?((?:examples|benchmarks|requirements|tests)/[\w./-]+)")
 
 
-def test_they_are_found() -> None:
+def test_they_are_found_and_begin_their_blocks() -> None:
+    """Commands further down in a block would be taken for text."""
     counts = [len(found) for found in (SHELL_BLOCKS, MADE, EXTRAS, SCRIPTS, FILES)]
     assert all(count >= least for count, least in zip(counts, (50, 15, 4, 25, 30), strict=True)), counts
+    text = [block for block in BLOCKS if block.language == "" and not block.is_shell]
+    assert [block.place for block in text if any(map(SHELL.match, block.text.splitlines()))] == []
+    languages = {"", "bash", "console", "math", "python", "pycon", "text", "toml", "yaml"}
+    assert {block.language for block in BLOCKS} == languages
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
@@ -63,13 +68,6 @@ def test_every_block_of_commands_is_bash(tmp_path: Path) -> None:
     told = done.stderr.splitlines()
     assert told
     assert [line for line in told if not line.startswith("wrong:")] == []
-
-
-def test_a_block_that_holds_commands_begins_with_one() -> None:
-    """Else its commands would be taken for text."""
-    text = [block for block in BLOCKS if block.language == "" and not block.is_shell]
-    assert text
-    assert [block.place for block in text if any(map(SHELL.match, block.text.splitlines()))] == []
 
 
 @pytest.mark.parametrize(("page", "targets"), MADE)
@@ -110,12 +108,6 @@ def test_a_script_takes_its_options(page: str, script: str, rest: str) -> None:
     assert given <= options_of(ROOT / script)
 
 
-def test_an_option_that_is_not_there_would_be_seen() -> None:
-    options = options_of(ROOT / "benchmarks" / "vs_trl.py")
-    assert {"--work", "--repeats"} <= options
-    assert "--rounds" not in options
-
-
 @pytest.mark.parametrize("block", [*blocks_in("toml")], ids=lambda block: block.place)
 def test_toml_is_valid_and_names_what_is_there(block: Block) -> None:
     """A name such as that of a warning can be imported."""
@@ -123,17 +115,3 @@ def test_toml_is_valid_and_names_what_is_there(block: Block) -> None:
     assert tomllib.loads(text)
     for name in re.findall(r"\bgrpox(?:\.\w+)+", re.sub(r"entry-points\.grpox", "", text)):
         assert pkgutil.resolve_name(name)
-
-
-def test_no_block_is_in_a_language_that_nothing_reads() -> None:
-    assert {block.language for block in BLOCKS} == {
-        "",
-        "bash",
-        "console",
-        "math",
-        "python",
-        "pycon",
-        "text",
-        "toml",
-        "yaml",
-    }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from fuzz_case import RUN, Make, changed, raw, run_file, together
-from fuzz_data import TEMPLATE
+from fuzz_data import TEMPLATE, json_lines
 from fuzz_models import CONFIG, SETTINGS, copied, json_with, with_weights, without
 from support.processes import run
 
@@ -21,16 +21,12 @@ def _head(weights: dict[str, Any]) -> None:
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
 
 
-def _rows(rows: list[dict[str, Any]]) -> Make:
-    return raw("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "a.jsonl")
-
-
 def _with_model(*spoil: Make) -> Make:
     return together(run_file(changed(OWN)), copied, *spoil)
 
 
 def _with_rows(rows: list[dict[str, Any]], **changes: Any) -> Make:
-    return together(run_file(changed({"data.path": "a.jsonl", **changes})), _rows(rows))
+    return together(run_file(changed({"data.path": "a.jsonl", **changes})), raw(json_lines(rows), "a.jsonl"))
 
 
 USERS = [{"role": "user", "content": "1+1="}]
@@ -38,11 +34,7 @@ GOOD_TEXT = yaml.safe_dump(RUN)
 RIGHT: dict[str, Make] = {
     "the run that the bad ones are made from": run_file(RUN),
     "a tokenizer without padding": _with_model(json_with(SETTINGS, pad_token=None)),
-    "a tokenizer without EOS": _with_model(json_with(SETTINGS, eos_token=None)),
     "a tokenizer whose class is of another version": _with_model(json_with(SETTINGS, tokenizer_class="NoSuch")),
-    "a model whose head is not tied": _with_model(
-        json_with(CONFIG, tie_word_embeddings=False), with_weights(_head)
-    ),
     "a model without a generation config": _with_model(without("model/generation_config.json")),
     "a model whose only EOS is in the generation config": _with_model(
         json_with(SETTINGS, eos_token=None), raw('{"eos_token_id": [1, 2]}', "model/generation_config.json")

@@ -7,17 +7,14 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from grpox.cli.app import app
-from grpox.cli.errors import run_command
 from grpox.runfile.load import ResolvedRun
 
 ROOT = Path(__file__).parents[2]
@@ -170,25 +167,6 @@ def _ranks(launcher: str) -> int:
 
 
 COMMANDS = [command for block in BLOCKS for command in commands_of(block)]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The outcome of a command."""
-
-    code: int
-    output: str
-    errors: str
-
-
-def invoke(words: Sequence[str], ranks: int = 1) -> Ended:
-    """Run `grpox` with these words in this process, which stands for the first of `ranks`; return the
-    outcome."""
-    output, errors = StringIO(), StringIO()
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
-    with patch.dict("os.environ", place), redirect_stdout(output), redirect_stderr(errors):
-        code = run_command(lambda arguments: app(arguments, prog_name="grpox"), list(words))
-    return Ended(code, output.getvalue(), errors.getvalue())
 
 
 def _collecting(runs: list[ResolvedRun]) -> Callable[..., dict[str, Any]]:
