@@ -159,36 +159,24 @@ def test_a_reward_beside_its_run_file() -> None:
 # -- Training from Python --------------------------------------------------------------------------------
 
 
-def trained(page: str, text: str, folder: Path) -> ResolvedRun:
+def trained(page: str, text: str) -> ResolvedRun:
     """The run that a page's block asks for, checked and not trained."""
-    prepare(folder, page)
     with training_replaced() as runs:
         executed(page, text)
     [run] = runs
     return run
 
 
-def functions(run: ResolvedRun) -> list[str]:
-    return [function.__name__ for function in run.given.functions.values()]
-
-
-def test_the_readme_trains_with_a_function(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()  # of `grpox init mine`, which the page calls before
-    (tmp_path / "mine" / "run.yaml").write_text(
-        "model: {path: ../my-model}\ndata: {path: ../train.jsonl}\nrewards: [exact]\n"
-    )
-    run = trained("README.md", "from grpox import train", tmp_path)
-    assert functions(run) == ["is_short"]
-
-
-def test_a_recipe_is_trained_with_another_reward(tmp_path: Path) -> None:
-    run = trained("docs/python.md", "def longest", tmp_path)
-    assert functions(run) == ["longest"]
-
-
-def test_a_function_has_a_weight_among_others(tmp_path: Path) -> None:
-    run = trained("docs/python.md", "runs/weighted", tmp_path)
-    assert [reward.weight for reward in run.config.rewards] == [1, 0.2, 0.1]
+def test_the_pages_train_with_functions_and_weights(tmp_path: Path) -> None:
+    prepare(tmp_path, "docs/python.md")
+    (tmp_path / "mine").mkdir()  # of `grpox init mine`, which the README calls before
+    text = "model: {path: ../my-model}\ndata: {path: ../train.jsonl}\nrewards: [exact]\n"
+    (tmp_path / "mine" / "run.yaml").write_text(text)
+    runs = trained("README.md", "from grpox import train"), trained("docs/python.md", "def longest")
+    names = [function.__name__ for run in runs for function in run.given.functions.values()]
+    assert names == ["is_short", "longest"]
+    weighted = trained("docs/python.md", "runs/weighted")
+    assert [reward.weight for reward in weighted.config.rewards] == [1, 0.2, 0.1]
 
 
 def test_adapters_are_loaded_by_peft(tmp_path: Path) -> None:
