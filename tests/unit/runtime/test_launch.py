@@ -21,41 +21,22 @@ from grpox.runtime.launch import (
 )
 
 TORCHRUN = {
-    "RANK": "11",
-    "WORLD_SIZE": "16",
-    "LOCAL_RANK": "3",
-    "LOCAL_WORLD_SIZE": "8",
-    "MASTER_ADDR": "gpu001",
-    "MASTER_PORT": "29400",
-    "TORCHELASTIC_RUN_ID": "4711",
-}
+    "RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8",
+    "MASTER_ADDR": "gpu001", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "4711",
+}  # fmt: skip
 DEEPSPEED = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_SIZE": "4",
-    "CROSS_RANK": "1",
-    "CROSS_SIZE": "2",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-}
+    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4", "CROSS_RANK": "1",
+    "CROSS_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+}  # fmt: skip
 MPIRUN = {
-    "OMPI_COMM_WORLD_RANK": "2",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
+    "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
 SRUN = {
-    "SLURM_JOB_ID": "100",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "9",
-    "SLURM_NTASKS": "16",
-    "SLURM_STEP_NUM_TASKS": "16",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_JOB_NODELIST": "gpu[003-004]",
-    "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
-}
+    "SLURM_JOB_ID": "100", "SLURM_STEP_ID": "0", "SLURM_PROCID": "9", "SLURM_NTASKS": "16",
+    "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+    "SLURM_JOB_NODELIST": "gpu[003-004]", "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+}  # fmt: skip
 ALL = {*TORCHRUN, *DEEPSPEED, *MPIRUN, *SRUN, "SLURM_STEPID", "SLURM_STEP_NODELIST", "SLURM_NODELIST"}
 
 
