@@ -1,14 +1,11 @@
-"""Benchmarks run in their small forms, and a number that differs or an error out of tolerance is a failure."""
+"""Benchmarks run in their small forms on the CPU."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support import processes
@@ -18,9 +15,7 @@ from grpox.runfile.load import load_run
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-import gpu_part  # noqa: E402
 from gpu_parts import PARTS  # noqa: E402
-from gpu_parts.part import Part  # noqa: E402
 from precision import compare  # noqa: E402
 
 SKIPS = {"syncs": "CUDA"}
@@ -29,7 +24,6 @@ COMPARED = {
     "attention": ("3 sequences, flex", "3 behind a prompt, flex", "3 behind a prompt, sdpa with a mask")
 }
 """Figures of a part that have errors on the CPU too, which the part holds to its tolerances."""
-CASE = "loss sapo, packed"
 
 
 @pytest.mark.parametrize("name", [name for name, plan in PARTS.items() if not plan.gpus])
@@ -54,52 +48,6 @@ def test_gpu_py_writes_a_file_with_the_environment_and_each_part(tmp_path: Path)
     assert result["environment"]["versions"]["torch"] == torch.__version__
     parts = {name: part["status"] for name, part in result["parts"].items()}
     assert parts == {"ceilings": "ok", "multi_gpu": "skipped"}
-
-
-def test_a_part_that_raises_keeps_its_figures_and_failed_checks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def measure(part: Part) -> None:
-        part.record("before", 7)
-        part.check("the error", float("nan"), 0.25)
-        part.check("another", 0.25, 0.25)
-        raise ValueError("no kernel for this")
-
-    module = ModuleType("gpu_parts.mine")
-    module.measure = measure  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "gpu_parts.mine", module)
-    part = Part(torch.device("cpu"), True, tmp_path, tmp_path / "out.json")
-    gpu_part.run_part(part, "mine")
-    assert json.loads(part.out.read_text()) == {
-        "status": "failed",
-        "reason": "the error is nan, more than 0.25; ValueError: no kernel for this",
-        "before": 7,
-    }
-
-
-def recorded(command: str, folder: Path) -> tuple[int, dict[str, Any]]:
-    arguments = command, folder / "DIR", "--ranks", "1", "--only", CASE
-    done = processes.run(BENCHMARKS / "recorded_batches.py", *arguments, cwd=folder)
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout.splitlines()[-1])
-
-
-def test_a_recorded_batch_is_equal_until_one_of_its_numbers_changes(tmp_path: Path) -> None:
-    assert recorded("record", tmp_path)[0] == 0
-    code, result = recorded("compare", tmp_path)
-    assert (code, result["largest_relative_difference"], result["missing"]) == (0, 0.0, [])
-    assert result["compared"] > 10_000
-    file = tmp_path / "DIR" / "1" / f"{CASE}.npz"
-    with np.load(file) as old:
-        values = dict(old)
-    name = "step 2/weights/model.norm.weight"
-    assert values[name].any()
-    values[name][3] += 1e-9 * np.abs(values[name]).max()
-    np.savez(file, **values, gone=np.zeros(1))  # type: ignore[arg-type]
-    code, result = recorded("compare", tmp_path)
-    assert (code, result["where"]) == (1, f"{CASE}, ranks 1: {name}")
-    assert 1e-10 < result["largest_relative_difference"] < 1e-8
-    assert result["missing"] == [f"{CASE}, ranks 1: gone"]
 
 
 def test_bfloat16_is_close_to_float32_on_the_same_rollouts() -> None:

@@ -121,14 +121,6 @@ def test_every_package_is_on_the_map_in_the_order_of_imports() -> None:
     assert there == set(order)
 
 
-def links() -> list[tuple[Path, str]]:
-    found = []
-    for page in PAGES:
-        targets = re.findall(r"\]\(([^)\s]+)\)", prose(page))
-        found += [(page, target) for target in targets if "://" not in target]
-    return found
-
-
 def is_generated(page: Path) -> bool:
     """Tell whether a page gets headings when the site is built; `test_docs_site.py` then knows its anchors."""
     return re.search(r"^(<!-- generated: |::: )", page.read_text(encoding="utf-8"), re.MULTILINE) is not None
@@ -140,20 +132,26 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize(("page", "target"), links(), ids=lambda part: Path(part).name)
-def test_a_link_leads_somewhere(page: Path, target: str) -> None:
-    file, _, anchor = target.partition("#")
-    path = (page.parent / file).resolve() if file else page
-    assert path.exists()
-    assert not anchor or is_generated(path) or anchor in headings(path)
+def test_every_link_leads_somewhere() -> None:
+    dead = []
+    links = [(page, target) for page in PAGES for target in re.findall(r"\]\(([^)\s]+)\)", prose(page))]
+    for page, target in links:
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        if "://" in target or (path.exists() and not anchor):
+            continue
+        if not path.exists() or not (is_generated(path) or anchor in headings(path)):
+            dead.append(f"{page.name}: {target}")
+    assert len(links) > 500
+    assert dead == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
-def test_a_formula_within_a_line_has_nothing_that_github_reads_as_markdown(page: Path) -> None:
+def test_a_formula_within_a_line_has_nothing_that_github_reads_as_markdown() -> None:
     """Refuse escapes, such as a backslash before a comma, and underscores that could begin emphasis."""
-    text = re.sub(r"`[^`]+`", "", prose(page))
-    formulas = re.findall(r"(?<![\\\w])\$(\S(?:[^$\n]*\S)?)\$(?!\w)", text)
-    assert [tex for tex in formulas if re.search(r"\\[^A-Za-z ]|[^A-Za-z0-9]_", tex)] == []
+    for page in PAGES:
+        text = re.sub(r"`[^`]+`", "", prose(page))
+        formulas = re.findall(r"(?<![\\\w])\$(\S(?:[^$\n]*\S)?)\$(?!\w)", text)
+        assert [tex for tex in formulas if re.search(r"\\[^A-Za-z ]|[^A-Za-z0-9]_", tex)] == [], page
 
 
 def slope(loss: PolicyLoss, ratio: float, advantage: float) -> float:

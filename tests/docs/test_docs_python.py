@@ -25,7 +25,7 @@ from support.docs_blocks import (
     training_replaced,
 )
 from support.docs_folder import RECIPES, block_with, executed, prepare
-from support.docs_install import Install, installing, process_kept
+from support.docs_install import Install
 from support.handlers import invoke
 from support.patience import patient
 from transformers import AutoModelForCausalLM
@@ -44,16 +44,8 @@ ELSEWHERE = {
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with process_kept():
-        yield
-
-
-@pytest.fixture
-def install() -> Iterator[Install]:
-    with installing() as install:
-        yield install
 
 
 def checks_passed(suite: type[LossConformance]) -> int:
@@ -226,11 +218,8 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize(("page", "name"), NAMED)
-def test_a_name_of_the_prose_is_there(page: str, name: str) -> None:
+def test_every_name_of_the_prose_is_there() -> None:
     """As what can be imported, or as text: a tag in MLflow."""
-    assert f'"{name}"' in SOURCES or pkgutil.resolve_name(name)
-
-
-def test_many_names_are_found() -> None:
     assert len(NAMED) > 8
+    for _, name in NAMED:
+        assert f'"{name}"' in SOURCES or pkgutil.resolve_name(name)

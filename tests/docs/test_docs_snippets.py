@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,13 @@ from support.docs_blocks import (
     training_left_out,
 )
 from support.docs_folder import made_by, prepare
-from support.docs_install import Install, install_example, install_named, installing, process_kept
+from support.docs_install import Install, install_example, install_named
+from support.fixtures import MakeDistribution
 from support.handlers import invoke
 
 from grpox.config import RunConfig
 from grpox.runfile.load import load_run
 from grpox.runfile.yaml_lines import read_yaml
-
-
-@pytest.fixture(autouse=True)
-def kept() -> Iterator[None]:
-    with process_kept():
-        yield
-
-
-@pytest.fixture
-def install() -> Iterator[Install]:
-    with installing() as install:
-        yield install
-
 
 ELSEWHERE = {
     "plugins/examples/grpox-tensorboard/README.md": "needs tensorboard; tests/packaging installs it",
@@ -74,11 +61,15 @@ def run_file(block: Block) -> dict[str, Any]:
 
 @pytest.mark.parametrize("block", RUN_FILES, ids=lambda block: block.place)
 def test_a_run_file_of_the_docs_loads(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install
+    block: Block,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    install: Install,
+    make_distribution: MakeDistribution,
 ) -> None:
     prepare(tmp_path, name_of(block.page))
     monkeypatch.chdir(tmp_path)
-    install_named(block.text, tmp_path, install)
+    install_named(block.text, make_distribution)
     install_example(block.page, install)
     Path("shown.yaml").write_text(yaml.safe_dump(run_file(block)), encoding="utf-8")
     ranks = max((count for text, count in RANKS.items() if text in block.text), default=1)
@@ -117,7 +108,11 @@ def test_many_are_found_and_what_is_only_parsed_is_still_on_a_page() -> None:
 
 @pytest.mark.parametrize("page", dict.fromkeys(command.page for command in RUN_HERE))
 def test_the_commands_of_a_page_end_well(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install
+    page: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    install: Install,
+    make_distribution: MakeDistribution,
 ) -> None:
     """One after the other, in one folder; of training, everything but the training itself."""
     commands = [command for command in RUN_HERE if command.page == page]
@@ -126,7 +121,7 @@ def test_the_commands_of_a_page_end_well(
     monkeypatch.setenv("COLUMNS", "100")
     install_example(ROOT / page, install)
     for command in commands:
-        install_named(command.line, tmp_path, install)
+        install_named(command.line, make_distribution)
         run(command)
         if command.words[:2] == ("plugins", "new"):  # which the page then installs
             install(tmp_path / f"grpox-{command.words[2]}")

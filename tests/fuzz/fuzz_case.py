@@ -59,9 +59,9 @@ class Case:
     code: int = 2
 
 
-def case(name: str, make: Make, line: str, *mentions: str) -> Case:
+def case(name: str, make: Make, line: str | tuple[str, ...], *mentions: str) -> Case:
     """A bad input of the command `line`."""
-    return Case(name, make, mentions, tuple(line.split()))
+    return Case(name, make, mentions, tuple(line.split()) if isinstance(line, str) else line)
 
 
 def make_shared(folder: Path) -> None:

@@ -12,7 +12,7 @@ GOOD = run_file(RUN)
 
 def command_cases() -> list[Case]:
     """All of them; each has a name of its own."""
-    return [*_overrides(), *_runs(), *_resumed(), *_others()]
+    return [*_overrides(), *_runs(), *_others()]
 
 
 def _overrides() -> list[Case]:
@@ -40,9 +40,7 @@ def _overrides() -> list[Case]:
         "--max-steps=3": ("--max-steps",),
     }
     cases = [
-        Case(
-            override[:60].encode("unicode_escape").decode(), GOOD, mentions, ("validate", "run.yaml", override)
-        )
+        case(ascii(override)[1:-1][:60], GOOD, ("validate", "run.yaml", override), *mentions)
         for override, mentions in given.items()
     ]
     second = case("the second run file", GOOD, "validate run.yaml other.yaml", "key=value")
@@ -66,57 +64,40 @@ def _runs() -> list[Case]:
         case("a FIFO", _fifo, "validate run.yaml", "run.yaml"),
         case("a loop of links", _loop, "validate run.yaml", "run.yaml"),
         case("zeroes without end", nothing, "validate /dev/zero", "/dev/zero"),
-        Case("a name of 5000 characters", nothing, ("too long",), ("validate", "r" * 5000)),
-        Case("a name that is no UTF-8", nothing, ("\\udcff",), ("validate", "\udcff.yaml")),
+        case("a name of 5000 characters", nothing, f"validate {'r' * 5000}", "too long"),
+        case("a name that is no UTF-8", nothing, "validate \udcff.yaml", "\\udcff"),
         case("a world of no rank", GOOD, "validate run.yaml --world-size 0", "--world-size"),
         case("a world that does not divide", GOOD, "validate run.yaml --world-size 1000", "2000 prompts"),
         case("an unknown option", GOOD, "validate run.yaml --wrold-size 2", "--wrold-size"),
         case("training what is not there", nothing, "train nothing.yaml", "nothing.yaml"),
         case("a plan of no generation", GOOD, "plan run.yaml --generations 0", "--generations"),
     ]
-    return numbered("run", cases)
-
-
-def _resumed() -> list[Case]:
     empty_run = raw("", "config.yaml")
-    cases = [
+    resumed = [
         case("a file", GOOD, "train --resume run.yaml", "--resume", "run.yaml"),
         case("an empty folder", nothing, "train --resume .", "--resume", "holds no run"),
         case("what is not there", nothing, "train --resume absent", "--resume", "absent"),
         case("auto without a run", nothing, "train --resume auto", "--resume", "auto"),
         case("an empty config", empty_run, "train --resume .", "config.yaml", "is empty"),
-        Case("nothing", GOOD, ("--resume",), ("train", "run.yaml", "--resume", "")),
+        case("nothing", GOOD, ("train", "run.yaml", "--resume", ""), "--resume"),
         case("a loop of links", _loop, "train --resume run.yaml", "run.yaml"),
-        Case("a name of 5000 characters", nothing, ("too long",), ("train", "--resume", "r" * 5000)),
     ]
-    return numbered("resume", cases)
+    return [*numbered("run", cases), *numbered("resume", resumed)]
 
 
 def _others() -> list[Case]:
-    metrics = '{"step": 1, "time": 1, "metrics": {"loss": 1}}\n'
+    good = '{"step": 1, "time": 1, "metrics": {"loss": 1}}\n'
+    bad = {"broken": "{}\n", "that are no text": b"\xff\xfe\0\0" * 9 + b"\n", "of lists": "[1]\n"}
     cases = [
+        *(
+            case(f"report of metrics {name}", raw(text, "metrics.jsonl"), "report .", "metrics.jsonl", "line 1")
+            for name, text in bad.items()
+        ),
         case("report of nothing", nothing, "report .", "RUN_DIR"),
         case("report of what is not there", nothing, "report absent", "absent"),
         case("report of a file", GOOD, "report run.yaml", "is a file"),
-        case("report of broken metrics", raw("{}\n", "metrics.jsonl"), "report .", "metrics.jsonl", "line 1"),
-        case(
-            "report of metrics that are no text",
-            raw(b"\xff\xfe\0\0" * 9 + b"\n", "metrics.jsonl"),
-            "report .",
-            "metrics.jsonl",
-            "line 1",
-        ),
-        case(
-            "report of metrics of lists", raw("[1]\n", "metrics.jsonl"), "report .", "metrics.jsonl", "line 1"
-        ),
-        case("report into a folder", raw(metrics, "metrics.jsonl"), "report . --output .", "--output"),
-        case(
-            "recipe over what is there",
-            raw("mine", "quickstart.yaml"),
-            "recipes copy quickstart",
-            "quickstart.yaml",
-            "--force",
-        ),
+        case("report into a folder", raw(good, "metrics.jsonl"), "report . --output .", "--output"),
+        case("recipe over a file", raw("", "quickstart.yaml"), "recipes copy quickstart", "--force"),
         case("recipe with a path for a name", nothing, "recipes copy ../x", "../x"),
         case("plugin to check that is not there", nothing, "plugins check nowhere", "nowhere"),
         case("plugin to check with a bad parameter", nothing, "plugins check dapo clip_hihg=1", "clip_hihg"),
@@ -124,7 +105,7 @@ def _others() -> list[Case]:
         case("lock of a bad run", GOOD, "plugins lock run.yaml train.max_step=1", "train.max_step"),
         case("locks of what is not there", nothing, "plugins diff a.json b.json", "a.json"),
         case("locks that are no JSON", GOOD, "plugins diff run.yaml run.yaml", "run.yaml"),
-        Case("plugin with a bad name", nothing, ("9 lives",), ("plugins", "new", "9 lives", "--kind", "loss")),
+        case("plugin with a bad name", nothing, ("plugins", "new", "9 lives", "--kind", "loss"), "9 lives"),
         case("server of nothing", nothing, "serve absent.yaml", "absent.yaml"),
         case("server at a port that is none", nothing, "serve quickstart --port 99999", "--port"),
     ]

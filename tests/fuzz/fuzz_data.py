@@ -99,6 +99,7 @@ def _parquet_files() -> list[Case]:
 
 def _prompts() -> list[Case]:
     """Files that read well, and rows that hold no prompt or one that the model cannot take."""
+    longest = "sampling.max_completion_length"
     rows: dict[str, tuple[list[Any], dict[str, Any], tuple[str, ...]]] = {
         "null": ([ROW, {**ROW, "prompt": None}] * 4, {}, ("line 2",)),
         "an empty text": ([*[ROW] * 5, {**ROW, "prompt": ""}], {}, ("row 5",)),
@@ -109,11 +110,7 @@ def _prompts() -> list[Case]:
         "messages among texts": ([*[ROW] * 3, {**ROW, "prompt": MESSAGES}], {}, ("line 4",)),
         "longer than the model": ([*[ROW] * 5, {**ROW, "prompt": "1+" * 100}], {}, ("row 5", "200 tokens")),
         "longer than allowed": ([ROW] * 8, {"data.max_prompt_length": 3}, ("row 0", "data.max_prompt_length")),
-        "beside a completion as long as the model": (
-            [ROW] * 8,
-            {"sampling.max_completion_length": 64},
-            ("sampling.max_completion_length", "64"),
-        ),
+        "beside a completion as long as the model": ([ROW] * 8, {longest: 64}, (longest, "64")),
         "with a reward's column misspelt": ([{"prompt": "1+1=", "anwser": "2"}] * 8, {}, ("answer", "anwser")),
     }
     with_template = {

@@ -54,43 +54,24 @@ def with_weights(edit: Callable[[dict[str, Any]], object]) -> Make:
     return make
 
 
-def cut_off(name: str, size: int) -> Make:
-    """Keep the first bytes of a file."""
-
-    def make(folder: Path) -> None:
-        (folder / name).write_bytes((folder / name).read_bytes()[:size])
-
-    return make
-
-
 def _case(name: str, spoil: Make, *mentions: str, **changes: Any) -> Case:
     run = run_file(changed({"model.path": "model", **changes}))
     return Case(name, together(run, copied, spoil), mentions or ("model.path",), TRAIN, opened=True)
 
 
 def _configs() -> list[Case]:
+    code = json_with(CONFIG, model_type="x", auto_map={"AutoConfig": "c.C"})
+    short = json_with(CONFIG, max_position_embeddings=4)
+    attention = {"model.init": {"attn_implementation": "no-such"}}
     cases = [
         _case("no config.json", without(CONFIG)),
         _case("an unknown type", json_with(CONFIG, model_type="no-such-type"), "model.path", "no-such-type"),
         _case("an encoder's", raw('{"model_type": "vit"}', CONFIG)),
-        _case(
-            "its own code",
-            json_with(CONFIG, model_type="x", auto_map={"AutoConfig": "c.C"}),
-            "model.init.trust_remote_code",
-        ),
+        _case("its own code", code, "model.init.trust_remote_code"),
         _case("layers in words", json_with(CONFIG, num_hidden_layers="two")),
         _case("an activation that does not exist", json_with(CONFIG, hidden_act="no-such-act")),
-        _case(
-            "no room for a prompt",
-            json_with(CONFIG, max_position_embeddings=4),
-            "sampling.max_completion_length",
-        ),
-        _case(
-            "an attention that does not exist",
-            lambda _: None,
-            "model.init",
-            **{"model.init": {"attn_implementation": "no-such"}},
-        ),
+        _case("no room for a prompt", short, "sampling.max_completion_length"),
+        _case("an attention that does not exist", lambda _: None, "model.init", **attention),
     ]
     return numbered("config", cases)
 
@@ -101,13 +82,13 @@ def _weights() -> list[Case]:
     def narrow(weights: dict[str, Any]) -> None:
         weights[up] = weights[up][:8].contiguous()
 
-    def renamed(weights: dict[str, Any]) -> None:
-        weights["transformer." + up] = weights.pop(up)
+    def cut_off(folder: Path) -> None:
+        (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:100_000])
 
     cases = [
         _case("missing altogether", without(WEIGHTS)),
         _case("with a header that is no JSON", raw((9).to_bytes(8, "little") + b"not JSON!", WEIGHTS)),
-        _case("cut off", cut_off(WEIGHTS, 100_000)),
+        _case("cut off", cut_off),
         _case("one missing", with_weights(lambda weights: weights.pop(up)), "model.path", up),
         _case("one of another shape", with_weights(narrow), "model.path", up),
         _case("of a wider model", json_with(CONFIG, hidden_size=256), "model.path"),
@@ -126,23 +107,16 @@ def _added_token(folder: Path) -> None:
 
 
 def _tokenizers() -> list[Case]:
+    neither = json_with(SETTINGS, pad_token=None, eos_token=None)
+    prompts = {"data.path": "train.jsonl"}
+    ends = raw('{"eos_token_id": [1, 99]}', "model/generation_config.json")
     cases = [
         _case("missing", together(without(TOKENIZER), without(SETTINGS))),
         _case("settings that are no JSON", raw("{", SETTINGS)),
-        _case(
-            "without padding or EOS", json_with(SETTINGS, pad_token=None, eos_token=None), "padding nor an EOS"
-        ),
+        _case("without padding or EOS", neither, "padding nor an EOS"),
         _case("with an EOS beyond the model", json_with(SETTINGS, eos_token="<new>"), "model.path", "17"),
         _case("with padding beyond the model", json_with(SETTINGS, pad_token="<new>"), "model.path", "17"),
-        _case(
-            "with a token of the prompts beyond the model",
-            _added_token,
-            "row 0",
-            "17",
-            **{"data.path": "train.jsonl"},
-        ),
+        _case("with a token of the prompts beyond the model", _added_token, "row 0", "17", **prompts),
+        _case("with an EOS of the generation config beyond the model", ends),
     ]
-    generation = [
-        _case("an EOS beyond the model", raw('{"eos_token_id": [1, 99]}', "model/generation_config.json")),
-    ]
-    return [*numbered("tokenizer", cases), *numbered("generation config", generation)]
+    return numbered("tokenizer", cases)

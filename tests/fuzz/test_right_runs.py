@@ -29,8 +29,9 @@ def _with_rows(rows: list[dict[str, Any]], **changes: Any) -> Make:
     return together(run_file(changed({"data.path": "a.jsonl", **changes})), raw(json_lines(rows), "a.jsonl"))
 
 
+SCRIPTS = ("数学", "\u202e1+1=", "\u0661+\u0661=", "\U0001f600", "e\u0301", "\0")
 USERS = [{"role": "user", "content": "1+1="}]
-GOOD_TEXT = yaml.safe_dump(RUN)
+WINDOWS = yaml.safe_dump(RUN).replace("\n", "\r\n")
 RIGHT: dict[str, Make] = {
     "the run that the bad ones are made from": run_file(RUN),
     "a tokenizer without padding": _with_model(json_with(SETTINGS, pad_token=None)),
@@ -40,30 +41,20 @@ RIGHT: dict[str, Make] = {
         json_with(SETTINGS, eos_token=None), raw('{"eos_token_id": [1, 2]}', "model/generation_config.json")
     ),
     "rows that come twice, ids and all": _with_rows([{**row, "id": 1} for row in ROWS[:2]] * 4),
-    "prompts in many scripts": _with_rows(
-        [
-            {"prompt": text, "answer": "2"}
-            for text in ("数学", "\u202e1+1=", "\u0661+\u0661=", "\U0001f600", "e\u0301", "\0")
-        ]
-    ),
+    "prompts in many scripts": _with_rows([{"prompt": text, "answer": "2"} for text in SCRIPTS]),
     "messages with a template of the run's own": _with_rows(
         [{"prompt": USERS, "answer": "2"}] * 4, **{"model.chat_template_kwargs": {"chat_template": TEMPLATE}}
     ),
     "prompts that are cut": _with_rows(
         [{"prompt": "1+" * 100, "answer": "2"}] * 4, **{"data.long_prompts": "cut"}
     ),
-    "a byte order mark and line ends of Windows": raw(
-        b"\xef\xbb\xbf" + GOOD_TEXT.replace("\n", "\r\n").encode()
-    ),
+    "a byte order mark and line ends of Windows": raw(b"\xef\xbb\xbf" + WINDOWS.encode()),
     "JSON for YAML": raw(json.dumps(RUN)),
 }
 
 
 def _train(folder: Path) -> None:
-    """Train in a process of its own, as DeepSpeed keeps 2 GB of address space for each engine until its end.
-
-    A process with more address space than the machine has memory cannot fork, which later tests need.
-    """
+    """Train in a process of its own, as DeepSpeed keeps 2 GB of address space for each engine until its end."""
     done = run("-m", "grpox", "train", "run.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -177,12 +177,6 @@ def _collecting(runs: list[ResolvedRun]) -> Callable[..., dict[str, Any]]:
     return train_run
 
 
-def _complete(runs: list[ResolvedRun]) -> Callable[..., AbstractContextManager[dict[str, Any]]]:
-    """In place of `open_run`: each run is complete already."""
-    collect = _collecting(runs)
-    return lambda run, resume: nullcontext(collect(run))
-
-
 @contextmanager
 def training_left_out() -> Iterator[list[ResolvedRun]]:
     """Commands that train check their run as ever; it is collected in place of being trained."""
@@ -203,5 +197,6 @@ def training_left_out() -> Iterator[list[ResolvedRun]]:
 def training_replaced() -> Iterator[list[ResolvedRun]]:
     """The same for `grpox.train`."""
     runs: list[ResolvedRun] = []
-    with patch("grpox.training.python_run.open_run", _complete(runs)):
+    collect = _collecting(runs)
+    with patch("grpox.training.python_run.open_run", lambda run, resume: nullcontext(collect(run))):
         yield runs

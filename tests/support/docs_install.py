@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from grpox.plugins.registry import installed
 from support.docs_blocks import ROOT
-from support.handlers import handlers_kept
+from support.fixtures import MakeDistribution
 
 Install = Callable[[Path], None]
 OFFERS_DAPO = """\
@@ -60,17 +60,12 @@ def installing() -> Iterator[Install]:
                     del sys.modules[name]
 
 
-def install_named(text: str, folder: Path, install: Install) -> None:
-    """Make in `folder` and install what offers dapo too, where `text` names it as ``name:dapo``."""
+def install_named(text: str, make_distribution: MakeDistribution) -> None:
+    """Install what offers dapo too, where `text` names it as ``name:dapo``."""
     for name in OFFER_DAPO_TOO:
         if f"{name}:dapo" in text:
-            module, source = name.replace("-", "_"), folder / name / "src"
-            source.mkdir(parents=True)
-            (source / f"{module}.py").write_text(OFFERS_DAPO, encoding="utf-8")
-            head = f'[project]\nname = "{name}"\nversion = "1.0"\n'
-            points = f'[project.entry-points.grpox]\nplugin = "{module}"\n'
-            (folder / name / "pyproject.toml").write_text(head + points, encoding="utf-8")
-            install(folder / name)
+            make_distribution(name, OFFERS_DAPO)
+            installed.cache_clear()
 
 
 def install_example(page: Path, install: Install) -> None:
@@ -79,17 +74,3 @@ def install_example(page: Path, install: Install) -> None:
         install(page.parent)
     elif page.stem == "writing-a-plugin":
         install(ROOT / "plugins" / "examples" / "grpox-gmpo")
-
-
-@contextmanager
-def process_kept() -> Iterator[None]:
-    """Put back what a command sets in its process: handlers of signals, umask and variables."""
-    mask, variables = os.umask(0o022), dict(os.environ)
-    os.umask(mask)
-    try:
-        with handlers_kept():
-            yield
-    finally:
-        os.umask(mask)
-        os.environ.clear()
-        os.environ.update(variables)

@@ -87,14 +87,7 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="module")
 def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder for the module's runs, which make their own database of MLflow's.
-
-    A module in which that is tested has its `folder` be this one::
-
-        @pytest.fixture(scope="module")
-        def folder(empty_folder: Path) -> Path:
-            return empty_folder
-    """
+    """An empty folder for the module's runs; where these make MLflow's database, `folder` returns it."""
     return tmp_path_factory.mktemp("runs")
 
 

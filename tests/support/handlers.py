@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -34,10 +35,12 @@ def invoke(words: Sequence[str], ranks: int = 1) -> Ended:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Put the handlers of Ctrl-C and of an order to end back when the block ends."""
+    """Put the handlers of Ctrl-C and of an order to end, and the umask, back when the block ends."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    os.umask(mask := os.umask(0o022))
     try:
         yield
     finally:
+        os.umask(mask)
         for number, handler in before.items():
             signal.signal(number, handler)

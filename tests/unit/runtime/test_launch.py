@@ -228,7 +228,7 @@ def test_the_engines_own_variable_is_no_launcher(launched: pytest.MonkeyPatch) -
     assert launch.resolve_launch().local_rank == 1
 
 
-def test_ranks_that_meet_on_loopback_are_on_one_machine(launched: pytest.MonkeyPatch) -> None:
+def test_ranks_on_one_machine_and_a_rank_that_is_none_in_messages(launched: pytest.MonkeyPatch) -> None:
     launched.setenv("WORLD_SIZE", "2")
     assert not launch.on_one_machine()
     launched.setenv("MASTER_ADDR", "127.0.0.1")
@@ -237,10 +237,6 @@ def test_ranks_that_meet_on_loopback_are_on_one_machine(launched: pytest.MonkeyP
     assert not launch.on_one_machine()
     launched.setenv("LOCAL_WORLD_SIZE", "2")
     assert launch.on_one_machine()
-
-
-def test_a_rank_that_is_none_is_rank_0_in_messages(launched: pytest.MonkeyPatch) -> None:
-    launched.setenv("RANK", "first")
-    assert launch.rank_or_zero() == 0
-    launched.setenv("RANK", "3")
-    assert launch.rank_or_zero() == 3
+    for rank, in_messages in (("first", 0), ("3", 3)):
+        launched.setenv("RANK", rank)
+        assert launch.rank_or_zero() == in_messages
