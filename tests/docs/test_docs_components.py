@@ -41,10 +41,7 @@ def failures(kit: type, path: str, *allowed: str) -> dict[str, str]:
         (LossConformance, "docs/own-loss.md", "Ranked"),
     ],
 )
-def test_losses_and_corrections_conform(
-    kit: type, page: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_losses_and_corrections_conform(kit: type, page: str, name: str) -> None:
     Path("mine.py").write_text(block_with(page, f"class {name}").text, encoding="utf-8")
     assert failures(kit, f"mine.py:{name}", "skipped") == {}
 
@@ -174,8 +171,7 @@ def test_scalers_of_every_form() -> None:
 
 
 @pytest.mark.parametrize("name", ["Centred", "ByDifficulty", "TurnReturns", "TokenReturns"])
-def test_the_scalers_conform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_scalers_conform(name: str) -> None:
     names = ("Centred", "ByDifficulty", "TurnReturns", "TokenReturns")
     blocks = [block_with("docs/own-advantage.md", f"class {each}").text for each in names]
     Path("advantages.py").write_text("\n".join(["import torch", *blocks]), encoding="utf-8")
@@ -216,9 +212,8 @@ def test_rewards_of_parts_and_calls_and_facts_about_an_episode() -> None:
 
 
 @pytest.mark.parametrize("path", ["guess.py:Guess", "shop.py:Shop"])
-def test_the_environments_conform(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environments_conform(path: str, tmp_path: Path) -> None:
     prepare(tmp_path, "docs/own-environment.md")
-    monkeypatch.chdir(tmp_path)
     assert failures(EnvironmentConformance, path) == {}
 
 
@@ -252,10 +247,7 @@ def test_the_tools_of_a_run_file_can_be_called() -> None:
     assert asyncio.run(names["search"]("cats")) == "nothing about cats"
 
 
-def test_a_class_named_by_path_takes_the_place_of_adamw(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_class_named_by_path_takes_the_place_of_adamw() -> None:
     Path("mine.py").write_text(block_with("docs/run-file.md", "class Momentum").text, encoding="utf-8")
     train = read_yaml(block_with("docs/run-file.md", '"mine.py:Halving"').text, "page").data["train"]
     overrides = [f"train.{key}={{path: '{each['path']}'}}" for key, each in train.items()]

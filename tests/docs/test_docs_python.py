@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from peft import LoraConfig, get_peft_model
 from support.docs_blocks import (
     INLINE,
@@ -41,11 +40,6 @@ ELSEWHERE = {
     ("docs/python.md", "run.step()"): "../runs/test_python_door.py",
 }
 """Page and text of a block -> the test that executes it; see `executed_blocks` for the others."""
-
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def checks_passed(suite: type[LossConformance]) -> int:

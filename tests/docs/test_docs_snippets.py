@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,7 @@ from support.docs_blocks import (
     training_left_out,
 )
 from support.docs_folder import made_by, prepare
-from support.docs_install import Install, install_example, install_named
-from support.fixtures import MakeDistribution
+from support.docs_install import Install, install_example
 from support.handlers import invoke
 
 from grpox.config import RunConfig
@@ -61,15 +61,10 @@ def run_file(block: Block) -> dict[str, Any]:
 
 @pytest.mark.parametrize("block", RUN_FILES, ids=lambda block: block.place)
 def test_a_run_file_of_the_docs_loads(
-    block: Block,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    install: Install,
-    make_distribution: MakeDistribution,
+    block: Block, tmp_path: Path, install: Install, install_distributions: Callable[[str], None]
 ) -> None:
     prepare(tmp_path, name_of(block.page))
-    monkeypatch.chdir(tmp_path)
-    install_named(block.text, make_distribution)
+    install_distributions(block.text)
     install_example(block.page, install)
     Path("shown.yaml").write_text(yaml.safe_dump(run_file(block)), encoding="utf-8")
     ranks = max((count for text, count in RANKS.items() if text in block.text), default=1)
@@ -108,20 +103,14 @@ def test_many_are_found_and_what_is_only_parsed_is_still_on_a_page() -> None:
 
 @pytest.mark.parametrize("page", dict.fromkeys(command.page for command in RUN_HERE))
 def test_the_commands_of_a_page_end_well(
-    page: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    install: Install,
-    make_distribution: MakeDistribution,
+    page: str, tmp_path: Path, install: Install, install_distributions: Callable[[str], None]
 ) -> None:
     """One after the other, in one folder; of training, everything but the training itself."""
     commands = [command for command in RUN_HERE if command.page == page]
     prepare(tmp_path, page, left_out=made_by(commands))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
     install_example(ROOT / page, install)
     for command in commands:
-        install_named(command.line, make_distribution)
+        install_distributions(command.line)
         run(command)
         if command.words[:2] == ("plugins", "new"):  # which the page then installs
             install(tmp_path / f"grpox-{command.words[2]}")
@@ -140,7 +129,6 @@ def run(command: Command) -> None:
         assert f"{counted[1]} passed" in ended.output
 
 
-def test_a_command_that_fails_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_command_that_fails_would_be_seen() -> None:
     with pytest.raises(AssertionError, match=r"did you mean +quickstart"):
         run(Command(BLOCKS[0], ("train", "quickstrat"), None, 1))

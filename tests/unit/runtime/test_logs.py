@@ -115,6 +115,7 @@ def test_each_rank_has_a_file_with_what_stands_on_the_screen_already(
     assert (tmp_path / "run.rank1.log").read_text().endswith("INFO rank 1 grpox.test: step 1/2\n")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_file_that_cannot_be_written_any_more_is_told_once(shown: Callable[[], str]) -> None:
     show_logs("info", Path("/dev/full"))
     for _ in range(3):
