@@ -1,4 +1,4 @@
-"""A step waits for a GPU no more often than it may, and the counter of these waits sees every kind."""
+"""A step and the hf generator wait for a GPU no more often than they may."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 import torch
 from support.processes import run
 from support.small_models import model_of
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig
@@ -27,53 +26,9 @@ from grpox_generators.hf import HfGenerator
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-import sync_counter  # noqa: E402
 from host_syncs import CASES, MICRO_BATCH_LIMIT, STEP_LIMIT  # noqa: E402
 from random_model import QUICKSTART  # noqa: E402
-from sync_counter import GPU, HOST, Marks, Waits, counting  # noqa: E402
-
-WAITING: tuple[Callable[[Tensor, Tensor], object], ...] = (
-    lambda gpu, host: gpu[0].item(),
-    lambda gpu, host: gpu.tolist(),
-    lambda gpu, host: gpu[gpu > 0],
-    lambda gpu, host: host.to((gpu * 2).device),
-    lambda gpu, host: torch.tensor([1.0], device=gpu.device),
-    lambda gpu, host: gpu[torch.tensor([0])],
-    lambda gpu, host: ReadsInBackward.apply(gpu.requires_grad_()).sum().backward(),
-)
-FREE: tuple[Callable[[Tensor, Tensor], object], ...] = (
-    lambda gpu, host: (host.tolist(), float(host[0]), host.nonzero(), host[host > 0]),
-    lambda gpu, host: (torch.zeros(2, device=HOST) + 1).tolist(),
-    lambda gpu, host: (gpu * 2 + gpu.new_zeros(len(gpu)), gpu.to(GPU), gpu.double()),
-)
-
-
-class ReadsInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, values: Tensor) -> Tensor:
-        return values * 2
-
-    @staticmethod
-    def backward(ctx: object, *gradients: Tensor) -> Tensor:
-        gradients[0].tolist()
-        return gradients[0] * 2
-
-
-def test_the_counter_sees_waits_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync_counter, "OURS", (__file__,))
-
-    def counted(function: Callable[[Tensor, Tensor], object]) -> tuple[int, int]:
-        counts = Waits()
-        with counting(counts, Marks()):
-            function(torch.ones(3, device=GPU), torch.ones(3))
-        return counts.own.total(), counts.mixed.total()
-
-    assert [counted(function)[0] for function in WAITING] == [1] * len(WAITING)
-    assert [counted(function) for function in FREE] == [(0, 0)] * len(FREE)
-    assert counted(lambda gpu, host: gpu + host)[1] == 1
-    with counting(Waits(), Marks()):
-        assert torch.arange(3.0, device=GPU).tolist() == [0, 1, 2]
-
+from sync_counter import GPU, Marks, Waits, counting  # noqa: E402
 
 WINDOWS = {"sliding_window": 8, "head_dim": 8}
 LAYERS = {"layer_types": ["sliding_attention", "full_attention"]}

@@ -41,8 +41,6 @@ def schema_cases() -> list[Case]:
 def _section_cases() -> Iterator[Case]:
     for key, field in _keys(RunConfig, ""):
         yield from _cases(key, field)
-    for key in ("rewards.0", *SECTIONS):
-        yield from _misspelt(key)
 
 
 def _keys(model: type[BaseModel], above: str) -> Iterator[tuple[str, FieldInfo]]:
@@ -54,15 +52,6 @@ def _keys(model: type[BaseModel], above: str) -> Iterator[tuple[str, FieldInfo]]
     if not above:
         for name in ("weight", "on_error", "timeout"):
             yield f"rewards.0.{name}", RewardRef.model_fields[name]
-
-
-def _misspelt(section: str) -> Iterator[Case]:
-    """A key of each section, one letter of it doubled, is answered by the right one."""
-    models = {**SECTIONS, "rewards.0": RewardRef}
-    name = "timeout" if section == "rewards.0" else list(models[section].model_fields)[-1]
-    wrong = name[:2] + name[1:]
-    run = _with_needed(f"{section}.{wrong}", 1)
-    yield Case(f"{_shown(section)}.{wrong}, which is misspelt", run_file(run), (_shown(section), wrong, name))
 
 
 def _cases(key: str, field: FieldInfo) -> Iterator[Case]:
