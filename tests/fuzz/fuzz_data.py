@@ -35,6 +35,7 @@ def _files() -> list[Case]:
         "JSON: an array of numbers": ("a.json", "[1, 2]", ("record 0",)),
         "JSON: an array cut off": ("a.json", f"[{LINE.strip()},\n", ("JSON",)),
         "JSON: nested too deep": ("a.json", "[" * 100_000, ("cannot be read",)),
+        "CSV: nothing": ("a.csv", "", ("has no record",)),
         "CSV: only the header": ("a.csv", "prompt,answer\n", ("has no record",)),
         "CSV: a value too many": ("a.csv", "prompt,answer\na,b,c\n", ("line 2", "3 values for 2")),
         "CSV: a value too few": ("a.csv", "prompt,answer\na,b\nc\n", ("line 3", "1 values for 2")),
@@ -42,6 +43,7 @@ def _files() -> list[Case]:
         "CSV: a field of 200000 characters": ("a.csv", "prompt\n" + "x" * 200_000 + "\n", ("line 2",)),
         "a file of another kind": ("a.txt", "1+1=\n", (".jsonl", ".csv")),
         "parquet: only the magic": ("a.parquet", b"PAR1PAR1", ("parquet",)),
+        "parquet: encrypted": ("a.parquet", b"PARE" + b"\xff" * 64 + b"\x40\0\0\0PARE", ("a.parq",)),
     }
     cases = []
     for name, (file, content, mentions) in files.items():
