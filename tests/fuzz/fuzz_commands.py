@@ -23,6 +23,8 @@ def _overrides() -> list[Case]:
         "a.b=": ("a", "unknown key"),
         "train.max_steps=": ("train.max_steps",),
         "rewards.99.weight=1": ("rewards[99]", "from 0 to"),
+        "rewards.1.weight=1": ("rewards[1]",),
+        "0=1": ("0", "unknown key"),
         "rewards.-1.weight=1": ("rewards", "-1"),
         "output_dir.x.y=1": ("output_dir", "no keys can be below"),
         "loss.clip_hihg=0.3": ("loss.clip_hihg", "clip_high"),

@@ -153,6 +153,7 @@ def _paths() -> list[Case]:
         "data with an unknown split": ("data.split", "trian", "trian"),
         "data with a split that is no split": ("data.split", "train[:"),
         "an output_dir that is a file": ("output_dir", "run.yaml", "is a file"),
+        "an output_dir below a file": ("output_dir", "run.yaml/out", "is a file"),
         "an output_dir of spaces": ("output_dir", "  ", "is empty"),
         "a reward model that is not there": ("rewards", [judge], "rewards[0].model", "/no/such/model"),
         "data with a split of nothing": ("data", {"path": "../shared/train.jsonl", "split": "train[:0]"}),
