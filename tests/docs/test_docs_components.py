@@ -13,7 +13,7 @@ from typing import Any
 import pluggy
 import pytest
 import torch
-from support.docs_folder import block_with, executed, prepare
+from support.docs_folder import block_with, executed
 
 from grpox.contracts import AdvantageInputs, Capability, LossInputs, Rollout, RunContext, StepContext, Turn
 from grpox.environments.contract import tool_problem
@@ -25,25 +25,23 @@ from grpox.runfile.yaml_lines import read_yaml
 from grpox.testing import AdvantageConformance, CorrectionConformance, EnvironmentConformance, LossConformance
 from grpox.testing.runner import outcomes
 
+COMPONENTS = [
+    (CorrectionConformance, "docs/own-correction.md", ("IcePop",)),
+    (LossConformance, "docs/own-loss.md", ("Anchored", "Ranked")),
+    (AdvantageConformance, "docs/own-advantage.md", ("Centred", "ByDifficulty", "TurnReturns", "TokenReturns")),
+    (EnvironmentConformance, "docs/own-environment.md", ("Guess", "Shop")),
+]
 
-def failures(kit: type, path: str, *allowed: str) -> dict[str, str]:
-    """Return what each check of the conformance kit says that neither passes nor has an allowed status."""
-    checks = list(outcomes(type("Suite", (kit,), {"component": {"path": path}})()))
-    assert len(checks) >= 11
-    return {each.check: each.what for each in checks if each.status not in ("passed", *allowed)}
 
-
-@pytest.mark.parametrize(
-    ("kit", "page", "name"),
-    [
-        (CorrectionConformance, "docs/own-correction.md", "IcePop"),
-        (LossConformance, "docs/own-loss.md", "Anchored"),
-        (LossConformance, "docs/own-loss.md", "Ranked"),
-    ],
-)
-def test_losses_and_corrections_conform(kit: type, page: str, name: str) -> None:
-    Path("mine.py").write_text(block_with(page, f"class {name}").text, encoding="utf-8")
-    assert failures(kit, f"mine.py:{name}", "skipped") == {}
+@pytest.mark.parametrize(("kit", "page", "names"), COMPONENTS)
+def test_the_components_of_the_pages_conform(kit: type, page: str, names: tuple[str, ...]) -> None:
+    blocks = [block_with(page, f"class {name}").text for name in names]
+    Path("mine.py").write_text("\n".join(["import torch", *blocks]), encoding="utf-8")
+    allowed = {"passed"} if kit is EnvironmentConformance else {"passed", "skipped"}
+    for name in names:
+        checks = list(outcomes(type("Suite", (kit,), {"component": {"path": f"mine.py:{name}"}})()))
+        assert len(checks) >= 11
+        assert {each.check: each.what for each in checks if each.status not in allowed} == {}, name
 
 
 def test_the_correction_keeps_what_both_distributions_agree_on() -> None:
@@ -170,14 +168,6 @@ def test_scalers_of_every_form() -> None:
     assert [each.tolist() for each in tokens().scale(inputs)] == [[3.0, 3.0, 2.0], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize("name", ["Centred", "ByDifficulty", "TurnReturns", "TokenReturns"])
-def test_the_scalers_conform(name: str) -> None:
-    names = ("Centred", "ByDifficulty", "TurnReturns", "TokenReturns")
-    blocks = [block_with("docs/own-advantage.md", f"class {each}").text for each in names]
-    Path("advantages.py").write_text("\n".join(["import torch", *blocks]), encoding="utf-8")
-    assert failures(AdvantageConformance, f"advantages.py:{name}", "skipped") == {}
-
-
 def test_state_follows_the_steps_and_goes_on_from_a_checkpoint() -> None:
     cap = executed("docs/state-and-steps.md", "class ScheduledCap")["ScheduledCap"]()
     cap.begin_step(StepContext(step=50, total_steps=100, epoch=0.5))
@@ -209,12 +199,6 @@ def test_rewards_of_parts_and_calls_and_facts_about_an_episode() -> None:
     assert info(SimpleNamespace(has_carry=True, **ended)) == {"success": True, "guesses": 2}
     without = info(SimpleNamespace(has_carry=False, **ended))
     assert without["calls_without_carry"] is True
-
-
-@pytest.mark.parametrize("path", ["guess.py:Guess", "shop.py:Shop"])
-def test_the_environments_conform(path: str, tmp_path: Path) -> None:
-    prepare(tmp_path, "docs/own-environment.md")
-    assert failures(EnvironmentConformance, path) == {}
 
 
 def test_a_guess_is_answered_by_hand() -> None:

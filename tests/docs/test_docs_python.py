@@ -13,16 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peft import LoraConfig, get_peft_model
-from support.docs_blocks import (
-    INLINE,
-    PAGES,
-    ROOT,
-    Block,
-    blocks_in,
-    name_of,
-    prose,
-    training_replaced,
-)
+from support.docs_blocks import INLINE, PAGES, ROOT, Block, blocks_in, name_of, prose, training_replaced
 from support.docs_folder import RECIPES, block_with, executed, prepare
 from support.docs_install import Install
 from support.handlers import invoke

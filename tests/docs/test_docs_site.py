@@ -18,6 +18,7 @@ from support.patience import patient
 
 from grpox.cli.app import all_commands
 from grpox.config import ComponentRef, RewardRef, RunConfig, Section
+from grpox.config.run import SECTIONS
 from grpox.plugins.discovery import Offer, discover
 from grpox.plugins.hookspecs import KINDS
 from grpox.plugins.loader import new_manager
@@ -134,15 +135,7 @@ KEY_TABLE = ["key", "type", "default", "meaning"]
 """The heading of a section's table."""
 
 
-def config_keys() -> Iterator[tuple[str, type[Section]]]:
-    yield "sections-and-keys", RunConfig
-    for name, field in RunConfig.model_fields.items():
-        for member in (field.annotation, *getattr(field.annotation, "__args__", ())):
-            if isinstance(member, type) and issubclass(member, Section):
-                yield name, member
-
-
-@pytest.mark.parametrize(("anchor", "model"), [*config_keys()], ids=lambda part: str(part))
+@pytest.mark.parametrize(("anchor", "model"), [("sections-and-keys", RunConfig), *SECTIONS.items()], ids=str)
 def test_every_key_of_the_run_file_is_told_with_its_meaning(
     site: Path, anchor: str, model: type[Section]
 ) -> None:

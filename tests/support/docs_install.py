@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from grpox.plugins.registry import installed
 from support.docs_blocks import ROOT
-from support.fixtures import MakeDistribution
+from support.fixtures import MakeDistribution, forget_modules, write_metadata
 
 Install = Callable[[Path], None]
 OFFERS_DAPO = """\
@@ -36,13 +36,7 @@ def installing() -> Iterator[Install]:
 
     def install(folder: Path) -> None:
         about = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        metadata = Path(site, f"{about['name'].replace('-', '_')}-{about['version']}.dist-info")
-        metadata.mkdir()
-        head = f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n"
-        (metadata / "METADATA").write_text(head, encoding="utf-8")
-        points = about["entry-points"]["grpox"].items()
-        lines = ["[grpox]", *(f"{name} = {target}" for name, target in points), ""]
-        (metadata / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+        write_metadata(Path(site), about["name"], about["version"], about["entry-points"]["grpox"])
         sys.path.insert(1, str(folder / "src"))
         folders.append(f"{folder}{os.sep}")
         importlib.invalidate_caches()
@@ -55,9 +49,7 @@ def installing() -> Iterator[Install]:
         finally:
             sys.path[:] = before
             installed.cache_clear()
-            for name, module in list(sys.modules.items()):
-                if folders and str(getattr(module, "__file__", None) or "").startswith(tuple(folders)):
-                    del sys.modules[name]
+            forget_modules(*folders)
 
 
 def install_named(text: str, make_distribution: MakeDistribution) -> None:

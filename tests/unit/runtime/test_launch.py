@@ -8,17 +8,7 @@ import pytest
 
 from grpox.errors import ConfigError, Problem
 from grpox.runtime import launch
-from grpox.runtime.launch import (
-    FIRST_PORT,
-    PORTS,
-    Place,
-    first_host,
-    meeting_of_job,
-    place_of,
-    slurm_place,
-    standard,
-    tasks_of_nodes,
-)
+from grpox.runtime.launch import FIRST_PORT, PORTS, Place, meeting_of_job, place_of, slurm_place, standard
 
 TORCHRUN = {
     "RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8",
@@ -122,14 +112,14 @@ def test_two_steps_of_a_job_and_two_jobs_have_ports_of_their_own() -> None:
     ],
 )
 def test_the_first_of_slurms_machines(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
+    assert launch.first_host(nodes) == first
 
 
 @pytest.mark.parametrize(
     ("told", "counts"), [("8(x3),4", [8, 8, 8, 4]), ("2", [2]), ("1,2", [1, 2]), ("many", []), ("", [])]
 )
 def test_tasks_on_each_machine(told: str, counts: list[int]) -> None:
-    assert tasks_of_nodes(told) == counts
+    assert launch.tasks_of_nodes(told) == counts
 
 
 @pytest.mark.parametrize(

@@ -17,15 +17,7 @@ from grpox.errors import ConfigError, RankLost, RunFailed
 from grpox.runtime import world
 from grpox.runtime.launch import Place
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import (
-    World,
-    _device,
-    meeting_store,
-    name_interface,
-    not_met,
-    run_and_gather,
-    translate_lost_ranks,
-)
+from grpox.runtime.world import World, meeting_store, name_interface
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP", "TORCHELASTIC_USE_AGENT_STORE")
 
@@ -130,7 +122,7 @@ def test_ranks_that_do_not_come_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
     port = free_port()
     with pytest.raises(RunFailed, match=f"rank 0 of 2 could not connect to the others at 127.0.0.1:{port}"):
         meeting_store(place("127.0.0.1", port), timedelta(seconds=1))
-    told = str(not_met(place("gpu1", 7, rank=1), RuntimeError("connection\n  refused")))
+    told = str(world.not_met(place("gpu1", 7, rank=1), RuntimeError("connection\n  refused")))
     assert told.startswith("rank 1 of 2 could not connect to the others at gpu1:7")
     assert socket.gethostname() in told
     assert told.endswith("connection refused")
@@ -153,10 +145,10 @@ def test_a_rank_has_the_gpu_of_its_number_and_more_processes_than_gpus_are_refus
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     rank = Place(launcher, 3, 8, 3, 8, "gpu1", 1)
     if device is not None:
-        assert _device(rank) == torch.device(device)
+        assert world._device(rank) == torch.device(device)
         return
     with pytest.raises(ConfigError) as refused:
-        _device(rank)
+        world._device(rank)
     [problem] = refused.value.problems
     assert (problem.key, problem.given) == ("LOCAL_RANK", "3")
     assert problem.allowed == f"a number below {count}: one process for each GPU"
@@ -179,11 +171,11 @@ def test_the_phase_is_named_where_there_is_one(phase: str | None, named: str) ->
 
     times = PhaseTimes()
     with pytest.raises(RunFailed, match="KeyError"):
-        run_and_gather(SentParts(1, 2, torch.device("cpu")), times, work)
+        world.run_and_gather(SentParts(1, 2, torch.device("cpu")), times, work)
     assert sent == [(f"rank 1 failed{named}: loss 'Mine' raised KeyError: 'cap'", [])]
 
 
 def test_a_rank_that_is_lost_between_phases_is_told_so() -> None:
-    world = World(rank=0, size=2, device=torch.device("cpu"))
-    with pytest.raises(RankLost, match="in phase 'between phases'"), translate_lost_ranks(world, PhaseTimes()):
+    rank, phase = World(rank=0, size=2, device=torch.device("cpu")), "in phase 'between phases'"
+    with pytest.raises(RankLost, match=phase), world.translate_lost_ranks(rank, PhaseTimes()):
         raise RuntimeError("Connection closed by peer [127.0.0.1]:5")
