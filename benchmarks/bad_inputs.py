@@ -23,9 +23,11 @@ from typing import Any
 
 from surroundings import surroundings
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "fuzz"))
-from fuzz_case import Case, Outcome, complaints, make_shared
-from fuzz_corpus import all_cases
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "fuzz")]
+from fuzz_case import Case, complaints, make_shared  # noqa: E402
+from fuzz_corpus import all_cases  # noqa: E402
+from support.handlers import Ended  # noqa: E402
 
 RUN_FILE_SECONDS, OPENED_SECONDS = 3.0, 15.0
 GIVEN_UP_AFTER = 120.0
@@ -83,9 +85,7 @@ def _answer(case: Case, folder: Path) -> Answer:
     except subprocess.TimeoutExpired:
         return Answer(case, GIVEN_UP_AFTER, _cpu_seconds() - cpu, ["no answer"])
     seconds = time.monotonic() - began
-    outcome = Outcome(
-        done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-    )
+    outcome = Ended(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
     found = complaints(case, outcome)
     if found or seconds > (OPENED_SECONDS if case.opened else RUN_FILE_SECONDS):
         print(f"{case.name}: {seconds:.1f} s {found}", file=sys.stderr, flush=True)

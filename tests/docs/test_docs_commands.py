@@ -1,67 +1,137 @@
-"""Every command line of the docs is one that grpox takes: subcommand, options, and the run file's keys."""
+"""Commands, options, files and TOML that the pages show or name are there; test_docs_snippets.py runs most."""
 
 from __future__ import annotations
 
+import ast
+import os
+import pkgutil
 import re
 import shlex
-from contextlib import suppress
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.docs_blocks import COMMANDS, INLINE, PAGES, Command, name_of, prose
+from support.docs_blocks import BLOCKS, COMMANDS, INLINE, PAGES, ROOT, SHELL, Block, blocks_in, name_of, prose
 
 from grpox.cli.app import all_commands
-from grpox.config import RunConfig
 
-RUNS = ("train", "validate", "plan", "eval", "sweep")
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+SHELL_BLOCKS = [block for block in BLOCKS if block.is_shell]
+
+
+def lines() -> list[tuple[str, str]]:
+    """(page, command) of each that is shown in a block or named in prose, without its comment."""
+    found = {}
+    for block in SHELL_BLOCKS:
+        for line in block.script.splitlines():
+            for part in line.partition(" #")[0].split(" && "):
+                found[name_of(block.page), part.strip()] = None
+    for page in PAGES:
+        for code in INLINE.findall(prose(page)):
+            found[name_of(page), " ".join(code.split())] = None
+    return list(found)
+
+
+LINES = lines()
+
+
+def matching(pattern: str) -> list[tuple[str, ...]]:
+    """(page, groups) of the commands that match."""
+    return [(page, *match.groups()) for page, line in LINES if (match := re.match(pattern, line))]
+
+
+MADE = matching(r"(?:\w+=\S+ )*make ([a-z -]+)$")
+EXTRAS = matching(r".*pip install .*'\S*\[(\w+)\]'")
+SCRIPTS = matching(r"(?:\.venv/bin/)?python ((?:benchmarks|requirements)/\S+\.py)(.*)")
+FILES = matching(r".*?((?:examples|benchmarks|requirements|tests)/[\w./-]+)")
+
+
+def test_they_are_found_and_begin_their_blocks() -> None:
+    """Commands further down in a block would be taken for text."""
+    counts = [len(found) for found in (SHELL_BLOCKS, MADE, EXTRAS, SCRIPTS, FILES)]
+    assert all(count >= least for count, least in zip(counts, (50, 15, 4, 25, 30), strict=True)), counts
+    text = [block for block in BLOCKS if block.language == "" and not block.is_shell]
+    assert [block.place for block in text if any(map(SHELL.match, block.text.splitlines()))] == []
+    languages = {"", "bash", "console", "math", "python", "pycon", "text", "toml", "yaml"}
+    assert {block.language for block in BLOCKS} == languages
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_every_block_of_commands_is_bash(tmp_path: Path) -> None:
+    for block in SHELL_BLOCKS:
+        (tmp_path / block.place.replace("/", "_")).write_text(block.script, encoding="utf-8")
+    (tmp_path / "wrong").write_text("grpox train 'run.yaml\n", encoding="utf-8")
+    each = ["bash", "-c", 'for file; do bash -n "$file"; done', "bash", *sorted(os.listdir(tmp_path))]
+    done = subprocess.run(each, cwd=tmp_path, capture_output=True, text=True, check=False)
+    told = done.stderr.splitlines()
+    assert told
+    assert [line for line in told if not line.startswith("wrong:")] == []
+
+
+def is_extra(page: str, extra: str) -> bool:
+    example = ROOT / Path(page).parent / "pyproject.toml"
+    project = tomllib.loads(example.read_text(encoding="utf-8"))["project"] if example.exists() else PROJECT
+    return extra in project["optional-dependencies"]
+
+
+def is_file(page: str, path: str) -> bool:
+    folders = (ROOT, (ROOT / page).parent, ROOT / "plugins" / "examples" / "grpox-gmpo")
+    return any((folder / path).exists() for folder in folders)
+
+
+def options_of(script: Path) -> set[str]:
+    """The options that a script's own code adds, or that of its neighbours which it imports from."""
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    found = {"--help"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            found |= {
+                arg.value for arg in node.args if isinstance(arg, ast.Constant) and str(arg.value)[0] == "-"
+            }
+        elif isinstance(node, ast.ImportFrom) and (near := script.with_name(f"{node.module}.py")).exists():
+            found |= options_of(near) if near != script else set()
+    return found
+
+
+def takes(script: str, rest: str) -> bool:
+    words = shlex.split(rest.partition(" > ")[0])
+    return {word.partition("=")[0] for word in words if word.startswith("-")} <= options_of(ROOT / script)
+
+
+def test_targets_extras_files_and_options_are_there() -> None:
+    assert [each for each in MADE if not set(each[1].split()) <= TARGETS] == []
+    assert [each for each in EXTRAS if not is_extra(*each)] == []
+    assert [each for each in FILES if not is_file(*each)] == []
+    assert [each for each in SCRIPTS if not takes(*each[1:])] == []
+    assert not takes("benchmarks/vs_trl.py", "--rounds=2")
+
+
+@pytest.mark.parametrize("block", [*blocks_in("toml")], ids=lambda block: block.place)
+def test_toml_is_valid_and_names_what_is_there(block: Block) -> None:
+    """A name such as that of a warning can be imported."""
+    text = re.sub(r'^--8<-- "(.+)"$', lambda at: (ROOT / at[1]).read_text(), block.text, flags=re.MULTILINE)
+    assert tomllib.loads(text)
+    for name in re.findall(r"\bgrpox(?:\.\w+)+", re.sub(r"entry-points\.grpox", "", text)):
+        assert pkgutil.resolve_name(name)
+
+
+# -- Commands of grpox ------------------------------------------------------------------------------------
+
 ROOT_COMMAND: Any = all_commands()
 
 
-def told(command: Command) -> str:
-    return f"{command.page}: {command.line}"[:90]
-
-
-def parsed(words: list[str]) -> Any:
-    """The context of the command that `words` call; a wrong option or argument raises."""
-    command, context, rest = ROOT_COMMAND, None, list(words)
-    while hasattr(command, "commands"):
-        context = command.make_context("grpox", [], parent=context, resilient_parsing=True)
-        assert rest, words
-        if rest[0].startswith("--"):  # an option of grpox itself, which would act at once
-            assert rest[0] in {name for option in command.params for name in option.opts}, words
-            return context
-        assert rest[0] in command.commands, f"{rest[0]} is no command"
-        command = command.commands[rest.pop(0)]
-    return command.make_context(words[0], rest, parent=context)
-
-
-def mentioned() -> list[tuple[str, str]]:
-    """(page, words behind `grpox`) of each command that a page names in its prose."""
-    found = {}
+def named_commands() -> list[tuple[str, str]]:
+    """(page, words behind `grpox`) of each command that a page shows in a block or names in its prose."""
+    found = {(command.page, shlex.join(command.words)): None for command in COMMANDS}
     for page in PAGES:
         for code in INLINE.findall(prose(page)):
             if match := re.match(r"(?:.* -m )?grpox (.+)", " ".join(code.split())):
                 found[name_of(page), match[1].replace("\\|", "|")] = None
     return list(found)
-
-
-def test_there_are_many() -> None:
-    assert len(COMMANDS) > 90
-    assert len(mentioned()) > 80
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=told)
-def test_a_command_of_the_docs_is_one_that_grpox_takes(command: Command) -> None:
-    with suppress(SystemExit):  # of --help
-        parsed(list(command.words))
-
-
-@pytest.mark.parametrize(
-    "wrong", ["trian quickstart", "train --world-size", "plugins lst", "train quickstart --no-such"]
-)
-def test_a_command_that_is_wrong_would_be_seen(wrong: str) -> None:
-    with pytest.raises(Exception):  # noqa: B017, PT011 - typer's own, whose kind is not public
-        parsed(wrong.split())
 
 
 def assert_known(text: str) -> None:
@@ -78,19 +148,17 @@ def assert_known(text: str) -> None:
             assert word.partition("=")[0] in options | {"--help"}, f"{word} is no option"
 
 
-@pytest.mark.parametrize(("page", "text"), mentioned())
-def test_a_command_that_the_prose_names_is_there(page: str, text: str) -> None:
-    assert_known(text)
+def test_every_command_of_the_docs_is_there() -> None:
+    found = named_commands()
+    assert len(found) > 170
+    for page, text in found:
+        try:
+            assert_known(text)
+        except AssertionError as error:
+            raise AssertionError(f"{page}: grpox {text}") from error
 
 
-@pytest.mark.parametrize("wrong", ["plugins lst", "runs --last 3", "train --no-such"])
-def test_a_name_that_is_wrong_would_be_seen(wrong: str) -> None:
+@pytest.mark.parametrize("wrong", ["plugins lst", "train --no-such"])
+def test_a_wrong_command_would_be_seen(wrong: str) -> None:
     with pytest.raises(AssertionError):
         assert_known(wrong)
-
-
-@pytest.mark.parametrize("command", [each for each in COMMANDS if each.words[0] in RUNS], ids=told)
-def test_what_a_command_changes_is_in_the_run_file(command: Command) -> None:
-    changes = [word for word in command.words[1:] if re.match(r"[\w.\[\]]+=", word)]
-    keys = {re.split(r"[.=\[]", change)[0] for change in changes}
-    assert keys <= set(RunConfig.model_fields)

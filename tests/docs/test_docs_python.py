@@ -11,23 +11,12 @@ import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
 from peft import LoraConfig, get_peft_model
-from support.docs_blocks import (
-    INLINE,
-    PAGES,
-    ROOT,
-    Block,
-    blocks_in,
-    invoke,
-    name_of,
-    prose,
-    training_replaced,
-)
-from support.docs_folder import RECIPES, block_with, prepare
-from support.docs_install import Install, installing, process_kept
+from support.docs_blocks import INLINE, PAGES, ROOT, Block, blocks_in, name_of, prose, training_replaced
+from support.docs_folder import RECIPES, block_with, executed, prepare
+from support.docs_install import Install
+from support.handlers import invoke
 from support.patience import patient
 from transformers import AutoModelForCausalLM
 
@@ -37,59 +26,11 @@ from grpox.runfile.load import ResolvedRun
 from grpox.testing import LossConformance
 from grpox.testing.runner import outcomes
 
-Names = dict[str, Any]
 ELSEWHERE = {
     ("docs/algorithms.md", "step_gradient"): "test_docs.py",
     ("docs/python.md", "run.step()"): "../runs/test_python_door.py",
-    ("docs/run-file.md", "class Momentum"): "test_own_optimizer.py",
-    ("docs/run-file.md", "async def search"): "test_own_environment.py",
-    ("docs/own-environment.md", "class Guess"): "test_own_environment.py",
-    ("docs/own-environment.md", "class Shop"): "test_own_environment.py",
-    ("docs/own-environment.md", "def grpox_environments"): "test_own_environment.py",
-    ("docs/own-loss.md", "class Anchored"): "test_docs_components.py",
-    ("docs/own-loss.md", "class Ranked"): "test_docs_components.py",
-    ("docs/own-correction.md", "class IcePop"): "test_docs_components.py",
-    ("docs/own-generator.md", "rollout = Rollout("): "test_docs_components.py",
-    ("docs/own-generator.md", "rollout = replace("): "test_docs_components.py",
-    ("docs/own-training-parts.md", "class FromCsv"): "test_docs_components.py",
-    ("docs/own-training-parts.md", "class LionFactory"): "test_docs_components.py",
-    ("docs/own-training-parts.md", "class Restarts"): "test_docs_components.py",
-    ("docs/own-advantage.md", "class Centred"): "test_docs_components.py",
-    ("docs/own-advantage.md", "class ByDifficulty"): "test_docs_components.py",
-    ("docs/own-advantage.md", "class TurnReturns"): "test_docs_components.py",
-    ("docs/own-advantage.md", "class TokenReturns"): "test_docs_components.py",
-    ("docs/rewards.md", "steps.per"): "test_docs_components.py",
-    ("docs/rewards.md", "def few_calls"): "test_docs_components.py",
-    ("docs/evaluation.md", "def info(self)"): "test_docs_components.py",
-    ("docs/state-and-steps.md", "class ScheduledCap"): "test_docs_components.py",
-    ("docs/state-and-steps.md", "class RunningQuantile"): "test_docs_components.py",
-    ("docs/observers.md", "def grpox_observers"): "test_docs_components.py",
-    ("docs/observers.md", "class Patience"): "test_docs_components.py",
-    ("docs/observers.md", "hyperparameters = "): "test_docs_components.py",
-    ("docs/capabilities.md", "group_ids"): "test_docs_components.py",
 }
-"""Page and what a block of it holds -> the test that executes it."""
-
-
-@pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)
-    with process_kept():
-        yield
-
-
-@pytest.fixture
-def install() -> Iterator[Install]:
-    with installing() as install:
-        yield install
-
-
-def executed(page: str, text: str, **given: Any) -> Names:
-    """The names of a page's block that holds `text`, executed beside what the page takes as there."""
-    block = block_with(page, text)
-    names: Names = {"__name__": __name__, **given}  # dataclasses look the module up
-    exec(compile(block.text, block.place, "exec"), names)
-    return names
+"""Page and text of a block -> the test that executes it; see `executed_blocks` for the others."""
 
 
 def checks_passed(suite: type[LossConformance]) -> int:
@@ -122,15 +63,15 @@ def test_the_formula_of_the_paper_is_that_of_the_loss() -> None:
 
 
 def test_a_plugin_offers_what_its_module_says() -> None:
-    names = executed("plugins/README.md", "def grpox_losses")
+    loss = executed("plugins/README.md", "def grpox_losses")
+    environment = executed("docs/own-environment.md", "def grpox_environments")
     manager = new_manager()
-    manager.register(type("Plugin", (), {"grpox_losses": staticmethod(names["grpox_losses"])}))
-    [[spec]] = manager.hook.grpox_losses()
-    assert (spec.name, spec.target, spec.config) == (
-        "mine",
-        "my_package.loss:Mine",
-        "my_package.config:MineConfig",
-    )
+    for hook, names in (("grpox_losses", loss), ("grpox_environments", environment)):
+        manager.register(type("Plugin", (), {hook: staticmethod(names[hook])}), hook)
+    [[mine]], [[guess]] = manager.hook.grpox_losses(), manager.hook.grpox_environments()
+    told = (mine.name, mine.target, mine.config, guess.name, guess.target)
+    config = "my_package.config:MineConfig"
+    assert told == ("mine", "my_package.loss:Mine", config, "guess", "my_package.guess:Guess")
 
 
 def test_a_plugins_command_is_called_like_any_other(tmp_path: Path, install: Install) -> None:
@@ -195,36 +136,24 @@ def test_a_reward_beside_its_run_file() -> None:
 # -- Training from Python --------------------------------------------------------------------------------
 
 
-def trained(page: str, text: str, folder: Path) -> ResolvedRun:
+def trained(page: str, text: str) -> ResolvedRun:
     """The run that a page's block asks for, checked and not trained."""
-    prepare(folder, page)
     with training_replaced() as runs:
         executed(page, text)
     [run] = runs
     return run
 
 
-def functions(run: ResolvedRun) -> list[str]:
-    return [function.__name__ for function in run.given.functions.values()]
-
-
-def test_the_readme_trains_with_a_function(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()  # of `grpox init mine`, which the page calls before
-    (tmp_path / "mine" / "run.yaml").write_text(
-        "model: {path: ../my-model}\ndata: {path: ../train.jsonl}\nrewards: [exact]\n"
-    )
-    run = trained("README.md", "from grpox import train", tmp_path)
-    assert functions(run) == ["is_short"]
-
-
-def test_a_recipe_is_trained_with_another_reward(tmp_path: Path) -> None:
-    run = trained("docs/python.md", "def longest", tmp_path)
-    assert functions(run) == ["longest"]
-
-
-def test_a_function_has_a_weight_among_others(tmp_path: Path) -> None:
-    run = trained("docs/python.md", "runs/weighted", tmp_path)
-    assert [reward.weight for reward in run.config.rewards] == [1, 0.2, 0.1]
+def test_the_pages_train_with_functions_and_weights(tmp_path: Path) -> None:
+    prepare(tmp_path, "docs/python.md")
+    (tmp_path / "mine").mkdir()  # of `grpox init mine`, which the README calls before
+    text = "model: {path: ../my-model}\ndata: {path: ../train.jsonl}\nrewards: [exact]\n"
+    (tmp_path / "mine" / "run.yaml").write_text(text)
+    runs = trained("README.md", "from grpox import train"), trained("docs/python.md", "def longest")
+    names = [function.__name__ for run in runs for function in run.given.functions.values()]
+    assert names == ["is_short", "longest"]
+    weighted = trained("docs/python.md", "runs/weighted")
+    assert [reward.weight for reward in weighted.config.rewards] == [1, 0.2, 0.1]
 
 
 def test_adapters_are_loaded_by_peft(tmp_path: Path) -> None:
@@ -238,18 +167,20 @@ def test_adapters_are_loaded_by_peft(tmp_path: Path) -> None:
 # -- All of it -------------------------------------------------------------------------------------------
 
 
-def executed_here() -> Iterator[Block]:
-    """The blocks that the tests of this file name."""
-    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("executed", "trained", "block_with"):
-            named = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
-            if len(named) == 2:
-                yield block_with(*named)
+def executed_blocks() -> Iterator[Block]:
+    """Yield the blocks that the tests of this file and of test_docs_components.py name."""
+    for file in (Path(__file__), Path(__file__).with_name("test_docs_components.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(
+                    ast.Name("executed" | "trained" | "block_with"),
+                    [ast.Constant(str(page)), ast.Constant(str(text)), *_],
+                ):
+                    yield block_with(page, text)
 
 
 def test_every_block_is_executed() -> None:
-    """By the tests above, or by those that are named."""
-    done = {block.place for block in executed_here()} | {block_with(*at).place for at in ELSEWHERE}
+    done = {block.place for block in executed_blocks()} | {block_with(*at).place for at in ELSEWHERE}
     shown = {block.place for block in blocks_in("python") if not block.is_done_by_the_tutorial}
     assert shown == done & {block.place for block in blocks_in("python")}
     for (page, _), test in ELSEWHERE.items():
@@ -272,13 +203,8 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize(("page", "name"), NAMED)
-def test_a_name_of_the_prose_is_there(page: str, name: str) -> None:
+def test_every_name_of_the_prose_is_there() -> None:
     """As what can be imported, or as text: a tag in MLflow."""
-    assert f'"{name}"' in SOURCES or pkgutil.resolve_name(name)
-
-
-def test_a_name_that_is_not_there_would_be_seen() -> None:
     assert len(NAMED) > 8
-    with pytest.raises(AttributeError):
-        pkgutil.resolve_name("grpox.testing.step_gradients")
+    for _, name in NAMED:
+        assert f'"{name}"' in SOURCES or pkgutil.resolve_name(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +17,16 @@ from support.docs_blocks import (
     Command,
     blocks_in,
     files_of,
-    invoke,
     name_of,
     training_left_out,
 )
 from support.docs_folder import made_by, prepare
-from support.docs_install import Install, install_example, install_named, installing, process_kept
+from support.docs_install import Install, install_example
+from support.handlers import invoke
 
 from grpox.config import RunConfig
 from grpox.runfile.load import load_run
 from grpox.runfile.yaml_lines import read_yaml
-
-
-@pytest.fixture(autouse=True)
-def kept() -> Iterator[None]:
-    with process_kept():
-        yield
-
-
-@pytest.fixture
-def install() -> Iterator[Install]:
-    with installing() as install:
-        yield install
-
 
 ELSEWHERE = {
     "plugins/examples/grpox-tensorboard/README.md": "needs tensorboard; tests/packaging installs it",
@@ -74,20 +61,15 @@ def run_file(block: Block) -> dict[str, Any]:
 
 @pytest.mark.parametrize("block", RUN_FILES, ids=lambda block: block.place)
 def test_a_run_file_of_the_docs_loads(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install
+    block: Block, tmp_path: Path, install: Install, install_distributions: Callable[[str], None]
 ) -> None:
     prepare(tmp_path, name_of(block.page))
-    monkeypatch.chdir(tmp_path)
-    install_named(block.text, tmp_path, install)
+    install_distributions(block.text)
     install_example(block.page, install)
     Path("shown.yaml").write_text(yaml.safe_dump(run_file(block)), encoding="utf-8")
     ranks = max((count for text, count in RANKS.items() if text in block.text), default=1)
     run = load_run("shown.yaml", world_size=ranks)
     assert {"loss", "generator"} <= run.components.keys()
-
-
-def test_run_files_are_many() -> None:
-    assert len(RUN_FILES) > 30
 
 
 # -- Commands --------------------------------------------------------------------------------------------
@@ -111,7 +93,8 @@ RUN_HERE = [
 ]
 
 
-def test_what_is_only_parsed_is_still_on_a_page() -> None:
+def test_many_are_found_and_what_is_only_parsed_is_still_on_a_page() -> None:
+    assert len(RUN_FILES) > 30
     lines = [f"{command.line} " for command in COMMANDS]
     assert [words for words in PARSED_ONLY if not any(line.startswith(f"{words} ") for line in lines)] == []
     assert ELSEWHERE.keys() <= {command.page for command in COMMANDS}
@@ -120,16 +103,14 @@ def test_what_is_only_parsed_is_still_on_a_page() -> None:
 
 @pytest.mark.parametrize("page", dict.fromkeys(command.page for command in RUN_HERE))
 def test_the_commands_of_a_page_end_well(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install
+    page: str, tmp_path: Path, install: Install, install_distributions: Callable[[str], None]
 ) -> None:
     """One after the other, in one folder; of training, everything but the training itself."""
     commands = [command for command in RUN_HERE if command.page == page]
     prepare(tmp_path, page, left_out=made_by(commands))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
     install_example(ROOT / page, install)
     for command in commands:
-        install_named(command.line, tmp_path, install)
+        install_distributions(command.line)
         run(command)
         if command.words[:2] == ("plugins", "new"):  # which the page then installs
             install(tmp_path / f"grpox-{command.words[2]}")
@@ -148,7 +129,6 @@ def run(command: Command) -> None:
         assert f"{counted[1]} passed" in ended.output
 
 
-def test_a_command_that_fails_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_command_that_fails_would_be_seen() -> None:
     with pytest.raises(AssertionError, match=r"did you mean +quickstart"):
         run(Command(BLOCKS[0], ("train", "quickstrat"), None, 1))

@@ -8,18 +8,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.resources
-import io
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import yaml
-from support.handlers import handlers_kept
+from support.handlers import Ended
 from support.patience import patient
 
 QUICKSTART = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart"
@@ -60,18 +59,9 @@ class Case:
     code: int = 2
 
 
-def case(name: str, make: Make, line: str, *mentions: str) -> Case:
+def case(name: str, make: Make, line: str | tuple[str, ...], *mentions: str) -> Case:
     """A bad input of the command `line`."""
-    return Case(name, make, mentions, tuple(line.split()))
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a command."""
-
-    code: int
-    stdout: str
-    stderr: str
+    return Case(name, make, mentions, tuple(line.split()) if isinstance(line, str) else line)
 
 
 def make_shared(folder: Path) -> None:
@@ -81,27 +71,16 @@ def make_shared(folder: Path) -> None:
     (folder / "train.jsonl").write_text("".join(lines[:16]), encoding="utf-8")
 
 
-def in_process(arguments: Sequence[str]) -> Outcome:
-    """Run a command as the console script does, in this process and folder."""
-    from grpox.cli.app import app
-    from grpox.cli.errors import run_command
-
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), handlers_kept():
-        code = run_command(lambda given: app(given, prog_name="grpox"), list(arguments))
-    return Outcome(code, out.getvalue(), err.getvalue())
-
-
-def complaints(case: Case, outcome: Outcome) -> list[str]:
+def complaints(case: Case, outcome: Ended) -> list[str]:
     """List the errors of grpox's answer; empty if it is right."""
-    text = outcome.stderr
+    text = outcome.errors
     found = []
     if outcome.code != case.code:
         found.append(f"exit code {outcome.code}, not {case.code}")
     messages = re.split(r"^(?=error:)", text, flags=re.MULTILINE)[1:]
     if not messages and "Usage: " not in text:
         found.append("no line that begins with 'error:'")
-    if "Traceback (most recent call last)" in outcome.stdout + text:
+    if "Traceback (most recent call last)" in outcome.output + text:
         found.append("a traceback")
     if "--traceback" in text:
         found.append("an error of Python in place of one of grpox")

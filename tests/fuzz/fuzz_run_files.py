@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,11 @@ from grpox.config import RunConfig
 
 GOOD = yaml.safe_dump(RUN, sort_keys=False)
 RED = "\x1b[31mred\x1b[0m"
-RIGHT_TO_LEFT = "\u202egpj.yaml"
-ZERO_WIDTH = "lo\u200bss"
 
 
 def run_file_cases() -> list[Case]:
     """All of them; each has a name of its own."""
-    return [*_yaml(), *_bytes(), *_texts(), *_components(), *_paths()]
+    return [*_yaml(), *_texts(), *_components(), *_paths()]
 
 
 def _more(text: str) -> str:
@@ -39,144 +35,75 @@ def _yaml() -> list[Case]:
     merges = "\n".join(
         ["m0: &m0 {k: 1}", *(f"m{n}: &m{n} {{a: *m{n - 1}, b: *m{n - 1}}}" for n in range(1, 40))]
     )
-    texts: dict[str, tuple[str, tuple[str, ...]]] = {
+    good = GOOD.encode()
+    texts: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
+        "latin-1": (good + "# français\n".encode("latin-1"), ("UTF-8",)),
+        "a NUL": (good + b"x: a\0b\n", ("U+0000",)),
+        "an escape sequence": (good + b"x: \x1b[31mred\n", ("U+001B",)),
+        "a byte order mark in the middle": (good + b"\xef\xbb\xbfx: 1\n", ("run.yaml:",)),
+        "TOML": (b"[model]\npath = 'x'\n[data]\n", ("run.yaml",)),
         "an alias bomb": (_more(_bomb(9, 10)), ("aliases", "run.yaml")),
         "an alias bomb of mappings": (_more(merges), ("aliases", "run.yaml")),
         "an alias to itself": (_more("x: &x [*x]"), ("x[0]", "contains it")),
-        "a mapping that merges itself": (_more("x: &x {<<: *x}"), ("x", "contains it")),
         "a python object": (_more("x: !!python/object/apply:os.system ['touch pwned']"), ("!!python", "x")),
-        "a tag of one's own": (_more("x: !vault secret"), ("!vault", "x")),
         "a tag with a handle nobody declared": (_more("x: !e!y 1"), ("!e!",)),
         "a key that is a list": (_more("? [a, b]\n: 1"), ("key must be text",)),
         "a key that is empty": (_more("'': 1"), ("unknown key",)),
-        "a key that is a number": (_more("7: 1"), ("7", "unknown key")),
         "tabs for spaces": ("model:\n\tpath: x\n", ("run.yaml:2", "\\t")),
-        "an indentation that fits nowhere": ("model:\n    path: x\n  dtype: float32\n", ("run.yaml:3",)),
-        "a bracket left open": (_more("x: [1, 2"), ("run.yaml:",)),
-        "a directive of YAML 9": (f"%YAML 9.0\n---\n{GOOD}", ("run.yaml:",)),
         "an escape that is none": (_more('x: "\\q"'), ("run.yaml:", "escape")),
-        "an escaped NUL": (
-            _more('output_dir: "a\\0b"').replace("output_dir: out\n", ""),
-            ("U+0000", "output_dir"),
-        ),
+        "an escaped NUL": (GOOD.replace("output_dir: out", 'output_dir: "a\\0b"'), ("U+0000", "output_dir")),
         "an escaped surrogate": (_more('hub: {repo: "\\ud800"}'), ("U+D800", "hub.repo")),
         "nothing": ("", ("is empty",)),
-        "only comments": ("# a run\n# to be written\n", ("is empty",)),
         "a list": ("- model\n- data\n", ("a mapping of keys",)),
         "an empty mapping": ("{}\n", ("model", "data", "rewards", "required")),
         "lists nested 10000 deep": (_more("x: " + "[" * 10000 + "]" * 10000), ("nested too deeply",)),
         "blocks nested 300 deep": (
-            "\n".join(" " * depth + "a:" for depth in range(300)) + "\n",
+            "".join(f"{' ' * depth}a:\n" for depth in range(300)),
             ("nested too deeply",),
         ),
-        "lists left open 10000 deep": (_more("x: " + "[" * 10000), ("nested too deeply",)),
-        "50 MB of comment": ("# comment\n" * 5_000_000, ("is longer than",)),
         "50 MB of one text": (_more("x: " + "y" * 50_000_000), ("is longer than",)),
-        "a key of 30000 characters": (_more("k" * 30000 + ": 1"), ("run.yaml:",)),
-        "a text of 30000 characters for a number": (
-            GOOD.replace("max_steps: 1", "max_steps: " + "z" * 30000),
-            ("train.max_steps",),
-        ),
         "5000 unknown keys": (_more("\n".join(f"k{n}: 1" for n in range(5000))), ("k0", "more")),
-        "a list of 5000 wrong rewards": (
-            GOOD.replace("rewards:", "was:") + "rewards: [" + "1," * 5000 + "1]\n",
-            ("rewards[0]", "more"),
-        ),
     }
+    rate = "max_steps: 1\n  learning_rate: "
     numbers = {
-        "not a number": (".nan", "not a number"),
-        "infinity": (".inf", "train.learning_rate"),
-        "1e400": ("1e400", "too large a number"),
-        "negative zero": ("-0.0", "greater than 0"),
-        "a number in words": ("one", "train.learning_rate"),
-        "an integer of 5000 digits": ("9" * 5000, "5000 digits"),
-        "an integer beyond a float": ("1" + "0" * 400, "train.learning_rate"),
+        "not a number": (f"{rate}.nan", "not a number"),
+        "infinity": (f"{rate}.inf", "train.learning_rate"),
+        "1e400": (f"{rate}1e400", "too large a number"),
+        "an integer of 5000 digits": (rate + "9" * 5000, "5000 digits"),
+        "an integer beyond a float": (f"{rate}1" + "0" * 400, "train.learning_rate"),
+        "steps in base 60": ("max_steps: 1:30", "train.max_steps"),
+        "steps that are true": ("max_steps: true", "train.max_steps"),
     }
-    steps = {
-        "base 60": ("1:30", "train.max_steps"),
-        "a date": ("2026-01-31", "train.max_steps"),
-        "yes": ("yes", "train.max_steps"),
-        "true": ("true", "train.max_steps"),
-        "the empty text": ("''", "train.max_steps"),
-        "-2": ("-2", "train.max_steps"),
-        "2.5": ("2.5", "train.max_steps"),
-    }
-    learning = "learning_rate: {}"
+    for name, (line, mention) in numbers.items():
+        texts[name] = GOOD.replace("max_steps: 1", line), (mention,)
     cases = [Case(name, raw(text), mentions) for name, (text, mentions) in texts.items()]
-    for name, (value, mention) in numbers.items():
-        text = GOOD.replace("max_steps: 1", f"max_steps: 1\n  {learning.format(value)}")
-        cases.append(Case(f"learning rate {name}", raw(text), (mention,)))
-    for name, (value, mention) in steps.items():
-        cases.append(
-            Case(f"steps {name}", raw(GOOD.replace("max_steps: 1", f"max_steps: {value}")), (mention,))
-        )
     return numbered("YAML", cases)
-
-
-def _bytes() -> list[Case]:
-    good = GOOD.encode()
-    contents: dict[str, tuple[bytes, tuple[str, ...]]] = {
-        "latin-1": (good + "# français\n".encode("latin-1"), ("UTF-8",)),
-        "UTF-16 with its mark": (GOOD.encode("utf-16"), ("UTF-8",)),
-        "a NUL": (good + b"x: a\0b\n", ("U+0000",)),
-        "only NULs": (b"\0" * 4096, ("U+0000", "run.yaml:1:1")),
-        "an escape sequence": (good + b"x: \x1b[31mred\n", ("U+001B",)),
-        "a surrogate in UTF-8": (good + b"x: \xed\xa0\x80\n", ("UTF-8",)),
-        "a byte order mark in the middle": (good + b"\xef\xbb\xbfx: 1\n", ("run.yaml:",)),
-        "random bytes": (bytes(range(256)) * 8, ("UTF-8",)),
-        "a shell script": (b"#!/bin/sh\nset -eu\nexec grpox train quickstart\n", ("a mapping of keys",)),
-        "a TOML file": (b"[model]\npath = 'x'\n[data]\n", ("run.yaml",)),
-        "a conflict of git's": (b"<<<<<<< HEAD\n" + good + b"=======\n", ("run.yaml",)),
-    }
-    return numbered("bytes", [Case(name, raw(data), mentions) for name, (data, mentions) in contents.items()])
 
 
 Rows = dict[str, tuple[Any, ...]]
 """Name -> a key of the run file, its wrong value, and what the error names beside the key."""
 
 
-def _cases(
-    prefix: str, rows: Rows, *others: Make, write: Callable[[dict[str, Any]], Make] = run_file
-) -> list[Case]:
+def _cases(prefix: str, rows: Rows, *others: Make) -> list[Case]:
     cases = []
     for name, (key, value, *mentions) in rows.items():
         named = (key,) if key.partition(".")[0] in RunConfig.model_fields else ()
-        cases.append(Case(name, together(*others, write(changed({key: value}))), (*named, *mentions)))
+        cases.append(Case(name, together(*others, run_file(changed({key: value}))), (*named, *mentions)))
     return numbered(prefix, cases)
-
-
-def _escaped(run: dict[str, Any]) -> Make:
-    """Writes `run` as JSON, which YAML reads, every character beyond ASCII escaped but whole."""
-    text = json.dumps(run, ensure_ascii=False)
-    safe = "".join(c if c.isprintable() and ord(c) < 0x10000 else f"\\U{ord(c):08x}" for c in text)
-    return raw(safe)
 
 
 def _texts() -> list[Case]:
     """Unicode that shows nothing, turns the line around, or colours the terminal."""
     rows: Rows = {
         "a key with colours": (RED, 1, "\\x1b[31mred"),
-        "a key written from right to left": (RIGHT_TO_LEFT, 1, "\\u202e"),
-        "a key with a zero-width space": (ZERO_WIDTH, "dapo", "lo\\u200bss", "loss"),
+        "a key with a zero-width space": ("lo\u200bss", "dapo", "lo\\u200bss", "loss"),
         "a key with a line break": ("a\nerror: all is well", 1, "a\\nerror"),
-        "a Cyrillic key": ("\u043coutput", 1, "unknown key"),
         "a loss with colours": ("loss", RED, "\\x1b[31mred"),
-        "a loss with a zero-width space": ("loss", "da\u200bpo", "da\\u200bpo", "dapo"),
-        "a loss with a Cyrillic letter": ("loss", "d\u0430po", "dapo"),
         "a loss with line breaks": ("loss", "dapo\nerror: nothing", "dapo\\nerror"),
-        "a loss with a carriage return": ("loss", "dapo\rwell", "dapo\\rwell"),
-        "a loss with a percent sign": ("loss", "%s%s%n", "%s%s%n"),
-        "a prompt column with colours": ("data.prompt_column", RED, "\\x1b[31m"),
         "a prompt column in other case": ("data.prompt_column", "Prompt", "prompt"),
-        "a prompt column of no characters": ("data.prompt_column", ""),
-        "a model path with colours": ("model.path", f"../{RED}", "\\x1b[31mred"),
-        "a dtype of another script": ("model.dtype", "\uff46loat32"),
-        "a C1 control character": ("loss", "dapo\x9b31m", "dapo\\x9b31m"),
-        "a tag character": ("loss", "dapo\U000e0041", "\\U000e0041"),
-        "a combining storm": ("loss", "d" + "\u0301" * 500),
         "an empty stop text": ("sampling", {"stop": [""]}, "stop"),
     }
-    return _cases("text", rows, write=_escaped)
+    return _cases("text", rows)
 
 
 def _components() -> list[Case]:
@@ -184,20 +111,15 @@ def _components() -> list[Case]:
         "a correction for a loss": ("loss", "token-truncate", "token-truncate"),
         "a loss of a package that is not installed": ("loss", "grpox-absent:dapo", "grpox-absent"),
         "a loss with a colon too many": ("loss", "a:b:c", "a:b:c"),
-        "a loss that is nothing": ("loss", ""),
         "a path without an object": ("loss", {"path": "my_loss.py"}, "path.py:name"),
-        "a path that is no Python file": ("loss", {"path": "run.yaml:Loss"}, ".py"),
         "a path with a name that is not there": ("loss", {"path": "code.py:Lost"}, "Lost"),
         "a path to what is no class": ("loss", {"path": "code.py:NUMBER"}, "not a class"),
         "a path to a class that is no loss": ("loss", {"path": "code.py:Empty"}, "per_token"),
         "a path to a reward that is no function": ("rewards", [{"path": "code.py:NUMBER"}], "rewards[0]"),
         "a parameter for a class without": ("loss", {"path": "code.py:Bare", "x": 1}, "loss.x"),
         "no reward": ("rewards", []),
-        "a reward that is null": ("rewards", [None], "rewards[0]"),
         "a reward that is a list": ("rewards", [["exact"]], "rewards[0]"),
         "rewards that are a mapping": ("rewards", {"name": "exact"}),
-        "rewards that are a name": ("rewards", "exact"),
-        "tracking that is a list": ("tracking", ["mlflow"]),
         "a requirement that is none": ("plugins", {"required": ["grpox >= two"]}, "plugins.required"),
         "a plugin that must be newer": ("plugins", {"required": ["grpox>=99"]}, "plugins.required", "99"),
     }
@@ -209,57 +131,31 @@ def _components() -> list[Case]:
     return _cases("component", rows, file)
 
 
-LINKS = {"loop": "loop", "gone.jsonl": "nowhere.jsonl", "loop.jsonl": "loop.jsonl", "zero.jsonl": "/dev/zero"}
-
-
 def _odd_files(folder: Path) -> None:
     (folder / "folder.jsonl").mkdir()
     os.mkfifo(folder / "fifo.jsonl")
-    for name, target in (LINKS | {"mem.jsonl": "/proc/self/mem"}).items():
-        (folder / name).symlink_to(target)
+    (folder / "gone.jsonl").symlink_to("nowhere.jsonl")
 
 
 def _paths() -> list[Case]:
+    judge = {"name": "reward_model", "model": "/no/such/model"}
     rows: Rows = {
         "a model that is a file": ("model.path", "run.yaml", "is a file"),
         "a model without config.json": ("model.path", ".", "config.json"),
-        "a model that is nothing": ("model.path", ""),
         "a model of 5000 characters": ("model.path", "m" * 5000, "too long"),
-        "a model that is a loop of links": ("model.path", "loop"),
         "a model of a user that is not there": ("model.path", "~nobody-here/m"),
-        "a model that is the null device": ("model.path", "/dev/null", "/dev/null"),
-        "a model that is a URL": ("model.path", "https://example.org/model"),
         "data that is a folder of that suffix": ("data.path", "folder.jsonl", "is a folder"),
-        "data that is nothing": ("data.path", ""),
         "data of another kind": ("data.path", "run.yaml", ".jsonl"),
-        "data without a suffix": ("data.path", "/etc/hostname", ".jsonl"),
         "data that is a pattern": ("data.path", "../shared/*.jsonl", "*.jsonl"),
-        "data that is a set of names": ("data.path", "../shared/tr[a-z]in.jsonl"),
         "data that is a dangling link": ("data.path", "gone.jsonl", "nowhere.jsonl"),
-        "data that is a loop of links": ("data.path", "loop.jsonl"),
         "data that is a FIFO": ("data.path", "fifo.jsonl", "not a regular file"),
-        "data that is zeroes without end": ("data.path", "zero.jsonl", "not a regular file"),
-        "data that is the null device": ("data.path", "/dev/null", "not a regular file"),
         "data that is a URL": ("data.path", "https://example.org/a.jsonl"),
-        "data below a file": ("data.path", "run.yaml/a.jsonl"),
-        "data that is a memory": ("data.path", "mem.jsonl"),
         "data with an unknown split": ("data.split", "trian", "trian"),
         "data with a split that is no split": ("data.split", "train[:"),
-        "data with a split beyond": ("data.split", "train[:900%]"),
         "an output_dir that is a file": ("output_dir", "run.yaml", "is a file"),
         "an output_dir below a file": ("output_dir", "run.yaml/out", "is a file"),
         "an output_dir of spaces": ("output_dir", "  ", "is empty"),
-        "an output_dir of 5000 characters": ("output_dir", "o" * 5000, "too long"),
-        "a reward model that is not there": (
-            "rewards",
-            [{"name": "reward_model", "model": "/no/such/model"}],
-            "rewards[0].model",
-            "/no/such/model",
-        ),
-        "data with a split of nothing": (
-            "data",
-            {"path": "../shared/train.jsonl", "split": "train[:0]"},
-            "error",
-        ),
+        "a reward model that is not there": ("rewards", [judge], "rewards[0].model", "/no/such/model"),
+        "data with a split of nothing": ("data", {"path": "../shared/train.jsonl", "split": "train[:0]"}),
     }
     return _cases("path", rows, _odd_files)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
@@ -42,8 +41,6 @@ def schema_cases() -> list[Case]:
 def _section_cases() -> Iterator[Case]:
     for key, field in _keys(RunConfig, ""):
         yield from _cases(key, field)
-    for key in ("rewards.0", *SECTIONS):
-        yield from _misspelt(key)
 
 
 def _keys(model: type[BaseModel], above: str) -> Iterator[tuple[str, FieldInfo]]:
@@ -57,78 +54,44 @@ def _keys(model: type[BaseModel], above: str) -> Iterator[tuple[str, FieldInfo]]
             yield f"rewards.0.{name}", RewardRef.model_fields[name]
 
 
-def _misspelt(section: str) -> Iterator[Case]:
-    """A key of each section, one letter of it doubled, is answered by the right one."""
-    models = {**SECTIONS, "rewards.0": RewardRef}
-    name = "timeout" if section == "rewards.0" else list(models[section].model_fields)[-1]
-    wrong = name[:2] + name[1:]
-    run = _with_needed(f"{section}.{wrong}", 1)
-    yield Case(f"{_shown(section)}.{wrong}, which is misspelt", run_file(run), (_shown(section), wrong, name))
-
-
 def _cases(key: str, field: FieldInfo) -> Iterator[Case]:
-    for what, value in _wrong_values(field):
-        run = _with_needed(key, value)
-        yield Case(f"{_shown(key)} {what}", run_file(run), (_shown(key),))
+    for value in _wrong_values(field):
+        yield Case(f"{_shown(key)} of {value!r}", run_file(_with_needed(key, value)), (_shown(key),))
 
 
 def _with_needed(key: str, value: Any) -> dict[str, Any]:
     """`RUN` with a wrong value, and with what that key asks for besides."""
-    needed = {
-        k: v
-        for above, more in NEEDED.items()
-        if key.startswith(above) and key != above
-        for k, v in more.items()
-    }
-    if key == "data.source":
-        needed = NEEDED[key]
-    return changed({**needed, key: value})
+    needed = [
+        more for above, more in NEEDED.items() if key.startswith(f"{above}.") or key == above == "data.source"
+    ]
+    return changed({k: v for more in needed for k, v in more.items()} | {key: value})
 
 
-def _wrong_values(field: FieldInfo) -> Iterator[tuple[str, Any]]:
-    """(what is wrong, value) for each mistake that a field of this type allows."""
+def _wrong_values(field: FieldInfo) -> list[Any]:
+    """A value for each mistake that a field of this type allows."""
     annotation = field.annotation
     members = get_args(annotation) if type(None) in get_args(annotation) else (annotation,)
     origins = [get_origin(member) for member in members]
     if {int, float} & set(members):
-        yield "that is text", "much"
-        yield "that is true", True
-        yield "that is infinite", math.inf
-        yield from _out_of_bounds(field)
-        if float not in members:
-            yield "that is a fraction", 1.5
-    elif bool in members:
-        yield "that is no truth value", "perhaps"
-        yield "that is the number 2", 2
-    elif Literal in origins:
-        yield "that is another word", "sometimes"
-        yield "that is a list", LIST
-    elif any(_is(member, ComponentRef) for member in members):
-        yield "that is a number", 7
-        yield "that no plugin offers", "no-such-thing"
-        yield "without a name", {"weight": 1}
-        yield "with a name and a path", {"name": "a", "path": "b.py:c"}
-        yield "in a file that is not there", {"path": "absent.py:Thing"}
-    elif any(_is(member, Section) for member in members):
-        yield "that is text", "much"
-        yield "that is a list", LIST
-    elif list in origins:
-        yield "that is text", "much"
-        yield "with a mapping in it", [{"value": 1}]
-    elif dict in origins:
-        yield "that is text", "much"
-        yield "that is a list", LIST
-    elif str in members:
-        yield "that is a number", 17
-        yield "that is a mapping", {"value": 1}
+        return ["much", True, math.inf, *_beyond_bounds(field), *([] if float in members else [1.5])]
+    if bool in members:
+        return ["perhaps", 2]
+    if Literal in origins:
+        return ["sometimes", LIST]
+    if any(_is(member, ComponentRef) for member in members):
+        both = {"name": "a", "path": "b.py:c"}
+        return [7, "no-such-thing", {"weight": 1}, both, {"path": "absent.py:Thing"}]
+    if list in origins:
+        return ["much", [{"value": 1}]]
+    if dict in origins or any(_is(member, Section) for member in members):
+        return ["much", LIST]
+    return [17, {"value": 1}] if str in members else []
 
 
-def _out_of_bounds(field: FieldInfo) -> Iterator[tuple[str, Any]]:
-    for bound in field.metadata:
-        for name, beyond in (("gt", 0), ("ge", -1), ("lt", 0), ("le", 1)):
-            limit = getattr(bound, name, None)
-            if limit is not None:
-                yield f"that is out of its bound ({name} {limit})", limit + beyond
+def _beyond_bounds(field: FieldInfo) -> list[Any]:
+    steps = {"gt": 0, "ge": -1, "lt": 0, "le": 1}
+    limits = [(getattr(bound, name, None), step) for bound in field.metadata for name, step in steps.items()]
+    return [limit + step for limit, step in limits if limit is not None]
 
 
 def _is(member: Any, model: type) -> bool:
@@ -140,17 +103,16 @@ def _shown(key: str) -> str:
 
 
 def _parameter_cases() -> Iterator[Case]:
-    """Parameters of the components that come with grpox."""
+    """Parameters of the components that come with grpox: of a wrong type, beyond bounds, unknown."""
     registry = Registry(discover(()))
     for offer in registry.plugins.offers:
         if offer.distribution != "grpox" or offer.kind not in PLACES:
             continue
         model, key = registry.config_model(offer), PLACES[offer.kind]
+        wrong: list[tuple[str, Any]] = [("no_such", 1)]
         for name, field in fields_by_key(model).items() if model else ():
-            # Their types are told as those of the sections are: here it is enough that each is looked at.
-            for what, value in (*itertools.islice(_wrong_values(field), 1), *_out_of_bounds(field)):
-                run = changed({key: {"name": offer.spec.name, name: value}})
-                shown = f"{_shown(key)}.{name}"
-                yield Case(f"{shown} of {offer.spec.name} {what}", run_file(run), (shown,))
-        run = changed({key: {"name": offer.spec.name, "no_such": 1}})
-        yield Case(f"{_shown(key)} {offer.spec.name} with a strange parameter", run_file(run), ("no_such",))
+            wrong += [(name, value) for value in (*_wrong_values(field)[:1], *_beyond_bounds(field))]
+        for name, value in wrong:
+            run = changed({key: {"name": offer.spec.name, name: value}})
+            shown = "no_such" if name == "no_such" else f"{_shown(key)}.{name}"
+            yield Case(f"{shown} of {offer.kind} {offer.spec.name}: {value!r}", run_file(run), (shown,))

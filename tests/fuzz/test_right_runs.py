@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from fuzz_case import RUN, Make, changed, raw, run_file, together
-from fuzz_data import TEMPLATE
+from fuzz_data import TEMPLATE, json_lines
 from fuzz_models import CONFIG, SETTINGS, copied, json_with, with_weights, without
 from support.processes import run
 
@@ -21,57 +21,40 @@ def _head(weights: dict[str, Any]) -> None:
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
 
 
-def _rows(rows: list[dict[str, Any]]) -> Make:
-    return raw("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "a.jsonl")
-
-
 def _with_model(*spoil: Make) -> Make:
     return together(run_file(changed(OWN)), copied, *spoil)
 
 
 def _with_rows(rows: list[dict[str, Any]], **changes: Any) -> Make:
-    return together(run_file(changed({"data.path": "a.jsonl", **changes})), _rows(rows))
+    return together(run_file(changed({"data.path": "a.jsonl", **changes})), raw(json_lines(rows), "a.jsonl"))
 
 
+SCRIPTS = ("数学", "\u202e1+1=", "\u0661+\u0661=", "\U0001f600", "e\u0301", "\0")
 USERS = [{"role": "user", "content": "1+1="}]
-GOOD_TEXT = yaml.safe_dump(RUN)
+WINDOWS = yaml.safe_dump(RUN).replace("\n", "\r\n")
 RIGHT: dict[str, Make] = {
     "the run that the bad ones are made from": run_file(RUN),
     "a tokenizer without padding": _with_model(json_with(SETTINGS, pad_token=None)),
-    "a tokenizer without EOS": _with_model(json_with(SETTINGS, eos_token=None)),
     "a tokenizer whose class is of another version": _with_model(json_with(SETTINGS, tokenizer_class="NoSuch")),
-    "a model whose head is not tied": _with_model(
-        json_with(CONFIG, tie_word_embeddings=False), with_weights(_head)
-    ),
     "a model without a generation config": _with_model(without("model/generation_config.json")),
     "a model whose only EOS is in the generation config": _with_model(
         json_with(SETTINGS, eos_token=None), raw('{"eos_token_id": [1, 2]}', "model/generation_config.json")
     ),
     "rows that come twice, ids and all": _with_rows([{**row, "id": 1} for row in ROWS[:2]] * 4),
-    "prompts in many scripts": _with_rows(
-        [
-            {"prompt": text, "answer": "2"}
-            for text in ("数学", "\u202e1+1=", "\u0661+\u0661=", "\U0001f600", "e\u0301", "\0")
-        ]
-    ),
+    "prompts in many scripts": _with_rows([{"prompt": text, "answer": "2"} for text in SCRIPTS]),
     "messages with a template of the run's own": _with_rows(
         [{"prompt": USERS, "answer": "2"}] * 4, **{"model.chat_template_kwargs": {"chat_template": TEMPLATE}}
     ),
     "prompts that are cut": _with_rows(
         [{"prompt": "1+" * 100, "answer": "2"}] * 4, **{"data.long_prompts": "cut"}
     ),
-    "a byte order mark and line ends of Windows": raw(
-        b"\xef\xbb\xbf" + GOOD_TEXT.replace("\n", "\r\n").encode()
-    ),
+    "a byte order mark and line ends of Windows": raw(b"\xef\xbb\xbf" + WINDOWS.encode()),
     "JSON for YAML": raw(json.dumps(RUN)),
 }
 
 
 def _train(folder: Path) -> None:
-    """Train in a process of its own, as DeepSpeed keeps 2 GB of address space for each engine until its end.
-
-    A process with more address space than the machine has memory cannot fork, which later tests need.
-    """
+    """Train in a process of its own, as DeepSpeed keeps 2 GB of address space for each engine until its end."""
     done = run("-m", "grpox", "train", "run.yaml", cwd=folder)
     assert done.returncode == 0, done.stderr
 

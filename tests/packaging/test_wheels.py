@@ -39,19 +39,19 @@ STEPS = 3
 def test_the_wheel_holds_both_source_roots_and_the_recipes(wheels: list[Path]) -> None:
     (wheel,) = [w for w in wheels if w.name.startswith("grpox-")]
     names = zipfile.ZipFile(wheel).namelist()
-    for name in (
-        "grpox/training/trainer.py",
-        "grpox_losses/losses.py",
-        "grpox/runfile/recipes/quickstart.yaml",
-        "grpox/observing/page/page.html",
-        "grpox/observing/page/page.css",
-        "grpox/observing/page/charts.js",
-        "grpox/observing/page/vendor/uPlot.iife.min.js",
-        "grpox/observing/page/vendor/uPlot.min.css",
-        "grpox/observing/page/vendor/LICENSE",
-    ):
-        assert name in names
-    assert "grpox/runfile/recipes/quickstart/model/model.safetensors" in names
+    page = (
+        "page.html",
+        "page.css",
+        "charts.js",
+        "vendor/uPlot.iife.min.js",
+        "vendor/uPlot.min.css",
+        "vendor/LICENSE",
+    )
+    recipes = ("quickstart.yaml", "quickstart/model/model.safetensors")
+    wanted = {"grpox/training/trainer.py", "grpox_losses/losses.py"}
+    wanted |= {f"grpox/observing/page/{name}" for name in page}
+    wanted |= {f"grpox/runfile/recipes/{name}" for name in recipes}
+    assert wanted <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "plugins/", "benchmarks/"))]
 
 
@@ -69,19 +69,10 @@ def test_every_distribution_is_listed_and_usable(environment: Environment, tmp_p
 
 
 def test_a_run_uses_third_party_components_by_name(environment: Environment, tmp_path: Path) -> None:
-    environment.grpox(
-        "train",
-        "quickstart",
-        "loss=gmpo",
-        "data={source: {name: sums, rows: 40}}",
-        "rewards=[exact, {name: even, weight: 0.1}]",
-        "train.optimizer={name: momentum, momentum: 0.5}",
-        "train.scheduler=halving",
-        "train.max_steps=3",
-        "tracking={diary: {file: diary.txt}}",
-        "evaluation=null",
-        cwd=tmp_path,
-    )
+    components = ("loss=gmpo", "data={source: {name: sums, rows: 40}}", "train.scheduler=halving")
+    components += ("rewards=[exact, {name: even, weight: 0.1}]", "tracking={diary: {file: diary.txt}}")
+    components += ("train.optimizer={name: momentum, momentum: 0.5}",)
+    _train(environment, tmp_path, *components, variables={})
     rates = [line.split() for line in (tmp_path / "diary.txt").read_text().splitlines()]
     assert [(int(step), float(rate)) for step, rate in rates] == [(1, 2e-4), (2, 1e-4), (3, 5e-5)]
     assert (tmp_path / "every-run.txt").read_text() == "3"
@@ -90,31 +81,25 @@ def test_a_run_uses_third_party_components_by_name(environment: Environment, tmp
 
 
 def test_each_passes_its_own_tests(environment: Environment) -> None:
-    told = environment.python(
-        "-m",
-        "pytest",
-        "-v",
-        "--rootdir=.",
-        "-p",
-        "no:cacheprovider",
-        # At once, as importing torch takes longest; with importlib, as files of the same name would clash.
-        "--import-mode=importlib",
-        *FOLDERS,
-        cwd=environment.examples,
-        **ALONE,
-    )
+    # At once, as importing torch takes longest; with importlib, as files of the same name would clash.
+    options = ("-v", "--rootdir=.", "-p", "no:cacheprovider", "--import-mode=importlib")
+    told = environment.python("-m", "pytest", *options, *FOLDERS, cwd=environment.examples, **ALONE)
     for folder in FOLDERS:
         assert f"{folder}/tests/" in told
     # A check is skipped that is for what a component does not have, such as turns.
     assert re.fullmatch(r"=+ \d+ passed(, \d+ skipped)?(, \d+ warnings?)? in .*=+", told.splitlines()[-1])
 
 
-def test_a_run_uses_a_loss_an_advantage_and_an_observer_of_three_examples(
-    environment: Environment, tmp_path: Path
-) -> None:
-    _train(environment, tmp_path, "loss=gmpo", "advantage={name: passk, k: 4}", "tracking={tensorboard: {}}")
+def test_a_run_uses_components_of_three_examples(environment: Environment, tmp_path: Path) -> None:
+    """A loss that brings its own correction, an advantage and an observer."""
+    components = ("loss=vespo", "correction=vespo", "advantage={name: passk, k: 4}")
+    _train(environment, tmp_path, *components, "tracking={tensorboard: {}}")
     metrics = _metrics(tmp_path)
-    assert all(step["grad_norm"] > 0 for step in metrics)
+    for step in metrics:
+        assert step["grad_norm"] > 0
+        # On completions of the policy itself nothing is down-weighted.
+        assert step["vespo/phi_mean"] == pytest.approx(1, abs=1e-3)
+        assert math.isfinite(step["loss"])
     code = (
         "import json\n"
         "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"
@@ -124,21 +109,12 @@ def test_a_run_uses_a_loss_an_advantage_and_an_observer_of_three_examples(
     rewards = json.loads(environment.python("-c", code, cwd=tmp_path))
     assert rewards == pytest.approx([step["reward"] for step in metrics])
     versions = json.loads((tmp_path / "runs" / "quickstart" / "versions.json").read_text())["versions"]
-    assert {"grpox-gmpo", "grpox-passk", "grpox-tensorboard"} <= versions.keys()
+    assert {"grpox-vespo", "grpox-passk", "grpox-tensorboard"} <= versions.keys()
 
 
-def test_a_run_uses_a_loss_that_brings_its_own_correction(environment: Environment, tmp_path: Path) -> None:
-    _train(environment, tmp_path, "loss=vespo", "correction=vespo", "tracking={}")
-    for step in _metrics(tmp_path):
-        assert step["grad_norm"] > 0
-        # On completions of the policy itself nothing is down-weighted.
-        assert step["vespo/phi_mean"] == pytest.approx(1, abs=1e-3)
-        assert math.isfinite(step["loss"])
-
-
-def _train(environment: Environment, folder: Path, *overrides: str) -> None:
+def _train(environment: Environment, folder: Path, *overrides: str, variables: dict[str, str] = ALONE) -> None:
     given = [f"train.max_steps={STEPS}", "evaluation=null", *overrides]
-    environment.grpox("train", "quickstart", *given, cwd=folder, **ALONE)
+    environment.grpox("train", "quickstart", *given, cwd=folder, **variables)
 
 
 def _metrics(folder: Path) -> list[dict[str, Any]]:

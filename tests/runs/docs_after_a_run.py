@@ -16,8 +16,9 @@ from pathlib import Path
 import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from support.docs_blocks import Command, Ended, files_of, invoke, training_left_out
+from support.docs_blocks import Command, files_of, training_left_out
 from support.docs_folder import prepare
+from support.handlers import Ended, invoke
 from test_docs_after_a_run import COMMANDS_AFTER
 
 STEPS = 2

@@ -28,13 +28,8 @@ COMMON: dict[str, Any] = {
     "eos_token_id": 2,
     "tie_word_embeddings": False,
 }
-LATENT_ATTENTION = {
-    "q_lora_rank": 32,
-    "kv_lora_rank": 32,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 32,
-    "v_head_dim": 32,
-}
+LATENT_ATTENTION = dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 32)
+LATENT_ATTENTION |= {"q_lora_rank": 32, "kv_lora_rank": 32}
 SOME_EXPERTS = {"moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 OWN: dict[str, dict[str, Any]] = {
     "llama": {"tie_word_embeddings": True},
@@ -46,13 +41,9 @@ OWN: dict[str, dict[str, Any]] = {
     "gemma2": {"tie_word_embeddings": True, "sliding_window": 8, "query_pre_attn_scalar": 32},
     "gemma3_text": {"tie_word_embeddings": True, "sliding_window": 8},
     "gemma4_text": {
-        "tie_word_embeddings": True,
-        "sliding_window": 8,
-        "global_head_dim": 32,
-        "num_global_key_value_heads": 2,
-        "vocab_size_per_layer_input": VOCABULARY,
-        "hidden_size_per_layer_input": 0,
-        "num_kv_shared_layers": 0,
+        "tie_word_embeddings": True, "sliding_window": 8, "global_head_dim": 32,
+        "num_global_key_value_heads": 2, "vocab_size_per_layer_input": VOCABULARY,
+        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
     },
     "apertus": {},
     "hrm_text": {},

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from support.patience import patient
-from support.services import end_group
+from support.services import end_group, wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 MISSING = "needs Chromium: `make browser` installs Debian's, or set GRPOX_CHROMIUM"
@@ -108,15 +108,8 @@ class Browser:
     def mouse(self, kind: str, x: float, y: float, clicks: int = 0) -> None:
         """Let the mouse do something at a place: mouseMoved, mousePressed or mouseReleased."""
         button = "none" if kind == "mouseMoved" and not clicks else "left"
-        self._call(
-            "Input.dispatchMouseEvent",
-            type=kind,
-            x=x,
-            y=y,
-            button=button,
-            clickCount=clicks,
-            buttons=int(bool(clicks)),
-        )
+        pressed = {"button": button, "clickCount": clicks, "buttons": int(bool(clicks))}
+        self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **pressed)
 
     def picture(self, path: Path) -> None:
         """A PNG file of what is seen."""
@@ -125,11 +118,11 @@ class Browser:
     def _page(self) -> str:
         """The address at which the page takes commands."""
         port_file = self._profile / "DevToolsActivePort"
-        deadline = time.monotonic() + patient(SECONDS)
-        while not port_file.exists() or "\n" not in port_file.read_text():
-            assert self._process.poll() is None, f"Chromium ended with {self._process.returncode}"
-            assert time.monotonic() < deadline, "Chromium did not start"
-            time.sleep(0.1)
+
+        def has_port() -> bool:
+            return port_file.exists() and "\n" in port_file.read_text()
+
+        wait_until(has_port, "Chromium starts", SECONDS, self._process)
         port = port_file.read_text().splitlines()[0]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=patient(30)) as answer:
             pages = [each for each in json.load(answer) if each["type"] == "page"]

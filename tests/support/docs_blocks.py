@@ -7,17 +7,14 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-from grpox.cli.app import app
-from grpox.cli.errors import run_command
 from grpox.runfile.load import ResolvedRun
 
 ROOT = Path(__file__).parents[2]
@@ -172,37 +169,12 @@ def _ranks(launcher: str) -> int:
 COMMANDS = [command for block in BLOCKS for command in commands_of(block)]
 
 
-@dataclass(frozen=True)
-class Ended:
-    """The outcome of a command."""
-
-    code: int
-    output: str
-    errors: str
-
-
-def invoke(words: Sequence[str], ranks: int = 1) -> Ended:
-    """Run `grpox` with these words in this process, which stands for the first of `ranks`; return the
-    outcome."""
-    output, errors = StringIO(), StringIO()
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
-    with patch.dict("os.environ", place), redirect_stdout(output), redirect_stderr(errors):
-        code = run_command(lambda arguments: app(arguments, prog_name="grpox"), list(words))
-    return Ended(code, output.getvalue(), errors.getvalue())
-
-
 def _collecting(runs: list[ResolvedRun]) -> Callable[..., dict[str, Any]]:
     def train_run(run: ResolvedRun, *resume: bool) -> dict[str, Any]:
         runs.append(run)
         return {"steps": 0}
 
     return train_run
-
-
-def _complete(runs: list[ResolvedRun]) -> Callable[..., AbstractContextManager[dict[str, Any]]]:
-    """In place of `open_run`: each run is complete already."""
-    collect = _collecting(runs)
-    return lambda run, resume: nullcontext(collect(run))
 
 
 @contextmanager
@@ -225,5 +197,6 @@ def training_left_out() -> Iterator[list[ResolvedRun]]:
 def training_replaced() -> Iterator[list[ResolvedRun]]:
     """The same for `grpox.train`."""
     runs: list[ResolvedRun] = []
-    with patch("grpox.training.python_run.open_run", _complete(runs)):
+    collect = _collecting(runs)
+    with patch("grpox.training.python_run.open_run", lambda run, resume: nullcontext(collect(run))):
         yield runs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -82,6 +83,14 @@ def block_with(page: str, text: str) -> Block:
     """The one block of a page that holds `text`."""
     [found] = [block for block in BLOCKS if name_of(block.page) == page and text in block.text]
     return found
+
+
+def executed(page: str, text: str, **given: Any) -> dict[str, Any]:
+    """Execute the block of a page that holds `text`, with the names `given`, and return its names."""
+    block = block_with(page, text)
+    names: dict[str, Any] = {"__name__": __name__, **given}  # dataclasses look the module up
+    exec(compile(block.text, block.place, "exec"), names)
+    return names
 
 
 def made_by(commands: Iterable[Command]) -> set[str]:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from grpox.plugins.registry import installed
 from support.docs_blocks import ROOT
-from support.handlers import handlers_kept
+from support.fixtures import MakeDistribution, forget_modules, write_metadata
 
 Install = Callable[[Path], None]
 OFFERS_DAPO = """\
@@ -36,13 +36,7 @@ def installing() -> Iterator[Install]:
 
     def install(folder: Path) -> None:
         about = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-        metadata = Path(site, f"{about['name'].replace('-', '_')}-{about['version']}.dist-info")
-        metadata.mkdir()
-        head = f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n"
-        (metadata / "METADATA").write_text(head, encoding="utf-8")
-        points = about["entry-points"]["grpox"].items()
-        lines = ["[grpox]", *(f"{name} = {target}" for name, target in points), ""]
-        (metadata / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+        write_metadata(Path(site), about["name"], about["version"], about["entry-points"]["grpox"])
         sys.path.insert(1, str(folder / "src"))
         folders.append(f"{folder}{os.sep}")
         importlib.invalidate_caches()
@@ -55,22 +49,15 @@ def installing() -> Iterator[Install]:
         finally:
             sys.path[:] = before
             installed.cache_clear()
-            for name, module in list(sys.modules.items()):
-                if folders and str(getattr(module, "__file__", None) or "").startswith(tuple(folders)):
-                    del sys.modules[name]
+            forget_modules(*folders)
 
 
-def install_named(text: str, folder: Path, install: Install) -> None:
-    """Make in `folder` and install what offers dapo too, where `text` names it as ``name:dapo``."""
+def install_named(text: str, make_distribution: MakeDistribution) -> None:
+    """Install what offers dapo too, where `text` names it as ``name:dapo``."""
     for name in OFFER_DAPO_TOO:
         if f"{name}:dapo" in text:
-            module, source = name.replace("-", "_"), folder / name / "src"
-            source.mkdir(parents=True)
-            (source / f"{module}.py").write_text(OFFERS_DAPO, encoding="utf-8")
-            head = f'[project]\nname = "{name}"\nversion = "1.0"\n'
-            points = f'[project.entry-points.grpox]\nplugin = "{module}"\n'
-            (folder / name / "pyproject.toml").write_text(head + points, encoding="utf-8")
-            install(folder / name)
+            make_distribution(name, OFFERS_DAPO)
+            installed.cache_clear()
 
 
 def install_example(page: Path, install: Install) -> None:
@@ -79,17 +66,3 @@ def install_example(page: Path, install: Install) -> None:
         install(page.parent)
     elif page.stem == "writing-a-plugin":
         install(ROOT / "plugins" / "examples" / "grpox-gmpo")
-
-
-@contextmanager
-def process_kept() -> Iterator[None]:
-    """Put back what a command sets in its process: handlers of signals, umask and variables."""
-    mask, variables = os.umask(0o022), dict(os.environ)
-    os.umask(mask)
-    try:
-        with handlers_kept():
-            yield
-    finally:
-        os.umask(mask)
-        os.environ.clear()
-        os.environ.update(variables)

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,14 +87,7 @@ def smollm2() -> Path:
 
 @pytest.fixture(scope="module")
 def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder for the module's runs, which make their own database of MLflow's.
-
-    A module in which that is tested has its `folder` be this one::
-
-        @pytest.fixture(scope="module")
-        def folder(empty_folder: Path) -> Path:
-            return empty_folder
-    """
+    """An empty folder for the module's runs; where these make MLflow's database, `folder` returns it."""
     return tmp_path_factory.mktemp("runs")
 
 
@@ -128,6 +121,22 @@ def mlflow_server() -> Iterator["Server"]:
     server.assert_unharmed()
 
 
+def write_metadata(folder: Path, name: str, version: str, entry_points: Mapping[str, str]) -> None:
+    """Write into `folder` what an installer notes there of a distribution."""
+    metadata = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = [f"{key} = {value}" for key, value in entry_points.items()]
+    (metadata / "entry_points.txt").write_text("\n".join(["[grpox]", *lines, ""]))
+
+
+def forget_modules(*folders: str) -> None:
+    """Remove the imported modules whose files lie in these folders."""
+    for name, module in list(sys.modules.items()):
+        if folders and str(getattr(module, "__file__", None) or "").startswith(folders):
+            del sys.modules[name]
+
+
 @pytest.fixture
 def make_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeDistribution]:
     """Installs real distributions for one test: a folder on `sys.path` with a module and its dist-info.
@@ -147,16 +156,10 @@ def make_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     ) -> Path:
         folder = tmp_path / name
         module = name.replace("-", "_")
-        metadata = folder / f"{module}-{version}.dist-info"
-        metadata.mkdir(parents=True)
+        write_metadata(folder, name, version, entry_points or {"plugin": module})
         (folder / f"{module}.py").write_text(source)
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        lines = [f"{key} = {value}" for key, value in (entry_points or {"plugin": module}).items()]
-        (metadata / "entry_points.txt").write_text("\n".join(["[grpox]", *lines, ""]))
         monkeypatch.syspath_prepend(str(folder))
         return folder
 
     yield make
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
+    forget_modules(str(tmp_path))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from support.scoring_server import serving
 
 TOKEN = "hf_secret"
 """The token that the hub knows."""
@@ -83,13 +83,6 @@ def handler_of(hub: FakeHub) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
-@contextmanager
-def serve(hub: FakeHub) -> Iterator[str]:
+def serve(hub: FakeHub) -> AbstractContextManager[str]:
     """Serve the hub within the block; yields its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(hub))
-    serving = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    serving.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    serving.join()
-    server.server_close()
+    return serving(handler_of(hub))

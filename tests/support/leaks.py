@@ -116,21 +116,19 @@ def _left_processes(before: frozenset[psutil.Process]) -> list[str]:
 
 def _processes() -> list[psutil.Process]:
     """Return the processes below this one that are no part of a shared server."""
-    shared = _leaders_of_services()
-    children = psutil.Process().children(recursive=True)
-    parents = {each.pid: _parent(each) for each in children}
+    shared, children = _leaders_of_services(), psutil.Process().children(recursive=True)
     servers = {
         each.pid
         for each in children
         if each.pid in shared or any(part in _command_line(each) for part in OF_PYTHON)
     }
+    return [each for each in children if is_running(each.pid) and not servers & _with_parents(each)]
 
-    def serves(pid: int) -> bool:
-        while pid in parents and pid not in servers:
-            pid = parents[pid]
-        return pid in servers
 
-    return [each for each in children if is_running(each.pid) and not serves(each.pid)]
+def _with_parents(process: psutil.Process) -> set[int]:
+    with suppress(psutil.NoSuchProcess):
+        return {process.pid, *(each.pid for each in process.parents())}
+    return {process.pid}
 
 
 def _leaders_of_services() -> set[int]:
@@ -140,13 +138,6 @@ def _leaders_of_services() -> set[int]:
         with suppress(OSError, ValueError):  # of one that is being started or ended
             pids.add(int(json.loads(file.read_text())["pid"]))
     return pids
-
-
-def _parent(process: psutil.Process) -> int:
-    try:
-        return int(process.ppid())
-    except psutil.NoSuchProcess:
-        return 0
 
 
 def _command_line(process: psutil.Process) -> str:

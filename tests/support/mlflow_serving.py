@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import time
 import urllib.request
 import uuid
 from collections import Counter
@@ -53,11 +52,10 @@ class Server:
             "--artifacts-destination", str(self.folder / "artifacts"),
             cwd=self.folder, env={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}, cold=cold, new_session=True,
         )  # fmt: skip
-        deadline = time.monotonic() + patient(180)
-        while not self.is_healthy():
-            assert self._process.poll() is None, f"the server has ended:\n{self._process.output()}"
-            assert time.monotonic() < deadline, f"the server did not come up:\n{self._process.output()}"
-            time.sleep(0.1)
+        try:
+            services.wait_until(self.is_healthy, f"{self.uri} answers", 180, self._process)
+        except AssertionError as error:
+            raise AssertionError(f"{error}:\n{self._process.output()}") from None
         return self._process.pid
 
     def is_healthy(self) -> bool:

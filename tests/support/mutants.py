@@ -49,16 +49,8 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("grpox", "plugins/builtin")
 CONTEXTS = ROOT / "build" / "contexts"
 """The folder that `contexts` writes: the lines of each test, and the seconds that it takes."""
-COPIED = (
-    *SOURCES,
-    "plugins/examples",
-    "tests",
-    "pyproject.toml",
-    "README.md",
-    "docs",
-    "examples",
-    "benchmarks",
-)
+COPIED = (*SOURCES, "plugins/examples", "tests", "docs", "examples", "benchmarks")
+COPIED += ("pyproject.toml", "README.md")
 LIGHT = ("unit", "builtin", "contract", "fuzz", "docs")
 """Folders of tests that run in one process."""
 BATCHES = (6, 18)
@@ -504,7 +496,7 @@ def record_contexts(folders: Sequence[str]) -> None:
         "support.mutants",
     ]
     subprocess.run(
-        [*command, "-p", "no:cacheprovider", "--no-loadscope-reorder", *folders],
+        [*command, "-p", "support.mutants", "-p", "no:cacheprovider", "--no-loadscope-reorder", *folders],
         cwd=ROOT,
         env={**os.environ, "COVERAGE_PROCESS_START": str(settings), "PYTHONPATH": paths},
         check=False,  # a test that fails is left out
@@ -726,9 +718,7 @@ def _try(
                 file.write(f"{line}\n")
             took = time.monotonic() - began
             print(
-                f"{state} {mutant.path}:{mutant.line} {mutant.what} {took:.0f} s",
-                file=sys.stderr,
-                flush=True,
+                f"{state} {mutant.path}:{mutant.line} {mutant.what} {took:.0f} s", file=sys.stderr, flush=True
             )
         code = 0
     finally:

@@ -21,15 +21,12 @@ VARIABLE = "GRPOX_TESTS_ORDER"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--save-durations", action="store_true", help="write what each file took to durations.json"
-    )
+    parser.addoption("--save-durations", action="store_true", help="write durations.json")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     if os.environ.get(VARIABLE) == "random":
         os.environ[VARIABLE] = str(random.SystemRandom().randrange(1_000_000))  # the workers are told the same
-    config.pluginmanager.register(Durations(config), "durations-of-files")
 
 
 def pytest_report_header() -> list[str]:
@@ -48,22 +45,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place[_file(item.nodeid)])
 
 
-class Durations:
-    """Adds up what each file takes."""
+_seconds: Counter[str] = Counter()
+"""Time that each file takes."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._save = config.getoption("--save-durations") and not hasattr(config, "workerinput")
-        self._seconds: Counter[str] = Counter()
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[_file(report.nodeid)] += report.duration  # type: ignore[assignment]
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[_file(report.nodeid)] += report.duration  # type: ignore[assignment]
 
-    def pytest_sessionfinish(self) -> None:
-        if self._save:
-            known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-            known |= {file: round(seconds, 1) for file, seconds in self._seconds.items()}
-            there = {file: known[file] for file in sorted(known) if (DURATIONS.parents[2] / file).exists()}
-            DURATIONS.write_text(json.dumps(there, indent=1) + "\n")
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--save-durations") and not hasattr(session.config, "workerinput"):
+        known = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+        known |= {file: round(seconds, 1) for file, seconds in _seconds.items()}
+        there = {file: known[file] for file in sorted(known) if (DURATIONS.parents[2] / file).exists()}
+        DURATIONS.write_text(json.dumps(there, indent=1) + "\n")
 
 
 def _file(nodeid: str) -> str:

@@ -57,13 +57,20 @@ def scoring_server(answer: Callable[[Any, int], Answer]) -> Iterator[ScoringServ
         def log_message(self, *_: Any) -> None:
             pass
 
+    with serving(Handler) as url:
+        server = ScoringServer(url)
+        yield server
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Have a handler answer requests within the block; yields the server's address."""
     port = free_port()
-    server = ScoringServer(f"http://127.0.0.1:{port}")
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as running:
+    with ThreadingHTTPServer(("127.0.0.1", port), handler) as running:
         thread = Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
-            yield server
+            yield f"http://127.0.0.1:{port}"
         finally:
             running.shutdown()
             thread.join()

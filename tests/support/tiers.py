@@ -82,21 +82,15 @@ def folders_for(path: str) -> set[str]:
 
 def folders_for_change() -> list[str]:
     """Return the folders that must run beside those of `make test`; all where changes are not known."""
-    if os.environ.get("GRPOX_TEST_FULL") == "1":
-        return list(REST)
-    changed = changed_paths()
-    if changed is None:
-        return list(REST)
-    wanted = set().union(*map(folders_for, changed))
+    changed = None if os.environ.get("GRPOX_TEST_FULL") == "1" else changed_paths()
+    wanted = set(REST) if changed is None else set().union(*map(folders_for, changed))
     return [folder for folder in REST if folder in wanted]
 
 
 def changed_paths() -> list[str] | None:
     """Return the files that differ from the last full pass; None where that is not known."""
-    if not PASSED.exists():
-        return None
-    commit = PASSED.read_text().strip()
-    if _git("merge-base", "--is-ancestor", commit, "HEAD") is None:
+    commit = PASSED.read_text().strip() if PASSED.exists() else ""
+    if not commit or _git("merge-base", "--is-ancestor", commit, "HEAD") is None:
         return None
     committed = _git("diff", "--name-only", "--no-renames", commit)
     untracked = _git("ls-files", "--others", "--exclude-standard")

@@ -45,14 +45,11 @@ def test_on_a_cpu_the_same_bits_come_out() -> None:
     assert FLASH not in os.environ
 
 
-def test_an_operation_without_a_fixed_order_ends_the_run_by_name() -> None:
+def test_an_operation_without_a_fixed_order_ends_the_run_by_name_and_other_errors_stay() -> None:
     told = r"train\.deterministic .* put_ does not"
     with pytest.raises(RunFailed, match=told), deterministic_algorithms():
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="shape"), deterministic_algorithms():
         torch.zeros(3).view(2, 2)
 
@@ -81,12 +78,9 @@ def test_cublas_gets_a_workspace_unless_it_has_one_or_it_is_too_late(
     assert os.environ.get(WORKSPACE, "") == before
 
 
-@pytest.mark.parametrize(("has_own_numerics", "device"), [(True, CPU), (False, GPU), (False, CPU)])
-def test_generators_that_it_suits(has_own_numerics: bool, device: torch.device) -> None:
-    check_determinism("any", has_own_numerics, device)
-
-
-def test_an_engine_of_its_own_on_a_gpu_is_refused() -> None:
+def test_an_engine_of_its_own_on_a_gpu_is_refused_and_others_are_not() -> None:
+    for has_own_numerics, device in ((True, CPU), (False, GPU), (False, CPU)):
+        check_determinism("any", has_own_numerics, device)
     with pytest.raises(ConfigError, match="vllm-colocate") as refused:
         check_determinism("vllm-colocate", True, GPU)
     assert refused.value.problems[0].key == "train.deterministic"

@@ -8,54 +8,25 @@ import pytest
 
 from grpox.errors import ConfigError, Problem
 from grpox.runtime import launch
-from grpox.runtime.launch import (
-    FIRST_PORT,
-    PORTS,
-    Place,
-    first_host,
-    meeting_of_job,
-    place_of,
-    slurm_place,
-    standard,
-    tasks_of_nodes,
-)
+from grpox.runtime.launch import FIRST_PORT, PORTS, Place, meeting_of_job, place_of, slurm_place, standard
 
 TORCHRUN = {
-    "RANK": "11",
-    "WORLD_SIZE": "16",
-    "LOCAL_RANK": "3",
-    "LOCAL_WORLD_SIZE": "8",
-    "MASTER_ADDR": "gpu001",
-    "MASTER_PORT": "29400",
-    "TORCHELASTIC_RUN_ID": "4711",
-}
+    "RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8",
+    "MASTER_ADDR": "gpu001", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "4711",
+}  # fmt: skip
 DEEPSPEED = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_SIZE": "4",
-    "CROSS_RANK": "1",
-    "CROSS_SIZE": "2",
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": "29500",
-}
+    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4", "CROSS_RANK": "1",
+    "CROSS_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
+}  # fmt: skip
 MPIRUN = {
-    "OMPI_COMM_WORLD_RANK": "2",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-}
+    "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
 SRUN = {
-    "SLURM_JOB_ID": "100",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "9",
-    "SLURM_NTASKS": "16",
-    "SLURM_STEP_NUM_TASKS": "16",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "1",
-    "SLURM_JOB_NODELIST": "gpu[003-004]",
-    "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
-}
+    "SLURM_JOB_ID": "100", "SLURM_STEP_ID": "0", "SLURM_PROCID": "9", "SLURM_NTASKS": "16",
+    "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+    "SLURM_JOB_NODELIST": "gpu[003-004]", "SLURM_STEP_TASKS_PER_NODE": "8(x2)",
+}  # fmt: skip
 ALL = {*TORCHRUN, *DEEPSPEED, *MPIRUN, *SRUN, "SLURM_STEPID", "SLURM_STEP_NODELIST", "SLURM_NODELIST"}
 
 
@@ -110,13 +81,13 @@ def test_each_launcher_says_where_a_rank_is_and_where_all_meet(
     assert (standard(environment) or place_of(environment)) == place
 
 
-def test_the_script_of_a_batch_job_is_no_task() -> None:
-    script = {name: value for name, value in SRUN.items() if "STEP" not in name} | {"SLURM_PROCID": "0"}
-    assert place_of(script) is None
-
-
-def test_a_shell_within_an_allocation_is_one_process() -> None:
-    assert place_of(SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+def test_no_launcher() -> None:
+    """Also not the script of a batch job, and a shell within an allocation."""
+    assert [standard(given) for given in ({}, {"LOCAL_RANK": "0"}, {"WORLD_SIZE": "1"})] == [None] * 3
+    assert slurm_place({"SLURM_NTASKS": "4"}) is None
+    script = {name: value for name, value in SRUN.items() if "STEP" not in name}
+    shell = SRUN | {"SLURM_STEP_NUM_TASKS": "1"}
+    assert [place_of(given | {"SLURM_PROCID": "0"}) for given in (script, shell)] == [None, None]
 
 
 def test_two_steps_of_a_job_and_two_jobs_have_ports_of_their_own() -> None:
@@ -141,14 +112,14 @@ def test_two_steps_of_a_job_and_two_jobs_have_ports_of_their_own() -> None:
     ],
 )
 def test_the_first_of_slurms_machines(nodes: str, first: str) -> None:
-    assert first_host(nodes) == first
+    assert launch.first_host(nodes) == first
 
 
 @pytest.mark.parametrize(
     ("told", "counts"), [("8(x3),4", [8, 8, 8, 4]), ("2", [2]), ("1,2", [1, 2]), ("many", []), ("", [])]
 )
 def test_tasks_on_each_machine(told: str, counts: list[int]) -> None:
-    assert tasks_of_nodes(told) == counts
+    assert launch.tasks_of_nodes(told) == counts
 
 
 @pytest.mark.parametrize(
@@ -171,12 +142,6 @@ def test_an_incomplete_launch_is_refused(environment: dict[str, str], missing: s
     assert environment is not TORCHRUN or "is not set" in problem.what
 
 
-def test_mpirun_over_machines_without_a_place_to_meet() -> None:
-    problem = problem_of(MPIRUN)
-    assert problem.key == "MASTER_ADDR"
-    assert "mpirun -x MASTER_ADDR" in problem.allowed
-
-
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
@@ -195,6 +160,11 @@ def test_numbers_that_cannot_be(name: str, value: str, allowed: str) -> None:
     assert allowed in problem.allowed
 
 
+def test_mpirun_over_machines_without_a_place_to_meet() -> None:
+    problem = problem_of(MPIRUN)
+    assert (problem.key, "mpirun -x MASTER_ADDR" in problem.allowed) == ("MASTER_ADDR", True)
+
+
 def test_ranks_set_once_for_all_tasks_contradict_srun() -> None:
     """Effect of `export RANK=$SLURM_PROCID` in a batch script: every task is rank 0."""
     own = {"RANK": "0", "WORLD_SIZE": "16", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
@@ -205,27 +175,23 @@ def test_ranks_set_once_for_all_tasks_contradict_srun() -> None:
     assert (problem.key, problem.given) == ("WORLD_SIZE", "2")
 
 
-def test_what_srun_started_may_start_ranks_of_its_own() -> None:
-    task = SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
-    place = standard(task | TORCHRUN | {"RANK": "0"})  # torchrun deals ranks as its agents arrive
+TASK = SRUN | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "ranks"),
+    [
+        (TASK | TORCHRUN | {"RANK": "0"}, 0, 16),  # torchrun deals ranks as its agents arrive
+        (TASK | {n: v for n, v in TORCHRUN.items() if n != "TORCHELASTIC_RUN_ID"}, 11, 16),
+        (SRUN | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 0, 1),  # a run for each task
+    ],
+)
+def test_what_srun_started_may_start_ranks_of_its_own(
+    environment: dict[str, str], rank: int, ranks: int
+) -> None:
+    place = standard(environment)
     assert place is not None
-    assert (place.rank, place.world_size) == (0, 16)
-    place = standard(task | {n: v for n, v in TORCHRUN.items() if n != "TORCHELASTIC_RUN_ID"})
-    assert place is not None
-    assert place.rank == 11
-
-
-def test_a_run_for_each_task_is_asked_for_by_a_world_of_one() -> None:
-    place = standard(SRUN | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
-    assert place is not None
-    assert place.world_size == 1
-
-
-def test_no_launcher() -> None:
-    assert standard({}) is None
-    assert standard({"LOCAL_RANK": "0"}) is None
-    assert standard({"WORLD_SIZE": "1"}) is None
-    assert slurm_place({"SLURM_NTASKS": "4"}) is None
+    assert (place.rank, place.world_size) == (rank, ranks)
 
 
 def test_sruns_place_is_set_in_torchruns_variables(launched: pytest.MonkeyPatch) -> None:
@@ -252,7 +218,7 @@ def test_the_engines_own_variable_is_no_launcher(launched: pytest.MonkeyPatch) -
     assert launch.resolve_launch().local_rank == 1
 
 
-def test_ranks_that_meet_on_loopback_are_on_one_machine(launched: pytest.MonkeyPatch) -> None:
+def test_ranks_on_one_machine_and_a_rank_that_is_none_in_messages(launched: pytest.MonkeyPatch) -> None:
     launched.setenv("WORLD_SIZE", "2")
     assert not launch.on_one_machine()
     launched.setenv("MASTER_ADDR", "127.0.0.1")
@@ -261,10 +227,6 @@ def test_ranks_that_meet_on_loopback_are_on_one_machine(launched: pytest.MonkeyP
     assert not launch.on_one_machine()
     launched.setenv("LOCAL_WORLD_SIZE", "2")
     assert launch.on_one_machine()
-
-
-def test_a_rank_that_is_none_is_rank_0_in_messages(launched: pytest.MonkeyPatch) -> None:
-    launched.setenv("RANK", "first")
-    assert launch.rank_or_zero() == 0
-    launched.setenv("RANK", "3")
-    assert launch.rank_or_zero() == 3
+    for rank, in_messages in (("first", 0), ("3", 3)):
+        launched.setenv("RANK", rank)
+        assert launch.rank_or_zero() == in_messages

@@ -61,13 +61,20 @@ def test_a_traceback_has_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     assert "ValueError: https://me:***@host" in caplog.text
 
 
-def test_elsewhere_than_on_a_terminal_lines_have_time_level_rank_and_logger(shown: Callable[[], str]) -> None:
+def test_elsewhere_than_on_a_terminal_lines_have_time_level_rank_and_logger_until_hidden(
+    shown: Callable[[], str],
+) -> None:
     show_logs()
     LOGGER.debug("not shown")
     LOGGER.info("one [line]\n    and another")
     date, time, rest = shown().split(" ", 2)
     assert (len(date), len(time)) == (10, 8)
     assert rest == "INFO rank 0 grpox.test: one [line]\n    and another\n"
+    hide_logs()
+    assert logging.getLogger("grpox").handlers == []
+    assert logging.getLogger("grpox").propagate
+    LOGGER.warning("to the program's handlers alone")
+    assert shown() == ""
 
 
 def test_on_a_terminal_the_text_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +137,3 @@ def test_a_warning_of_one_key_is_logged_once(caplog: pytest.LogCaptureFixture) -
     warn("a", "second")
     warn.all({"a": "third", "b": "other"})
     assert caplog.messages == ["first", "other"]
-
-
-def test_what_was_shown_is_no_longer_after_a_command(shown: Callable[[], str]) -> None:
-    show_logs()
-    hide_logs()
-    assert logging.getLogger("grpox").handlers == []
-    assert logging.getLogger("grpox").propagate
-    LOGGER.warning("to the program's handlers alone")
-    assert shown() == ""

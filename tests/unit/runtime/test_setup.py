@@ -96,10 +96,9 @@ def test_the_number_of_threads_within_the_block(
     variables: dict[str, str | None], inside: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
+        monkeypatch.setenv(name, value or "")
         if value is None:
             monkeypatch.delenv(name)
-        else:
-            monkeypatch.setenv(name, value)
     with one_processor_each():
         assert torch.get_num_threads() == inside
     assert torch.get_num_threads() == 2

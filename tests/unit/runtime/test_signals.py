@@ -1,5 +1,7 @@
 """A signal that Python swallows still ends the run."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 
@@ -29,26 +31,7 @@ sys.exit(run_command(command, []))
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(15, 143), (2, 130)])
-def test_a_signal_swallowed_by_a_destructor_is_raised_at_the_next_safe_point(number, code):
-    command = [sys.executable, "-c", PROGRAM.format(number=number)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
-    assert done.stdout == "swallowed\n"
-    assert "Exception ignored" in done.stderr
-    assert done.returncode == code
-
-
-def test_a_signal_that_was_ignored_from_the_start_stays_so():
-    program = "import signal; signal.signal(2, signal.SIG_IGN)\n" + PROGRAM.format(number=2)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=patient(60), check=False
-    )
-    assert done.stdout == "swallowed\nnot reached\n"
-    assert done.returncode == 0
-
-
-def test_a_signal_that_a_launcher_passes_on_twice_is_one_signal():
-    program = """
+TWICE = """
 import os, signal, time
 from grpox.runtime import signals
 signals.install_handlers()
@@ -63,6 +46,25 @@ try:
 except signals.Terminated:
     print("ends")
 """
+
+
+def outcome(program: str) -> tuple[int, str, str]:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
-    assert done.stdout == "goes on\nends\n"
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(15, 143), (2, 130)])
+def test_a_signal_swallowed_by_a_destructor_is_raised_at_the_next_safe_point(number: int, code: int) -> None:
+    returned, output, errors = outcome(PROGRAM.format(number=number))
+    assert (returned, output) == (code, "swallowed\n")
+    assert "Exception ignored" in errors
+
+
+def test_a_signal_that_was_ignored_from_the_start_stays_so() -> None:
+    ignoring = "import signal; signal.signal(2, signal.SIG_IGN)\n"
+    assert outcome(ignoring + PROGRAM.format(number=2))[:2] == (0, "swallowed\nnot reached\n")
+
+
+def test_a_signal_that_a_launcher_passes_on_twice_is_one_signal() -> None:
+    assert outcome(TWICE)[:2] == (0, "goes on\nends\n")

@@ -128,13 +128,15 @@ def test_a_child_that_does_not_read_is_late(child: Any) -> None:
         deaf.send(bytes(10_000_000))
 
 
-def test_it_has_no_other_environment_than_it_is_given(child: Any) -> None:
+def test_it_has_no_other_environment_than_it_is_given_and_nothing_to_read(child: Any) -> None:
     bare = child(
         "import json, os, socket, sys\nsocket.socket(fileno=0).sendall("
         "(lambda text: len(text).to_bytes(4, 'big') + text)(json.dumps(sorted(os.environ)).encode()))",
         environment={"ONE": "1"},
     )
     assert bare.receive(soon()) in (b'["LC_CTYPE", "ONE"]', b'["ONE"]')
+    reads = child(BEGIN + "import sys; parent.send_bytes(repr(sys.stdin.read()).encode())")
+    assert reads.receive(soon()) == b"''"
 
 
 def test_one_that_was_stopped_is_started_again_until_it_is_closed() -> None:
@@ -156,8 +158,3 @@ def test_a_child_without_an_owner_is_killed() -> None:
     held = restarted.get()
     del restarted
     assert held.has_ended()
-
-
-def test_standard_input_of_a_child_is_nothing(child: Any) -> None:
-    reads = child(BEGIN + "import sys; parent.send_bytes(repr(sys.stdin.read()).encode())")
-    assert reads.receive(soon()) == b"''"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +17,7 @@ from grpox.errors import ConfigError, RankLost, RunFailed
 from grpox.runtime import world
 from grpox.runtime.launch import Place
 from grpox.runtime.phases import PhaseTimes
-from grpox.runtime.world import (
-    World,
-    _device,
-    meeting_store,
-    name_interface,
-    not_met,
-    run_and_gather,
-    translate_lost_ranks,
-)
+from grpox.runtime.world import World, meeting_store, name_interface
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP", "TORCHELASTIC_USE_AGENT_STORE")
 
@@ -129,86 +122,60 @@ def test_ranks_that_do_not_come_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
     port = free_port()
     with pytest.raises(RunFailed, match=f"rank 0 of 2 could not connect to the others at 127.0.0.1:{port}"):
         meeting_store(place("127.0.0.1", port), timedelta(seconds=1))
-
-
-def test_a_failure_to_meet_names_the_machine() -> None:
-    told = str(not_met(place("gpu1", 7, rank=1), RuntimeError("connection\n  refused")))
+    told = str(world.not_met(place("gpu1", 7, rank=1), RuntimeError("connection\n  refused")))
     assert told.startswith("rank 1 of 2 could not connect to the others at gpu1:7")
     assert socket.gethostname() in told
     assert told.endswith("connection refused")
 
 
-def started_by(launcher: str, local_rank: int) -> Place:
-    return Place(launcher, local_rank, 8, local_rank, 8, "gpu1", 1)
-
-
-@pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A machine with GPUs, of which a test says how many."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    return monkeypatch
-
-
 @pytest.mark.parametrize(
     ("launcher", "count", "device"),
-    [("torchrun or deepspeed", 8, "cuda:3"), ("srun", 1, "cuda:0"), ("srun", 0, "cpu")],
+    [
+        ("torchrun or deepspeed", 8, "cuda:3"),
+        ("srun", 1, "cuda:0"),  # the only one that srun shows
+        ("srun", 0, "cpu"),
+        ("torchrun or deepspeed", 1, None),
+        ("srun", 2, None),
+    ],
 )
-def test_a_rank_has_the_gpu_of_its_number_or_the_only_one_that_srun_shows(
-    gpus: pytest.MonkeyPatch, launcher: str, count: int, device: str
+def test_a_rank_has_the_gpu_of_its_number_and_more_processes_than_gpus_are_refused(
+    monkeypatch: pytest.MonkeyPatch, launcher: str, count: int, device: str | None
 ) -> None:
-    gpus.setattr(torch.cuda, "is_available", lambda: count > 0)
-    gpus.setattr(torch.cuda, "device_count", lambda: count)
-    assert _device(started_by(launcher, 3)) == torch.device(device)
-
-
-@pytest.mark.parametrize(("launcher", "count"), [("torchrun or deepspeed", 1), ("srun", 2)])
-def test_more_processes_than_gpus_are_refused(gpus: pytest.MonkeyPatch, launcher: str, count: int) -> None:
-    gpus.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    rank = Place(launcher, 3, 8, 3, 8, "gpu1", 1)
+    if device is not None:
+        assert world._device(rank) == torch.device(device)
+        return
     with pytest.raises(ConfigError) as refused:
-        _device(started_by(launcher, 3))
+        world._device(rank)
     [problem] = refused.value.problems
     assert (problem.key, problem.given) == ("LOCAL_RANK", "3")
     assert problem.allowed == f"a number below {count}: one process for each GPU"
 
 
-class SentParts(World):
-    """A rank of two that gathers its own parts alone, and lists what it sends."""
+@pytest.mark.parametrize(("phase", "named"), [("update", " in phase 'update'"), (None, "")])
+def test_the_phase_is_named_where_there_is_one(phase: str | None, named: str) -> None:
+    sent: list[Any] = []
 
-    def gather(self, parts: Any) -> Any:
-        sent.extend(parts)
-        return list(parts)
+    class SentParts(World):
+        """A rank of two that gathers its own parts alone, and lists what it sends."""
 
-
-sent: list[Any] = []
-
-
-def fail() -> None:
-    raise RunFailed("loss 'Mine' raised KeyError: 'cap'")
-
-
-@pytest.mark.parametrize(
-    ("phase", "message"),
-    [
-        ("update", "rank 1 failed in phase 'update': loss 'Mine' raised KeyError: 'cap'"),
-        (None, "rank 1 failed: loss 'Mine' raised KeyError: 'cap'"),
-    ],
-)
-def test_the_phase_is_named_where_there_is_one(phase: str | None, message: str) -> None:
-    sent.clear()
-    times = PhaseTimes()
+        def gather(self, parts: Any) -> Any:
+            sent.extend(parts)
+            return list(parts)
 
     def work() -> None:
-        if phase is None:
-            fail()
-        with times.phase(phase or ""):
-            fail()
+        with times.phase(phase) if phase else nullcontext():
+            raise RunFailed("loss 'Mine' raised KeyError: 'cap'")
 
+    times = PhaseTimes()
     with pytest.raises(RunFailed, match="KeyError"):
-        run_and_gather(SentParts(1, 2, torch.device("cpu")), times, work)
-    assert sent == [(message, [])]
+        world.run_and_gather(SentParts(1, 2, torch.device("cpu")), times, work)
+    assert sent == [(f"rank 1 failed{named}: loss 'Mine' raised KeyError: 'cap'", [])]
 
 
 def test_a_rank_that_is_lost_between_phases_is_told_so() -> None:
-    world = World(rank=0, size=2, device=torch.device("cpu"))
-    with pytest.raises(RankLost, match="in phase 'between phases'"), translate_lost_ranks(world, PhaseTimes()):
+    rank, phase = World(rank=0, size=2, device=torch.device("cpu")), "in phase 'between phases'"
+    with pytest.raises(RankLost, match=phase), world.translate_lost_ranks(rank, PhaseTimes()):
         raise RuntimeError("Connection closed by peer [127.0.0.1]:5")

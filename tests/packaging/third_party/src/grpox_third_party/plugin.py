@@ -3,20 +3,33 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from grpox import ComponentSpec, hookimpl
 
 COMPONENTS = "grpox_third_party.components"
-CONFIGS = "grpox_third_party.configs"
+
+
+class SumsConfig(BaseModel):
+    rows: int = 81
+
+
+class MomentumConfig(BaseModel):
+    momentum: float = 0.9
+
+
+class DiaryConfig(BaseModel):
+    file: str
 
 
 @hookimpl
 def grpox_datasets() -> Iterable[ComponentSpec]:
-    return [ComponentSpec("sums", f"{COMPONENTS}:Sums", f"{CONFIGS}:SumsConfig", "Sums of two digits", api=1)]
+    return [ComponentSpec("sums", f"{COMPONENTS}:Sums", f"{__name__}:SumsConfig", "Sums of two digits", api=1)]
 
 
 @hookimpl
 def grpox_optimizers() -> Iterable[ComponentSpec]:
-    return [ComponentSpec("momentum", f"{COMPONENTS}:Momentum", f"{CONFIGS}:MomentumConfig", api=1)]
+    return [ComponentSpec("momentum", f"{COMPONENTS}:Momentum", f"{__name__}:MomentumConfig", api=1)]
 
 
 @hookimpl
@@ -31,7 +44,7 @@ def grpox_rewards() -> Iterable[ComponentSpec]:
 
 @hookimpl
 def grpox_observers() -> Iterable[ComponentSpec]:
-    return [ComponentSpec("diary", f"{COMPONENTS}:Diary", f"{CONFIGS}:DiaryConfig", api=1)]
+    return [ComponentSpec("diary", f"{COMPONENTS}:Diary", f"{__name__}:DiaryConfig", api=1)]
 
 
 @hookimpl
