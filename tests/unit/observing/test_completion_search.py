@@ -123,7 +123,7 @@ def test_a_search_follows_a_run_that_goes_on_and_back(folder: Path, search: Comp
     assert found(search) == []
 
 
-def test_early_answers(folder: Path, search: CompletionSearch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_half_a_run(folder: Path, search: CompletionSearch, monkeypatch: pytest.MonkeyPatch) -> None:
     read, goes_on = module._read_hits, threading.Event()
 
     def read_slowly(path: Path, text: str) -> Any:
@@ -171,7 +171,7 @@ def test_the_oldest_search_ends(search: CompletionSearch, monkeypatch: pytest.Mo
     assert read.count("d") == 2
 
 
-def test_a_file_may_go(folder: Path, search: CompletionSearch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_may_disappear(folder: Path, search: CompletionSearch, monkeypatch: pytest.MonkeyPatch) -> None:
     read = rows.read_parquet
 
     def go(path: Path, *arguments: Any, **others: Any) -> Any:

@@ -242,7 +242,7 @@ def test_a_resume_undoes_later_steps(run: RunContext, record: LocalRecord, logge
     assert not (run.output_dir / "tokens").exists()
 
 
-def test_a_record_is_synced(run: RunContext, record: LocalRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_is_on_the_disk(run: RunContext, record: LocalRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2, 3):
         record.grpox_rollouts_scored(step, [row_of(0, math=1.0)])
         write_atomically(token_file(run.output_dir, step), "tokens")
