@@ -55,7 +55,7 @@ def test_the_server_has_it_all(mlflow_server: Server, trained: Run, folder: Path
         assert {span.name for span in trace.data.spans} == {"rollout", "generate", "rewards/exact"}
 
 
-def test_the_model_is_registered(mlflow_server: Server, trained: Run, folder: Path) -> None:
+def test_the_model_is_registered(mlflow_server: Server, trained: Run, folder: Path, tmp_path: Path) -> None:
     import mlflow
 
     client = mlflow_server.client
@@ -65,7 +65,8 @@ def test_the_model_is_registered(mlflow_server: Server, trained: Run, folder: Pa
     assert sorted(Path(v.tags["grpox.folder"]).name for v in versions) == ["model", f"step-{STEPS:08d}"]
     model = kinds["model"]
     assert client.get_model_version_by_alias("adder", "best").version == model.version
-    fetched = Path(mlflow.artifacts.download_artifacts(model.source, tracking_uri=mlflow_server.uri))
+    place = {"dst_path": str(tmp_path), "tracking_uri": mlflow_server.uri}
+    fetched = Path(mlflow.artifacts.download_artifacts(model.source, **place))
     own = folder / "runs" / "shown" / "model"
     assert (fetched / "model" / "model.safetensors").read_bytes() == (own / "model.safetensors").read_bytes()
     card = (fetched / "README.md").read_text()
