@@ -76,7 +76,7 @@ def test_a_run_file_of_the_docs_loads(
 
 PARSED_ONLY = {
     "serve": "starts a server of vLLM's; tests/services/vllm/test_vllm_server.py does",
-    "--install-completion": "writes into a shell's settings; tests/unit/cli/test_completion.py has its script",
+    "--install-completion": "writes into a shell's settings; tests/unit/cli/test_commands.py has its answers",
 }
 """Commands that are not run, by their first words, and why."""
 AFTER_A_RUN = "tests/runs/test_docs_after_a_run.py"

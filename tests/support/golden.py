@@ -13,6 +13,7 @@ from difflib import unified_diff
 from pathlib import Path
 
 import pytest
+from rich.console import Console, RenderableType
 
 TESTS = Path(__file__).parents[1]
 FOLDER = TESTS / "golden"
@@ -47,6 +48,14 @@ class Golden:
         if text != expected:
             lines = unified_diff(expected.splitlines(), text.splitlines(), "as it was", "as it is", lineterm="")
             pytest.fail("\n".join([f"the text differs from {path}; {cure}", *lines]), pytrace=False)
+
+
+def printed(renderable: RenderableType, console: Console | None = None) -> str:
+    """Return what the console prints; default: one of 200 columns."""
+    console = console or Console(width=200)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
 
 
 def sanitised(name: str) -> str:

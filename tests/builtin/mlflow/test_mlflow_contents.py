@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from support.contexts import context_of, scored
 from support.mlflow_store import TrackedRun
 
 from grpox.checkpoint.resume import fingerprints
-from grpox.config import RunConfig
 from grpox.contracts import Episode, Rollout, RunContext, ScoredRollout, ToolCall, ToolResult, Turn
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.contents import completions_table, dataset_inputs, datasets_of, table_text
@@ -23,31 +23,22 @@ from grpox_mlflow.sync import sync
 from grpox_mlflow.traces import TEXT_LENGTH, TracedRollouts, recorded_traces, trace_id
 
 
-def scored(row: int, reward: float = 0.5, completion: str = "2") -> ScoredRollout:
-    rollout = Rollout(row // 4, row % 4, (1, 5, 6), (2, 3), "stop", 7)
-    rewards = {"math": reward, "short": None}
-    extra, columns = {"parsed": "two"}, {"answer": 1 + row}
-    return ScoredRollout(rollout, f"1+{row}=", completion, rewards, reward, 0.25, extra, columns)
+def row_of(place: int, reward: float = 0.5, completion: str = "2") -> ScoredRollout:
+    fields: Any = {"rewards": {"math": reward, "short": None}, "extra": {"parsed": "two"}}
+    fields["rollout"] = Rollout(place // 4, place % 4, (1, 5, 6), (2, 3), "stop", 7)
+    return scored(reward, completion, f"1+{place}=", columns={"answer": 1 + place}, **fields)
 
 
-BATCH = [scored(row, reward=row / 10) for row in range(8)]
+BATCH = [row_of(place, reward=place / 10) for place in range(8)]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunContext:
     (tmp_path / "train.jsonl").write_text('{"prompt": "1+1=", "answer": 2}\n{"prompt": "2+2=", "answer": 4}\n')
     (tmp_path / "heldout.jsonl").write_text('{"prompt": "3+3=", "answer": 6}\n')
-    config = RunConfig.model_validate(
-        {
-            "model": {"path": "m"},
-            "data": {"path": str(tmp_path / "train.jsonl")},
-            "evaluation": {"path": str(tmp_path / "heldout.jsonl")},
-            "rewards": ["math"],
-            "loss": "grpo",
-        }
-    )
-    context = RunContext(config, tmp_path / "run", 10, 1, {"grpox": "0.1.0"}, None, "run.yaml")
-    return replace(context, fingerprints=fingerprints(config))
+    data, heldout = ({"path": str(tmp_path / name)} for name in ("train.jsonl", "heldout.jsonl"))
+    context = context_of(tmp_path / "run", data=data, evaluation=heldout)
+    return replace(context, fingerprints=fingerprints(context.config))
 
 
 def follow(run: RunContext, store: str, **config: Any) -> TrackedRun:
@@ -77,8 +68,17 @@ def test_a_run_has_its_data_a_table_and_traces(run: RunContext, store: str) -> N
     followed.finish()
     stored = followed.stored
 
-    _the_data_are_inputs(run, stored)
-    _machines_are_metrics(followed)
+    inputs = {entry.tags[0].value: entry.dataset for entry in stored.inputs.dataset_inputs}
+    assert inputs.keys() == {"train", "eval"}
+    train = inputs["train"]
+    assert (train.name, train.digest) == ("train.jsonl", run.fingerprints["data.path"][:32])
+    assert json.loads(train.source) == {"uri": (run.output_dir.parent / "train.jsonl").as_uri()}
+    assert [column["name"] for column in json.loads(train.schema)["mlflow_colspec"]] == ["prompt", "answer"]
+    assert json.loads(train.profile) == {"num_rows": 2}
+    assert inputs["eval"].digest == run.fingerprints["evaluation.path"][:32]
+    name = "system/cpu_utilization_percentage"
+    [value] = followed.client.get_metric_history(stored.info.run_id, name)
+    assert (value.value, value.step, value.timestamp) == (12.5, 0, 5500)
     _the_table_is_one(followed)
     _traces_have_spans_and_feedback(followed)
     before = [trace.info.trace_id for trace in traces(followed)]
@@ -87,32 +87,10 @@ def test_a_run_has_its_data_a_table_and_traces(run: RunContext, store: str) -> N
     assert [trace.info.trace_id for trace in traces(followed)] == before
 
 
-def _the_data_are_inputs(run: RunContext, stored: Any) -> None:
-    inputs = {entry.tags[0].value: entry.dataset for entry in stored.inputs.dataset_inputs}
-    assert inputs.keys() == {"train", "eval"}
-    train = inputs["train"]
-    assert train.name == "train.jsonl"
-    assert train.digest == run.fingerprints["data.path"][:32]
-    assert json.loads(train.source) == {"uri": (run.output_dir.parent / "train.jsonl").as_uri()}
-    assert [column["name"] for column in json.loads(train.schema)["mlflow_colspec"]] == ["prompt", "answer"]
-    assert json.loads(train.profile) == {"num_rows": 2}
-    assert inputs["eval"].digest == run.fingerprints["evaluation.path"][:32]
-
-
-def _machines_are_metrics(followed: TrackedRun) -> None:
-    [value] = followed.client.get_metric_history(
-        followed.stored.info.run_id, "system/cpu_utilization_percentage"
-    )
-    assert (value.value, value.step, value.timestamp) == (12.5, 0, 5500)
-
-
 def _the_table_is_one(followed: TrackedRun) -> None:
-    run_id = followed.stored.info.run_id
-    assert json.loads(followed.stored.data.tags["mlflow.loggedArtifacts"]) == [
-        {"path": "eval_table.json", "type": "table"}
-    ]
-    fetched = followed.client.download_artifacts(run_id, "eval_table.json", str(followed.run.output_dir.parent))
-    table = json.loads(Path(fetched).read_text())
+    logged = json.loads(followed.stored.data.tags["mlflow.loggedArtifacts"])
+    assert logged == [{"path": "eval_table.json", "type": "table"}]
+    table = json.loads(followed.artifact("eval_table.json").read_text())
     first = dict(zip(table["columns"], table["data"][0], strict=True))
     assert len(table["data"]) == 16
     assert (first["batch"], first["prompt"], first["completion"]) == ("step 1", "1+7=", "2")
@@ -178,7 +156,7 @@ def test_the_draw_is_the_same_each_time_and_another_in_each_step(tmp_path: Path)
 
 def test_two_batches_of_one_step_have_traces_of_their_own_as_json_takes_them(tmp_path: Path) -> None:
     traced = TracedRollouts(tmp_path, 8, seed=0)
-    odd = scored(0, reward=math.nan, completion="x" * (TEXT_LENGTH + 5))
+    odd = row_of(0, reward=math.nan, completion="x" * (TEXT_LENGTH + 5))
     traced.draw(1, BATCH)
     traced.draw(1, [odd, *BATCH[1:]])
     traced.write({"time/reward": 2.0})
@@ -204,10 +182,9 @@ def test_a_line_that_was_cut_off_is_left_and_one_of_rubbish_passed_over(tmp_path
     assert [each["step"] for each in found] == [3]
 
 
-def test_data_without_a_file_are_told_by_what_the_run_file_says(run: RunContext) -> None:
+def test_data_without_a_file_are_described_by_the_run_file(run: RunContext) -> None:
     def of(**data: Any) -> dict[str, str]:
-        config = run.config.model_copy(update={"data": type(run.config.data).model_validate(data)})
-        return datasets_of(replace(run, config=config, fingerprints={}))[0]
+        return datasets_of(context_of(run.output_dir, data=data))[0]
 
     hub = of(path="org/set", subset="main")
     assert (hub["name"], hub["source_type"]) == ("org/set", "hugging_face")
@@ -216,9 +193,6 @@ def test_data_without_a_file_are_told_by_what_the_run_file_says(run: RunContext)
     plugin = of(source={"name": "mine", "api_key": "hush"})
     assert (plugin["name"], plugin["source_type"]) == ("mine", "component")
     assert "hush" not in str(plugin)
-
-
-def test_data_that_are_also_evaluated_on_have_both_contexts(run: RunContext) -> None:
     same = run.config.model_copy(deep=True)
     assert same.evaluation is not None
     same.evaluation.path = str(same.data.path)
@@ -247,15 +221,15 @@ def test_requests_are_cut_by_number_and_by_size() -> None:
     assert list(in_requests([], 100)) == []
 
 
-@pytest.mark.parametrize("name", ["", " ", "a/b", "a:b", "50%", "it's", "a  b", "x" * 300, "..", " a"])
-def test_a_name_that_no_registered_model_can_have_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError):
-        MlflowConfig(register_as=name)
+def test_a_name_that_no_registered_model_can_have_is_refused() -> None:
+    for name in ("", " ", "a/b", "a:b", "50%", "it's", "a  b", "x" * 300, "..", " a"):
+        with pytest.raises(ValidationError):
+            MlflowConfig(register_as=name)
     for usual in ("adder", "qwen2.5-math_v1", "My model"):
         assert MlflowConfig(register_as=usual).register_as == usual
 
 
-def episode(row: int) -> ScoredRollout:
+def episode() -> ScoredRollout:
     """Two turns, of which the first calls two tools; the second of these fails."""
     messages = (
         {"role": "user", "content": "begin"},
@@ -268,24 +242,17 @@ def episode(row: int) -> ScoredRollout:
         ToolResult(ToolCall("add", '{"a": 1}'), "3", "", 0.5, 0),
         ToolResult(ToolCall("look", "{"), "bad arguments", "arguments", 0.0, 0),
     )
-    conversation = Episode(
-        "calculator",
-        messages,
-        results,
-        rewards={"": 1.0},
-        info={"success": True},
-        times=((0.0, 1.0), (1.5, 2.0)),
-    )
+    times: Any = {"info": {"success": True}, "times": ((0.0, 1.0), (1.5, 2.0))}
+    conversation = Episode("calculator", messages, results, rewards={"": 1.0}, **times)
     turns = (Turn(0, 1, "stop", 7, 0.5), Turn(2, 3, "stop", 7))
-    rollout = Rollout(
-        row, 0, (1, 5, 6), (2, 3, 4), "done", 7, None, (True, False, True), turns, {}, conversation
-    )
-    return ScoredRollout(rollout, "1+2=", "ask3it is 3", {"environment": 1.0}, 1.0, 0.25)
+    mask = (True, False, True)
+    rollout = Rollout(0, 0, (1, 5, 6), (2, 3, 4), "done", 7, None, mask, turns, {}, conversation)
+    return scored(1.0, "ask3it is 3", "1+2=", rollout=rollout, rewards={"environment": 1.0})
 
 
 def test_the_trace_of_an_episode_has_a_span_for_each_turn_and_each_call(run: RunContext, store: str) -> None:
     followed = follow(run, store, traces=1)
-    take_step(followed, 1, [episode(0)])
+    take_step(followed, 1, [episode()])
     followed.finish()
     (trace,) = traces(followed)
     spans = {span.name: span for span in trace.data.spans}

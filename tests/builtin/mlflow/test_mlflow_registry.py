@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.contexts import context_of
 from support.mlflow_store import TrackedRun
 from support.services import wait_until
 
-from grpox.config import RunConfig
-from grpox.contracts import RunContext
 from grpox_mlflow.configs import MlflowConfig
 from grpox_mlflow.sync import sync
 
@@ -24,12 +24,9 @@ class Registered(TrackedRun):
     """A run whose checkpoints and model are registered as `name`."""
 
     def __init__(self, folder: Path, store: str, name: str, **config: Any) -> None:
-        settings = {
-            "model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"], "loss": "grpo",
-            "evaluation": {"path": "h.jsonl", "accuracy": "exact"}, **config.pop("run", {}),
-        }  # fmt: skip
-        run = RunContext(RunConfig.model_validate(settings), folder, 4, 1, VERSIONS, None, "run.yaml")
-        super().__init__(run, store, register_as=name, **config)
+        evaluation = {"path": "h.jsonl", "accuracy": "exact"}
+        run = context_of(folder, 4, evaluation=evaluation, **config.pop("run", {}))
+        super().__init__(replace(run, versions=VERSIONS), store, register_as=name, **config)
         self.name = name
 
     def checkpoint(self, step: int, accuracy: float) -> Path:
@@ -56,13 +53,13 @@ class Registered(TrackedRun):
         }
 
     @property
-    def aliases(self) -> dict[str, Any]:
-        found = self.client.search_registered_models(f"name = '{self.name}'")
-        return dict(found[0].aliases) if found else {}
-
-    @property
     def best(self) -> Any:
         return self.client.get_model_version_by_alias(self.name, "best")
+
+    @property
+    def has_best(self) -> bool:
+        found = self.client.search_registered_models(f"name = '{self.name}'")
+        return bool(found) and "best" in found[0].aliases
 
     def files(self, version: Any) -> Path:
         import mlflow
@@ -70,9 +67,7 @@ class Registered(TrackedRun):
         return Path(mlflow.artifacts.download_artifacts(version.source, tracking_uri=self.store))
 
 
-def test_the_model_is_uploaded_with_all_that_loads_it_and_its_metrics(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_is_uploaded_and_loads(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     registered = Registered(tmp_path / "run", store, "adder-1").start()
     registered.checkpoint(2, accuracy=0.25)
     registered.checkpoint(4, accuracy=0.75)
@@ -84,19 +79,23 @@ def test_the_model_is_uploaded_with_all_that_loads_it_and_its_metrics(
     assert model.tags["grpox.uploaded"] == "true"
     assert (model.tags["grpox.metric"], model.tags["grpox.value"]) == ("evaluation/accuracy", "0.75")
     logged = registered.client.get_logged_model(model.tags["grpox.model_id"])
-    assert {metric.key: metric.value for metric in logged.metrics} == {
-        "reward": 0.375, "evaluation/accuracy": 0.75,
-    }  # fmt: skip
+    values = {metric.key: metric.value for metric in logged.metrics}
+    assert values == {"reward": 0.375, "evaluation/accuracy": 0.75}
     run = registered.client.get_run(model.run_id)
     outputs = {output.model_id: output.step for output in run.outputs.model_outputs}
     assert (len(outputs), outputs[model.tags["grpox.model_id"]]) == (3, 4)
     _its_files_load(registered, model)
-    _a_checkpoint_is_pointed_to(registered, versions["2 step-00000002"])
+    checkpoint = versions["2 step-00000002"]
+    assert (checkpoint.tags["grpox.uploaded"], "grpox export" in checkpoint.description) == ("false", True)
+    folder = registered.files(checkpoint)
+    assert not (folder / "model").exists()
+    export = f"grpox export {checkpoint.tags['grpox.folder']} OUT_DIR"
+    flavors = yaml.safe_load((folder / "MLmodel").read_text())["flavors"]
+    assert {name: flavor["export"] for name, flavor in flavors.items()} == {"grpox": export}
     monkeypatch.chdir(tmp_path)
     assert sync(Path("run")).status == "FINISHED"
-    assert {key: v.version for key, v in registered.versions.items()} == {
-        key: v.version for key, v in versions.items()
-    }
+    numbers = [[version.version for version in each.values()] for each in (registered.versions, versions)]
+    assert numbers[0] == numbers[1]
 
 
 def _its_files_load(registered: Registered, version: Any) -> None:
@@ -123,16 +122,6 @@ def _its_files_load(registered: Registered, version: Any) -> None:
     assert pointed["model"].num_parameters() == parts["model"].num_parameters()
 
 
-def _a_checkpoint_is_pointed_to(registered: Registered, version: Any) -> None:
-    assert version.tags["grpox.uploaded"] == "false"
-    folder = registered.files(version)
-    assert not (folder / "model").exists()
-    told = yaml.safe_load((folder / "MLmodel").read_text())
-    assert told["flavors"].keys() == {"grpox"}
-    assert told["flavors"]["grpox"]["export"] == f"grpox export {version.tags['grpox.folder']} OUT_DIR"
-    assert "grpox export" in version.description
-
-
 def test_a_large_model_stays_where_it_is_and_its_version_points_there(tmp_path: Path, store: str) -> None:
     registered = Registered(tmp_path / "run", store, "adder-2", upload_gib=0.0001).start()
     registered.checkpoint(4, accuracy=0.5)
@@ -150,7 +139,7 @@ def test_a_large_model_stays_where_it_is_and_its_version_points_there(tmp_path: 
 def test_a_checkpoint_that_is_removed_takes_its_version_along(tmp_path: Path, store: str) -> None:
     registered = Registered(tmp_path / "run", store, "adder-3").start()
     first = registered.checkpoint(2, accuracy=0.9)
-    wait_until(lambda: "best" in registered.aliases, "there is a best version", 60)
+    wait_until(lambda: registered.has_best, "there is a best version", 60)
     assert list(registered.versions) == ["2 step-00000002"]
     registered.checkpoint(3, accuracy=0.5)
     shutil.rmtree(first)
@@ -173,7 +162,7 @@ def test_best_goes_to_another_run_only_for_a_better_value(tmp_path: Path, store:
     assert other.best.tags["grpox.metric"] == "grad_norm"
 
 
-def test_a_run_that_resumes_registers_nothing_twice(tmp_path: Path, store: str) -> None:
+def test_a_resumed_run_registers_nothing_twice_and_no_run_unasked(tmp_path: Path, store: str) -> None:
     registered = Registered(tmp_path / "run", store, "adder-5").start()
     registered.checkpoint(2, accuracy=0.25)
     registered.fail(ValueError("odd"))
@@ -184,11 +173,8 @@ def test_a_run_that_resumes_registers_nothing_twice(tmp_path: Path, store: str) 
     registered.finish()
     assert list(registered.versions) == ["2 step-00000002", "4 step-00000004", "4 model"]
     assert [int(v.version) for v in registered.versions.values()] == [1, 2, 3]
-
-
-def test_a_run_that_registers_nothing_leaves_the_registry_alone(tmp_path: Path, store: str) -> None:
-    registered = Registered(tmp_path / "run", store, "adder-6")
-    registered.config = MlflowConfig(tracking_uri=store)
-    registered.start().checkpoint(2, accuracy=0.5)
-    registered.finish()
-    assert registered.client.search_registered_models("name = 'adder-6'") == []
+    other = Registered(tmp_path / "other", store, "adder-6")
+    other.config = MlflowConfig(tracking_uri=store)
+    other.start().checkpoint(2, accuracy=0.5)
+    other.finish()
+    assert other.client.search_registered_models("name = 'adder-6'") == []

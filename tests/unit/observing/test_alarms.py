@@ -13,22 +13,12 @@ import pytest
 import yaml
 from pydantic import ValidationError
 from rich.console import Console
+from support.contexts import config_of, scored
 from support.frozen import answers_of
 
 from grpox.checkpoint.progress import TrainingState
-from grpox.config import AlarmsConfig, RewardRef, RunConfig
-from grpox.config.alarms import (
-    ALLOWED,
-    CHANGED,
-    DIFFERS,
-    EMPTY_TESTS,
-    FIRST,
-    GROWTH,
-    LIVE,
-    NORM_BEFORE,
-    SHARE,
-)
-from grpox.contracts import Rollout, ScoredRollout
+from grpox.config import AlarmsConfig, RewardRef
+from grpox.config.alarms import ALLOWED, CHANGED, DIFFERS, EMPTY_TESTS, FIRST, GROWTH, LIVE, NORM_BEFORE, SHARE
 from grpox.observing.alarms import (
     ADVICE,
     Alarms,
@@ -89,10 +79,6 @@ def alarms_after(steps: list[dict[str, float]], **config: Any) -> list[RaisedAla
     return [alarm for step, changes in enumerate(steps, 1) for alarm in alarms.see(step, HEALTHY | changes)]
 
 
-def test_a_healthy_run_raises_none() -> None:
-    assert alarms_after([{}] * 50) == []
-
-
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_raises_its_alarm_alone_after_five_steps_in_a_row_and_once(name: str) -> None:
     fault, value = FAULTS[name]
@@ -104,19 +90,19 @@ def test_a_fault_raises_its_alarm_alone_after_five_steps_in_a_row_and_once(name:
     assert alarm.value == pytest.approx(value)
 
 
-@pytest.mark.parametrize("name", AT_ONCE)
-def test_a_fault_of_the_first_step_raises_its_alarm_at_once(name: str) -> None:
-    fault, value = AT_ONCE[name]
+def test_a_healthy_run_raises_none_and_a_fault_of_the_first_step_its_alarm_at_once() -> None:
+    assert alarms_after([{}] * 50) == []
+    fault, value = AT_ONCE["first_step_mismatch"]
     (alarm,) = alarms_after([fault, {}])
-    assert (alarm.name, alarm.step, alarm.value) == (name, 1, value)
+    assert (alarm.name, alarm.step, alarm.value) == ("first_step_mismatch", 1, value)
     assert alarms_after([{FIRST: 0.06, ALLOWED: 0.0625}]) == []
 
 
-@pytest.mark.parametrize("name", FAULTS | AT_ONCE)
-def test_one_alarm_is_off_with_null(name: str) -> None:
-    off = False if name in ("policy_static", "empty_tests") else None
-    raised = alarms_after([(FAULTS | AT_ONCE)[name][0]] * 9, **{name: off})
-    assert name not in {alarm.name for alarm in raised}
+def test_every_alarm_has_a_threshold_an_advice_and_a_fault_here_and_is_off_with_null() -> None:
+    assert set(AlarmsConfig.model_fields) - {"steps"} == set(ADVICE) == {*FAULTS, *AT_ONCE, "dead_reward"}
+    for name, (fault, _) in (FAULTS | AT_ONCE).items():
+        off = False if name in ("policy_static", "empty_tests") else None
+        assert name not in {alarm.name for alarm in alarms_after([fault] * 9, **{name: off})}
 
 
 def test_a_step_whose_own_groups_have_equal_rewards_counts_neither_way() -> None:
@@ -128,12 +114,12 @@ def test_a_step_whose_own_groups_have_equal_rewards_counts_neither_way() -> None
         alarms = Alarms(AlarmsConfig())
         batch = [first | {"grad_norm": gradient}, *[later] * 7]
         assert [each.name for step, seen in enumerate(batch * 5) for each in alarms.see(step, seen)] == expected
+    # Nor does a step without the value.
+    alarms, cut = Alarms(AlarmsConfig(steps=3)), {"completions/clipped_ratio": 1.0}
+    counts = [len(alarms.see(step, seen)) for step, seen in enumerate((cut, {}, cut, {}, cut), 1)]
+    assert counts == [0, 0, 0, 0, 1]
     # A scaler without any advantage is a fault in each step.
     assert [each.name for each in alarms_after([{"alarms/no_advantage": 1.0, "grad_norm": 0.0, LIVE: 0.0}] * 5)]
-
-
-def test_every_alarm_has_a_threshold_an_advice_and_a_fault_here() -> None:
-    assert set(AlarmsConfig.model_fields) - {"steps"} == set(ADVICE) == {*FAULTS, *AT_ONCE, "dead_reward"}
 
 
 def dead_after(count: int, exact: Any, form: Any, first: int = 1, **config: Any) -> list[Any]:
@@ -168,13 +154,10 @@ def test_two_rewards_may_be_dead_and_the_report_tells_likely_causes(tmp_path: Pa
 
     functions = {"format": plain, "exact": exact, "alive": plain, "unweighed": plain}
     rewards = [NamedReward(name, each, float(name != "unweighed")) for name, each in functions.items()]
-    rollout = Rollout(0, 0, (1,), (2,), "stop", 0)
     scores = [(0.0, 1.0, float(sample % 2), 0.0) for sample in range(64)]
-    texts, columns = ("Think. <think>\n", "#### 42"), {"answer": "forty-two"}
-    rows = [
-        ScoredRollout(rollout, *texts, dict(zip(functions, each, strict=True)), 0.0, 0.0, columns=columns)
-        for each in scores
-    ]
+    texts, columns = ("#### 42", "Think. <think>\n"), {"answer": "forty-two"}
+    given = [dict(zip(functions, each, strict=True)) for each in scores]
+    rows = [scored(0.0, *texts, rewards=each, columns=columns) for each in given]
     batch: Any = SimpleNamespace(rows=rows, dropped=())
     steps = Steps(tmp_path)
     steps.alarms.config = AlarmsConfig(dead_reward={"steps": 1})  # type: ignore[arg-type]
@@ -183,27 +166,18 @@ def test_two_rewards_may_be_dead_and_the_report_tells_likely_causes(tmp_path: Pa
     collector: Any = steps.report.collector
     collector.scorer, collector.signals = SimpleNamespace(rewards=rewards), lambda batch: {}
     collector.ranges = lambda batches: Collector.ranges(collector, batches)
-    steps.report._raise_alarms(1, [batch], {})
-    steps.report._raise_alarms(2, [batch], {})
+    for step in (1, 2):
+        steps.report._raise_alarms(step, [batch], {})
     entries = alarms_in(json.loads((tmp_path / "alarms.json").read_text()))
     facts = [(each["name"], each["step"], each["value"], each["subject"]) for each in entries]
     assert facts == [("dead_reward", 1, 0.0, "format"), ("dead_reward", 1, 1.0, "exact")]
     message = logged()
-    assert (
-        "likely prompts end with <think>, so no completion has that opening tag (set opened: true)" in message
-    )
+    assert "likely prompts end with <think>, so no completion has that opening tag" in message
     assert "column 'answer', here 'forty-two', never matches completions, here '#### 42'" in entries[1]["cause"]
     assert len(steps.raised) == 2
     for name in ("format", "exact"):
         assert message.count(f"alarm dead_reward at step 1, value {int(name == 'exact')} of {name}: ") == 1
         assert f"of {name}: " in str(tags_of(tmp_path)["grpox.alarm.dead_reward"])
-
-
-def test_a_step_without_the_value_counts_neither_way() -> None:
-    alarms = Alarms(AlarmsConfig(steps=3))
-    cut = {"completions/clipped_ratio": 1.0}
-    counts = [len(alarms.see(step, seen)) for step, seen in enumerate((cut, {}, cut, {}, cut), 1)]
-    assert counts == [0, 0, 0, 0, 1]
 
 
 def test_equal_rewards_are_no_fault_near_the_best_of_a_run_or_where_a_scaler_compares_groups() -> None:
@@ -224,17 +198,9 @@ def test_a_reward_that_was_learnt_leaves_the_decision_to_another() -> None:
     alone = {SHARE + "exact": 1.0, SHARE + "form": 0.0}
     assert alarms_after([{}, *[alone | {DIFFERS + "form": 0.2}] * 9]) == []
     # One that never differed may be wrong, and one that differs often is drowned.
-    for differs in (0.0, 0.25):
-        (alarm,) = alarms_after(
-            [{} if differs else alone | {DIFFERS + "form": 0.0}] + [alone | {DIFFERS + "form": differs}] * 9
-        )
+    for first, differs in ((alone | {DIFFERS + "form": 0.0}, 0.0), ({}, 0.25)):
+        (alarm,) = alarms_after([first, *[alone | {DIFFERS + "form": differs}] * 9])
         assert (alarm.name, alarm.subject) == ("one_reward_decides", "exact")
-
-
-def test_a_kl_that_is_no_number_is_a_fault_and_plain_json() -> None:
-    (alarm,) = alarms_after([{"kl": math.nan, "kl_old": 0.0}] * 5)
-    entry = json.loads(json.dumps(alarm.entry(), allow_nan=False))
-    assert entry == {"name": "kl_runaway", "step": 5, "value": "nan"}
 
 
 def test_a_restored_state_continues_the_count_and_the_norm_of_the_start() -> None:
@@ -258,25 +224,21 @@ def test_adapters_are_measured_by_their_product_with_what_they_change() -> None:
     assert (alarm.name, alarm.step, alarm.value) == ("weights_blown_up", 5, 5.1)
     (alarm,) = alarms_after([{GROWTH: math.inf}] * 9)
     assert alarm.entry()["value"] == "inf"
+    (alarm,) = alarms_after([{"kl": math.nan, "kl_old": 0.0}] * 5)  # no number is a fault, and plain JSON
+    entry = json.loads(json.dumps(alarm.entry(), allow_nan=False))
+    assert entry == {"name": "kl_runaway", "step": 5, "value": "nan"}
 
 
-@pytest.mark.parametrize("text", ["off", "false", "'off'", "null", "OFF"])
-def test_alarms_off(text: str) -> None:
-    assert config_of(text).alarms is None
+def test_alarms_are_off_or_on_with_defaults_and_a_wrong_key_is_refused() -> None:
+    def read(alarms: str) -> AlarmsConfig | None:
+        return config_of(alarms=yaml.safe_load(alarms)).alarms
 
-
-def test_alarms_on_have_defaults_and_a_wrong_key_is_refused() -> None:
-    assert config_of("on").alarms == config_of("{}").alarms == AlarmsConfig()
-    one = config_of("{steps: 3, kl_runaway: null}").alarms
-    assert one == AlarmsConfig(steps=3, kl_runaway=None)
+    assert [read(text) for text in ("off", "false", "'off'", "null", "OFF")] == [None] * 5
+    assert read("on") == read("{}") == AlarmsConfig()
+    assert read("{steps: 3, kl_runaway: null}") == AlarmsConfig(steps=3, kl_runaway=None)
     for wrong in ("{kl: 3}", "{steps: 0}", "sometimes"):
         with pytest.raises(ValidationError, match="alarms"):
-            config_of(wrong)
-
-
-def config_of(alarms: str) -> RunConfig:
-    text = f"{{model: {{path: m}}, data: {{path: d}}, rewards: [exact], alarms: {alarms}}}"
-    return RunConfig.model_validate(yaml.safe_load(text))
+            read(wrong)
 
 
 class Steps:
@@ -302,9 +264,7 @@ class Steps:
         self.report.step_finished(step, 0.0, [], [], {"grad_norm": 1.0, CHANGED: 3.0, **update}, 1.0)
 
 
-def test_a_step_report_warns_once_saves_the_alarms_and_hides_their_measures(
-    tmp_path: Path, logged: Any
-) -> None:
+def test_a_step_report_warns_once_saves_alarms_and_hides_their_measures(tmp_path: Path, logged: Any) -> None:
     steps = Steps(tmp_path)
     for step in range(1, 5):
         steps.take(step, entropy=0.001 if step > 1 else 0.5, grad_norm=0.0 if step > 2 else 1.0)
@@ -323,49 +283,43 @@ def test_a_step_report_warns_once_saves_the_alarms_and_hides_their_measures(
     assert not [name for metrics in steps.seen for name in metrics if name.startswith("alarms/")]
 
 
-def test_an_alarm_reported_before_a_kill_is_not_reported_again(tmp_path: Path, logged: Any) -> None:
+def test_an_alarm_of_before_a_kill_and_one_that_cannot_be_saved(tmp_path: Path, logged: Any) -> None:
     write_alarms(tmp_path, [{"name": "entropy_gone", "step": 2, "value": 0.001}])
-    steps = Steps(tmp_path)
+    (tmp_path / "file").write_text("")
+    steps, nowhere = Steps(tmp_path), Steps(tmp_path / "file")
     for step in (1, 2):
         steps.take(step, entropy=0.001)
     assert "entropy_gone" not in logged()
     assert steps.raised == []
     assert [alarm.step for alarm in steps.alarms.state.raised] == [2]
-
-
-def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path: Path, logged: Any) -> None:
-    (tmp_path / "file").write_text("")
-    steps = Steps(tmp_path / "file")
     for step in (1, 2):
-        steps.take(step, entropy=0.001)
+        nowhere.take(step, entropy=0.001)
     told = logged()
     assert "alarms are not saved" in told
     assert "alarm entropy_gone at step 2" in told
 
 
-ALARM = {"name": "kl_runaway", "step": 7, "value": 9.25}
-
-
 def test_terminal_report_and_mlflow_show_alarms_as_the_summary_has_them(tmp_path: Path) -> None:
+    alarm = {"name": "kl_runaway", "step": 7, "value": 9.25}
     console = Console(record=True, width=200, file=io.StringIO())
     display = TerminalDisplay(console)
     run: Any = SimpleNamespace(output_dir=tmp_path, started=None)
-    display.grpox_run_finished(run, {"alarms": [ALARM]})
+    display.grpox_run_finished(run, {"alarms": [alarm]})
     assert "kl_runaway at step 7, value 9.25" in console.export_text()
     line = {"step": 7, "time": 1.0, "metrics": {"reward": 0.5}}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
 
     def alarms() -> tuple[list[str], list[str]]:
         tags = [text for tag, text in tags_of(tmp_path).items() if tag == "grpox.alarm.kl_runaway"]
-        return [alarm["text"] for alarm in answers_of(tmp_path)["run"]["alarms"]], tags
+        return [each["text"] for each in answers_of(tmp_path)["run"]["alarms"]], tags
 
     assert alarms() == ([], [])
-    write_alarms(tmp_path, [ALARM])
+    write_alarms(tmp_path, [alarm])
     display.grpox_run_failed(run)
     assert "alarm kl_runaway at step 7, value 9.25" in console.export_text()
-    assert alarms() == ([describe_alarm(ALARM)], [describe_alarm(ALARM)])
-    assert "raise train.beta" in describe_alarm(ALARM)
+    assert alarms() == ([describe_alarm(alarm)], [describe_alarm(alarm)])
+    assert "raise train.beta" in describe_alarm(alarm)
     # A run that was resumed with changes may not have the alarm any more.
-    for told in ([], [ALARM]):
+    for told in ([], [alarm]):
         (tmp_path / "summary.json").write_text(json.dumps({"steps": 7, "alarms": told}))
         assert alarms() == ([describe_alarm(each) for each in told],) * 2

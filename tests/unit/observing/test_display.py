@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import io
 import math
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
+from support.contexts import context_of, scored
 from support.golden import Golden
 
-from grpox.config import RunConfig
-from grpox.contracts import Rollout, RunContext, ScoredRollout
+from grpox.contracts import RunContext, ScoredRollout
 from grpox.errors.formatting import pluralize
 from grpox.observing.display import TerminalDisplay, answer_column, escaped, sample_rows, shortened
+from grpox.observing.notebook import LAST, StepTable
 
 
 def context(total_steps: int = 10, **logging: int) -> RunContext:
-    config = RunConfig.model_validate(
-        {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"], "logging": logging}
-    )
-    return RunContext(config, Path("runs/demo"), total_steps, 1, {}, None, "run.yaml")
-
-
-def scored(reward: float, prompt: str = "p", completion: str = "c") -> ScoredRollout:
-    rollout = Rollout(0, 0, (1,), (2,), "stop", 0)
-    return ScoredRollout(rollout, prompt, completion, {"math": reward}, reward, advantage=0.0)
+    return context_of(Path("runs/demo"), total_steps, logging=logging)
 
 
 class Plain(Console):
@@ -46,6 +42,13 @@ class Plain(Console):
 def plain() -> tuple[TerminalDisplay, Plain]:
     console = Plain()
     return TerminalDisplay(console), console
+
+
+def shown_of(*rollouts: ScoredRollout) -> str:
+    """Return what is shown of a generation batch."""
+    display, console = plain()
+    display.grpox_rollouts_scored(context(), 1, rollouts)
+    return console.read()
 
 
 def started(run: RunContext) -> tuple[TerminalDisplay, Plain]:
@@ -69,50 +72,43 @@ def test_a_run_shows_every_step_or_about_twenty_with_the_first_and_the_last() ->
     assert step_lines(1001) == [1, *range(51, 1001, 51), 1001]
 
 
-def test_a_step_shows_the_metrics_that_there_are() -> None:
-    run = context()
-    display, console = started(run)
-    display.grpox_step_finished(run, 1, {"reward": 0.25, "tokens_per_second/generated": 1234.5, "entropy": 9.0})
-    assert console.read() == "step 1/10  reward 0.250  1,234 tokens/s\n"
-
-
-def test_time_left_follows_the_pace_after_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_shows_its_metrics_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     run = context(total_steps=5)
     display, console = started(run)
+    metrics = {"reward": 0.25, "tokens_per_second/generated": 1234.5, "entropy": 9.0}
     # The first step ends after a start-up of 100 s, the third 20 s later: two more take 20 s.
     for step, now in ((1, 100.0), (3, 120.0)):
         monkeypatch.setattr("grpox.observing.display.time.monotonic", lambda now=now: now)
-        display.grpox_step_finished(run, step, {})
+        display.grpox_step_finished(run, step, metrics)
     first, third = console.read().splitlines()
-    assert "left" not in first
+    assert first == "step 1/5  reward 0.250  1,234 tokens/s"
     assert third.endswith("20 s left")
 
 
 def test_brackets_and_control_characters_of_a_completion_are_shown_not_obeyed() -> None:
-    display, console = plain()
-    display.grpox_run_started(context())
-    rollout = scored(1.0, prompt="[bold]2+2[/bold]", completion="[/red] \x1b[2Jfour\n<4>\u202e")
-    display.grpox_rollouts_scored(context(), 1, [rollout])
-    shown = console.read()
+    extra = {"judge": "good\n[b]", "length": 12}
+    rollout = scored(1.0, "[/red] \x1b[2Jfour\n<4>\u202e", "[bold]2+2[/bold]", extra=extra)
+    shown = shown_of(rollout, scored(0.0, extra={"judge": "bad"}))
     assert escaped("Grüße 数学 √2") == "Grüße 数学 √2"
     assert "[bold]2+2[/bold]" in shown
     assert r"[/red] \x1b[2Jfour\n<4>\u202e" in shown
+    # Values that rewards logged are beside the completions.
+    assert all(text in shown for text in ("judge", "length", r"good\n[b]", "12", "bad"))
 
 
-@pytest.mark.parametrize(("every", "shown"), [(4, [1, 7, 13]), (0, [])])
-def test_samples_come_every_so_many_steps_counted_from_the_last_sample(every: int, shown: list[int]) -> None:
-    display, console = plain()
-    steps = (1, 4, 7, 10, 13)
-    for step in steps:
-        display.grpox_rollouts_scored(context(completions_every=every), step, [scored(1.0)])
-    lines = [line.strip() for line in console.read().splitlines()]
-    assert [step for step in steps if f"completions for step {step}" in lines] == shown
+def test_samples_come_every_so_many_steps_counted_from_the_last_sample() -> None:
+    steps = (1, 4, 7, 11, 13)
+    for every, shown in ((4, [1, 7, 11]), (0, [])):
+        display, console = plain()
+        for step in steps:
+            display.grpox_rollouts_scored(context(completions_every=every), step, [scored(1.0)])
+        lines = [line.strip() for line in console.read().splitlines()]
+        assert [step for step in steps if f"completions for step {step}" in lines] == shown
 
 
 def test_the_summary_tells_accuracy_and_success_before_and_after() -> None:
     display, console = plain()
     run = context()
-    display.grpox_run_started(run)
     display.grpox_evaluated(0, {"accuracy": 0.125, "success": 0.25, "turns/mean": 3.0, "info/guesses": 5.0})
     display.grpox_evaluated(5, {"accuracy": 0.9})
     display.grpox_step_finished(run, 10, {})
@@ -137,19 +133,16 @@ def test_the_line_of_an_evaluation_holds_its_main_values(golden: Golden) -> None
     golden(console.read())
     display.grpox_evaluated(0, metrics | {"rewards/b/mean": 1.0})
     assert "reward 0.5  rewards/a/mean 0.5  rewards/b/mean 1\n" in console.read()
-
-
-def test_of_each_set_the_line_and_the_summary_hold_the_result() -> None:
-    run = context()
+    # Of each set the line and the summary hold the result.
     sets = {"hard": {"path": "hard.jsonl"}, "easy": {"path": "easy.jsonl"}}
-    config = RunConfig.model_validate(run.config.model_dump() | {"evaluation": {"sets": sets}})
-    display, console = started(replace(run, config=config))
+    run = context_of(Path("runs/demo"), evaluation={"sets": sets})
+    display, console = started(run)
     of_all = {"accuracy": 0.5, "rewards/a/mean": 0.5, "completions/mean_length": 3.0}
     of_sets = {f"{name}/{metric}": value for name in sets for metric, value in of_all.items()}
     display.grpox_evaluated(0, of_all | of_sets | {"judge/accuracy": 0.25})
     line = "accuracy 0.5  rewards/a/mean 0.5  judge/accuracy 0.25  hard/accuracy 0.5  easy/accuracy 0.5\n"
     assert f"evaluation after step 0: {line}" in console.read()
-    display.grpox_run_finished(replace(run, config=config), {})
+    display.grpox_run_finished(run, {})
     assert "hard/accuracy before training │ 0.5000" in console.read()
 
 
@@ -172,23 +165,11 @@ def test_the_summary_tells_why_a_run_stopped_early_and_which_checkpoint_is_the_b
     golden(console.read())
 
 
-def test_a_terminal_gets_a_live_line_that_ends_with_the_run() -> None:
-    console = Console(record=True, width=120, file=io.StringIO(), force_terminal=True)
-    display = TerminalDisplay(console)
-    run = context()
-    display.grpox_run_started(run)
-    display.grpox_step_finished(run, 4, {"reward": 0.25})
-    display.grpox_run_failed(run)
-    assert "4/10" in console.export_text()
-    console.print("after")  # a live display still running would draw its line again
-    assert console.export_text() == "after\n"
-
-
 @pytest.mark.parametrize(
     ("width", "shown"),
     [(70, "reward 0.250  loss -1.234e-05  12.3 s/step"), (50, "reward 0.250  12.3 s/step")],
 )
-def test_the_live_line_of_a_narrow_terminal_leaves_parts_out_and_cuts_none(width: int, shown: str) -> None:
+def test_the_live_line_cuts_no_part_and_ends_with_the_run(width: int, shown: str) -> None:
     metrics = {"reward": 0.25, "loss": -0.00001234, "tokens_per_second/generated": 1e6, "step_time": 12.3}
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     display = TerminalDisplay(console)
@@ -199,74 +180,39 @@ def test_the_live_line_of_a_narrow_terminal_leaves_parts_out_and_cuts_none(width
     line = console.export_text().splitlines()[-1]
     assert f" 9999/10000 {shown}" in line
     assert "…" not in line
+    console.print("after")  # a live display still running would draw its line again
+    assert console.export_text() == "after\n"
 
 
-def sample(**fields: object) -> ScoredRollout:
-    rollout = Rollout(0, 0, (1,), (2,), "stop", 0)
-    rewards = {"math": 1.0, "a_reward_with_a_very_long_name": None, "format": 0.5}
-    return replace(
-        ScoredRollout(rollout, "<|user|>What is 2+2?<|end|>", "It is 4.", rewards, 1.25, -0.125), **fields
-    )
-
-
-def test_a_sample_shows_the_question_the_right_answer_and_each_reward_at_80_columns() -> None:
+def test_a_sample_shows_the_question_the_right_answer_and_each_reward_once_at_80_columns() -> None:
     console = Console(record=True, width=80, file=io.StringIO(), force_terminal=False)
-    display = TerminalDisplay(console)
+    rewards = {"math": 1.0, "a_reward_with_a_very_long_name": None, "format": 0.5}
     columns = {"level": "hard", "solution": "four", "answer": "4"}
-    display.grpox_rollouts_scored(context(), 1, [sample(question="What is 2+2?", columns=columns)])
+    rollout = scored(1.25, "It is 4.", "<|user|>What is 2+2?<|end|>", rewards=rewards, columns=columns)
+    rollout = replace(rollout, question="What is 2+2?", advantage=-0.125)
+    TerminalDisplay(console).grpox_rollouts_scored(context(), 1, [rollout])
     shown = console.export_text()
     assert all(len(line) <= 80 for line in shown.splitlines())
-    assert "<|user|>" not in shown
-    assert "hard" not in shown
-    rows = [
-        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in shown.splitlines()
-    ]
+    assert not re.search(r"<\|user\|>|hard", shown)
+    rows = [[cell.strip() for cell in re.split("[│┃]", line.strip("│┃"))] for line in shown.splitlines()]
     assert ["prompt", "completion", "answer", "scores"] in rows
     assert ["What is 2+2?", "It is 4.", "4", "reward              1.250"] in rows
-    scores = [" ".join(row[-1].split()) for row in rows if len(row) == 4]
-    assert scores[1:] == [
-        "reward 1.250",
-        "math 1.000",
-        "a_rewa ... _name none",
-        "format 0.500",
-        "advantage -0.125",
-    ]
-
-
-def test_each_reward_is_told_once_also_one_that_is_the_sum_or_is_shortened_to_an_equal_name() -> None:
-    display, console = plain()
-    display.grpox_rollouts_scored(context(), 1, [scored(1.0)])
-    shown = console.read()
-    assert "reward     1.000" in shown
-    assert "math" not in shown
-    rewards = {"judge_of_style_of_answers": 0.25, "judge_of_facts_of_answers": 0.75}
-    display, console = plain()
-    display.grpox_rollouts_scored(context(), 1, [sample(rewards=rewards, reward=1.0)])
-    shown = console.read()
-    assert "judge_ ... swers  0.250" in shown
-    assert "judge_ ... swers  0.750" in shown
+    scores = [" ".join(row[-1].split()) for row in rows if len(row) == 4][2:]
+    assert scores == ["math 1.000", "a_rewa ... _name none", "format 0.500", "advantage -0.125"]
+    # One reward that is the sum is told as such, and two of equal shortened names both.
+    shown = shown_of(scored(1.0))
+    assert ("reward     1.000" in shown, "math" in shown) == (True, False)
+    shown = shown_of(scored(rewards={"judge_of_style_of_answers": 0.25, "judge_of_facts_of_answers": 0.75}))
+    assert [f"judge_ ... swers  {score}" in shown for score in ("0.250", "0.750")] == [True, True]
 
 
 def test_the_column_with_the_right_answer_is_that_of_a_reward_or_one_of_its_usual_names() -> None:
     run = context()
     assert answer_column(run, {"level": 1, "solution": 2}) == "solution"
     assert answer_column(run, {"level": 1}) is None
-    rewards = ["math", {"name": "exact", "column": "level"}]
-    config = RunConfig.model_validate({"model": {"path": "m"}, "data": {"path": "d"}, "rewards": rewards})
-    assert answer_column(replace(run, config=config), {"answer": 1, "level": 2}) == "level"
-    assert answer_column(replace(run, config=config), {"answer": 1}) == "answer"
-
-
-def test_values_logged_by_rewards_are_beside_the_completions() -> None:
-    display, console = plain()
-    display.grpox_run_started(context())
-    rollouts = [
-        replace(scored(1.0), extra={"judge": "good\n[b]", "length": 12}),
-        replace(scored(0.0), extra={"judge": "bad"}),
-    ]
-    display.grpox_rollouts_scored(context(), 1, rollouts)
-    shown = console.read()
-    assert all(text in shown for text in ("judge", "length", r"good\n[b]", "12", "bad"))
+    run = context_of(Path(), rewards=["math", {"name": "exact", "column": "level"}])
+    assert answer_column(run, {"answer": 1, "level": 2}) == "level"
+    assert answer_column(run, {"answer": 1}) == "answer"
 
 
 def test_samples_span_best_to_worst_with_unscored_last_and_keep_start_and_end_of_a_text() -> None:
@@ -276,3 +222,48 @@ def test_samples_span_best_to_worst_with_unscored_last_and_keep_start_and_end_of
     assert rewards == pytest.approx([1.0, 0.5, 0.0, math.nan], nan_ok=True)
     assert shortened("start" + "x" * 100 + "answer", 21) == "startxxx ... xxanswer"
     assert shortened("x" * 21, 21) == "x" * 21
+
+
+# -- The table of a notebook -----------------------------------------------------------------------------
+
+
+def test_the_table_of_a_notebook_has_the_last_steps_and_only_metrics_of_the_run() -> None:
+    table = StepTable("runs/<mine>", 20)
+    table.add("evaluation", 0, {"accuracy": 0.25})
+    for step in range(1, 13):
+        table.add("step", step, {"reward": step / 10, "time/update": 1.0})
+    page = table._repr_html_()
+    assert "<b>runs/&lt;mine&gt;</b>: step 12 of 20" in page
+    assert page.count("<tr>") == 1 + LAST
+    assert "<th>reward</th>" in page
+    assert "<th>loss</th>" not in page
+    assert "<td>3</td><td>0.3</td>" in page
+    assert "<td>2</td><td>0.2</td>" not in page
+    assert "evaluation after step 0: accuracy 0.25" in page
+    assert "step 20 of 20" in StepTable("runs/mine", 20, 20)._repr_html_()  # of a run that goes on
+
+
+def test_the_table_is_shown_once_in_a_cell_and_then_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a double of IPython, which is not installed here."""
+    happened: list[str] = []
+    shell: Any = SimpleNamespace(kernel=object(), execution_count=1)
+    ipython: Any = ModuleType("IPython")
+    ipython.get_ipython = lambda: shell
+    of_display: Any = ModuleType("IPython.display")
+
+    def display(table: StepTable, display_id: bool) -> Any:
+        happened.append("shown")
+        return SimpleNamespace(update=lambda table: happened.append("renewed"))
+
+    of_display.display = display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", of_display)
+    table = StepTable("runs/mine", 20)
+    table.show()
+    table.show()
+    shell.execution_count = 2
+    table.show()
+    assert happened == ["shown", "renewed", "shown"]
+    del shell.kernel  # a shell in a terminal
+    table.show()
+    assert len(happened) == 3

@@ -12,12 +12,13 @@ from typing import Any
 import pyarrow
 import pytest
 from pyarrow import parquet
+from support.contexts import config_of, context_of
+from support.frozen import answers_of
+from support.logs import LOGGED
 from support.watched_runs import append_metrics, metrics_line, write_batch, write_record
 
 from grpox.checkpoint.folders import FileFacts, read_manifest
 from grpox.checkpoint.progress import Progress
-from grpox.config import RunConfig
-from grpox.contracts import RunContext
 from grpox.errors import ConfigError, RunFailed
 from grpox.observing.page.report import render
 from grpox.observing.page.server import answer
@@ -28,7 +29,6 @@ from grpox.runtime.files import atomic_path, open_regular, read_mapping
 from grpox.runtime.run_lock import is_locked
 
 HUGE, DEEP = "1" + "0" * 400, "[" * 100_000
-NEEDED = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": [{"name": "exact"}]}
 BATCH = "completions/step_000001.parquet"
 FILES = ("versions.json", "summary.json", "failure.json", "alarms.json", "config.yaml")
 
@@ -93,27 +93,23 @@ def test_json_that_no_run_writes_is_one_problem_with_its_file(run: Path, name: s
     assert warned(run) == problems
 
 
-def test_a_config_of_other_types_has_a_page(run: Path) -> None:
+def test_a_config_of_other_types_has_a_page_and_foreign_metrics_are_counted(run: Path) -> None:
     for config in ("rewards: 3", "rewards: [3]", "tracking: {a: b}", "tracking: 7", "train: x"):
         (run / "config.yaml").write_text(config)
         assert asked(run) == [], config
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
+    written = (run / "metrics.jsonl").read_text()
+    for line in (
         *(f'{{"step": {step}, "time": 1, "metrics": {{}}}}' for step in (HUGE, "1e999", -3, "null", "[]")),
-        '{"step": 3, "time": 1e999, "metrics": {}}',
-        '{"step": 3, "time": NaN, "metrics": {}}',
-        f'{{"step": 3, "time": 1, "metrics": {{"a": {HUGE}}}}}',
-        '{"step": 3, "time": 1, "metrics": {"a": []}}',
+        *(f'{{"step": 3, "time": {time}, "metrics": {{}}}}' for time in ("1e999", "NaN")),
+        *(f'{{"step": 3, "time": 1, "metrics": {{"a": {value}}}}}' for value in (HUGE, "[]")),
         DEEP,
-    ],
-)
-def test_a_line_of_metrics_that_no_run_writes_is_counted(run: Path, line: str) -> None:
-    append_metrics(run, line + "\n")
-    assert "metrics.jsonl: 1 line cannot be read, the first is line 3" in asked(run)
-    render([run], warn=lambda text: None)
+    ):
+        (run / "metrics.jsonl").write_text(f"{written}{line}\n")
+        problem = "metrics.jsonl: 1 line cannot be read, the first is line 3"
+        assert problem in asked(run), line
+        LOGGED()
+        assert answers_of(run)["metrics"]["series"]["reward"] == [[1, 2], [0.5, 0.75]]
+        assert LOGGED() == f"warning: {run}: {problem}\n"
 
 
 @pytest.mark.parametrize("column", ["step", "group", "prompt", "completion", "reward", "finish_reason"])
@@ -155,8 +151,7 @@ def test_a_pipe_among_the_files_is_never_waited_for(run: Path, tmp_path: Path) -
     assert not is_locked(run)
     (run / "config.yaml").unlink()
     os.mkfifo(run / "config.yaml")
-    config = RunConfig.model_validate({**NEEDED, "output_dir": str(run)})
-    assert (finished(config, 10), recorded_choices(run)) == (None, {})
+    assert (finished(config_of(output_dir=str(run)), 10), recorded_choices(run)) == (None, {})
     with pytest.raises(OSError, match="Invalid argument"):
         sync_record(run, 0)  # which syncs the pipe among the completions
 
@@ -168,9 +163,8 @@ def test_a_resume_writes_through_no_link(run: Path, tmp_path: Path, name: str) -
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to(other)
     before = other.read_text()
-    context = RunContext(RunConfig.model_validate(NEEDED), run, 10, 1, {}, None, "run.yaml")
     with pytest.raises(RunFailed, match=f"{name} cannot be written: is a link"):
-        LocalRecord().grpox_run_started(replace(context, resumed_at=1, metrics_bytes=10))
+        LocalRecord().grpox_run_started(replace(context_of(run), resumed_at=1, metrics_bytes=10))
     assert other.read_text() == before
     with pytest.raises(OSError, match="is a link"):
         open_regular(run / name, "ab")
@@ -180,21 +174,19 @@ def test_a_resume_writes_through_no_link(run: Path, tmp_path: Path, name: str) -
     assert other.read_text() == before
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"prompts_drawn": -5}, {"step": -1}, {"world_size": 10**9}, {"world_size": 0}, {"seconds": "x"},
-        {"losses": [1]}, {"config": {}}, {"config": {"train": 3}}, {"metrics_bytes": 1e30},
-    ],
-)  # fmt: skip
-def test_a_checkpoint_out_of_bounds_is_refused_with_the_key(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_checkpoint_out_of_bounds_is_refused_with_the_key(tmp_path: Path) -> None:
     train = {"max_steps": 3, "per_device_train_batch_size": 8, "num_generations": 8}
     lock = {"api": 1, "config": "", "versions": {}, "distributions": {}, "components": {}}
     whole = {"step": 1, "world_size": 1, "num_tokens": 1, "seconds": 1.0, "evaluation_before": {}}
     whole |= {"metrics": {}, "metrics_bytes": 0, "config": {"train": train}, "data": {}, "lock": lock}
     (tmp_path / "run.json").write_text(json.dumps(whole))
     assert Progress.read(tmp_path).step == 1
-    (tmp_path / "run.json").write_text(json.dumps(whole | change))
-    key = "[Tt]rain" if "config" in change else next(iter(change))
-    with pytest.raises(ValueError, match=f"run.json cannot be read: .*{key}"):
-        Progress.read(tmp_path)
+    changes: list[dict[str, Any]] = [
+        {"prompts_drawn": -5}, {"step": -1}, {"world_size": 10**9}, {"world_size": 0}, {"seconds": "x"},
+        {"losses": [1]}, {"config": {}}, {"config": {"train": 3}}, {"metrics_bytes": 1e30},
+    ]  # fmt: skip
+    for change in changes:
+        (tmp_path / "run.json").write_text(json.dumps(whole | change))
+        key = "[Tt]rain" if "config" in change else next(iter(change))
+        with pytest.raises(ValueError, match=f"run.json cannot be read: .*{key}"):
+            Progress.read(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any
 
 import pluggy
 import pytest
+from support.contexts import context_of, scored
 from support.handlers import handlers_kept
-from support.logs import LOGGED, LoggedText
+from support.logs import LOGGED
 
-from grpox.config import RunConfig
-from grpox.contracts import Rollout, RunContext, ScoredRollout
+from grpox.contracts import RunContext
 from grpox.errors import ConfigError, RunFailed
 from grpox.observing.observers import Observers
 from grpox.plugins import hookspecs
@@ -24,12 +25,10 @@ from grpox.plugins.loader import new_manager
 from grpox.runtime import signals
 from grpox.runtime.signals import install_handlers
 
-CONFIG = RunConfig.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]})
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunContext:
-    return RunContext(CONFIG, tmp_path, 10, 1, {"grpox": "0.1.0"}, None, "run.yaml")
+    return context_of(tmp_path)
 
 
 @pytest.fixture
@@ -37,6 +36,11 @@ def manager() -> pluggy.PluginManager:
     manager = pluggy.PluginManager("grpox")
     manager.add_hookspecs(hookspecs)
     return manager
+
+
+def hooks(function: Callable[..., Any], *names: str, **options: bool) -> SimpleNamespace:
+    """An observer that calls the function in each of these hooks."""
+    return SimpleNamespace(**dict.fromkeys(names, hookimpl(**options)(function)))
 
 
 class Listener:
@@ -62,44 +66,28 @@ class Broken:
         raise ValueError("cannot count [beyond] three")
 
 
-def observers(manager: pluggy.PluginManager, *selected: tuple[str, object]) -> tuple[Observers, LoggedText]:
-    output = LOGGED
-    return Observers(manager, selected), output
-
-
 @pytest.mark.parametrize("order", [("broken", "listener"), ("listener", "broken")])
-def test_a_failure_is_told_once_and_counted_and_others_get_the_call(
-    manager: pluggy.PluginManager, run: RunContext, order: Sequence[str]
-) -> None:
+def test_a_failure_hurts_no_other(manager: pluggy.PluginManager, run: RunContext, order: Sequence[str]) -> None:
     both: dict[str, Any] = {"broken": Broken(), "listener": Listener()}
-    told, output = observers(manager, *((name, both[name]) for name in order))
+    told = Observers(manager, [(name, both[name]) for name in order])
     for step in (1, 2, 3):
         told.step_finished(run, step, {})
     assert both["listener"].heard == [(1, {}), (2, {}), (3, {})]
     assert told.failures == {("broken", "grpox_step_finished"): 3}
-    [line] = [line for line in output.getvalue().splitlines() if "ValueError" in line]
+    [line] = [line for line in LOGGED.getvalue().splitlines() if "ValueError" in line]
     assert "'broken' failed in grpox_step_finished: ValueError: cannot count [beyond] three" in line
 
 
-def test_a_plugin_nobody_selected_cannot_keep_the_run_from_starting(
-    manager: pluggy.PluginManager, run: RunContext
-) -> None:
-    module = ModuleType("someones_plugin")
-    module.grpox_run_started = Broken().grpox_run_started  # type: ignore[attr-defined]
-    manager.register(module, name="someones-dist:plugin")
-    told, output = observers(manager)
-    told.run_started(run)
-    for fact in ("'someones-dist:plugin'", "grpox_run_started", "OSError: no room left"):
-        assert fact in output.getvalue()
-
-
-def test_an_interrupt_inside_an_observer_is_not_taken_for_its_failure(
-    manager: pluggy.PluginManager, run: RunContext
-) -> None:
+def test_an_unselected_plugin_cannot_hurt_the_start(manager: pluggy.PluginManager, run: RunContext) -> None:
     def interrupted(step: int) -> None:
         raise KeyboardInterrupt
 
-    told, _ = observers(manager, ("slow", SimpleNamespace(grpox_step_finished=hookimpl(interrupted))))
+    module = ModuleType("someones_plugin")
+    module.grpox_run_started = Broken().grpox_run_started  # type: ignore[attr-defined]
+    manager.register(module, name="someones-dist:plugin")
+    told = Observers(manager, [("slow", hooks(interrupted, "grpox_step_finished"))])
+    told.run_started(run)
+    assert re.search("'someones-dist:plugin'.*grpox_run_started.*OSError: no room left", LOGGED.getvalue())
     with pytest.raises(KeyboardInterrupt):
         told.step_finished(run, 1, {})
 
@@ -124,22 +112,19 @@ def test_whatever_an_observer_raises_is_its_failure_where_no_signal_came(
     def raises() -> None:
         raise error
 
-    hooks = dict.fromkeys(("grpox_run_started", "grpox_step_finished"), hookimpl(raises))
-    listener = Listener()
-    told, output = observers(manager, ("listener", listener), ("broken", SimpleNamespace(**hooks)))
+    listener, broken = Listener(), hooks(raises, "grpox_run_started", "grpox_step_finished")
+    told = Observers(manager, [("listener", listener), ("broken", broken)])
     with handlers_kept():
         install_handlers()
         with pytest.raises(RunFailed, match=f"observer 'broken' cannot start: {text}") as caught:
             told.run_started(run)
         told.step_finished(run, 1, {})
     assert caught.value.__cause__ is error
-    assert f"observer 'broken' failed in grpox_step_finished: {text}" in output.getvalue()
+    assert f"observer 'broken' failed in grpox_step_finished: {text}" in LOGGED.getvalue()
     assert listener.heard == [(1, {})]
 
 
-def test_changes_of_an_observer_affect_neither_others_nor_the_run(
-    manager: pluggy.PluginManager, run: RunContext
-) -> None:
+def test_an_observer_changes_nothing_for_others(manager: pluggy.PluginManager, run: RunContext) -> None:
     first = hookimpl(tryfirst=True)
 
     class Vandal:
@@ -168,30 +153,23 @@ def test_changes_of_an_observer_affect_neither_others_nor_the_run(
         def grpox_run_finished(self, summary: Any) -> None:
             summary["stopped_early"]["step"] = 9
 
-    class Hears(Listener):
-        @hookimpl
-        def grpox_run_started(self, run: RunContext) -> None:
-            self.heard.append((run.config.train.max_steps, run.versions))
+    heard: list[Any] = []
 
-        @hookimpl
-        def grpox_rollouts_scored(self, rollouts: Sequence[ScoredRollout]) -> None:
-            self.heard.append(rollouts)
+    def hear_start(run: RunContext) -> None:
+        heard.append((run.config.train.max_steps, run.versions))
 
-        @hookimpl
-        def grpox_evaluated(self, metrics: Mapping[str, float]) -> None:
-            self.heard.append(metrics)
-
-        @hookimpl
-        def grpox_run_finished(self, summary: Mapping[str, object]) -> None:
-            self.heard.append(summary)
-
-    rollout = Rollout(0, 0, (1,), (2,), "stop", 0)
-    scored = ScoredRollout(rollout, "p", "c", {"judge": 1.0}, 1.0, 0.0, {"note": ["a"]})
-    given: Any = [scored], {"loss": 1.0}, {"accuracy": 0.5}, {"stopped_early": {"step": 1}}
+    hears = SimpleNamespace(
+        grpox_run_started=hookimpl(hear_start),
+        grpox_rollouts_scored=hookimpl(lambda rollouts: heard.append(rollouts)),
+        grpox_step_finished=hookimpl(lambda metrics: heard.append(metrics)),
+        grpox_evaluated=hookimpl(lambda metrics: heard.append(metrics)),
+        grpox_run_finished=hookimpl(lambda summary: heard.append(summary)),
+    )
+    row = scored(rewards={"judge": 1.0}, extra={"note": ["a"]})
+    given: Any = [row], {"loss": 1.0}, {"accuracy": 0.5}, {"stopped_early": {"step": 1}}
     whole = copy.deepcopy(given)
     as_it_was = run.config.train.max_steps, dict(run.versions)
-    hears = Hears()
-    told, _ = observers(manager, ("hears", hears), ("vandal", Vandal()))
+    told = Observers(manager, [("hears", hears), ("vandal", Vandal())])
     told.run_started(run)
     told.rollouts_scored(run, 1, given[0])
     told.step_finished(run, 1, given[1])
@@ -199,7 +177,7 @@ def test_changes_of_an_observer_affect_neither_others_nor_the_run(
     told.run_finished(run, given[3])
     assert (run.config.train.max_steps, run.versions) == as_it_was
     assert given == whole
-    assert hears.heard == [as_it_was, whole[0], (1, whole[1]), whole[2], whole[3]]
+    assert heard == [as_it_was, *whole]
     assert not told.failures
 
 
@@ -225,35 +203,25 @@ def terminate() -> None:
     signals._handle(signal.SIGTERM, None)
 
 
-@pytest.fixture
-def _no_signal_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "_received", [])
-
-
-@pytest.mark.usefixtures("_no_signal_yet")
-def test_sigterm_at_the_end_of_a_run_waits_until_all_know_and_does_not_replace_a_failure(
+def test_sigterm_at_the_end_of_a_run_waits_until_all_know_and_a_second_signal_is_raised_at_once(
     manager: pluggy.PluginManager, run: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker, struck = Ending(), Ending(terminate)
-    told, _ = observers(manager, ("tracker", tracker), ("struck", struck))
-    with pytest.raises(signals.Terminated):
-        told.run_finished(run, {})
-    assert (struck.heard, tracker.heard) == (["finished"], ["finished"])
     monkeypatch.setattr(signals, "_received", [])
-    told, _ = observers(manager, ("tracker", tracker), ("struck", struck))
-    told.run_failed(run, RunFailed("a reward raised"))
-    assert tracker.heard == ["finished", "failed"]
-
-
-@pytest.mark.usefixtures("_no_signal_yet")
-def test_a_second_signal_is_raised_at_once(manager: pluggy.PluginManager, run: RunContext) -> None:
     tracker, struck = Ending(), Ending(terminate)
-    told, _ = observers(manager, ("tracker", tracker), ("struck", struck))
+    both = [("tracker", tracker), ("struck", struck)]
+    with pytest.raises(signals.Terminated):
+        Observers(manager, both).run_finished(run, {})
+    assert (struck.heard, tracker.heard) == (["finished"], ["finished"])
+    # It does not replace a failure.
+    monkeypatch.setattr(signals, "_received", [])
+    Observers(manager, both).run_failed(run, RunFailed("a reward raised"))
+    assert tracker.heard == ["finished", "failed"]
+    monkeypatch.setattr(signals, "_received", [])
     with pytest.raises(signals.Terminated):
         terminate()  # the first one, which ended the run
     with pytest.raises(signals.Terminated):
-        told.run_failed(run, signals.Terminated())
-    assert tracker.heard == []
+        Observers(manager, both).run_failed(run, signals.Terminated())
+    assert tracker.heard == ["finished", "failed"]
 
 
 def test_a_terminal_that_has_gone_does_not_end_the_run(manager: pluggy.PluginManager, run: RunContext) -> None:
@@ -265,53 +233,25 @@ def test_a_terminal_that_has_gone_does_not_end_the_run(manager: pluggy.PluginMan
             raise SystemExit(1)  # noqa: B904
 
     tracker = Ending()
-    told, output = observers(manager, ("tracker", tracker), ("terminal", Ending(closed)))
-    told.run_finished(run, {})
+    Observers(manager, [("tracker", tracker), ("terminal", Ending(closed))]).run_finished(run, {})
     assert tracker.heard == ["finished"]
-    for fact in ("'terminal'", "grpox_run_finished", "BrokenPipeError: [Errno 32]"):
-        assert fact in output.getvalue()
+    assert re.search(r"'terminal'.*grpox_run_finished.*BrokenPipeError: \[Errno 32\]", LOGGED.getvalue())
 
 
 def test_pluggys_order_is_kept(manager: pluggy.PluginManager, run: RunContext) -> None:
     order: list[str] = []
 
-    def named(name: str, **options: bool) -> SimpleNamespace:
-        def heard(step: int) -> None:
-            order.append(name)
+    def named(name: str, **options: bool) -> tuple[str, object]:
+        return name, hooks(lambda: order.append(name), "grpox_step_finished", **options)
 
-        return SimpleNamespace(grpox_step_finished=hookimpl(**options)(heard))
-
-    told, _ = observers(
-        manager, ("last", named("last", trylast=True)), ("first", named("first", tryfirst=True)),
-        ("older", named("older")), ("newer", named("newer")),
-    )  # fmt: skip
-    told.step_finished(run, 1, {})
+    both = named("last", trylast=True), named("first", tryfirst=True)
+    Observers(manager, [*both, named("older"), named("newer")]).step_finished(run, 1, {})
     assert order == ["first", "newer", "older", "last"]
-
-
-def test_a_wrapper_is_refused_with_a_reason(manager: pluggy.PluginManager) -> None:
-    class Wrapper:
-        @hookimpl(wrapper=True)
-        def grpox_step_finished(self) -> Any:
-            return (yield)
-
-    with pytest.raises(ConfigError) as caught:
-        observers(manager, ("wrapper", Wrapper()))
-    [problem] = caught.value.problems
-    assert problem.key == "tracking.wrapper"
-    assert "grpox_step_finished is a hook wrapper" in problem.what
-    assert not manager.has_plugin("observer:wrapper")
-
-
-def test_one_process_can_observe_two_runs(manager: pluggy.PluginManager, run: RunContext) -> None:
-    first, second = Listener(), Listener()
-    failed = RuntimeError("the first run")
-    told, _ = observers(manager, ("listener", first))
-    told.run_failed(run, failed)
-    told, _ = observers(manager, ("listener", second))
-    told.step_finished(run, 1, {})
-    assert first.heard == [failed]
-    assert second.heard == [(1, {})]
+    # One process can observe two runs.
+    first, second, failed = Listener(), Listener(), RuntimeError("the first run")
+    Observers(manager, [("listener", first)]).run_failed(run, failed)
+    Observers(manager, [("listener", second)]).step_finished(run, 1, {})
+    assert (first.heard, second.heard) == ([failed], [(1, {})])
 
 
 class Misspelt:
@@ -324,30 +264,25 @@ class UnknownArgument:
     def grpox_step_finished(self, stepp: int) -> None: ...
 
 
-class Deaf:
-    def grpox_step_finished(self, step: int) -> None:
-        """Not marked, and so never called."""
+def wraps() -> Any:
+    return (yield)
 
 
-class HalfDeaf(Deaf):
-    @hookimpl
-    def grpox_evaluated(self, step: int) -> None:
-        """Hear of evaluations alone."""
+PLAIN: dict[str, Any] = {"grpox_step_finished": lambda step: None}
+HALF = PLAIN | {"grpox_evaluated": hookimpl(lambda step: None)}
+ARGUMENTS = r"no argument 'stepp'; did you mean step\? \(it has run, step, metrics, control\)"
+DEAF = [
+    (Misspelt(), "no hook grpox_step_finishd; did you mean grpox_step_finished"),
+    (UnknownArgument(), ARGUMENTS),
+    (SimpleNamespace(**PLAIN), "mark it with @grpox.hookimpl"),
+    (SimpleNamespace(**HALF), "mark it with @grpox.hookimpl"),
+    (object(), "implements no lifecycle hook"),
+    (hooks(wraps, "grpox_step_finished", wrapper=True), "grpox_step_finished is a hook wrapper"),
+]
 
 
-@pytest.mark.parametrize(
-    ("observer", "reason"),
-    [
-        (Misspelt(), "no hook grpox_step_finishd; did you mean grpox_step_finished"),
-        (UnknownArgument(), r"no argument 'stepp'; did you mean step\? \(it has run, step, metrics, control\)"),
-        (Deaf(), "mark it with @grpox.hookimpl"),
-        (HalfDeaf(), "mark it with @grpox.hookimpl"),
-        (object(), "implements no lifecycle hook"),
-    ],
-)
-def test_an_observer_that_would_hear_nothing_is_refused(
-    manager: pluggy.PluginManager, observer: object, reason: str
-) -> None:
+@pytest.mark.parametrize(("observer", "reason"), DEAF)
+def test_a_deaf_observer_is_refused(manager: pluggy.PluginManager, observer: object, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as caught:
         Observers(manager, [("good", Listener()), ("mine", observer)])
     assert caught.value.problems[0].key == "tracking.mine"
@@ -374,9 +309,8 @@ def test_every_argument_of_a_lifecycle_hook_is_passed_to_it() -> None:
     context: Any = SimpleNamespace()
     observers.run_started(context)
     observers.rollouts_scored(context, 1, [])
-    observers.step_finished(context, 1, {})
-    observers.evaluated(context, 1, {})
-    observers.alarm_raised(context, 1, {})
+    for call in (observers.step_finished, observers.evaluated, observers.alarm_raised):
+        call(context, 1, {})
     observers.checkpoint_saved(context, 1, context)
     observers.run_finished(context, {})
     another = Observers(manager, [("all", All)])

@@ -27,25 +27,18 @@ def series(source: RunSource, name: str, **parameters: int) -> list[list[float |
     return curve
 
 
-def test_half_a_line_waits_for_its_rest(folder: Path) -> None:
+def test_half_a_line_waits_for_its_rest_and_since_returns_only_what_is_new(folder: Path) -> None:
     source = RunSource(folder)
     second = metrics_line(2, {"reward": 0.5})
-    append_metrics(folder, metrics_line(1, {"reward": 0.25}), second[:20])
-    assert series(source, "reward") == [[1], [0.25]]
-    append_metrics(folder, second[20:])
-    assert series(source, "reward") == [[1, 2], [0.25, 0.5]]
-    assert source.run()["problems"] == []
-
-
-def test_since_returns_only_what_is_new(folder: Path) -> None:
-    source = RunSource(folder)
-    append_metrics(folder, metrics_line(1, {"reward": 0.25, "loss": 1.0}))
+    append_metrics(folder, metrics_line(1, {"reward": 0.25, "loss": 1.0}), second[:20])
     first = source.metrics()
-    append_metrics(folder, metrics_line(2, {"reward": 0.5}))
+    assert first["series"]["reward"] == [[1], [0.25]]
+    append_metrics(folder, second[20:])
     new = source.metrics(since=first["position"])
     assert new["series"] == {"reward": [[2], [0.5]], "loss": [[], []]}
     reward = next(each for each in new["names"] if each["name"] == "reward")
     assert (reward["first"], reward["last"], reward["min"]) == (0.25, 0.5, 0.25)  # of the whole run
+    assert source.run()["problems"] == []
 
 
 def test_of_a_repeated_step_the_last_value_counts(folder: Path) -> None:
@@ -70,39 +63,35 @@ def test_a_resumed_run_that_cut_the_file_is_read_again(folder: Path, after: int)
     assert answer["series"]["reward"] == [list(range(1, 2 + after)), [0.5] + [0.75] * after]
 
 
-def test_a_run_whose_folder_was_removed_is_not_running(folder: Path) -> None:
-    source = RunSource(folder)
-    append_metrics(folder, metrics_line(1, {"reward": 0.5}))
+def test_a_new_folder_is_a_run_that_begins_and_a_removed_one_has_ended(tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    source = RunSource(later)
+    assert (source.run()["status"], source.metrics()["names"]) == ("running", [])
+    write_record(later)
+    assert source.run()["status"] == "unfinished"
+    with hold(later):
+        assert source.run()["status"] == "running"
+    append_metrics(later, metrics_line(1, {"reward": 0.5}))
     source.run()
-    folder.rename(folder.with_name("moved"))
+    later.rename(tmp_path / "moved")
     told = source.run()
     assert told["status"] == "unfinished"
     assert told["problems"] == ["the run's folder no longer exists: it was removed or renamed"]
-
-
-def test_a_folder_without_a_step_is_a_run_that_begins(tmp_path: Path) -> None:
-    source = RunSource(tmp_path / "later")
-    assert source.run()["status"] == "running"
-    assert source.metrics()["names"] == []
-    write_record(tmp_path / "later")
-    assert source.run()["status"] == "unfinished"
-    with hold(tmp_path / "later"):
-        assert source.run()["status"] == "running"
 
 
 def test_outcome_and_components(folder: Path) -> None:
     append_metrics(
         folder,
         metrics_line(0, {"accuracy": 0.1}, "evaluation"),
-        metrics_line(1, {"reward": 0.25, "step_time": 2.0}),
-        metrics_line(2, {"reward": 0.5}),
-        metrics_line(2, {"accuracy": 0.9}, "evaluation"),
+        metrics_line(1, {"reward": 0.25, "step_time": 2.0, "num_tokens": 1000}),
+        metrics_line(2, {"reward": 0.5, "num_tokens": 1234567}),
+        metrics_line(2, {"accuracy": 0.33149}, "evaluation"),
     )
     source = RunSource(folder)
     with hold(folder):
         run = source.run()
     assert (run["step"], run["steps"], run["seconds_left"]) == (2, 10, 8.0)  # a second a step
-    assert run["tiles"][0] == ["accuracy", "0.1 → 0.9", "before training and at step 2"]
+    assert run["tiles"][0] == ["accuracy", "0.1 → 0.331", "before training and at step 2"]
     assert run["components"] == [["reward", "exact", "weight: 1"]]
     assert "hf_aaaaaaaaaaaa" not in json.dumps(run)
     assert [rank["rank"] for rank in run["ranks"]] == [0, 1]
@@ -113,13 +102,26 @@ def test_outcome_and_components(folder: Path) -> None:
     assert run["version"] != before
     assert source.run()["version"] == run["version"]
     assert run["stopped_early"] == ""
-    (folder / "summary.json").write_text('{"steps": 2, "stopped_early": {"step": 2, "reason": "enough"}}')
+    stopped = {"stopped_early": {"step": 2, "reason": "enough"}, "steps": 2, "train_seconds": 3725}
+    (folder / "summary.json").write_text(json.dumps(stopped))
     run = source.run()  # it was resumed after the failure
     assert (run["status"], run["stopped_early"]) == ("finished", "after step 2: enough")
+    tiles = {name: value for name, value, _ in run["tiles"]}
+    assert [*tiles] == ["accuracy", "reward", "steps", "time", "tokens"]
+    assert [*tiles.values()][1:] == ["0.25 → 0.5", "2", "1 h 02 min", "1,234,567"]
+    assert (run["versions"], run["git_commit"]) == ({"grpox": "0.1.0"}, "abc")
+    (accuracy,) = (each for each in source.metrics()["names"] if each["name"] == "evaluation/accuracy")
+    assert [accuracy[key] for key in ("first", "last", "min", "max")] == [0.1, 0.33149, 0.1, 0.33149]
     text = "evaluation: {path: h.jsonl, rewards: [{name: math, column: gold}]}\nrewards: [{name: form}]\n"
+    text += "loss: {name: dapo, path: null, clip_high: 0.28}\ntracking: {mlflow: {tags: {}}}\n"
     (folder / "config.yaml").write_text(text)
-    components = source.run()["components"]
-    assert components == [["reward", "form", ""], ["reward of evaluations", "math", "column: gold"]]
+    components = sorted(source.run()["components"])
+    assert components == [
+        ["loss", "dapo", "clip_high: 0.28"],
+        ["observer", "mlflow", "tags: {}"],
+        ["reward", "form", ""],
+        ["reward of evaluations", "math", "column: gold"],
+    ]
 
 
 def test_a_pause_before_a_resume_is_no_part_of_the_time_nor_of_the_estimate(folder: Path) -> None:
@@ -141,9 +143,7 @@ def test_a_pause_before_a_resume_is_no_part_of_the_time_nor_of_the_estimate(fold
 
 
 def test_numbers_that_json_lacks_are_text_or_null_and_counted(folder: Path) -> None:
-    append_metrics(
-        folder, *(metrics_line(step, {"kl": value}) for step, value in enumerate([1.5, "nan", "inf"], 1))
-    )
+    append_metrics(folder, *(metrics_line(step, {"kl": kl}) for step, kl in ((1, 1.5), (2, "nan"), (3, "inf"))))
     (folder / "alarms.json").write_text('{"alarms": [{"name": "kl_runaway", "step": 3, "value": NaN}]}')
     source = RunSource(folder)
     run, metrics = source.run(), source.metrics()
@@ -171,8 +171,7 @@ def test_decimation_keeps_the_lowest_and_the_highest_value_and_gaps() -> None:
     values[1234], values[7777], values[40:60], values[3000:6000] = 50.0, -50.0, math.nan, math.nan
     kept, reduced = decimate(steps, values, 200)
     assert len(kept) <= 200
-    assert reduced[list(kept).index(1234)] == 50
-    assert reduced[list(kept).index(7777)] == -50
+    assert [reduced[list(kept).index(step)] for step in (1234, 7777)] == [50, -50]
     assert (kept[0], kept[-1]) == (0, 9999)
     assert (np.diff(kept) > 0).all()
     in_gap = (kept > 3100) & (kept < 5900)
@@ -181,52 +180,36 @@ def test_decimation_keeps_the_lowest_and_the_highest_value_and_gaps() -> None:
     assert np.isfinite(reduced[(kept < 2900) | (kept > 6100)]).all()
 
 
-def test_phases_of_a_step(folder: Path) -> None:
-    for step in (1, 2):
-        append_metrics(
-            folder, metrics_line(step, {"time/generate": 2.0 * step, "time/update": 1.0, "reward": 1})
-        )
-    source = RunSource(folder)
-    assert source.phases()["phases"] == [["generate", 4.0], ["update", 1.0]]
-    assert source.phases(step=1)["phases"] == [["generate", 2.0], ["update", 1.0]]
-    assert source.phases()["history"]["generate"] == [[1, 2], [2, 4]]
-
-
 def test_the_history_of_all_phases_has_the_same_steps(folder: Path) -> None:
     """The page lays the phases on top of each other, and takes a step that is missing for 0."""
-    random = np.random.default_rng(0)
-    seconds = random.uniform(1, 2, (3000, 2)).tolist()
-    append_metrics(
-        folder,
-        *(
-            metrics_line(step, {"time/a": a, "time/b": b} | ({"time/save": 9.0} if step == 1234 else {}))
-            for step, (a, b) in enumerate(seconds, 1)
-        ),
-    )
-    history = RunSource(folder).phases()["history"]
+    seconds = np.random.default_rng(0).uniform(1, 2, (3000, 2)).tolist()
+    saved = {1234: {"time/save": 9.0, "reward": 1.0}}
+    lines = [
+        metrics_line(step, {"time/a": a, "time/b": b, **saved.get(step, {})})
+        for step, (a, b) in enumerate(seconds, 1)
+    ]
+    append_metrics(folder, *lines)
+    source = RunSource(folder)
+    history = source.phases()["history"]
     assert history["a"][0] == history["b"][0]
     assert len(history["a"][0]) <= 802
     assert history["save"] == [[1234], [9]]
+    for step, told in ((1234, source.phases(step=1234)), (3000, source.phases())):
+        a, b = seconds[step - 1]
+        assert told["phases"] == [["a", a], ["b", b], *([["save", 9.0]] if step == 1234 else [])]
 
 
-def test_ranks_stand_beside_their_machines(folder: Path) -> None:
+def test_ranks_stand_beside_their_machines_whose_measurements_stand_between_the_steps(folder: Path) -> None:
+    steps = (metrics_line(step, {"reward": step}, time=1000.0 + 10 * step) for step in (1, 2, 3))
+    append_metrics(folder, *steps)
     (folder / "versions.json").write_text(json.dumps({"world_size": 11}))
     (folder / "system").mkdir()
     source = RunSource(folder)
     for number in [10, *range(10)]:  # in the order in which they write
-        line = metrics_line(1, {f"system/node_{number}/cpu": number})
-        (folder / "system" / f"node_{number}.jsonl").write_text(line)
+        name = f"system/node_{number}/cpu"
+        lines = (metrics_line(n, {name: 50.0 + n}, time=1010.0 + 5 * n) for n in range(4))
+        (folder / "system" / f"node_{number}.jsonl").write_text("".join(lines))
         told = source.run()["ranks"]
     assert [rank["host"] for rank in told] == [f"node_{number}" for number in range(11)]
-
-
-def test_measurements_of_a_machine_stand_between_the_steps(folder: Path) -> None:
-    append_metrics(
-        folder, *(metrics_line(step, {"reward": step}, time=1000.0 + 10 * step) for step in (1, 2, 3))
-    )
-    (folder / "system").mkdir()
-    lines = (metrics_line(n, {"system/cpu": 50.0 + n}, time=1010.0 + 5 * n) for n in range(4))
-    (folder / "system" / "node_0.jsonl").write_text("".join(lines))
-    source = RunSource(folder)
-    assert series(source, "system/cpu") == [[1, 1.5, 2, 2.5], [50, 51, 52, 53]]
-    assert source.run()["ranks"][0]["values"] == {"cpu": 53}
+    assert series(source, "system/node_0/cpu") == [[1, 1.5, 2, 2.5], [50, 51, 52, 53]]
+    assert told[0]["values"] == {"cpu": 53}

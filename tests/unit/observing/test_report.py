@@ -9,32 +9,26 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pluggy
 import pytest
+from support.contexts import context_of, scored
 from support.frozen import answers_of, frozen_in
 from support.logs import LOGGED
-from support.watched_runs import record_tokens, token_facts
+from support.watched_runs import metrics_line, record_tokens, token_facts
 from typer.testing import CliRunner
 
 from grpox.cli import app as cli
-from grpox.config import RunConfig
 from grpox.contracts import Rollout, RunContext, ScoredRollout
 from grpox.errors import ConfigError
 from grpox.errors.formatting import spread
 from grpox.observing.display import RunReport
 from grpox.observing.observers import Observers
-from grpox.observing.page.data import (
-    MOST_BATCHES,
-    MOST_SAMPLES,
-    Curve,
-    binned,
-    read_samples,
-)
+from grpox.observing.page.data import MOST_BATCHES, MOST_SAMPLES, Curve, binned, read_samples
 from grpox.observing.page.document import document, embed
 from grpox.observing.page.report import METRICS_BYTES, TOKENS_BYTES, render, write_comparison
 from grpox.observing.page.server import WatchedRuns
@@ -47,20 +41,10 @@ from grpox.plugins.hookspecs import hookimpl
 EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }} & <b>4</b>"
 
 
-def scored(reward: float, completion: str = "4", prompt: str = "2+2=", **extra: Any) -> ScoredRollout:
-    rollout = Rollout(0, 0, (1,), (2, 3), "stop", 0)
-    return ScoredRollout(rollout, prompt, completion, {"math": reward}, reward, 0.5, extra)
-
-
-def metrics_line(step: int, kind: str = "metrics", **values: Any) -> str:
-    named = {name.replace("__", "/"): value for name, value in values.items()}
-    return json.dumps({"step": step, "time": 1000.0 + 10 * step, kind: named}) + "\n"
-
-
 def run_folder(folder: Path, *lines: str, rollouts: Sequence[ScoredRollout] = (), **files: str) -> Path:
     """A run's folder with these lines of metrics, completions of its first step, and other files by stem."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "metrics.jsonl").write_text("".join(lines or [metrics_line(1, reward=0.5)]))
+    (folder / "metrics.jsonl").write_text("".join(lines or [metrics_line(1, {"reward": 0.5})]))
     if rollouts:
         write_completions(folder / "completions" / "step_000001.parquet", 1, rollouts)
     for stem, text in files.items():
@@ -70,12 +54,12 @@ def run_folder(folder: Path, *lines: str, rollouts: Sequence[ScoredRollout] = ()
 
 
 class Page(HTMLParser):
-    """The elements of a page with their attributes, and the text of its scripts and styles."""
+    """The elements of a page with their attributes, and the texts in elements of each name."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
+        self.texts: dict[str, list[str]] = {}
         self._open = ""
         self.feed(text)
 
@@ -87,25 +71,7 @@ class Page(HTMLParser):
         self._open = ""
 
     def handle_data(self, data: str) -> None:
-        self.texts.append((self._open, data))
-
-    def count(self, tag: str) -> int:
-        return sum(element == tag for element, _ in self.elements)
-
-    def text(self, tag: str) -> list[str]:
-        return [text for name, text in self.texts if name == tag]
-
-
-# -- Reading a folder ------------------------------------------------------------------------------------
-
-
-def test_a_broken_line_in_the_middle_is_named_on_the_page_and_in_a_warning(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path, metrics_line(1, loss=1.0), '{"step": 2}\n', metrics_line(3, loss=1.0))
-    LOGGED()
-    answers = answers_of(folder)
-    assert LOGGED() == f"warning: {folder}: {answers['run']['problems'][0]}\n"
-    assert answers["metrics"]["series"]["loss"] == [[1, 3], [1, 1]]
-    assert answers["run"]["problems"] == ["metrics.jsonl: 1 line cannot be read, the first is line 2"]
+        self.texts.setdefault(self._open, []).append(data)
 
 
 def test_a_folder_whose_name_is_not_utf_8_has_a_report(tmp_path: Path) -> None:
@@ -119,16 +85,6 @@ def test_a_folder_whose_name_is_not_utf_8_has_a_report(tmp_path: Path) -> None:
     assert document({"text": "half \ud83d"}, "half \ud83d").encode()
 
 
-# -- Completions -----------------------------------------------------------------------------------------
-
-
-def test_places_are_spread_evenly_from_the_first_to_the_last() -> None:
-    assert [spread(count, 8) for count in (0, 1, 3)] == [[], [0], [0, 1, 2]]
-    assert spread(5, 1) == [2]
-    assert spread(12, 4) == [0, 4, 7, 11]  # 11 / 3 = 3.67 apart
-    assert spread(256, 3) == [0, 128, 255]  # 255 / 2 = 127.5, rounded to even
-
-
 def test_of_a_batch_the_best_and_the_worst_are_shown_and_what_has_no_reward_last(tmp_path: Path) -> None:
     rewards = [0.01 * place for place in range(99)] + [math.nan, 7.0]
     run_folder(tmp_path, rollouts=[scored(reward) for reward in reversed(rewards)])
@@ -139,25 +95,24 @@ def test_of_a_batch_the_best_and_the_worst_are_shown_and_what_has_no_reward_last
     shown = [row["reward"] for row in batch.rows]
     assert (shown[0], shown[-1]) == (7.0, None)
     assert shown[:-1] == sorted(shown[:-1], reverse=True)
+    # Places are spread evenly from the first to the last.
+    assert [spread(count, 8) for count in (0, 1, 3)] == [[], [0], [0, 1, 2]]
+    assert spread(5, 1) == [2]
+    assert spread(12, 4) == [0, 4, 7, 11]  # 11 / 3 = 3.67 apart
+    assert spread(256, 3) == [0, 128, 255]  # 255 / 2 = 127.5, rounded to even
 
 
-def test_batches_follow_the_run_and_not_their_names(tmp_path: Path) -> None:
-    for name in ("step_1000000", "step_000002_2", "step_999999", "step_000002", "notes"):
-        write_completions(tmp_path / "completions" / f"{name}.parquet", 1, [scored(1.0)])
-    batches, saved = read_samples(tmp_path)
-    assert [batch.label for batch in batches] == ["step 2", "step 2, batch 2", "step 999999", "step 1000000"]
-    assert saved == 4
-
-
-def test_long_texts_are_cut_in_the_middle_and_invisible_characters_shown(tmp_path: Path) -> None:
+def test_batches_follow_the_run_and_long_texts_are_cut_in_the_middle(tmp_path: Path) -> None:
     text = "a" * 900 + "b" * 1000 + "c" * 800
     run_folder(tmp_path, rollouts=[scored(1.0, text, "\x1b[2J\u202e\n\tü")])
     ((batch,), _) = read_samples(tmp_path)
     assert batch.rows[0]["completion"] == "a" * 800 + "\n[... 1100 characters ...]\n" + "c" * 800
     assert batch.rows[0]["prompt"] == "\\x1b[2J\\u202e\n\tü"
-
-
-# -- Curves ----------------------------------------------------------------------------------------------
+    for name in ("step_1000000", "step_000002_2", "step_999999", "step_000002", "notes"):
+        write_completions(tmp_path / "completions" / f"{name}.parquet", 1, [scored(1.0)])
+    batches, saved = read_samples(tmp_path)
+    labels = ["step 1", "step 2", "step 2, batch 2", "step 999999", "step 1000000"]
+    assert ([batch.label for batch in batches], saved) == (labels, 5)
 
 
 def test_neighbouring_steps_become_one_point_where_there_are_too_many() -> None:
@@ -169,10 +124,8 @@ def test_neighbouring_steps_become_one_point_where_there_are_too_many() -> None:
     assert binned(curve, most=5) is curve
 
 
-def test_an_evaluation_without_steps_has_its_curve_and_a_folder_with_metrics_alone_its_page(
-    tmp_path: Path,
-) -> None:
-    none = answers_of(run_folder(tmp_path / "bare", metrics_line(0, "evaluation", accuracy=0.5)))
+def test_an_evaluation_alone_has_its_curve_and_metrics_alone_a_page(tmp_path: Path) -> None:
+    none = answers_of(run_folder(tmp_path / "bare", metrics_line(0, {"accuracy": 0.5}, "evaluation")))
     assert none["metrics"]["series"] == {"evaluation/accuracy": [[0], [0.5]]}
     run = none["run"]
     assert ["steps", "0", "of the optimizer"] in run["tiles"]
@@ -182,10 +135,8 @@ def test_an_evaluation_without_steps_has_its_curve_and_a_folder_with_metrics_alo
 
 def test_curves_of_a_long_run_keep_their_ends_and_extremes_in_few_bytes(tmp_path: Path) -> None:
     names = [f"info/{letter * 3}" for letter in "abcdefghijklmnopqrstuvwxyz"]
-    lines = []
-    for step in range(1, 2001):
-        values = {name: math.sin(step) + (step == 777) * 50 for name in names}
-        lines.append(json.dumps({"step": step, "time": 1000.0 + step, "metrics": values}) + "\n")
+    values = [math.sin(step) + (step == 777) * 50 for step in range(1, 2001)]
+    lines = [metrics_line(step, dict.fromkeys(names, value)) for step, value in enumerate(values, 1)]
     metrics = answers_of(run_folder(tmp_path, *lines))["metrics"]
     assert len(json.dumps(metrics)) < METRICS_BYTES
     for name in names:
@@ -194,29 +145,26 @@ def test_curves_of_a_long_run_keep_their_ends_and_extremes_in_few_bytes(tmp_path
         assert max(values) == pytest.approx(50 + math.sin(777), rel=1e-5)
 
 
-# -- The page --------------------------------------------------------------------------------------------
-
-
 def test_markup_in_what_the_run_holds_is_text_of_the_page(tmp_path: Path) -> None:
     run_folder(
         tmp_path,
-        metrics_line(1, **{f"rewards__{EVIL.replace('/', '|')}__mean": 1.0}),
-        rollouts=[scored(1.0, EVIL, EVIL, note=EVIL)],
+        metrics_line(1, {f"rewards/{EVIL.replace('/', '|')}/mean": 1.0}),
+        rollouts=[scored(1.0, EVIL, EVIL, extra={"note": EVIL})],
         config=json.dumps({"model": {"path": EVIL}, "loss": {"name": EVIL, "x": EVIL}, "rewards": []}),
         versions=json.dumps({"versions": {EVIL: EVIL}, "git_commit": EVIL, "source": EVIL}),
         failure=json.dumps({"error": EVIL}),
     )
     text = render([tmp_path])
     page = Page(text)
-    assert page.count("script") == 3  # the data, uPlot and the page's own
-    assert page.count("img") == 0
-    assert "<!--" not in text
+    tags = [tag for tag, _ in page.elements]
+    # The scripts are the data, uPlot and the page's own.
+    assert (tags.count("script"), tags.count("img"), "<!--" in text) == (3, 0, False)
     answers = {name: next(iter(of.values())) for name, of in frozen_in(text)["answers"].items()}
     (row,) = answers["completions"]["rows"]
     assert (row["completion"], row["prompt"], row["extra"]) == (EVIL, EVIL, {"note": EVIL})
     assert answers["run"]["error"] == EVIL
     assert answers["run"]["versions"] == {EVIL: EVIL}
-    assert page.text("title") == [f"{EVIL} \N{EN DASH} grpox"]
+    assert page.texts["title"] == [f"{EVIL} \N{EN DASH} grpox"]
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
 
 
@@ -228,23 +176,30 @@ def test_texts_neither_end_their_element_nor_hide_from_a_reader_nor_are_replaced
     assert "{{ scripts }}" in document({"made": "{{ scripts }}"}, title="{{ scripts }}")
 
 
-def test_no_script_of_the_page_writes_markup() -> None:
-    (own,) = [script for script in Page(document()).text("script") if "FROZEN" in script]
+def test_no_script_of_the_page_writes_markup_and_uplot_is_the_one_that_its_record_names() -> None:
+    (own,) = [script for script in Page(document()).texts["script"] if "FROZEN" in script]
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", own)
+    vendor = resources.files("grpox.observing.page") / "vendor"
+    record = json.loads((vendor / "vendor.json").read_text())
+    hashes = {
+        entry.name: hashlib.sha256(entry.read_bytes()).hexdigest()
+        for entry in vendor.iterdir()
+        if entry.name != "vendor.json"
+    }
+    assert hashes == record["files"]
+    assert hashes.keys() == {"uPlot.iife.min.js", "uPlot.min.css", "LICENSE"}
+    assert f"(v{record['version']})" in (vendor / "uPlot.iife.min.js").read_text()[:200]
+    assert record["url"].endswith(f"/uplot-{record['version']}.tgz")
 
 
 def test_the_page_needs_no_network_and_allows_its_own_scripts_and_styles_alone(tmp_path: Path) -> None:
     text = render([run_folder(tmp_path, rollouts=[scored(1.0)])])
     page = Page(text)
-    targets = [
-        value
-        for _, attributes in page.elements
-        for name, value in attributes.items()
-        if name in ("src", "href", "xlink:href", "action", "srcset")
-    ]
+    attributes = [pair for _, of_element in page.elements for pair in of_element.items()]
+    targets = [value for name, value in attributes if name in ("src", "href", "xlink:href", "action", "srcset")]
     assert targets
     assert all(target is not None and target.startswith("#") for target in targets)
-    assert not [name for _, attributes in page.elements for name in attributes if name == "style"]
+    assert "style" not in dict(attributes)
     (policy,) = [a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy"]
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
     (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
@@ -256,71 +211,37 @@ def test_the_page_needs_no_network_and_allows_its_own_scripts_and_styles_alone(t
         f"default-src 'none'; style-src {hashes[-1]}; script-src {' '.join(hashes[:-1])}; "
         "connect-src 'none'; base-uri 'none'; form-action 'none'"
     )
-    served = document()
-    assert "connect-src 'self'" in served
-    assert 'id="frozen"' not in served
+    assert ("connect-src 'self'" in document(), 'id="frozen"' in document()) == (True, False)
 
 
-def test_the_page_tells_the_numbers_of_the_run(tmp_path: Path) -> None:
-    run_folder(
-        tmp_path,
-        metrics_line(0, "evaluation", accuracy=0.33149),
-        metrics_line(1, reward=0.25, num_tokens=1000),
-        metrics_line(40, reward=0.875, num_tokens=1234567),
-        metrics_line(40, "evaluation", accuracy=0.9),
-        rollouts=[scored(0.0, "three", note="carry"), scored(1.0, "four")],
-        summary='{"train_seconds": 3725, "steps": 40}',
-        config="loss: {name: dapo, path: null, clip_high: 0.28}\ntracking: {mlflow: {tags: {}}}\n",
-        versions='{"versions": {"torch": "2.13.0"}, "git_commit": "abc", "source": "quickstart"}',
-    )
-    answers = answers_of(tmp_path)
-    run = answers["run"]
-    assert [(name, value) for name, value, _ in run["tiles"]] == [
-        ("accuracy", "0.331 → 0.9"),
-        ("reward", "0.25 → 0.875"),
-        ("steps", "40"),
-        ("time", "1 h 02 min"),
-        ("tokens", "1,234,567"),
-    ]
-    rows = answers["completions"]["rows"]
-    assert [(row["completion"], row["extreme"]) for row in rows] == [("four", "best"), ("three", "worst")]
-    assert rows[1]["extra"] == {"note": "carry"}
-    assert ["loss", "dapo", "clip_high: 0.28"] in run["components"]
-    assert ["observer", "mlflow", "tags: {}"] in run["components"]
-    assert (run["versions"], run["git_commit"]) == ({"torch": "2.13.0"}, "abc")
-    (accuracy,) = [entry for entry in answers["metrics"]["names"] if entry["name"] == "evaluation/accuracy"]
-    assert [accuracy[key] for key in ("first", "last", "min", "max")] == [0.33149, 0.9, 0.33149, 0.9]
-
-
-def test_the_page_of_long_completions_stays_below_a_megabyte(tmp_path: Path) -> None:
-    run_folder(tmp_path)
+def test_pages_of_long_completions_stay_below_a_megabyte(tmp_path: Path) -> None:
+    folders = [run_folder(tmp_path / name) for name in ("a", "b", "c")]
     rollouts = [scored(place / 40, "漢" * 5000, "字" * 3000) for place in range(40)]
     for step in range(1, 21):
-        write_completions(tmp_path / "completions" / f"step_{step:06d}.parquet", step, rollouts)
-    text = render([tmp_path])
+        for folder in folders:
+            write_completions(folder / "completions" / f"step_{step:06d}.parquet", step, rollouts)
+    text = render(folders[:1])
     assert len(text.encode()) < 1_000_000
     (shown,) = frozen_in(text)["answers"]["completions"].values()
     assert len(shown["rows"]) == MOST_BATCHES * MOST_SAMPLES
     assert "8 of 20 saved generation batches" in shown["remark"][0]
     assert shown["batches"][0][:3] == ["step 1", 16, 40]
     assert "\n[... 2600 characters ...]\n" in shown["rows"][0]["prompt"]
-
-
-def tokens_of_step(folder: Path, step: int, samples: Sequence[int], count: int = 3) -> None:
-    """Record the tokens of some samples of group 0."""
-    facts = [token_facts(step, sample=each, ids=range(each, each + count)) for each in samples]
-    for fact in facts:
-        fact.sampler_logprob[:] /= 3
-    record_tokens(folder, step, *facts)
+    text = write_comparison(folders, tmp_path / "page.html").read_text()
+    assert len(text.encode()) < 1_200_000
+    answers = frozen_in(text)["answers"]["completions"]
+    assert {name: len(answer["rows"]) for name, answer in answers.items()} == {"a": 32, "b": 32, "c": 32}
+    assert {row["extreme"] for row in answers["a"]["rows"]} >= {"best", "worst"}
 
 
 def run_with_tokens(folder: Path, count: int) -> Path:
     """A run whose batch of 40 completions has the tokens of samples 2 and 39, of which the page shows one."""
-    rollouts = [
-        replace(scored(place / 40), rollout=Rollout(0, place, (1,), (2, 3), "stop", 0)) for place in range(40)
-    ]
-    run_folder(folder, rollouts=rollouts)
-    tokens_of_step(folder, 1, [2, 39], count)
+    samples = [Rollout(0, place, (1,), (2, 3), "stop", 0) for place in range(40)]
+    run_folder(folder, rollouts=[scored(each.sample / 40, rollout=each) for each in samples])
+    facts = [token_facts(1, sample=each, ids=range(each, each + count)) for each in (2, 39)]
+    for fact in facts:
+        fact.sampler_logprob[:] /= 3
+    record_tokens(folder, 1, *facts)
     return folder
 
 
@@ -347,21 +268,8 @@ def test_tokens_that_the_page_does_not_hold_are_counted(tmp_path: Path) -> None:
     completions = answers["completions"]["run"]
     assert [row["sample"] for row in completions["rows"] if row["has_tokens"]] == [2]
     assert completions["remark"][2].startswith("Tokens of 1 of the 2 recorded completions")
-    tokens_of_step(folder, 1, [2, 39], TOKENS_BYTES // 4)
+    run_with_tokens(folder, TOKENS_BYTES // 4)
     assert frozen_in(render([folder]))["answers"]["tokens"]["run"] == {}
-
-
-def test_completions_of_several_runs_share_the_megabyte(tmp_path: Path) -> None:
-    folders = [run_folder(tmp_path / name) for name in ("a", "b", "c")]
-    for folder in folders:
-        for step in range(1, 9):
-            path = folder / "completions" / f"step_{step:06d}.parquet"
-            write_completions(path, step, [scored(place / 16, "漢" * 1600, "字" * 400) for place in range(16)])
-    text = write_comparison(folders, tmp_path / "page.html").read_text()
-    assert len(text.encode()) < 1_200_000
-    answers = frozen_in(text)["answers"]["completions"]
-    assert {name: len(answer["rows"]) for name, answer in answers.items()} == {"a": 32, "b": 32, "c": 32}
-    assert {row["extreme"] for row in answers["a"]["rows"]} >= {"best", "worst"}
 
 
 def test_runs_on_one_page_have_names_of_their_own_and_the_keys_that_differ(tmp_path: Path) -> None:
@@ -378,8 +286,7 @@ def test_runs_on_one_page_have_names_of_their_own_and_the_keys_that_differ(tmp_p
         "runs": names, "keys": [["train.learning_rate", ["1e-05", "2e-05"]], ["seed", [None, "3"]]],
     }  # fmt: skip
     alone = frozen_in(render(folders[:1]))
-    assert [run["name"] for run in alone["runs"]] == ["run"]
-    assert "compare" not in alone["answers"]
+    assert ([run["name"] for run in alone["runs"]], "compare" in alone["answers"]) == (["run"], False)
 
 
 def test_numbers_have_four_digits_and_whole_ones_are_whole() -> None:
@@ -389,15 +296,10 @@ def test_numbers_have_four_digits_and_whole_ones_are_whole() -> None:
 
 
 def test_secrets_of_a_record_that_others_have_written_are_not_on_the_page(tmp_path: Path) -> None:
-    config = (
-        "rewards: [{name: judge, apiKey: hush}]\ntracking: {mlflow: {tracking_uri: 'http://me:hush@host'}}\n"
-    )
+    tracking = "{mlflow: {tracking_uri: 'http://me:hush@host'}}"
+    config = f"rewards: [{{name: judge, apiKey: hush}}]\ntracking: {tracking}\n"
     text = render([run_folder(tmp_path, config=config)])
-    assert "hush" not in text
-    assert "http://me:***@host" in text
-
-
-# -- The end of a run ------------------------------------------------------------------------------------
+    assert ("hush" in text, "http://me:***@host" in text) == (False, True)
 
 
 class Tracker:
@@ -416,8 +318,7 @@ class Ending:
     """A run of `steps` steps, up to its end."""
 
     def __init__(self, folder: Path, steps: int) -> None:
-        settings = {"model": {"path": "m"}, "data": {"path": "d.jsonl"}, "rewards": ["math"]}
-        self.run = RunContext(RunConfig.model_validate(settings), folder, 5, 1, {}, None, "run.yaml")
+        self.run = context_of(folder, 5)
         self.tracker, self.report = Tracker(), folder / "report.html"
         manager = pluggy.PluginManager("grpox")
         manager.add_hookspecs(hookspecs)
@@ -428,39 +329,40 @@ class Ending:
             self.observers.rollouts_scored(self.run, step, [scored(1.0)])
             self.observers.step_finished(self.run, step, {"reward": 1.0})
 
+    @property
+    def answer(self) -> Any:
+        """The answer of the report about the run."""
+        (run,) = frozen_in(self.report.read_text())["answers"]["run"].values()
+        return run
+
 
 def test_the_end_of_a_run_leaves_a_report_before_trackers_end_and_tells_where(tmp_path: Path) -> None:
     ending = Ending(tmp_path / "run", steps=2)
     (tmp_path / "run" / "summary.json").write_text('{"train_seconds": 1.0, "steps": 2}')
     ending.observers.run_finished(ending.run, {})
-    (run,) = frozen_in(ending.report.read_text())["answers"]["run"].values()
-    assert run["status"] == "finished"
+    assert ending.answer["status"] == "finished"
     assert ending.tracker.found
     assert LOGGED.getvalue() == f"report: {ending.report}\n"
     assert not list(ending.report.parent.glob("*.unfinished"))
 
 
-@pytest.mark.parametrize(("steps", "written"), [(0, False), (1, True)])
-def test_a_failed_run_has_a_report_once_a_step_is_recorded(tmp_path: Path, steps: int, written: bool) -> None:
+@pytest.mark.parametrize(
+    ("steps", "broken", "written"), [(0, False, False), (1, False, True), (1, True, False)]
+)
+def test_a_failed_run_has_a_report_once_a_step_is_recorded(
+    tmp_path: Path, steps: int, broken: bool, written: bool
+) -> None:
+    """A report that cannot be written does not hurt the run."""
     ending = Ending(tmp_path / "run", steps)
+    if broken:
+        (tmp_path / "run" / "completions" / "step_000001.parquet").write_text("no parquet")
     ending.observers.run_failed(ending.run, ValueError("loss is <nan>"))
     assert ending.tracker.found is written
-    assert "warning" not in LOGGED.getvalue()
+    assert ending.observers.failures == ({("run report", "grpox_run_failed"): 1} if broken else {})
+    assert ("warning: observer 'run report' failed" in LOGGED.getvalue()) == broken
     if written:
-        (run,) = frozen_in(ending.report.read_text())["answers"]["run"].values()
+        run = ending.answer
         assert (run["status"], run["error"]) == ("failed", "ValueError: loss is <nan>")
-
-
-def test_a_report_that_cannot_be_written_does_not_hurt_the_run(tmp_path: Path) -> None:
-    ending = Ending(tmp_path / "run", steps=1)
-    (tmp_path / "run" / "completions" / "step_000001.parquet").write_text("no parquet")
-    ending.observers.run_finished(ending.run, {})
-    assert ending.tracker.found is False
-    assert ending.observers.failures == {("run report", "grpox_run_finished"): 1}
-    assert "warning: observer 'run report' failed" in LOGGED.getvalue()
-
-
-# -- grpox report ----------------------------------------------------------------------------------------
 
 
 def test_the_command_writes_the_page_again_and_says_where(tmp_path: Path) -> None:
@@ -476,34 +378,27 @@ def test_the_command_writes_the_page_again_and_says_where(tmp_path: Path) -> Non
     assert other.read_text().startswith("<!doctype html>")
 
 
-def problem_of(*arguments: str) -> Any:
-    error = CliRunner().invoke(cli.app, ["report", *arguments]).exception
+def problem_of(*arguments: object) -> Any:
+    error = CliRunner().invoke(cli.app, ["report", *map(str, arguments)]).exception
     assert isinstance(error, ConfigError)
     assert error.exit_code == 2
     return error.problems[0]
 
 
-def test_a_folder_that_is_no_runs_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_runs_and_an_output_that_is_a_folder_are_refused(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "quickstart")
     (run / "model").mkdir()
-    missing = problem_of(str(tmp_path / "quikstart"))
-    assert (missing.key, missing.what) == ("RUN_DIR", "there is no such folder")
-    assert missing.nearest == str(run)
-    around = problem_of(str(tmp_path))
-    assert "metrics.jsonl is missing" in around.what
-    assert around.allowed == str(run)
-    assert problem_of(str(run / "model")).nearest == str(run)
-    file = problem_of(str(run / "metrics.jsonl"))
+    missing = problem_of(tmp_path / "quikstart")
+    assert (missing.key, missing.what, missing.nearest) == ("RUN_DIR", "there is no such folder", str(run))
+    around = problem_of(tmp_path)
+    assert ("metrics.jsonl is missing" in around.what, around.allowed) == (True, str(run))
+    assert problem_of(run / "model").nearest == str(run)
+    file = problem_of(run / "metrics.jsonl")
     assert (file.what, file.nearest) == ("is a file: name the run's folder", str(run))
-
-
-def test_a_run_without_a_step_and_an_output_that_is_a_folder_are_refused(tmp_path: Path) -> None:
-    assert (
-        problem_of(str(run_folder(tmp_path / "empty", "\n"))).what == "has no finished step and no evaluation"
-    )
-    run = str(run_folder(tmp_path / "run"))
-    problem = problem_of(run, "--output", str(tmp_path))
+    empty = problem_of(run_folder(tmp_path / "empty", "\n"))
+    assert empty.what == "has no finished step and no evaluation"
+    problem = problem_of(run, "--output", tmp_path)
     assert (problem.key, problem.what) == ("--output", "is a folder: name a file")
-    (tmp_path / "file").write_text("")
-    problem = problem_of(run, "--output", str(tmp_path / "file" / "report.html"))
-    assert (problem.what, problem.given) == ("cannot be read or written: File exists", str(tmp_path / "file"))
+    problem = problem_of(run, "--output", run / "metrics.jsonl" / "report.html")
+    assert problem.what == "cannot be read or written: File exists"
+    assert problem.given == str(run / "metrics.jsonl")

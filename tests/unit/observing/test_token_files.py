@@ -1,17 +1,21 @@
-"""Files of tokens: what is written is read back, and what was not computed is None, not 0."""
+"""Files of tokens are read back with None for what was not computed, and texts that make up the completion."""
 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
 from support.watched_runs import record_tokens, token_facts
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from grpox.observing.token_files import read_tokens, token_file
+from grpox.observing.token_files import TokenTexts, read_tokens, token_file
 
 
 def test_a_token_is_read_back_with_all_its_token_facts(tmp_path: Path) -> None:
@@ -43,12 +47,9 @@ def test_a_completion_is_found_by_the_name_of_its_file_whichever_step_trained_on
     record_tokens(tmp_path, 1, token_facts(1, 1, 5), token_facts(1, 2, 5, ids=(4,)))
     record_tokens(tmp_path, 2, token_facts(1, 1, 6))  # the second step of the same generation batch
     record_tokens(tmp_path, 3, token_facts(3, 1, 5, ids=(1, 2)))
-    assert len(read_tokens(tmp_path, 1, 5, 0)) == 4
     assert len(read_tokens(tmp_path, 1, 5, 0, part=2)) == 1
-    assert len(read_tokens(tmp_path, 1, 6, 0)) == 4
-    assert len(read_tokens(tmp_path, 3, 5, 0)) == 2
-    assert read_tokens(tmp_path, 1, 7, 0) == []
-    assert read_tokens(tmp_path, 2, 6, 0) == []
+    names = ((1, 5), (1, 6), (3, 5), (1, 7), (2, 6))
+    assert [len(read_tokens(tmp_path, step, group, 0)) for step, group in names] == [4, 4, 2, 0, 0]
 
 
 def test_a_search_ends_at_the_next_generation_batch(tmp_path: Path) -> None:
@@ -67,3 +68,67 @@ def test_an_error_of_tokens_names_their_file(tmp_path: Path, column: str) -> Non
     parquet.write_table(table.drop_columns([column]).append_column(column, pyarrow.nulls(len(table))), path)
     with pytest.raises(ValueError, match=path.name):
         read_tokens(tmp_path, 1, 5, 0)
+
+
+# -- Texts of tokens -------------------------------------------------------------------------------------
+
+WORDS = ["the", "quick", "a", ".", ",", "é", "naïve"]
+
+
+def finished(model: Any, before: Any, decoder: Any) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer, tokenizer.decoder = before, decoder
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+    made.add_tokens([AddedToken("<|turn|>", special=True), AddedToken("<call>", special=False)])
+    return made
+
+
+def numbered(*names: str) -> dict[str, int]:
+    return {name: number for number, name in enumerate(names)}
+
+
+def bytewise() -> PreTrainedTokenizerFast:
+    """Every byte a token, as the rare characters of most models."""
+    model = models.BPE(numbered(*sorted(pre_tokenizers.ByteLevel.alphabet())), [])
+    return finished(model, pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel())
+
+
+def pieces() -> PreTrainedTokenizerFast:
+    """Words with a mark for the space before them, which the first of a text loses; other bytes by number."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *(f"▁{word}" for word in WORDS), *WORDS]
+    parts = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)
+    model = models.BPE(numbered(*names), [], unk_token="<unk>")
+    return finished(model, pre_tokenizers.Metaspace(), decoders.Sequence([*parts]))
+
+
+def word_pieces() -> PreTrainedTokenizerFast:
+    """Words parted by spaces, which the decoder leaves out before a full stop or comma."""
+    names = ["[UNK]", *WORDS, *(f"##{word}" for word in WORDS)]
+    model = models.WordPiece(numbered(*names), unk_token="[UNK]")
+    return finished(model, pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(cleanup=True))
+
+
+@pytest.mark.parametrize("make", [bytewise, pieces, word_pieces])
+def test_texts_put_together_are_the_completion(make: Any) -> None:
+    tokenizer = make()
+    texts, chance = TokenTexts(tokenizer), random.Random(0)
+    ids = list(range(len(tokenizer)))
+    for length in [0, 1, 2, *range(3, 40)]:  # most of these are no valid UTF-8
+        completion = chance.choices(ids, k=length)
+        found = texts.of(completion)
+        assert len(found) == length
+        assert "".join(found) == tokenizer.decode(completion, skip_special_tokens=True)
+
+
+def test_a_character_that_is_split_is_the_text_of_its_last_token_and_a_space_of_the_word_behind_it() -> None:
+    tokenizer = bytewise()
+    ids = tokenizer("né 🙂!")["input_ids"]
+    assert TokenTexts(tokenizer).of(ids) == ["n", "", "é", " ", "", "", "", "🙂", "!"]
+    # Special tokens have no text and a name.
+    end, turn, call = tokenizer.convert_tokens_to_ids(["<|end|>", "<|turn|>", "<call>"])
+    texts = TokenTexts(tokenizer)
+    assert texts.of([turn, call, end]) == ["", "<call>", ""]
+    assert [texts.special(each) for each in (turn, call, end, 5)] == ["<|turn|>", None, "<|end|>", None]
+    tokenizer = pieces()
+    ids = tokenizer.convert_tokens_to_ids(["▁the", "▁quick", ".", "<|end|>", "▁a"])
+    assert TokenTexts(tokenizer).of(ids) == ["the", " quick", ".", "", " a"]
