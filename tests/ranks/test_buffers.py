@@ -1,4 +1,4 @@
-"""What follows the policy on one rank and two: buffers, to generators, into files and back, and a reference."""
+"""Buffers and a reference that follow the policy on one rank and two: to generators, into files and back."""
 
 from __future__ import annotations
 
