@@ -126,8 +126,8 @@ def test_summary_and_report_tell_what_was_trained_and_checkpoints_hold_no_frozen
     size = sum(path.stat().st_size for path in (last / "engine").iterdir())
     if kind == "layers":
         assert summary["trained_parameters"] == 23_552
-        whole = (QUICKSTART / "model.safetensors").stat().st_size
-        assert size < 0.3 * whole  # of full training: more than three
+        of_base = (QUICKSTART / "model.safetensors").stat().st_size
+        assert size < 0.3 * of_base  # of full training: more than three
     assert first.name == "step-00000003"
 
 
