@@ -1,12 +1,11 @@
-"""Takes a model with buffers through engines, checkpoints and a reference; run alone or by torchrun.
+"""Takes a model with buffers through engines and checkpoints, and mixes references; alone or by torchrun.
 
-Usage: buffer_steps.py OUT
-The model is saved to OUT/base first. For each way to train, OUT/WAY.pt has what rank 0 held and read back.
+Usage: buffer_steps.py OUT.pt
+The model is saved to ./base. OUT.pt has for each way to train what rank 0 held and read back.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,25 +13,26 @@ from typing import Any
 import torch
 from support.architectures import perturb, tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from zero3_step import config_for, engine_of
+from zero3_step import config_for, engine_of, reference_for, save_results
 
 from grpox.checkpoint.export import load_weights
 from grpox.checkpoint.resume import load_of_other_ranks
 from grpox.checkpoint.save_model import save_model
 from grpox.checkpoint.saver import ENGINE
 from grpox.checkpoint.shards import ShardFiles, read_reference, write_reference
-from grpox.cli.errors import leave
 from grpox.config import LoraConfig, RunConfig, TrainConfig
 from grpox.policy.engine import Engine, FrozenEngine
 from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import load_model
 from grpox.policy.reference import sync_reference
-from grpox.policy.weight_stream import persistent_buffers
-from grpox.runtime.world import World, start_world
+from grpox.policy.weight_stream import persistent_buffers, stream_weights
+from grpox.runtime.world import World
 from grpox.training.run import make_whole
 
 KIND = "gemma4_text"
 WAYS = ("all weights", "adapters")
+SHARDS, WHOLE = 0, 1_000_000
+"""Sizes up to which parameters stay whole on each rank."""
 
 
 def model_of(config: RunConfig, way: str) -> Any:
@@ -80,6 +80,7 @@ def taken_through(out: Path, way: str, world: World) -> dict[str, Any]:
     module = engine.module
     make_whole(module, engine, world.device)
     found["made whole"] = values(module)
+    found["saved"] = values(AutoModelForCausalLM.from_pretrained(out / way / "model"))
     return found
 
 
@@ -102,8 +103,29 @@ def referred(engine: Engine, config: RunConfig, out: Path, world: World) -> dict
     return {"reference": moved, "reference read": values(reference.module)}
 
 
-def main(out: Path) -> None:
-    world = start_world()
+def mixed(threshold: int, world: World) -> list[dict[str, Any]]:
+    """Mix the policy into a reference twice; return each rank's weights before, after one step, after two."""
+    config = config_for("dapo", 0.1, 6, 1)
+    config.deepspeed.stage3_param_persistence_threshold = threshold
+    config.train.ref_sync_alpha, config.train.ref_sync_steps = 0.25, 2
+    reference: Any = reference_for(config, world)
+    engine, snapshots = engine_of(config, world), []
+    for step in range(3):
+        if step > 0:
+            engine.steps += 1  # the weights of the policy may as well stay as they are
+            sync_reference(engine, reference, config.train)
+        snapshots.append({name: weight.clone() for name, weight in stream_weights(reference.module)})
+    result = {
+        "policy": {name: weight.clone() for name, weight in engine.weights()},
+        "reference": snapshots,
+        "logits": reference(input_ids=torch.tensor([[3, 4, 5, 6]])).logits.detach(),
+        "whole": any(parameter.ds_persist for parameter in reference.module.parameters()),
+    }
+    return world.gather([result])
+
+
+def results(world: World) -> dict[Any, Any]:
+    out = Path.cwd()
     if world.is_main:
         model = tiny_model(KIND)
         perturb(model, 1)
@@ -111,13 +133,9 @@ def main(out: Path) -> None:
         quickstart = Path(config_for("dapo", 0.0, 6, 1).model.path)
         AutoTokenizer.from_pretrained(quickstart).save_pretrained(out / "base")
     world.barrier()
-    for way in WAYS:
-        found = taken_through(out, way, world)
-        if world.is_main:
-            loaded = AutoModelForCausalLM.from_pretrained(out / way / "model")
-            torch.save(found | {"saved": values(loaded)}, out / f"{way}.pt")
+    found: dict[Any, Any] = {way: taken_through(out, way, world) for way in WAYS}
+    return found | {threshold: mixed(threshold, world) for threshold in (SHARDS, WHOLE)}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    leave(0)
+    save_results(results)

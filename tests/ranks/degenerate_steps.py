@@ -9,13 +9,10 @@ from typing import Any
 
 import torch
 from step_cases import CASES, ROWS, STEPS, MicroBatch
-from transformers import PreTrainedModel
-from zero3_step import config_for, engine_of, save_results, update_of
+from zero3_step import config_for, engine_of, reference_for, save_results, update_of
 
 from grpox.contracts import Rollout
 from grpox.policy.batch import Sample, samples_of
-from grpox.policy.engine import FrozenEngine
-from grpox.policy.models import load_model
 from grpox.runtime.world import World
 
 
@@ -29,28 +26,15 @@ def samples_for(micro_batch: MicroBatch) -> list[Sample]:
     return samples_of(made, advantages, truncated)
 
 
-def micro_batches_of(case: str, world: World) -> list[list[Sample]]:
-    return [samples_for(micro_batch) for micro_batch in CASES[case][world.rank :: world.size]]
-
-
-def another(model: PreTrainedModel) -> PreTrainedModel:
-    """A reference that the policy differs from: equal weights have a KL of exactly 0."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.01)
-    return model
-
-
 def steps(loss_name: str, beta: float, world: World) -> dict[str, Any]:
     """Two steps on each case: each one's metrics, and whether any weight has changed."""
     config = config_for(loss_name, beta, ROWS, 2 // world.size)
     engine = engine_of(config, world)
-    reference = FrozenEngine(another(load_model(config.model)), config, world) if beta else None
-    update = update_of(engine, reference, config, world)
+    update = update_of(engine, reference_for(config, world), config, world)
     before = {name: weight.clone() for name, weight in engine.weights()}
     results = {}
     for case in CASES:
-        micro_batches = micro_batches_of(case, world)
+        micro_batches = [samples_for(each) for each in CASES[case][world.rank :: world.size]]
         metrics = [update.step(micro_batches) for _ in range(2)]
         changed = [name for name, weight in engine.weights() if not torch.equal(weight, before[name])]
         results[case] = {"metrics": metrics, "changed": changed}
@@ -58,7 +42,7 @@ def steps(loss_name: str, beta: float, world: World) -> dict[str, Any]:
 
 
 def results(world: World) -> dict[Any, Any]:
-    return {(loss, beta): steps(loss, beta, world) for loss, beta in [*STEPS, ("grpo", 0.1)]}
+    return {(loss, beta): steps(loss, beta, world) for loss, beta in STEPS}
 
 
 if __name__ == "__main__":

@@ -6,28 +6,90 @@ Usage: loss_input_steps.py OUT.pt BATCH_SIZExACCUMULATION...
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import needy_losses
 import numpy as np
 import torch
 import zero3_step
-from lora_step import plain_model
 
-from grpox.config import ComponentRef, LoraConfig, RunConfig
-from grpox.contracts import Rollout
-from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
-from grpox.plugins.discovery import discover
-from grpox.plugins.registry import Registry
+from grpox.config import RunConfig
+from grpox.contracts import LossInputs, LossOutput, Reduction, Rollout
 from grpox.policy.batch import Sample, samples_of
 from grpox.policy.engine import FrozenEngine
-from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import load_model
-from grpox.policy.reference import BaseAsReference
 from grpox.runtime.world import World
-from grpox.update.objective import StepLoss
-from grpox.update.policy_update import PolicyUpdate
+
+COEFFICIENT = 0.1
+
+
+class Plain:
+    """-w A."""
+
+    reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(-torch.exp(inputs.logprobs - inputs.old_logprobs) * inputs.advantages)
+
+
+class ReferenceKl(Plain):
+    """-w A + c (exp(rho) - rho - 1), rho = log ref - log pi."""
+
+    needs = ("reference_logprobs",)
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.reference_logprobs is not None
+        rho = inputs.reference_logprobs - inputs.logprobs
+        return LossOutput(super().per_token(inputs).loss + COEFFICIENT * (torch.exp(rho) - rho - 1))
+
+
+class EntropyRegularised(Plain):
+    """-w A - c H."""
+
+    needs = ("entropy_gradient",)
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.entropy is not None
+        return LossOutput(super().per_token(inputs).loss - COEFFICIENT * inputs.entropy)
+
+
+class RewardWeighted(Plain):
+    """-(r_1 + 2 r_2) log pi."""
+
+    needs = ("rewards",)
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        assert inputs.rewards is not None
+        reward = inputs.rewards[:, :1] + 2 * inputs.rewards[:, 1:]
+        return LossOutput(-reward * inputs.logprobs)
+
+
+class Pairwise:
+    """For each pair of a group the softplus of s_worse - s_better, s the mean log-probability of a sequence.
+
+    The loss of a pair lies on the better sequence, spread over its tokens.
+    """
+
+    reduction: ClassVar[Reduction] = Reduction.SEQUENCE_SUM
+    scope = "group"
+    needs = ("group_ids", "rewards", "sequence_ids")
+
+    def __init__(self) -> None:
+        self.sizes: list[tuple[list[int], bool]] = []
+        """The sizes of the groups of each call, and true for a filler."""
+
+    def per_token(self, inputs: LossInputs) -> LossOutput:
+        ids, rewards = inputs.group_ids, inputs.rewards
+        assert ids is not None
+        assert rewards is not None
+        self.sizes.append((ids.unique(return_counts=True)[1].tolist(), bool((ids < 0).all())))
+        mask = inputs.token_mask.to(inputs.logprobs.dtype)
+        tokens = mask.sum(1).clamp(min=1)
+        score = (inputs.logprobs * mask).sum(1) / tokens
+        better = (ids[:, None] == ids[None]) & (rewards[:, None, 0] > rewards[None, :, 0])
+        of_pair = torch.nn.functional.softplus(score[None] - score[:, None])
+        of_sequence = torch.where(better, of_pair, 0.0).sum(1)
+        return LossOutput((of_sequence / tokens)[:, None] * mask)
+
 
 GROUP = 4
 ROWS = 24
@@ -42,26 +104,19 @@ PACKINGS: dict[str, dict[str, Any]] = {
     "budget": {"max_tokens_per_micro_batch": GROUP * (6 + MAX_LENGTH)},
     "budget without sharing": {"max_tokens_per_micro_batch": GROUP * (6 + MAX_LENGTH), "prefix_sharing": False},
 }
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "reference": ("ReferenceKl", {}),
-    "beta": ("Plain", {"beta": needy_losses.COEFFICIENT}),
-    "entropy": ("EntropyRegularised", {}),
-    "entropy, all logits": ("EntropyRegularised", {"chunked_logprobs": False}),
-    "bonus": ("Plain", {"entropy_coef": needy_losses.COEFFICIENT}),
-    "rewards": ("RewardWeighted", {}),
-    **{f"pairs, {name}": ("Pairwise", settings) for name, settings in PACKINGS.items()},
+CASES: dict[str, tuple[type[Any], dict[str, Any]]] = {
+    "reference": (ReferenceKl, {}),
+    "beta": (Plain, {"beta": COEFFICIENT}),
+    "entropy": (EntropyRegularised, {}),
+    "entropy, all logits": (EntropyRegularised, {"chunked_logprobs": False}),
+    "bonus": (Plain, {"entropy_coef": COEFFICIENT}),
+    "rewards": (RewardWeighted, {}),
+    **{f"pairs, {name}": (Pairwise, settings) for name, settings in PACKINGS.items()},
 }
 """Name of a step -> its loss and settings; every step starts from the same weights."""
-FEWER = (
-    "reference",
-    "beta",
-    "entropy",
-    "bonus",
-    "rewards",
-    "pairs, regrouped",
-    "pairs, budget without sharing",
-)
-"""The steps of all splits but the first."""
+LEFT_OUT = ("entropy, all logits", "pairs, all logits", "pairs, scheduled", "pairs, budget")
+FEWER = [name for name in CASES if name not in LEFT_OUT]
+"""The steps of splits into six."""
 
 
 def rollouts() -> tuple[list[Rollout], list[float], np.ndarray]:
@@ -90,14 +145,6 @@ def samples() -> list[Sample]:
     return of_all
 
 
-def micro_batches_for(config: RunConfig, world: World) -> list[list[Sample]]:
-    plan = BatchPlan.from_config(config.train, world.size)
-    sampler = PromptSampler(1000, plan.prompts_per_generation, shuffle=False, seed=0)
-    (step,) = Schedule(plan, sampler, max_steps=1).steps()
-    of_all = samples()
-    return [[of_all[row] for row in each.rank_rows(world.rank)] for each in step.micro_batches]
-
-
 def config_for(split: str, settings: dict[str, Any]) -> RunConfig:
     config = zero3_step.config_for("dapo", 0.0, *zero3_step.numbers(split))
     config = config.model_copy(update={"train": config.train.model_copy(update=settings)})
@@ -115,63 +162,23 @@ def reference_model(config: RunConfig) -> Any:
 
 def step(name: str, split: str, world: World) -> dict[str, Any]:
     """Take one step; returns the whole gradient, the metrics, and what the loss saw of groups."""
-    loss_name, settings = CASES[name]
-    config, train = config_for(split, settings), config_for(split, settings).train
-    update, loss = update_of(config, loss_name, world, load_model(config.model))
-    gradients = zero3_step.captured(update.engine)
-    metrics = update.step(micro_batches_for(config, world))
-    sizes = world.gather(getattr(loss, "sizes", []))
-    assert train.beta == 0 or update.reference is not None
-    return {"gradient": gradients[0], "metrics": metrics, "sizes": sizes}
-
-
-def update_of(
-    config: RunConfig, loss_name: str, world: World, model: Any, lora: bool = False
-) -> tuple[PolicyUpdate, Any]:
-    registry = Registry(discover())
-    path = f"{Path(needy_losses.__file__)}:{loss_name}"
-    bound = registry.parse("loss", ComponentRef(path=path), "loss")
-    loss = registry.build(bound)
-    correction = registry.build(registry.parse("correction", config.correction, "correction"))
-    needs_reference = StepLoss.of(loss, correction, config.train, bound.needs).needs_reference
+    (build, settings), loss = CASES[name], CASES[name][0]()
+    config, needs = config_for(split, settings), getattr(build, "needs", ())
     reference: Any = None
-    if needs_reference and not lora:
+    if config.train.beta or "reference_logprobs" in needs:
         reference = FrozenEngine(reference_model(config), config, world)
-    engine = zero3_step.engine_of(config, world, model)
-    if needs_reference and lora:
-        reference = BaseAsReference(engine)
-    return PolicyUpdate(engine, reference, loss, correction, config, world, needs=bound.needs), loss
-
-
-def lora_step(name: str, split: str, world: World) -> dict[str, Any]:
-    """Take a step of adapters that are not zero; returns the gradient and the reference's log-probabilities."""
-    loss_name, settings = CASES[name]
-    config = config_for(split, settings)
-    model = plain_model()
-    add_adapters(model, LoraConfig(r=4, alpha=8, target_modules="all-linear"), seed=0)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if "lora_B" in key:
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    update, _ = update_of(config, loss_name, world, model, lora=True)
-    gradients, micro_batches = zero3_step.captured(update.engine), micro_batches_for(config, world)
-    update.step(micro_batches)
-    own = [sample for micro_batch in micro_batches for sample in micro_batch]
-    references = [{sample.sequence_id: sample.reference_logprobs.cpu() for sample in own}]  # type: ignore[union-attr]
-    return {
-        "gradient": gradients[0],
-        "reference": {k: v for each in world.gather(references) for k, v in each.items()},
-    }
+    engine = zero3_step.engine_of(config, world)
+    gradients = zero3_step.captured(engine)
+    update = zero3_step.update_of(engine, reference, config, world, loss=loss, needs=needs)
+    metrics = update.step(zero3_step.micro_batches_for(config, world, samples()))
+    return {"gradient": gradients[0], "metrics": metrics, "sizes": world.gather(getattr(loss, "sizes", []))}
 
 
 def results(world: World, *splits: str) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    return {
         split: {name: step(name, split, world) for name in (CASES if split == splits[0] else FEWER)}
         for split in splits
     }
-    found["lora"] = {name: lora_step(name, splits[0], world) for name in ("reference", "beta")}
-    return found
 
 
 if __name__ == "__main__":

@@ -53,14 +53,11 @@ def go_on(name: str, source: Path | None, out: Path, batch_size: int, world: Wor
     states = [state(engine)] if source is not None else []
     update.step(micro_batches_for(config, world))
     states.append(state(engine))
+    engine.save(out, name)
+    world.barrier()
     if source is None:
-        engine.save(out, name)
-        world.barrier()
         update.step(micro_batches_for(config, world))
         states.append(state(engine))
-    else:
-        engine.save(out, name)
-        world.barrier()
     return states
 
 

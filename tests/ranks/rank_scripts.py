@@ -23,3 +23,12 @@ def results_of(script: str, *arguments: object, folder: Path, ranks: int = 1, co
     out = folder / f"{Path(script).stem}-{ranks}.pt"
     run_script(script, out, *arguments, folder=folder, ranks=ranks, cold=cold)
     return torch.load(out)
+
+
+def relative_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Return the norm of the difference of two gradients, as a part of the first one's."""
+    import torch
+
+    assert one.keys() == other.keys()
+    flat = [torch.cat([each[name].flatten().double() for name in one]) for each in (one, other)]
+    return float((flat[0] - flat[1]).norm() / flat[0].norm())

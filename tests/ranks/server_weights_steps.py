@@ -29,7 +29,6 @@ from grpox.contracts import GeneratorContext
 from grpox.errors import RunFailed
 from grpox.policy.engine import Engine
 from grpox.policy.models import load_model
-from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.rollout.sampler import CompletionSampler
 from grpox.runtime.world import World, start_world
 from grpox_generators import server_weights
@@ -187,9 +186,8 @@ def main(out: Path, ports: list[int]) -> None:
     world = start_world()
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     server_weights.open_nccl = GlooEngine  # type: ignore[assignment]
-    train = config.train
     tokenizer = AutoTokenizer.from_pretrained(config.model.path)
-    engine = Engine(model, config, world, 10, AdamW(train), NamedSchedule(train))
+    engine = zero3_step.engine_of(config, world, model)
     context: Any = SimpleNamespace(
         policy=engine.module, tokenizer=tokenizer, device=world.device, rank=world.rank,
         world_size=world.size, stop_token_ids=(), seed=0, model_path=config.model.path,

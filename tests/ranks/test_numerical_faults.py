@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 from rank_scripts import results_of
 from support.fixtures import GrpoxCommand
+from support.run_files import SHORT, metrics_of, summary_of
 
 VARIANTS = ["plain", "optimizer offloaded", "bfloat16", "own settings"]
 
@@ -23,36 +24,26 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return results_of("nonfinite_steps.py", *VARIANTS, folder=folder, ranks=2)
 
 
-@pytest.mark.parametrize("fault", ["loss", "gradient", "value"])
-def test_a_skipped_step_leaves_the_engine_as_if_it_had_not_been(results: Any, fault: str) -> None:
-    """On all ranks, though only the last has the fault."""
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_skipped_step_leaves_the_engine_as_if_it_had_not_been(results: Any, variant: str) -> None:
+    """On all ranks, though only the last has the fault. Its metrics are those that are finite."""
     import torch
 
-    for variant, made in results.items():
-        without, with_it = made["none"], made[fault]
+    made, without = results[variant], results[variant]["none"]
+    for fault, has_loss in (("loss", False), ("value", False), ("gradient", True)):
+        with_it = made[fault]
         for part in ("weights", "master", "moments"):
-            differ = [
-                name for name in without[part] if not torch.equal(without[part][name], with_it[part][name])
-            ]
-            assert differ == [], (variant, part)
+            both = [(name, without[part][name], with_it[part][name]) for name in without[part]]
+            assert [name for name, one, other in both if not torch.equal(one, other)] == [], (fault, part)
         assert without["learning rate"] == with_it["learning rate"]
         assert (without["steps"], with_it["steps"]) == (2, 3)
         assert all(torch.isfinite(weight).all() for weight in with_it["weights"].values())
-        assert with_it["metrics"][-1] == without["metrics"][-1] | {"skipped_steps": 1}
-
-
-def test_the_metrics_of_a_skipped_step_are_those_that_are_finite(results: Any) -> None:
-    for made in results.values():
-        for fault, has_loss in (("loss", False), ("value", False), ("gradient", True)):
-            metrics = made[fault]["metrics"][1]
-            assert all(math.isfinite(value) for value in metrics.values())
-            assert ("loss" in metrics, "grad_norm" in metrics) == (has_loss, False)
-            assert metrics["skipped_steps"] == 1
-
-
-def test_weights_that_the_optimizer_makes_infinite_end_the_run(results: Any) -> None:
-    for made in results.values():
-        assert "the optimizer made weights that are not finite in step 1" in made["far"]
+        _, skipped, last = with_it["metrics"]
+        assert last == without["metrics"][-1] | {"skipped_steps": 1}
+        assert all(math.isfinite(value) for value in skipped.values())
+        assert ("loss" in skipped, "grad_norm" in skipped) == (has_loss, False)
+        assert skipped["skipped_steps"] == 1
+    assert "the optimizer made weights that are not finite in step 1" in made["far"]
 
 
 MINE = """
@@ -80,8 +71,10 @@ class Slope(Root):
         root = (difference.abs() + (inputs.advantages < 3)).sqrt()
         return LossOutput(-difference.exp() * inputs.advantages + 0 * root)
 """
-SHORT = ("evaluation=null", "tracking={}", "logging.completions_every=0", "train.warmup_steps=0")
-BATCH = ("train.per_device_train_batch_size=32", "train.gradient_accumulation_steps=2")
+BATCH = (
+    *("train.per_device_train_batch_size=32", "train.gradient_accumulation_steps=2"),
+    *("logging.completions_every=0", "train.warmup_steps=0"),
+)
 
 
 @pytest.fixture
@@ -158,7 +151,7 @@ def test_a_fault_of_one_rank_is_that_of_all_and_a_replay_of_one_process_shows_it
     assert done.returncode == 0, done.stderr
     [line] = [line for line in done.stderr.splitlines() if "derivative nan at rank 1" in line]
     assert "step 3" in line
-    assert json.loads((folder / "runs" / "two" / "summary.json").read_text())["skipped_steps"] == 1
+    assert summary_of(folder / "runs" / "two")["skipped_steps"] == 1
     shown = replayed(folder / "runs" / "two" / "faults" / "step-00000003")
     assert shown.exit_code == 0, shown.output
     assert "derivative nan" in shown.output
@@ -173,9 +166,7 @@ def test_a_run_that_skipped_goes_on_bit_by_bit_and_keeps_the_first_batches(fault
     skips = ("train.on_nonfinite=skip", "train.max_skips_in_a_row=4", "checkpoint.every=3")
     done = faulty("2,3,4,6", *skips, "output_dir=runs/whole")
     assert done.returncode == 0, done.stderr
-    steps = [
-        json.loads(line)["metrics"] for line in (runs / "whole" / "metrics.jsonl").read_text().splitlines()
-    ]
+    steps = metrics_of(runs / "whole")
     assert [step["skipped_steps"] for step in steps] == [0, 1, 2, 3, 3, 4]
     assert [step["learning_rate"] for step in steps][1:5] == [steps[1]["learning_rate"]] * 4
     kept = ["step-00000002", "step-00000003", "step-00000004"]

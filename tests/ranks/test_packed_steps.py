@@ -1,12 +1,11 @@
-"""Steps on real ZeRO-3 with packed sequences: the gradient of padded ones, on one rank and on two."""
+"""Steps on real ZeRO-3 with packed sequences, and of mixed samples: one gradient, on one rank and on two."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from rank_scripts import results_of
-from test_zero3 import relative_difference
+from rank_scripts import relative_difference, results_of
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +31,7 @@ def test_every_mode_has_the_gradient_of_all_logits_of_padded_sequences(
     results: dict[int, Any], ranks: int, case: str, plain: str
 ) -> None:
     whole, parts = results[1][plain], results[ranks][case]
-    difference = relative_difference({"gradient": whole["gradients"]}, {"gradient": parts["gradients"]})
-    assert difference < 3e-6
+    assert relative_difference(whole["gradients"], parts["gradients"]) < 3e-6
     for name in ("loss", "grad_norm", "entropy"):
         assert parts["metrics"][name] == pytest.approx(whole["metrics"][name], rel=1e-5, abs=1e-7)
 
@@ -59,3 +57,19 @@ def test_an_error_within_the_first_trial_is_told_and_leaves_a_working_engine(
     for rank, reason in enumerate(broken["unused"]):
         raised = f"raised RuntimeError: rank {rank} has no such mask"
         assert f"the trial of train.prefix_sharing with sdpa {raised}" in reason
+
+
+def test_ranks_that_pack_mixed_samples_differently_take_the_steps_of_one(results: dict[int, Any]) -> None:
+    """Ranks whose collectives differ would wait until they are killed."""
+    one, two = results[1]["mixed"], results[2]["mixed"]
+    assert len(set(two["micro-batches"])) == 2
+    for step, (whole, parts) in enumerate(zip(one["gradients"], two["gradients"], strict=True)):
+        assert relative_difference(whole, parts) < 1e-5, step
+    for whole, parts in zip(one["metrics"], two["metrics"], strict=True):
+        for name in ("loss", "grad_norm", "entropy", "kl", "kl_old"):
+            assert parts[name] == pytest.approx(whole[name], rel=1e-4, abs=1e-7), name
+    # Every sample has pi_old and a reference after the first step.
+    assert (one["lacks"], two["lacks"]) == ([0], [0, 0])
+    first, second = one["metrics"]
+    assert first["kl_old"] > 0  # of the rows that were trained on before
+    assert second["kl"] != first["kl"]

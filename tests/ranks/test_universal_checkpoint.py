@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from rank_scripts import run_script
-from support.fixtures import GrpoxCommand
+from support.killing import finish
+from support.run_files import SHORT
 
 VARIANTS = ("own settings", "bfloat16")
 """In float32 shards of at most so many numbers; in bfloat16 one for each group of parameters."""
@@ -88,36 +89,29 @@ def back_to(folder: Path, step: int) -> None:
     (folder / "summary.json").unlink()
 
 
-def test_a_run_goes_on_with_more_ranks_and_with_fewer(grpox: GrpoxCommand, folder: Path) -> None:
+def test_a_run_goes_on_with_more_ranks_and_with_fewer(tmp_path: Path) -> None:
     """A generation batch is trained on for four steps: those that are left are on what was saved."""
-    sizes = [f"train.{size}" for size in ("per_device_train_batch_size=32", "gradient_accumulation_steps=2")]
-    more = ["train.steps_per_generation=4", "train.num_iterations=2", "train.max_steps=8", "train.beta=0.04"]
-    often = ["checkpoint.every=2", "checkpoint.keep=9", "evaluation=null", "output_dir=runs/one"]
-    run, whole = folder / "runs" / "one", folder / "runs" / "whole"
-    done = grpox("train", "quickstart", *sizes, *more, *often)
-    assert done.returncode == 0, done.stderr
+    more = (
+        *("train.per_device_train_batch_size=32", "train.gradient_accumulation_steps=2"),
+        *("train.steps_per_generation=4", "train.num_iterations=2", "train.max_steps=8", "train.beta=0.04"),
+        *("checkpoint.every=2", "checkpoint.keep=9", *SHORT, "output_dir=run"),
+    )
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    finish(tmp_path, "quickstart", *more)
 
     def assert_goes_on(step: int, ranks: int, *settings: str) -> None:
         shutil.rmtree(whole, ignore_errors=True)
         shutil.copytree(run, whole)
         back_to(run, step)
-        done = grpox("train", "--resume", "runs/one", *settings, ranks=ranks)
-        assert done.returncode == 0, done.stderr
-        assert "taking runs/one/checkpoints/" in done.stderr
+        assert "taking run/checkpoints/" in finish(tmp_path, "--resume", "run", *settings, ranks=ranks)
         expected, found = metrics(whole), metrics(run)
         assert sorted(found) == list(range(1, 9))
         for name in ("loss", "grad_norm", "kl", "reward", "ratio/mean"):
             for next_step in (step + 1, step + 2):
                 if name in expected[next_step]:
-                    assert found[next_step][name] == pytest.approx(
-                        expected[next_step][name], rel=1e-4, abs=1e-7
-                    )
+                    wanted = pytest.approx(expected[next_step][name], rel=1e-4, abs=1e-7)
+                    assert found[next_step][name] == wanted
 
     assert_goes_on(2, 2, "train.per_device_train_batch_size=16")
-    assert_goes_on(
-        6,
-        1,
-        "train.per_device_train_batch_size=64",
-        "train.gradient_accumulation_steps=1",
-        "train.steps_per_generation=2",
-    )
+    larger = ("train.per_device_train_batch_size=64", "train.gradient_accumulation_steps=1")
+    assert_goes_on(6, 1, *larger, "train.steps_per_generation=2")

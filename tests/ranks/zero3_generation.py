@@ -1,27 +1,23 @@
 """Generation through ZeRO-3 shards and on a whole copy, with uneven prompts per rank; for torchrun.
 
-Usage: zero3_generation.py OUT; alone, the copy is the policy's own memory
+Usage: zero3_generation.py OUT.pt
+OUT.pt has the results of each rank. Alone, the copy is the policy's own memory.
 """
 
 from __future__ import annotations
 
-import importlib.resources
-import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
-from zero3_step import config_for, rollouts
+from zero3_step import config_for, engine_of, rollouts, save_results
 
-from grpox.cli.errors import leave
 from grpox.config import RunConfig, SamplingConfig
-from grpox.contracts import GeneratorContext, Prompt, Rollout, WeightStream
+from grpox.contracts import GeneratorContext, Prompt, WeightStream
 from grpox.policy.batch import collate, samples_of
-from grpox.policy.engine import Engine
 from grpox.policy.models import architecture_of, load_model, load_tokenizer
-from grpox.policy.optimizers import AdamW, NamedSchedule
-from grpox.runtime.world import World, start_world
+from grpox.runtime.world import World
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 
@@ -31,10 +27,6 @@ SAMPLING = {
     "greedy": {"temperature": 0.0},
     "long": {"temperature": 2.0, "min_completion_length": 7, "repetition_penalty": 1.3},
 }
-
-
-def sampling_for(name: str) -> SamplingConfig:
-    return SamplingConfig(max_completion_length=12).model_copy(update=SAMPLING[name])
 
 
 def untouched() -> WeightStream:
@@ -51,32 +43,22 @@ class Rank:
         self.tokenizer = load_tokenizer(config.model)
         model = load_model(config.model)
         build = architecture_of(model)
-        train = config.train
-        self.engine = Engine(model, config, world, 10, AdamW(train), NamedSchedule(train))
-        stops = (self.tokenizer.eos_token_id,)
-        path = importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"
-        self.context = GeneratorContext(
-            Path(str(path)),
-            build,
-            self.tokenizer,
-            stops,
-            world.device,
-            world.rank,
-            world.size,
-            0,
-            self.engine.module,
-        )
+        self.engine = engine_of(config, world, model)
+        stops, place = (self.tokenizer.eos_token_id,), (world.device, world.rank, world.size, 0)
+        path = Path(config.model.path)
+        self.context = GeneratorContext(path, build, self.tokenizer, stops, *place, self.engine.module)
 
     def generator(self, **parameters: Any) -> HfGenerator:
         generator = HfGenerator(HfConfig(batch_size=4, **parameters))
         generator.start(self.context)
         return generator
 
-    def generate(self, generator: HfGenerator, name: str, texts: list[str]) -> list[Rollout]:
+    def generate(self, generator: HfGenerator, name: str, texts: list[str]) -> list[dict[str, Any]]:
         whole = generator.config.gather_weights
         generator.sync(self.engine.weights() if whole else untouched(), self.engine.steps)
         prompts = [Prompt(g, tuple(self.tokenizer(text)["input_ids"]), 4) for g, text in enumerate(texts)]
-        return list(generator.generate(prompts, sampling_for(name), seed=3))
+        sampling = SamplingConfig(max_completion_length=12).model_copy(update=SAMPLING[name])
+        return [asdict(rollout) for rollout in generator.generate(prompts, sampling, seed=3)]
 
     def step(self) -> float:
         """Train on fixed rollouts, so that the weights differ from those at the start."""
@@ -88,8 +70,7 @@ class Rank:
         return float(self.engine.step())
 
 
-def main(out: str) -> None:
-    world = start_world()
+def results(world: World) -> list[dict[Any, Any]]:
     config = config_for("grpo", 0.0, 4, 1)
     config.train.gradient_checkpointing = True
     rank = Rank(config, world)
@@ -100,27 +81,26 @@ def main(out: str) -> None:
     }
     module = rank.engine.module
     defaults = module.generation_config
-    results: dict[Any, Any] = {}
+    found: dict[Any, Any] = {}
     for way, generator in generators.items():
         for name in SAMPLING:
-            results[name, way] = rank.generate(generator, name, TEXTS[world.rank])
-        results["one idle", way] = rank.generate(generator, "greedy", [[], TEXTS[0]][world.rank])
-    results["left whole"] = [
+            found[name, way] = rank.generate(generator, name, TEXTS[world.rank])
+        found["one idle", way] = rank.generate(generator, "greedy", [[], TEXTS[0]][world.rank])
+    found["left whole"] = [
         name for name, p in module.named_parameters() if p.ds_status == ZeroParamStatus.AVAILABLE
     ]
-    results["norm"] = rank.step()
-    results["norm of another engine"] = Rank(config, world).step()
+    found["norm"] = rank.step()
+    found["norm of another engine"] = Rank(config, world).step()
     for way, generator in generators.items():
-        results["after a step", way] = rank.generate(generator, "greedy", TEXTS[world.rank])
-    results["restored"] = (module.training, module.generation_config is defaults)
-    results["checkpointing"] = all(layer.gradient_checkpointing for layer in module.model.layers)
+        found["after a step", way] = rank.generate(generator, "greedy", TEXTS[world.rank])
+    found["restored"] = (module.training, module.generation_config is defaults)
+    found["checkpointing"] = all(layer.gradient_checkpointing for layer in module.model.layers)
     shards = {parameter.ds_tensor.data_ptr() for parameter in module.parameters()}
     copy = generators["whole"].model.parameters()
-    results["shared"] = [parameter.data_ptr() in shards for parameter in copy]
-    results["shard"] = max(p.ds_tensor.numel() / p.ds_numel for p in module.parameters())
-    torch.save(results, f"{out}.{world.rank}")
+    found["shared"] = [parameter.data_ptr() in shards for parameter in copy]
+    found["shard"] = max(p.ds_tensor.numel() / p.ds_numel for p in module.parameters())
+    return world.gather([found])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
-    leave(0)
+    save_results(results)

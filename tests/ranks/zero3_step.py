@@ -1,4 +1,4 @@
-"""Real optimizer steps under ZeRO-3 on fixed rollouts, one per loss; run alone or by torchrun.
+"""Real optimizer steps under ZeRO-3 on fixed rollouts, of each loss and of masks; run alone or by torchrun.
 
 Usage: zero3_step.py OUT.pt BATCH_SIZExACCUMULATION...
 """
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from deepspeed.utils import safe_get_full_grad
 from step_cases import STEPS
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 from grpox.cli.errors import leave
 from grpox.config import RunConfig
 from grpox.contracts import Rollout
-from grpox.data.schedule import BatchPlan, PromptSampler, Schedule
+from grpox.data.schedule import BatchPlan, PromptSampler, Schedule, StepPlan
 from grpox.plugins.discovery import discover
 from grpox.plugins.registry import Registry
 from grpox.policy.batch import Sample, samples_of
@@ -28,9 +29,21 @@ from grpox.policy.models import load_model
 from grpox.policy.optimizers import AdamW, NamedSchedule
 from grpox.runtime.world import World, start_world
 from grpox.update.policy_update import PolicyUpdate
+from grpox.update.step_statistics import StepStatistics
 
 ROWS = 24
 MAX_LENGTH = 7
+TERMS = {"entropy_coef": 0.1, "top_entropy_quantile": 0.3, "off_policy_mask_threshold": 0.4}
+MASKED: dict[str, dict[str, Any]] = {
+    "terms": TERMS,
+    "terms, plain forward": TERMS | {"chunked_logprobs": False, "skip_zero_advantage": False},
+}
+"""Steps of dapo with an entropy bonus and both masks, and their settings."""
+STATISTICS: Any = {
+    (name, reduction): "a test"
+    for name in ("ratio", "kl_old", "kl", "entropy", "advantages", "advantage", "length")
+    for reduction in ("gather", "sum", "mean", "min", "max")
+}
 
 
 def rollouts() -> tuple[list[Rollout], list[float]]:
@@ -91,17 +104,17 @@ def reference_for(config: RunConfig, world: World) -> FrozenEngine | None:
     return FrozenEngine(model, config, world)
 
 
-def micro_batches_for(config: RunConfig, world: World) -> list[list[Sample]]:
+def plan_of(config: RunConfig, world: World) -> StepPlan:
     plan = BatchPlan.from_config(config.train, world.size)
     sampler = PromptSampler(1000, plan.prompts_per_generation, shuffle=False, seed=0)
     (step,) = Schedule(plan, sampler, max_steps=1).steps()
-    rows, advantages = rollouts()
-    made = []
-    for micro_batch in step.micro_batches:
-        mine = micro_batch.rank_rows(world.rank)
-        part = slice(mine.start, mine.stop)
-        made.append(samples_of(rows[part], advantages[part]))
-    return made
+    return step
+
+
+def micro_batches_for(config: RunConfig, world: World, every: list[Sample] | None = None) -> list[list[Sample]]:
+    """This rank's micro-batches of a step on the samples of all ranks, by default those of `rollouts`."""
+    every = samples_of(*rollouts()) if every is None else every
+    return [[every[row] for row in each.rank_rows(world.rank)] for each in plan_of(config, world).micro_batches]
 
 
 def engine_of(
@@ -136,22 +149,27 @@ def captured(engine: Engine) -> list[dict[str, torch.Tensor]]:
     return gradients
 
 
-def step(
-    config: RunConfig,
-    world: World,
-    micro_batches: Callable[[RunConfig, World], list[list[Sample]]] = micro_batches_for,
-) -> dict[str, Any]:
-    """Take one step; returns the whole gradient, the metrics and the weights after it."""
+def step(config: RunConfig, world: World, is_masked: bool = False) -> dict[str, Any]:
+    """Take one step; returns the whole gradient, the metrics, the weights after it, and statistics.
+
+    Args:
+        is_masked: give each sample a mu that depends on its tokens alone, so that some are far from the policy.
+    """
     config = well_conditioned(config)
     engine = engine_of(config, world)
-    gradients = captured(engine)
-    metrics = update_of(engine, reference_for(config, world), config, world).step(micro_batches(config, world))
+    gradients, samples = captured(engine), micro_batches_for(config, world)
+    for sample in (sample for each in samples for sample in each if is_masked):
+        sample.sampler_logprobs = -2 - np.array(sample.completion, dtype=np.float32) / 10
+    statistics = StepStatistics(STATISTICS if config.train.beta else {})
+    update = update_of(engine, reference_for(config, world), config, world, statistics=statistics)
+    metrics = update.step(samples)
     shards = [parameter.ds_tensor.numel() / parameter.ds_numel for parameter in engine.module.parameters()]
     return {
         "gradient": gradients[0],
         "metrics": metrics,
         "weights": dict(engine.weights()),
         "largest_shard": max(shards),
+        "statistics": dict(statistics.reduce(plan_of(config, world), samples, world)),
     }
 
 
@@ -170,12 +188,14 @@ def save_results(results: Callable[..., Any]) -> None:
     leave(0)
 
 
-def results_of_splits(world: World, *splits: str) -> dict[str, Any]:
-    return {
-        split: {(loss, beta): step(config_for(loss, beta, *numbers(split)), world) for loss, beta in STEPS}
-        for split in splits
-    }
+def steps_of_split(split: str, world: World) -> dict[Any, Any]:
+    found = {(loss, beta): step(config_for(loss, beta, *numbers(split)), world) for loss, beta in STEPS}
+    config = config_for("dapo", 0.0, *numbers(split))
+    for name, settings in MASKED.items():
+        train = config.train.model_copy(update=settings)
+        found[name] = step(config.model_copy(update={"train": train}), world, is_masked=True)
+    return found
 
 
 if __name__ == "__main__":
-    save_results(results_of_splits)
+    save_results(lambda world, *splits: {split: steps_of_split(split, world) for split in splits})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,32 +28,27 @@ class Right(HfGenerator):
         return rollout
 
 
-class CountsFromOne(Right):
-    def broken(self, rollout: Rollout) -> Rollout:
-        return replace(rollout, sample=rollout.sample + 1)
+def changed(change: Callable[[Rollout], Rollout]) -> type[Right]:
+    """Return a generator each of whose rollouts is changed."""
+    return type("Changed", (Right,), {"broken": lambda self, rollout: change(rollout)})
 
 
-class DropsTheEnd(Right):
-    def broken(self, rollout: Rollout) -> Rollout:
-        if rollout.finish_reason == "length":
-            return rollout
-        ids, logprobs = rollout.completion_ids[:-1], (rollout.sampler_logprobs or ())[:-1]
-        return replace(rollout, completion_ids=ids or rollout.completion_ids, sampler_logprobs=logprobs)
+def without_its_end(rollout: Rollout) -> Rollout:
+    if rollout.finish_reason == "length":
+        return rollout
+    ids, logprobs = rollout.completion_ids[:-1], (rollout.sampler_logprobs or ())[:-1]
+    return replace(rollout, completion_ids=ids or rollout.completion_ids, sampler_logprobs=logprobs)
 
 
-class AlwaysStops(Right):
-    def broken(self, rollout: Rollout) -> Rollout:
-        return replace(rollout, finish_reason="stop")
+def at_another_temperature(rollout: Rollout) -> Rollout:
+    return replace(rollout, sampler_logprobs=tuple(0.9 * value for value in rollout.sampler_logprobs or ()))
 
 
-class OtherTemperature(Right):
-    def broken(self, rollout: Rollout) -> Rollout:
-        return replace(rollout, sampler_logprobs=tuple(0.9 * value for value in rollout.sampler_logprobs or ()))
-
-
-class NoLogprobs(Right):
-    def broken(self, rollout: Rollout) -> Rollout:
-        return replace(rollout, sampler_logprobs=None)
+CountsFromOne = changed(lambda rollout: replace(rollout, sample=rollout.sample + 1))
+DropsTheEnd = changed(without_its_end)
+AlwaysStops = changed(lambda rollout: replace(rollout, finish_reason="stop"))
+OtherTemperature = changed(at_another_temperature)
+NoLogprobs = changed(lambda rollout: replace(rollout, sampler_logprobs=None))
 
 
 class IgnoresSeed(Right):

@@ -1,4 +1,4 @@
-"""A generator that samples ahead and marks its rollouts, rewards, and a loss that writes its inputs."""
+"""A generator that samples ahead and marks rollouts, rewards, a scaler, and a loss that writes its inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ import torch
 from pydantic import BaseModel
 
 from grpox.config import SamplingConfig
-from grpox.contracts import LossInputs, LossOutput, Prompt, Reduction, Rollout, StepContext
+from grpox.contracts import (
+    AdvantageInputs,
+    LossInputs,
+    LossOutput,
+    Prompt,
+    Reduction,
+    Rollout,
+    StepContext,
+)
 from grpox_generators.configs import HfConfig
 from grpox_generators.hf import HfGenerator
 
@@ -43,11 +51,23 @@ def length_of(completions: Sequence[str], **columns: Any) -> list[float | None]:
     return [float(len(text)) or None for text in completions]
 
 
+class ByAnswer:
+    """The reward less the mean of its group, times 1, 2 or 3 by the answer of its row."""
+
+    def scale(self, inputs: AdvantageInputs) -> torch.Tensor:
+        total = (inputs.rewards * inputs.weights).nansum(dim=1)
+        means = torch.stack([total[inputs.group_ids == group].mean() for group in inputs.group_ids])
+        return (total - means) * torch.tensor([1 + int(each) % 3 for each in inputs.columns["answer"]])
+
+
 class WritesInputs:
-    """-w A, and a line for each sequence with what the loss is given of it."""
+    """-w A + 0.1 KL - 0.001 H, and a line for each sequence with what the loss is given of it."""
 
     reduction: ClassVar[Reduction] = Reduction.TOKEN_MEAN
-    needs = ("sampler_logprobs", "rewards", "group_ids", "sequence_ids", "columns")
+    needs = (
+        *("sampler_logprobs", "reference_logprobs", "entropy_gradient"),
+        *("rewards", "group_ids", "sequence_ids", "columns"),
+    )
     stateless = True
 
     class Config(BaseModel):
@@ -62,7 +82,7 @@ class WritesInputs:
         self.step = context.step
 
     def per_token(self, inputs: LossInputs) -> LossOutput:
-        tokens = ("logprobs", "old_logprobs", "sampler_logprobs")
+        tokens = ("logprobs", "old_logprobs", "sampler_logprobs", "reference_logprobs", "advantages")
         with open(self.file, "a", encoding="utf-8") as file:
             for row, mask in enumerate(inputs.token_mask):
                 line: dict[str, Any] = {name: getattr(inputs, name)[row][mask].tolist() for name in tokens}
@@ -70,4 +90,8 @@ class WritesInputs:
                 line |= {name: getattr(inputs, name)[row].tolist() for name in numbers}
                 answer = inputs.columns["answer"][row]  # type: ignore[index]
                 file.write(json.dumps({"step": self.step, "answer": answer, **line}) + "\n")
-        return LossOutput(-torch.exp(inputs.logprobs - inputs.old_logprobs) * inputs.advantages)
+        assert inputs.reference_logprobs is not None
+        assert inputs.entropy is not None
+        rho = inputs.reference_logprobs - inputs.logprobs
+        loss = -torch.exp(inputs.logprobs - inputs.old_logprobs) * inputs.advantages
+        return LossOutput(loss + 0.1 * (torch.exp(rho) - rho - 1) - 0.001 * inputs.entropy)

@@ -24,7 +24,6 @@ class Sums(Environment):
         return "1+" if seed % 2 else None
 
     def parse(self, text: str) -> list[ToolCall]:
-        """Read a call from the first digit."""
         self.sevens.append("7" in text)
         self.done = len(self.sevens) == 3
         if text[:1] in ("1", "3", "5"):
@@ -32,7 +31,6 @@ class Sums(Environment):
         return [ToolCall("take", "{}")] if text[:1] == "0" else []
 
     def reply(self, text: str) -> str:
-        """Ask for more."""
         return "+1="
 
     @tool
@@ -50,15 +48,12 @@ class Sums(Environment):
         return {"sevens": float(sum(self.sevens)), "turns": -0.25 * len(self.sevens)}
 
     def turn_rewards(self) -> list[float]:
-        """Return the reward of each turn."""
         return [float(seven) for seven in self.sevens]
 
     def state_key(self) -> tuple[bool, ...]:
-        """Return what was reached so far."""
         return tuple(self.sevens)
 
     def info(self) -> dict[str, Any]:
-        """Return what happened."""
         info: dict[str, Any] = {"success": any(self.sevens), "sevens": self.sevens}
         return info | ({"late": self.sevens[-1]} if len(self.sevens) > 1 else {})
 
@@ -81,7 +76,6 @@ class Ahead(HfGenerator):
         super().__init__(HfConfig())
 
     def begin(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterable[Rollout]:
-        """Sample at once, in the thread of the episodes."""
         return list(super().generate(prompts, sampling, seed))
 
     def generate(self, prompts: Sequence[Prompt], sampling: SamplingConfig, seed: int) -> Iterator[Rollout]:

@@ -6,12 +6,12 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 from support.fixtures import GrpoxCommand
 from support.processes import run
+from support.run_files import metrics_of, summary_of
 
 REWARDS = """
 def constant(completions, **columns):
@@ -53,7 +53,6 @@ for name, own in RUNS.items():
     callbacks = [Stops()] if name == "cut" else []
     train("quickstart", [*COMMON, *own, f"output_dir=runs/{name}"], callbacks=callbacks)
 """
-RUNS = ("flat", "off", "cut", "static", "empty", "blown")
 EXPECTED = {
     "flat": {"no_variance"},
     "cut": {"all_truncated", "no_gradient"},
@@ -77,11 +76,6 @@ def faulty(folder: Path) -> tuple[Path, str]:
     return folder / "runs", done.stderr + done.stdout
 
 
-def summary_of(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
-
-
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_run_with_a_fault_raises_its_alarms(faulty: tuple[Path, str], name: str) -> None:
     runs, told = faulty
@@ -97,7 +91,9 @@ def test_a_run_with_a_fault_raises_its_alarms(faulty: tuple[Path, str], name: st
     page = (runs / name / "report.html").read_text()
     # Two of the runs may raise one alarm at the same step.
     raised = Counter(
-        (alarm["name"], alarm["step"]) for run in RUNS for alarm in summary_of(runs / run).get("alarms", ())
+        (alarm["name"], alarm["step"])
+        for run in (*EXPECTED, "off")
+        for alarm in summary_of(runs / run).get("alarms", ())
     )
     for alarm in EXPECTED[name]:
         step = alarms[alarm]["step"]
@@ -109,30 +105,18 @@ def test_alarms_off_leave_no_trace_and_change_nothing(faulty: tuple[Path, str]) 
     runs, _ = faulty
     assert "alarms" not in summary_of(runs / "off")
     assert not (runs / "off" / "alarms.json").exists()
-    losses = [
-        [
-            json.loads(line)["metrics"]["loss"]
-            for line in (runs / name / "metrics.jsonl").read_text().splitlines()
-        ]
-        for name in ("off", "flat")
-    ]
-    assert losses[0] == losses[1]
+    off, flat = ([step["loss"] for step in metrics_of(runs / name)] for name in ("off", "flat"))
+    assert off == flat
 
 
 def test_a_resumed_run_counts_on_and_does_not_repeat_what_was_told(grpox: GrpoxCommand, folder: Path) -> None:
     (folder / "own.py").write_text(REWARDS)
     run_dir = folder / "runs" / "resumed"
-    done = grpox(
-        "train",
-        "quickstart",
-        "evaluation=null",
-        "rewards=[{path: own.py:constant}]",
-        "train.max_steps=4",
-        "train.per_device_train_batch_size=16",
-        "alarms.steps=3",
-        "checkpoint.every=2",
-        f"output_dir={run_dir}",
+    settings = (
+        *("evaluation=null", "rewards=[{path: own.py:constant}]", "train.max_steps=4", "alarms.steps=3"),
+        *("train.per_device_train_batch_size=16", "checkpoint.every=2", f"output_dir={run_dir}"),
     )
+    done = grpox("train", "quickstart", *settings)
     assert done.returncode == 0, done.stderr
     alarm = {"name": "no_variance", "step": 3, "value": 1.0}
     assert summary_of(run_dir)["alarms"] == [alarm]

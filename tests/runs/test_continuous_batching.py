@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_hf_generator import CPU, MODEL, prompts, started
+from test_hf_generator import CPU, MODEL, filtered, prompts, started
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox.config import SamplingConfig
@@ -40,7 +40,12 @@ def sampled(generator, tokenizer, sampling, seed=0):
 
 
 def test_logprobs_are_the_models_and_completions_end_as_they_should(generator, policy, tokenizer):
-    rollouts = sampled(generator, tokenizer, unsure())
+    """Also at a stop token. A seed repeats, and leaves the global random state."""
+    state, sampling = torch.random.get_rng_state(), unsure(stop_token_ids=[10])
+    rollouts = sampled(generator, tokenizer, sampling)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert sampled(generator, tokenizer, sampling) == rollouts
+    assert sampled(generator, tokenizer, sampling, seed=6) != rollouts
     assert [(r.group_id, r.sample) for r in rollouts] == [(g, s) for g in range(3) for s in range(8)]
     assert [r.prompt_ids for r in rollouts[::8]] == [p.token_ids for p in prompts(tokenizer)]
     assert {r.policy_version for r in rollouts} == {3}
@@ -50,10 +55,12 @@ def test_logprobs_are_the_models_and_completions_end_as_they_should(generator, p
     torch.testing.assert_close(
         batch.sampler_logprobs[batch.token_mask], expected[batch.token_mask], atol=2e-5, rtol=0
     )
+    ends = {tokenizer.eos_token_id, 10}
+    assert ends <= {r.completion_ids[-1] for r in rollouts}
     for rollout in rollouts:
-        ended = rollout.completion_ids[-1] == tokenizer.eos_token_id
+        ended = rollout.completion_ids[-1] in ends
         assert rollout.finish_reason == ("stop" if ended else "length")
-        assert tokenizer.eos_token_id not in rollout.completion_ids[:-1]
+        assert not ends & set(rollout.completion_ids[:-1])
         assert ended or len(rollout.completion_ids) == 6
 
 
@@ -69,14 +76,6 @@ def test_a_prompt_has_its_own_longest_completion(generator, tokenizer):
     assert max(len(r.completion_ids) for r in rollouts if r.group_id == 2) > 3
 
 
-def test_a_seed_repeats_and_leaves_the_global_random_state(generator, tokenizer):
-    state = torch.random.get_rng_state()
-    first = sampled(generator, tokenizer, unsure(), seed=5)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert sampled(generator, tokenizer, unsure(), seed=5) == first
-    assert sampled(generator, tokenizer, unsure(), seed=6) != first
-
-
 def test_greedy_completions_are_those_of_generate(generator, policy, tokenizer):
     greedy = unsure().model_copy(update={"temperature": 0.0})
     plain = sampled(started(policy, tokenizer), tokenizer, greedy)
@@ -87,25 +86,9 @@ def test_greedy_completions_are_those_of_generate(generator, policy, tokenizer):
 
 @pytest.mark.parametrize("kept", [{"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.5}], ids=str)
 def test_filters_apply_and_their_distribution_is_reported(generator, policy, tokenizer, kept):
-    """The filter is done by hand on the distribution that a plain forward gives."""
     for rollout in sampled(generator, tokenizer, unsure(max_completion_length=1, **kept)):
-        with torch.no_grad():
-            logits = policy(torch.tensor([rollout.prompt_ids])).logits[0, -1].double()
-        p, order = torch.softmax(logits / 2.0, -1).sort(descending=True)
-        by_top_p = int((p.cumsum(0) < kept.get("top_p", 1)).sum()) + 1
-        by_min_p = int((p >= kept.get("min_p", 0) * p[0]).sum())
-        count = min(by_top_p, by_min_p, kept.get("top_k", len(p)), len(p))
-        place = order[:count].tolist().index(rollout.completion_ids[0])
-        expected = (p[place] / p[:count].sum()).log().item()
+        expected = filtered(policy, rollout.prompt_ids, 2.0, **kept)[rollout.completion_ids[0]]
         assert rollout.sampler_logprobs[0] == pytest.approx(expected, abs=1e-5)
-
-
-def test_a_stop_token_ends_a_completion(generator, tokenizer):
-    rollouts = sampled(generator, tokenizer, unsure(stop_token_ids=[10]))
-    stopped = [r for r in rollouts if r.completion_ids[-1] == 10]
-    assert stopped
-    assert {r.finish_reason for r in stopped} == {"stop"}
-    assert not any(10 in r.completion_ids[:-1] for r in rollouts)
 
 
 def test_samples_of_one_prompt_are_drawn_apart(policy, tokenizer):

@@ -1,8 +1,11 @@
-"""A prompt's way through the code is short enough to be read."""
+"""Inside a run: a prompt's way through the code is short enough to be read, and gloo's threads are few."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,6 +32,8 @@ def profile(frame: FrameType, event: str, _: object) -> None:
     if any(Path(code.co_filename).is_relative_to(root) for root in ROOTS):
         files.add(code.co_filename)
     if code is STEPS:
+        names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+        Path("threads.json").write_text(json.dumps(names))
         ended.append(True)
 
 
@@ -48,7 +53,7 @@ finally:
 def entered(folder: Path) -> list[str]:
     """Files in which a function is called from the draw of a prompt to the optimizer's step, in any thread."""
     (folder / "count.py").write_text(COUNTING)
-    done = run("count.py", cwd=folder)
+    done = run("count.py", cwd=folder, env={"OMP_NUM_THREADS": "2"})
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "files.json").read_text())
 
@@ -63,3 +68,13 @@ def test_a_prompt_passes_few_files_to_the_optimizers_step(entered: list[str]) ->
 def test_the_way_begins_with_the_data_and_ends_with_the_update(entered: list[str]) -> None:
     rooms = {name.rpartition("/")[0] for name in entered}
     assert {"grpox/data", "grpox/rollout", "grpox/policy", "grpox/update"} < rooms
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the names of threads in /proc")
+@pytest.mark.usefixtures("entered")
+def test_the_threads_of_gloo_have_no_openmp_threads(folder: Path) -> None:
+    names = Counter(json.loads((folder / "threads.json").read_text()))
+    # A process group has a thread that listens and two that work. An OpenMP thread has its creator's name.
+    assert names["gloo_tcp_loop"] >= 1
+    assert names["pt_gloo_runloop"] == 2 * names["gloo_tcp_loop"], names

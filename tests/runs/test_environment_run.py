@@ -6,13 +6,12 @@ import json
 import shutil
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyarrow import parquet
 from support import processes
 from support.frozen import frozen_in
-from support.killing import assert_same, finish, kill_and_resume, random_steps, recorded
+from support.killing import assert_same, finish, kill_and_resume, random_steps
+from support.run_files import completions_of, metrics_of, summary_of
 
 HERE = Path(__file__).parent
 QUICKSTART = str(resources.files("grpox.runfile.recipes") / "quickstart" / "model")
@@ -20,47 +19,29 @@ EPISODES = [
     "environment={path: 'own_environments.py:Sums', weight: 2.0}",
     "rewards=[environment, {path: 'own_environments.py:read', weight: -0.1}]",
     "episodes={max_turns: 4, max_turn_tokens: 3}",
-    "sampling.max_completion_length=14",
-    "tracking={}",
-    "train.per_device_train_batch_size=16",
-    "train.num_generations=8",
-    "train.learning_rate=1.0e-3",
-    "train.mask_truncated_completions=true",
-    "checkpoint.every=1",
-    "logging.save_completions_every=1",
+    *("sampling.max_completion_length=14", "tracking={}", "train.per_device_train_batch_size=16"),
+    *("train.num_generations=8", "train.learning_rate=1.0e-3", "train.mask_truncated_completions=true"),
+    *("train.max_steps=6", "checkpoint.every=1", "logging.save_completions_every=1"),
 ]
 TURNS = [
     *EPISODES,
-    "episodes.isolation=none",
-    "advantage=gigpo",
-    "train.num_iterations=2",
-    "train.steps_per_generation=2",
-    "train.gradient_accumulation_steps=1",
-    "train.dynamic_sampling_rounds=1",
-    "train.max_steps=6",
+    *("episodes.isolation=none", "advantage=gigpo", "train.num_iterations=2", "train.steps_per_generation=2"),
+    *("train.gradient_accumulation_steps=1", "train.dynamic_sampling_rounds=1"),
     "evaluation={path: data/held-out.jsonl, every: 3, accuracy: environment, "
     "early_stop: {metric: success, patience: 5}}",
 ]
 STALE = [
     *EPISODES,
-    "generator={path: 'own_environments.py:Ahead'}",
-    "advantage=return-to-go",
-    "train.max_staleness=1",
-    "correction=token-truncate",
-    "train.max_steps=6",
-    "evaluation=null",
+    *("generator={path: 'own_environments.py:Ahead'}", "advantage=return-to-go", "train.max_staleness=1"),
+    *("correction=token-truncate", "evaluation=null"),
 ]
-
-
-def lines(run: Path, kind: str) -> list[dict[str, float]]:
-    return [each[kind] for each in recorded(run) if kind in each]
 
 
 def check_episodes(run: Path) -> None:
     """Check that the record of a run shows its episodes."""
-    rows = parquet.read_table(run / "completions" / "step_000001.parquet").to_pylist()
+    rows = completions_of(run, 1)
     calls = [call for row in rows for call in json.loads(row["tool_calls"])]
-    steps = lines(run, "metrics")
+    steps = metrics_of(run)
     assert sum(call["name"] == "add" for call in calls) == steps[0]["tools/add/calls"] > 0
     assert steps[0]["turns/mean"] == sum(len(json.loads(row["turns"])) for row in rows) / len(rows)
     assert {row["finish_reason"] for row in rows} > {"done"}
@@ -78,8 +59,8 @@ def check_episodes(run: Path) -> None:
 
 def check_results(run: Path) -> None:
     """Check what evaluations say of success, and of other entries of the info."""
-    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    first, *_, last = lines(run, "evaluation")
+    summary = summary_of(run)
+    first, *_, last = metrics_of(run, "evaluation")
     for name, metric in (("success", "success"), ("late", "info/late"), ("accuracy", "accuracy")):
         assert (summary[f"{name}_before"], summary[f"{name}_after"]) == (first[metric], last[metric])
     answers = frozen_in((run / "report.html").read_text())["answers"]
@@ -97,7 +78,7 @@ def check_evaluation(run: Path, folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads((folder / "figures.json").read_text())["metrics"]
-    first = lines(run, "evaluation")[0]
+    first = metrics_of(run, "evaluation")[0]
     assert {name: figures[name] for name in ("success", "turns/mean", "info/late")}.items() <= first.items()
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pyarrow import parquet
-from support.fixtures import GrpoxCommand
-from support.killing import assert_same, finish, kill_and_resume, random_steps, recorded
+from support.killing import finish, recorded
+from support.run_files import SHORT, completions_of, metrics_of
 
 from grpox.observing.page.data import read_samples
 from grpox.observing.token_files import has_tokens, read_tokens
 
 HERE = Path(__file__).parent
-SHORT = ["evaluation=null", "tracking={}", "train.per_device_train_batch_size=32", "train.num_generations=8"]
+FEW = [*SHORT, "train.per_device_train_batch_size=32", "train.num_generations=8"]
 EPISODES = [
-    *SHORT,
+    *FEW,
     "generator={path: 'episodes.py:TwoTurns'}",
     "advantage={path: 'episodes.py:PerTurn'}",
     "rewards=[{path: 'episodes.py:nothing', isolation: thread}]",
@@ -31,25 +29,17 @@ def episodes(folder: Path) -> None:
     shutil.copy(HERE / "episodes.py", folder)
 
 
-def rows(run: Path, step: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = parquet.read_table(
-        run / "completions" / f"step_{step:06d}.parquet"
-    ).to_pylist()
-    return found
-
-
 def sevens(run: Path, step: int) -> float:
-    return sum(json.loads(row["rollout_extra"])["sevens"] for row in rows(run, step)) / len(rows(run, step))
+    rows = completions_of(run, step)
+    return sum(json.loads(row["rollout_extra"])["sevens"] for row in rows) / len(rows)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_episodes_of_two_turns_are_trained_on_by_turn(grpox: GrpoxCommand, folder: Path, ranks: int) -> None:
-    run = folder / "runs" / f"turns{ranks}"
-    own = ["train.max_steps=12", "logging.save_completions_every=1", f"output_dir={run}"]
-    done = grpox("train", "quickstart", *EPISODES, *own, ranks=ranks)
-    assert done.returncode == 0, done.stderr
-    first = rows(run, 1)
-    assert len(first) == 32 * ranks
+def test_episodes_of_two_turns_are_trained_on_by_turn(folder: Path) -> None:
+    run = folder / "runs" / "turns"
+    own = ["train.max_steps=12", "logging.save_completions_every=1", "output_dir=runs/turns"]
+    finish(folder, "quickstart", *EPISODES, *own, ranks=2)
+    first = completions_of(run, 1)
+    assert len(first) == 64
     for row in first:
         assert json.loads(row["rollout_extra"])["answer"] == ["+1=", {"turn": 0}]
         assert row["finish_reason"] == "turns"
@@ -57,8 +47,7 @@ def test_episodes_of_two_turns_are_trained_on_by_turn(grpox: GrpoxCommand, folde
     assert {row["reward"] for row in first} == {0}  # all that is learnt comes from the turns' own rewards
     assert any(row["advantage"] for row in first)
     assert sevens(run, 12) > sevens(run, 1) + 0.3
-    metrics = [json.loads(line)["metrics"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lengths = [each["completions/max_length"] for each in metrics if "completions/max_length" in each]
+    lengths = [each.get("completions/max_length", 0) for each in metrics_of(run)]
     assert max(lengths) <= 4  # of the model; the environment's three tokens are none of its length
     of_key = {(row["group"], row["sample"]): row for row in first}
     keys = [key for key in of_key if has_tokens(run, 1, *key)]
@@ -81,42 +70,27 @@ def test_episodes_of_two_turns_are_trained_on_by_turn(grpox: GrpoxCommand, folde
     assert "sevens" in batches[0].rows[0]["extra"]["rollout"]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_lists_for_completions_that_arrive_one_by_one_are_those_of_whole_batches(
-    grpox: GrpoxCommand, folder: Path, ranks: int
-) -> None:
+def test_lists_for_completions_that_arrive_one_by_one_are_those_of_whole_batches(folder: Path) -> None:
     """Groups are then scored while others are sampled, in calls of any number of groups."""
     functions = ("digits", "places, weight: 0.25", "of_turns, weight: 2")
     own = [
         f"rewards=[{', '.join(f'{{path: episodes.py:{each}}}' for each in functions)}]",
         "advantage={path: 'episodes.py:FromLists'}",
-        "logging.save_completions_every=1",
-        "train.max_steps=3",
-        "train.learning_rate=1.0e-3",
+        *("logging.save_completions_every=1", "train.max_steps=3", "train.learning_rate=1.0e-3"),
     ]
     for name in ("TwoTurns", "OneByOne"):
         generator = f"generator={{path: 'episodes.py:{name}'}}"
-        output = f"output_dir=runs/{name}{ranks}"
-        done = grpox("train", "quickstart", *SHORT, *own, generator, output, ranks=ranks)
-        assert done.returncode == 0, done.stderr
-    together, one_by_one = (folder / "runs" / f"{name}{ranks}" for name in ("TwoTurns", "OneByOne"))
+        finish(folder, "quickstart", *FEW, *own, generator, f"output_dir=runs/{name}", ranks=2)
+    together, one_by_one = (folder / "runs" / name for name in ("TwoTurns", "OneByOne"))
     for step in (1, 2, 3):
-        assert rows(together, step) == rows(one_by_one, step)
-    assert len({row["advantage"] for row in rows(one_by_one, 1)}) > 8
+        assert completions_of(together, step) == completions_of(one_by_one, step)
+    assert len({row["advantage"] for row in completions_of(one_by_one, 1)}) > 8
     assert recorded(together) == recorded(one_by_one)
 
 
-def test_a_killed_run_of_episodes_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    shutil.copy(HERE / "episodes.py", tmp_path)
-    several = ["train.num_iterations=2", "train.steps_per_generation=2", "train.gradient_accumulation_steps=1"]
-    own = [*EPISODES, *several, "train.max_steps=8", "checkpoint.every=1"]
-    finish(tmp_path, "quickstart", *own, "output_dir=runs/whole")
-    killed = kill_and_resume(tmp_path, "quickstart", *own, steps=random_steps(2, 6), pause=0.05)
-    assert_same(tmp_path / "runs" / "whole", killed)
-
-
-def test_data_that_differs_by_rank_ends_the_run_and_says_so(grpox: GrpoxCommand, folder: Path) -> None:
+def test_data_that_differs_by_rank_ends_the_run_and_says_so(folder: Path) -> None:
     own = ["data={source: {path: 'episodes.py:ByRank'}}", "rewards=[{path: 'episodes.py:nothing'}]"]
-    done = grpox("train", "quickstart", *SHORT, *own, "train.max_steps=2", "output_dir=runs/ranks", ranks=2)
-    assert done.returncode != 0
-    assert "the data differs by rank: ranks 0 and 1" in done.stderr
+    done = finish(
+        folder, "quickstart", *FEW, *own, "train.max_steps=2", "output_dir=runs/ranks", ranks=2, code=1
+    )
+    assert "the data differs by rank: ranks 0 and 1" in done

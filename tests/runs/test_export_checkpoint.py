@@ -11,21 +11,16 @@ import pytest
 import torch
 from support.fixtures import GrpoxCommand
 from support.logs import LoggedText
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from support.run_files import SHORT
+from support.small_models import model_of
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpox.checkpoint.export import export_checkpoint
 from grpox.errors import ConfigError
 
 QUICKSTART = importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"
-SETTINGS = (
-    "train.max_steps=2",
-    "checkpoint.every=1",
-    "train.per_device_train_batch_size=32",
-    "evaluation=null",
-    "tracking={}",
-)
-
-
+SETTINGS = ("train.max_steps=2", "checkpoint.every=1", "train.per_device_train_batch_size=32", *SHORT)
+REWARD = "def kinds(completions, **_): return [len(set(c)) for c in completions]"
 LEARNS = ("rewards=[{path: rewards.py:kinds}]", "train.learning_rate=0.01", "train.warmup_steps=0")
 """So that even a random model, in bfloat16, is another one after two steps."""
 
@@ -42,17 +37,8 @@ class Finished:
 def untied_model(folder: Path) -> Path:
     """A Llama whose head is not its embedding, with a generation config of its own."""
     tokenizer = AutoTokenizer.from_pretrained(str(QUICKSTART))
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        tie_word_embeddings=False,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    model = LlamaForCausalLM(config)
+    own = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
+    model = model_of("llama", torch.float32, tie_word_embeddings=False, **own)
     model.generation_config = GenerationConfig(max_new_tokens=3, eos_token_id=tokenizer.eos_token_id)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -66,9 +52,7 @@ def finished(request: pytest.FixtureRequest, grpox: GrpoxCommand, folder: Path) 
         run = Finished(folder / "runs" / "tied", Path(str(QUICKSTART)), torch.float32)
     else:
         model = untied_model(folder / "untied")
-        (folder / "rewards.py").write_text(
-            "def kinds(completions, **_): return [len(set(c)) for c in completions]"
-        )
+        (folder / "rewards.py").write_text(REWARD)
         settings = (f"model.path={model}", "model.dtype=bfloat16", "output_dir=runs/untied", *LEARNS)
         done = grpox("train", "quickstart", *SETTINGS, *settings, ranks=2)
         run = Finished(folder / "runs" / "untied", model, torch.bfloat16)

@@ -97,25 +97,27 @@ def test_layers_in_chunks_are_left_to_transformers(policy):
     assert decoding.mask_windows(model, cache) == {}
 
 
+def unsure(**settings):
+    """At temperature 3 the model writes almost anything."""
+    return SamplingConfig(**{"max_completion_length": 6, "temperature": 3.0, **settings})
+
+
+def filtered(policy, prompt_ids, temperature, top_k=math.inf, top_p=1.0, min_p=0.0):
+    """Return the log-probability of each next token that filters keep, by hand from a plain forward."""
+    with torch.no_grad():
+        logits = policy(torch.tensor([prompt_ids])).logits[0, -1].double()
+    p, order = torch.softmax(logits / temperature, -1).sort(descending=True)
+    by_top_p, by_min_p = int((p.cumsum(0) < top_p).sum()) + 1, int((p >= min_p * p[0]).sum())
+    count = min(by_top_p, by_min_p, top_k, len(p))
+    return dict(zip(order[:count].tolist(), (p[:count] / p[:count].sum()).log().tolist(), strict=True))
+
+
 @pytest.mark.parametrize("kept", [{"top_k": 2}, {"top_p": 0.6}, {"min_p": 0.5}], ids=str)
 def test_filtered_sampling_reports_the_renormalised_distribution(generator, policy, tokenizer, kept):
     """At temperature 3 the model is unsure; what a filter drops is never sampled, what it keeps gains."""
-    sampling = SamplingConfig(max_completion_length=1, temperature=3.0, **kept)
     one = Prompt(0, tuple(tokenizer("37+48=")["input_ids"]), 512)
-    rollouts = list(generator.generate([one], sampling, seed=0))
-    with torch.no_grad():
-        logits = policy(torch.tensor([one.token_ids])).logits[0, -1].double()
-    p, order = torch.softmax(logits / 3, -1).sort(descending=True)
-    if "top_k" in kept:
-        count = 2
-    elif "top_p" in kept:
-        count = int((p.cumsum(0) < 0.6).sum()) + 1
-    else:
-        count = int((p >= 0.5 * p[0]).sum())
-    allowed = dict(zip(order[:count].tolist(), (p[:count] / p[:count].sum()).log().tolist(), strict=True))
-    seen = {rollout.completion_ids[0] for rollout in rollouts}
-    assert seen <= set(allowed)
-    for rollout in rollouts:
+    allowed = filtered(policy, one.token_ids, 3.0, **kept)
+    for rollout in generator.generate([one], unsure(max_completion_length=1, **kept), seed=0):
         assert rollout.sampler_logprobs[0] == pytest.approx(allowed[rollout.completion_ids[0]], abs=1e-5)
 
 
@@ -150,11 +152,6 @@ def test_temperature_zero_is_greedy(generator, policy, tokenizer):
             with torch.no_grad():
                 assert int(policy(torch.tensor([ids])).logits[0, -1].argmax()) == token
             ids.append(token)
-
-
-def unsure(**settings):
-    """At temperature 3 the model writes almost anything."""
-    return SamplingConfig(**{"max_completion_length": 6, "temperature": 3.0, **settings})
 
 
 def expected_logprobs(policy, rollout, sampling, change):
@@ -200,8 +197,8 @@ def biased(logits, ids):
 )
 def test_logprobs_are_those_of_the_processed_distribution(generator, policy, tokenizer, settings, change):
     """By hand from a plain forward; the prompts are of unequal length, so that padding would show."""
-    sampling = unsure(**settings)
-    for rollout in generator.generate(prompts(tokenizer), sampling, seed=2):
+    sampling, one_token = unsure(**settings), Prompt(3, (10,), 8)
+    for rollout in generator.generate([*prompts(tokenizer), one_token], sampling, seed=2):
         expected = expected_logprobs(policy, rollout, sampling, change)
         assert rollout.sampler_logprobs == pytest.approx(expected, abs=2e-5)
 
@@ -213,8 +210,11 @@ def test_the_minimum_of_tokens_comes_before_the_ending_one(generator, tokenizer)
     rollouts = list(generator.generate(prompts(tokenizer, samples=128), sampling, seed=0))
     lengths = {len(r.completion_ids) for r in rollouts}
     assert lengths == {5, 6}
-    ends = {r.completion_ids[-1] for r in rollouts if r.finish_reason == "stop"}
-    assert ends == {tokenizer.eos_token_id, 5}
+    ends = {tokenizer.eos_token_id, 5}
+    assert {r.completion_ids[-1] for r in rollouts if r.finish_reason == "stop"} == ends
+    for rollout in rollouts:
+        assert not ends & set(rollout.completion_ids[:-1])
+        assert (rollout.completion_ids[-1] in ends) == (rollout.finish_reason == "stop")
 
 
 def test_a_stop_text_over_two_tokens_ends_a_completion(generator, tokenizer):
@@ -238,14 +238,6 @@ def test_a_stop_text_over_two_tokens_ends_a_completion(generator, tokenizer):
         )
 
 
-def test_a_stop_token_ends_a_completion_as_eos_does(generator, tokenizer):
-    rollouts = list(generator.generate(prompts(tokenizer, samples=64), unsure(stop_token_ids=[10]), seed=0))
-    stopped = [r for r in rollouts if r.completion_ids[-1] == 10]
-    assert len(stopped) > 10
-    assert {r.finish_reason for r in stopped} == {"stop"}
-    assert not any(10 in r.completion_ids[:-1] for r in rollouts)
-
-
 @pytest.mark.parametrize("token", [17, -1])
 def test_a_stop_token_outside_the_vocabulary_is_refused(generator, tokenizer, token):
     with pytest.raises(ConfigError, match=rf"sampling\.stop_token_ids.*\n.*{token}\n.*0 to 16"):
@@ -261,13 +253,6 @@ def test_eos_as_padding_is_told_apart_by_place(policy, tokenizer):
     for rollout in rollouts:
         text = tokenizer.decode(rollout.completion_ids)
         assert "8" not in text or text.index("8") == len(text) - 1
-
-
-def test_a_prompt_of_one_token_is_sampled_like_any_other(generator, policy, tokenizer):
-    one = Prompt(0, (10,), 16)
-    for rollout in generator.generate([one], unsure(), seed=0):
-        expected = expected_logprobs(policy, rollout, unsure(), lambda logits, ids: logits)
-        assert rollout.sampler_logprobs == pytest.approx(expected, abs=2e-5)
 
 
 def computed_rows(generator, given, sampling):
@@ -292,9 +277,15 @@ LEAVING = {
 
 @pytest.mark.parametrize("settings", LEAVING.values(), ids=LEAVING)
 def test_rows_that_have_ended_leave_and_change_nothing(generator, tokenizer, monkeypatch, settings):
+    """Looked for after each token, or every 16 tokens as on CUDA."""
     sampling = unsure(max_completion_length=24).model_copy(update=settings)
     given = prompts(tokenizer, samples=16)
     rollouts, rows = computed_rows(generator, given, sampling)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "LOOK_EVERY_ON_CPU", decoding.LOOK_EVERY)
+        rarely, rare_rows = computed_rows(generator, given, sampling)
+    assert 0 < len(set(rare_rows[:16])) <= 1
+    assert set(rare_rows[16:]) != {48}  # rows leave at a look
     monkeypatch.setattr(decoding, "CUT_COST", math.inf)
     whole, all_rows = computed_rows(generator, given, sampling)
     assert set(all_rows) == {48}
@@ -302,24 +293,11 @@ def test_rows_that_have_ended_leave_and_change_nothing(generator, tokenizer, mon
     assert rows == sorted(rows, reverse=True)
     lengths = [len(rollout.completion_ids) for rollout in whole]
     assert sum(rows) < 0.5 * (sum(lengths) + sum(all_rows))
-    for one, other in zip(rollouts, whole, strict=True):
-        assert one.completion_ids == other.completion_ids
-        assert one.finish_reason == other.finish_reason
-        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
-
-
-@pytest.mark.parametrize("settings", LEAVING.values(), ids=LEAVING)
-def test_looking_at_the_rows_every_16_tokens_changes_nothing(generator, tokenizer, monkeypatch, settings):
-    sampling = unsure(max_completion_length=24).model_copy(update=settings)
-    given = prompts(tokenizer, samples=16)
-    each = list(generator.generate(given, sampling, seed=7))
-    monkeypatch.setattr(decoding, "LOOK_EVERY_ON_CPU", decoding.LOOK_EVERY)
-    rarely, rows = computed_rows(generator, given, sampling)
-    assert 0 < len(set(rows[:16])) <= 1
-    assert set(rows[16:]) != {48}  # rows leave at a look
-    for one, other in zip(each, rarely, strict=True):
-        assert (one.completion_ids, one.finish_reason) == (other.completion_ids, other.finish_reason)
-        assert one.sampler_logprobs == pytest.approx(other.sampler_logprobs, abs=1e-5)
+    for expected, *others in zip(whole, rollouts, rarely, strict=True):
+        for other in others:
+            assert other.completion_ids == expected.completion_ids
+            assert other.finish_reason == expected.finish_reason
+            assert other.sampler_logprobs == pytest.approx(expected.sampler_logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize(

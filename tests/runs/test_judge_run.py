@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.fixtures import GrpoxCommand
+from support.run_files import SHORT, metrics_of
 from support.scoring_server import Answer, chat, scoring_server
 
-SHORT = ("train.max_steps=2", "evaluation=null", "tracking={}")
+FEW = (*SHORT, "train.max_steps=2")
 KEY = "k-0123456789-of-the-judge"
 
 
@@ -26,23 +26,18 @@ def rewards(url: str, **more: str) -> str:
     return f"rewards=[exact, {{name: judge, {judge}}}]"
 
 
-def steps(folder: Path, run: str) -> list[dict[str, Any]]:
-    lines = (folder / "runs" / run / "metrics.jsonl").read_text().splitlines()
-    return [metrics for line in lines if "reward" in (metrics := json.loads(line)["metrics"])]
-
-
 def test_a_run_is_judged_and_repeated_from_the_cache_without_the_service(
     grpox: GrpoxCommand, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
     settings = {"key_env": "JUDGE_KEY", "cache": "cache", "price_in": "2", "price_out": "10"}
     with scoring_server(grade) as server:
-        done = grpox("train", "quickstart", *SHORT, rewards(server.url, **settings), "output_dir=runs/first")
+        done = grpox("train", "quickstart", *FEW, rewards(server.url, **settings), "output_dir=runs/first")
         assert done.returncode == 0, done.stderr
-    again = grpox("train", "quickstart", *SHORT, rewards(server.url, **settings), "output_dir=runs/again")
+    again = grpox("train", "quickstart", *FEW, rewards(server.url, **settings), "output_dir=runs/again")
     assert again.returncode == 0, again.stderr
 
-    first, second = steps(folder, "first"), steps(folder, "again")
+    first, second = (metrics_of(folder / "runs" / name) for name in ("first", "again"))
     assert {headers["Authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
     assert len(first) == 2
     for step, repeated in zip(first, second, strict=True):
@@ -65,11 +60,11 @@ def test_what_the_judge_cannot_score_is_counted_or_ends_the_run(grpox: GrpoxComm
 
     with scoring_server(answer) as server:
         on_error = rewards(server.url, on_error="abstain")
-        abstains = grpox("train", "quickstart", *SHORT, on_error, "output_dir=runs/abstains")
-        fails = grpox("train", "quickstart", *SHORT, rewards(server.url), "output_dir=runs/fails")
+        abstains = grpox("train", "quickstart", *FEW, on_error, "output_dir=runs/abstains")
+        fails = grpox("train", "quickstart", *FEW, rewards(server.url), "output_dir=runs/fails")
 
     assert abstains.returncode == 0, abstains.stderr
-    for step in steps(folder, "abstains"):
+    for step in metrics_of(folder / "runs" / "abstains"):
         assert step["rewards/judge/mean"] == 1  # of those that have a score
         assert step["rewards/judge/errors"] == round(256 * (1 - step["rewards/exact/mean"]))
         assert step["judge/unreadable"] == step["judge/failures"] > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 
@@ -108,15 +107,3 @@ def test_a_rank_with_another_version_of_a_plugin_is_named_before_anything_starts
     assert ["allowed", "1.0"] in lines
     assert "Traceback" not in told + other_told
     assert not (folder / "runs" / "mixed").exists()
-
-
-def test_ranks_with_the_same_plugin_in_different_folders_train(folder, tmp_path):
-    sites = [install(tmp_path / "a", "1.0"), install(tmp_path / "b", "1.0")]
-    arguments = ["train", "quickstart", *TWO_STEPS, "loss=tiny", "tracking={}", "output_dir=runs/alike"]
-    arguments += ["train.per_device_train_batch_size=32"]
-    endings = start_ranks(folder, sites, *arguments)
-    assert [code for code, _, _ in endings] == [0, 0], endings
-    lock = read_lock(folder / "runs" / "alike")
-    assert lock.distributions["grpox-tiny"].version == "1.0"
-    assert lock.distributions["grpox-tiny"].files == 1
-    assert json.loads((folder / "runs" / "alike" / "summary.json").read_text())["steps"] == 2

@@ -10,8 +10,8 @@ import pytest
 import torch
 from support import processes
 from support.architectures import tiny_model
-from support.fixtures import GrpoxCommand
 from support.killing import assert_same, finish, kill_and_resume
+from support.run_files import SHORT, metrics_of, summary_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -24,8 +24,7 @@ peft = pytest.importorskip("peft")
 QUICKSTART = Path(str(importlib.resources.files("grpox.runfile.recipes") / "quickstart" / "model"))
 SAVING = ("train.max_steps=6", "checkpoint.every=3")
 SETTINGS = (
-    *("train.beta=0.04", "train.per_device_train_batch_size=32", "train.steps_per_generation=2"),
-    *("evaluation=null", "tracking={}"),
+    *("train.beta=0.04", "train.per_device_train_batch_size=32", "train.steps_per_generation=2", *SHORT),
 )
 OF_LAYERS = ("model.lora={r: 4, alpha: 8}", "train.learning_rate=0.002")
 OF_EXPERTS = (
@@ -63,11 +62,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def finished(grpox: GrpoxCommand, folder: Path, kind: str) -> Path:
-    done = grpox("train", "quickstart", *settings_of(kind, folder), *SAVING, f"output_dir=runs/{kind}")
-    assert done.returncode == 0, done.stderr
-    assert TOLD[kind] in done.stderr
-    assert "leaf module" not in done.stderr
+def finished(folder: Path, kind: str) -> Path:
+    stderr = finish(folder, "quickstart", *settings_of(kind, folder), *SAVING, f"output_dir=runs/{kind}")
+    assert TOLD[kind] in stderr
+    assert "leaf module" not in stderr
     return folder / "runs" / kind
 
 
@@ -108,8 +106,7 @@ def test_adapter_merged_model_and_export_are_the_same_policy_and_another_one_tha
 def test_the_first_step_has_no_divergence_and_the_generator_samples_from_the_policy(
     finished: Path, kind: str
 ) -> None:
-    lines = (finished / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line)["metrics"] for line in lines]
+    steps = metrics_of(finished)
     assert steps[0]["kl"] == 0
     assert steps[-1]["kl"] > (1e-7 if kind == "experts" else 1e-10)  # few steps at a low rate
     assert all(step["mismatch/difference_max"] < 1e-4 for step in steps)
@@ -118,7 +115,7 @@ def test_the_first_step_has_no_divergence_and_the_generator_samples_from_the_pol
 def test_summary_and_report_tell_what_was_trained_and_checkpoints_hold_no_frozen_weights(
     finished: Path, kind: str
 ) -> None:
-    summary = json.loads((finished / "summary.json").read_text())
+    summary = summary_of(finished)
     base = QUICKSTART if kind == "layers" else finished.parents[1] / "moe"
     whole = sum(parameter.numel() for parameter in model_in(base).parameters())
     assert summary["parameters"] == whole + summary["trained_parameters"]
@@ -129,44 +126,16 @@ def test_summary_and_report_tell_what_was_trained_and_checkpoints_hold_no_frozen
     size = sum(path.stat().st_size for path in (last / "engine").iterdir())
     if kind == "layers":
         assert summary["trained_parameters"] == 23_552
-        assert (
-            size < 0.3 * (QUICKSTART / "model.safetensors").stat().st_size
-        )  # of full training: more than three
+        of_base = (QUICKSTART / "model.safetensors").stat().st_size
+        assert size < 0.3 * of_base  # of full training: more than three
     assert first.name == "step-00000003"
 
 
-def test_blocks_of_experts_cannot_be_leaves(grpox: GrpoxCommand, folder: Path) -> None:
+def test_blocks_of_experts_cannot_be_leaves(folder: Path) -> None:
     leaves = "deepspeed.settings={zero_optimization: {leaf_module: {classes: [Qwen3MoeSparseMoeBlock]}}}"
-    done = grpox("train", "quickstart", *settings_of("experts", folder), leaves, "output_dir=runs/leaves")
-    assert done.returncode == 2, done.stderr
-    assert "deepspeed.settings.zero_optimization.leaf_module" in done.stderr
-
-
-OBJECT = """
-import torch
-from transformers import AutoModelForCausalLM
-
-from grpox import train
-
-model = AutoModelForCausalLM.from_pretrained({base!r}, dtype=torch.float32)
-before = {{name: parameter.detach().clone() for name, parameter in model.named_parameters()}}
-# Sampled through the shards, adapters and all.
-settings = ["model.lora={{r: 4}}", "train.max_steps=1", "train.warmup_steps=0", "train.learning_rate=0.01"]
-settings += ["generator={{name: hf, gather_weights: false}}", "evaluation=null", "tracking={{}}"]
-done = train("quickstart", settings, model=model)
-after = dict(model.named_parameters())
-saved = AutoModelForCausalLM.from_pretrained(done["model"], dtype=torch.float32)
-assert after.keys() == before.keys()
-assert all(torch.equal(parameter, after[name]) for name, parameter in saved.named_parameters())
-print(sum(not torch.equal(after[name], before[name]) for name in before), "changed")
-"""
-
-
-def test_a_model_object_is_a_plain_model_afterwards(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(OBJECT.format(base=str(QUICKSTART)))
-    done = processes.run("script.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.splitlines()[-1] == "14 changed"
+    settings = (*settings_of("experts", folder), leaves, "output_dir=runs/leaves")
+    stderr = finish(folder, "quickstart", *settings, code=2)
+    assert "deepspeed.settings.zero_optimization.leaf_module" in stderr
 
 
 WRAPPED = """
@@ -185,7 +154,9 @@ for name, parameter in wrapped.named_parameters():
         torch.nn.init.normal_(parameter)
 settings = ["model.path=moe", "train.max_steps=1", "train.warmup_steps=0", "train.learning_rate=0.01"]
 settings += ["rewards=[{path: mine.py:even}]", "evaluation=null", "tracking={}"]
-for given, lora in ((wrapped, []), (plain, ["model.lora={target_parameters: [experts.down_proj]}"])):
+# The second run samples through the shards, adapters and all.
+own = ["model.lora={target_parameters: [experts.down_proj]}", "generator={name: hf, gather_weights: false}"]
+for given, lora in ((wrapped, []), (plain, own)):
     before = {name: parameter.detach().clone() for name, parameter in plain.named_parameters()}
     done = train("quickstart", [*settings, *lora], model=given)
     after = dict(plain.named_parameters())
@@ -196,7 +167,7 @@ for given, lora in ((wrapped, []), (plain, ["model.lora={target_parameters: [exp
 """
 
 
-def test_a_peft_model_with_adapted_experts_is_a_plain_model_afterwards(tmp_path: Path) -> None:
+def test_a_model_object_is_a_plain_model_afterwards(tmp_path: Path) -> None:
     settings_of("experts", tmp_path)
     (tmp_path / "script.py").write_text(WRAPPED)
     done = processes.run("script.py", cwd=tmp_path)
@@ -223,16 +194,12 @@ class Root:
 """
 
 
-def test_a_step_that_is_not_finite_is_replayed_with_the_adapters_merged_in(
-    grpox: GrpoxCommand, folder: Path
-) -> None:
+def test_a_step_that_is_not_finite_is_replayed_with_the_adapters_merged_in(folder: Path) -> None:
     (folder / "faulty.py").write_text(FAULTY)
     of_mine = ("rewards=[{path: faulty.py:marks}]", "loss={path: faulty.py:Root}", "train.warmup_steps=0")
-    done = grpox(
-        "train", "quickstart", *SETTINGS, *OF_LAYERS, *of_mine, "train.max_steps=4", "output_dir=runs/faulty"
-    )
-    assert done.returncode == 1, done.stderr
-    assert "the loss is nan in step 3: policy loss nan" in done.stderr
+    settings = (*SETTINGS, *OF_LAYERS, *of_mine, "train.max_steps=4", "output_dir=runs/faulty")
+    stderr = finish(folder, "quickstart", *settings, code=1)
+    assert "the loss is nan in step 3: policy loss nan" in stderr
     dump = folder / "runs" / "faulty" / "faults" / "step-00000003"
 
     shown = CliRunner().invoke(app, ["replay", str(dump)])

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 from support.architectures import tiny_model
+from support.killing import finish
+from support.run_files import metrics_of
 from transformers import AutoTokenizer
 
 TOKENIZER = Path(__file__).parents[2] / "grpox" / "runfile" / "recipes" / "quickstart" / "model"
@@ -46,25 +48,22 @@ def inputs(folder: Path) -> None:
 
 
 def test_factors_are_recorded_and_alike_in_sampling_training_and_reference(grpox: Any, folder: Path) -> None:
-    done = grpox("train", "long.yaml")
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "position factors of the model: long, for up to 38 tokens" in done.stderr
+    stderr = finish(folder, "long.yaml")
+    assert "position factors of the model: long, for up to 38 tokens" in stderr
     run = folder / "runs" / "long"
     assert yaml.safe_load((run / "config.yaml").read_text())["model"]["longest_sequence"] == 38
-    metrics = json.loads((run / "metrics.jsonl").read_text().splitlines()[1])["metrics"]
+    metrics = metrics_of(run)[0]
     assert metrics["mismatch/difference_max"] < 1e-5
     assert abs(metrics["kl"]) < 1e-6
     configs = [json.loads((each / "config.json").read_text()) for each in (folder / "phi3", run / "model")]
     assert configs[0] == configs[1]
-    again = grpox("train", "long.yaml", "--resume", "auto")
-    assert "the run is complete" in again.stderr, again.stderr[-4000:]
+    assert "the run is complete" in finish(folder, "long.yaml", "--resume", "auto")
     tried = grpox("eval", "runs/long/checkpoints/step-00000001", "long.yaml")
     assert tried.returncode == 0, tried.stderr[-4000:]
 
 
-def test_a_model_that_depends_on_its_neighbours_is_refused_by_name(grpox: Any, folder: Path) -> None:
-    done = grpox("train", "refused.yaml")
-    assert done.returncode == 2
-    assert "log-probabilities depend on the other sequences of a micro-batch" in done.stderr
-    assert "floor_scale 32" in done.stderr
-    assert "Llama4ForCausalLM" in done.stderr
+def test_a_model_that_depends_on_its_neighbours_is_refused_by_name(folder: Path) -> None:
+    stderr = finish(folder, "refused.yaml", code=2)
+    assert "log-probabilities depend on the other sequences of a micro-batch" in stderr
+    assert "floor_scale 32" in stderr
+    assert "Llama4ForCausalLM" in stderr

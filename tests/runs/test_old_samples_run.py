@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections import defaultdict
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 from pyarrow import parquet
 from support.killing import assert_same, finish, kill_and_resume
+from support.run_files import SHORT
 
 GROUP, SIZE, PASSES, STEPS = 8, 32, 2, 16
 EACH = 2 * PASSES
@@ -18,19 +21,11 @@ EACH = 2 * PASSES
 SETTINGS = (
     "generator={path: 'old_samples.py:MarksAhead'}",
     "rewards=[{path: 'old_samples.py:number_of'}, {path: 'old_samples.py:length_of', weight: 0.5}]",
-    "correction=token-truncate",
-    "train.max_staleness=1",
-    "train.num_generations=8",
-    "train.steps_per_generation=2",
-    "train.gradient_accumulation_steps=1",
-    f"train.num_iterations={PASSES}",
-    f"train.max_steps={STEPS}",
-    "train.learning_rate=2.0e-3",
-    "train.warmup_steps=0",
-    "evaluation=null",
-    "tracking={}",
-    "checkpoint.every=1",
-    "logging.save_completions_every=1",
+    "advantage={path: 'old_samples.py:ByAnswer'}",
+    *("correction=token-truncate", "train.max_staleness=1", "train.num_generations=8"),
+    *("train.steps_per_generation=2", "train.gradient_accumulation_steps=1", f"train.num_iterations={PASSES}"),
+    *(f"train.max_steps={STEPS}", "train.learning_rate=2.0e-3", "train.warmup_steps=0"),
+    *("checkpoint.every=1", "logging.save_completions_every=1", *SHORT),
 )
 
 
@@ -59,7 +54,10 @@ def assert_own_values(folder: Path, ranks: int) -> None:
         for line in (folder / f"whole.jsonl.{rank}").read_text().splitlines()
     ]
     assert len(lines) == len(records) * PASSES
-    first_pass: dict[int, list[float]] = {}
+    first_pass: dict[int, list[list[float]]] = {}
+    of_group: dict[int, list[float]] = defaultdict(list)
+    for number, record in records.items():
+        of_group[number // GROUP].append(record["reward"])
     for line in sorted(lines, key=lambda line: line["step"]):
         number = line["sequence_ids"]
         generation, record = number // SIZE, records[number]
@@ -77,17 +75,22 @@ def assert_own_values(folder: Path, ranks: int) -> None:
         assert line["rewards"] == pytest.approx(wanted, nan_ok=True)
         assert record["prompt"].endswith("=")
         assert int(line["answer"]) == sum(map(int, record["prompt"].strip("=").split("+")))
-        # pi_old is fixed before the first step on the batch; the next pass has the same.
-        assert line["old_logprobs"] == first_pass.setdefault(number, line["old_logprobs"])
+        advantage = (record["reward"] - mean(of_group[number // GROUP])) * (1 + int(line["answer"]) % 3)
+        assert record["advantage"] == pytest.approx(advantage, abs=1e-5)
+        assert line["advantages"] == pytest.approx([advantage] * len(line["logprobs"]), abs=1e-5)
+        # pi_old and the reference are fixed before the first step on the batch; the next pass has the same.
+        fixed = [line["old_logprobs"], line["reference_logprobs"]]
+        assert fixed == first_pass.setdefault(number, fixed)
         if (line["step"] - 1) % EACH == 0:
             assert line["logprobs"] == pytest.approx(line["old_logprobs"], abs=1e-5)
-    # The values do tell old samples from new ones, and one row from another.
-    assert any(
-        abs(a - b) > 1e-3
-        for line in lines
-        if line["step"] > EACH
-        for a, b in zip(line["old_logprobs"], line["sampler_logprobs"], strict=True)
-    )
+        if line["step"] == 1:
+            assert line["logprobs"] == pytest.approx(line["reference_logprobs"], abs=1e-5)
+    # The values do tell old samples from new ones, the policy from its reference, and one row from another.
+    late = [line for line in lines if line["step"] > EACH]
+    for one, other in (("old", "sampler"), ("old", "reference")):
+        names = [f"{one}_logprobs", f"{other}_logprobs"]
+        pairs = [pair for line in late for pair in zip(*(line[name] for name in names), strict=True)]
+        assert any(abs(a - b) > 1e-3 for a, b in pairs), names
     assert len({str(each["rollout_extra"]) for each in records.values()}) == len(records)
 
 

@@ -5,12 +5,12 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 import torch
 from mlflow import MlflowClient
 from support import processes
 from support.frozen import frozen_in
+from support.run_files import completions_of, metrics_of, summary_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 STEPS = 100
@@ -39,8 +39,7 @@ def grpox(run):
 
 @pytest.fixture(scope="module")
 def recorded(output):
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return {line["step"]: line["metrics"] for line in lines if "metrics" in line}
+    return dict(enumerate(metrics_of(output), start=1))
 
 
 @pytest.fixture(scope="module")
@@ -51,28 +50,24 @@ def tracked(run):
     return client, mlflow_run
 
 
-def test_held_out_accuracy_rises_from_mostly_wrong_to_mostly_right(output, recorded):
-    summary = json.loads((output / "summary.json").read_text())
+def test_held_out_accuracy_rises_from_mostly_wrong_to_mostly_right(run, output, recorded):
+    summary = summary_of(output)
     assert summary["accuracy_before"] <= 0.40
     assert summary["accuracy_after"] >= 0.90
-    assert summary["steps"] == STEPS
+    for accuracy in (summary["accuracy_before"], summary["accuracy_after"]):
+        assert f"{accuracy:.4f}" in run.stdout
+    assert "Traceback" not in run.stdout + run.stderr
+    assert summary["steps"] == len(recorded) == STEPS
     assert summary["train_seconds"] > 0
     losses = [metrics["loss"] for metrics in recorded.values()]
     assert summary["training_loss"] == pytest.approx(sum(losses) / STEPS)
     assert summary["alarms"] == []
 
 
-def test_the_terminal_shows_accuracy_before_and_after(run, output):
-    summary = json.loads((output / "summary.json").read_text())
-    assert f"{summary['accuracy_before']:.4f}" in run.stdout
-    assert f"{summary['accuracy_after']:.4f}" in run.stdout
-    assert "Traceback" not in run.stdout + run.stderr
-
-
 def test_the_report_shows_the_run_and_is_in_mlflow(run, output, tracked, grpox, tmp_path):
     report = output / "report.html"
     text = report.read_text(encoding="utf-8")
-    summary = json.loads((output / "summary.json").read_text())
+    summary = summary_of(output)
     answers = {name: each[output.name] for name, each in frozen_in(text)["answers"].items()}
     accuracy = f"{summary['accuracy_before']:.3g} → {summary['accuracy_after']:.3g}"
     assert ["accuracy", accuracy] in [tile[:2] for tile in answers["run"]["tiles"]]
@@ -98,7 +93,6 @@ def test_the_report_shows_the_run_and_is_in_mlflow(run, output, tracked, grpox, 
 
 
 def test_every_step_is_recorded_and_on_policy(recorded):
-    assert list(recorded) == list(range(1, STEPS + 1))
     for metrics in recorded.values():
         assert (metrics["ratio/min"], metrics["ratio/max"], metrics["kl_old"]) == (1, 1, 0)
         assert metrics["sampling/difference_max"] < 1e-4
@@ -114,7 +108,7 @@ def test_mlflow_holds_the_finished_run_with_every_value(recorded, tracked):
 
 
 def test_grpox_runs_reads_the_finished_run_back(run, grpox, output, tracked):
-    summary = json.loads((output / "summary.json").read_text())
+    summary = summary_of(output)
     accuracy = f"accuracy {summary['accuracy_before']:.4g} -> {summary['accuracy_after']:.4g}"
     listed = grpox("runs", "list", "--json")
     assert listed.returncode == 0, listed.stderr
@@ -131,18 +125,14 @@ def test_grpox_runs_reads_the_finished_run_back(run, grpox, output, tracked):
 
 
 def test_completions_are_browsable(output):
-    files = sorted((output / "completions").glob("*.parquet"))
-    assert len(files) == STEPS
-    table = pyarrow.parquet.read_table(files[0]).to_pydict()
-    assert len(table["completion"]) == 256
-    group = [i for i, g in enumerate(table["group"]) if g == 0]
-    assert len({table["prompt"][i] for i in group}) == 1
-    for prompt, completion, reward in zip(
-        table["prompt"], table["completion"], table["rewards/exact"], strict=True
-    ):
-        a, b = prompt.rstrip("=").split("+")
+    assert len(list((output / "completions").glob("*.parquet"))) == STEPS
+    rows = completions_of(output, 1)
+    assert len(rows) == 256
+    assert len({row["prompt"] for row in rows if row["group"] == 0}) == 1
+    for row in rows:
+        a, b = row["prompt"].rstrip("=").split("+")
         # A completion that never ended is decoded like one that did: right digits alone do not earn it.
-        assert reward == float(completion == str(int(a) + int(b)))
+        assert row["rewards/exact"] == float(row["completion"] == str(int(a) + int(b)))
 
 
 def test_the_trained_model_loads_in_plain_transformers_and_adds(output):

@@ -2,48 +2,36 @@
 
 import json
 
-import pyarrow.parquet
 import pytest
+from support.killing import finish
+from support.run_files import SHORT, completions_of, metrics_of
 
 STEPS = 5
 # 12 prompts, 5 a generation batch: the third one straddles the end of the first epoch.
-SHORT = (
-    f"train.max_steps={STEPS}",
-    "train.num_generations=2",
-    "train.generation_batch_size=10",
-    "data.streaming=true",
-    "data.path=twelve.jsonl",
-    "evaluation=null",
-    "tracking={}",
+FEW = (
+    *(f"train.max_steps={STEPS}", "train.num_generations=2", "train.generation_batch_size=10"),
+    *("data.streaming=true", "data.path=twelve.jsonl", *SHORT),
 )
 
 
-@pytest.fixture(scope="module")
-def train(grpox, folder):
-    """``train(name, *overrides, ranks=1)``: the prompts of each generation batch, and the metric `epoch`."""
+@pytest.fixture(scope="module", autouse=True)
+def twelve(folder):
     rows = [{"prompt": f"{n}+{n}=", "answer": str(2 * n)} for n in range(12, 24)]
     (folder / "twelve.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def run(name, *overrides, ranks=1):
-        per_device = f"train.per_device_train_batch_size={10 // ranks}"
-        done = grpox("train", "quickstart", *SHORT, per_device, f"output_dir={name}", *overrides, ranks=ranks)
-        assert done.returncode == 0, done.stderr[-4000:]
-        prompts = []
-        for file in sorted((folder / name / "completions").glob("*.parquet")):
-            table = pyarrow.parquet.read_table(file).to_pydict()
-            prompts.append(list(dict.fromkeys(zip(table["group"], table["prompt"], strict=True))))
-        lines = (folder / name / "metrics.jsonl").read_text().splitlines()
-        return (
-            [[prompt for _, prompt in batch] for batch in prompts],
-            [json.loads(line)["metrics"]["epoch"] for line in lines],
-        )
 
-    return run
+def train(folder, name, *overrides, ranks=1):
+    """Return the prompts of each generation batch, and the metric `epoch`."""
+    size = f"train.per_device_train_batch_size={10 // ranks}"
+    finish(folder, "quickstart", *FEW, size, f"output_dir={name}", *overrides, ranks=ranks)
+    records = [completions_of(folder / name, step) for step in range(1, STEPS + 1)]
+    groups = [dict.fromkeys((row["group"], row["prompt"]) for row in record) for record in records]
+    return [[prompt for _, prompt in each] for each in groups], [m["epoch"] for m in metrics_of(folder / name)]
 
 
-def test_every_number_of_ranks_draws_the_same_prompts(train):
-    batches, epochs = train("one")
-    assert train("two", ranks=2) == (batches, epochs)
+def test_every_number_of_ranks_draws_the_same_prompts(folder):
+    batches, epochs = train(folder, "one")
+    assert train(folder, "two", ranks=2) == (batches, epochs)
     assert [len(batch) for batch in batches] == [5] * STEPS
     drawn = [prompt for batch in batches for prompt in batch]
     first, second = drawn[:12], drawn[12:24]
@@ -53,17 +41,7 @@ def test_every_number_of_ranks_draws_the_same_prompts(train):
     assert epochs == pytest.approx([0, 0, 15 / 12, 20 / 12, 25 / 12])
 
 
-def test_without_shuffling_the_order_is_that_of_the_file(train):
-    batches, _ = train("ordered", "train.shuffle_dataset=false")
+def test_without_shuffling_the_order_is_that_of_the_file(folder):
+    batches, _ = train(folder, "ordered", "train.shuffle_dataset=false")
     drawn = [prompt for batch in batches for prompt in batch]
     assert drawn == [f"{n}+{n}=" for n in [*range(12, 24), *range(12, 24), 12]]
-
-
-def test_a_bad_row_ends_the_run_when_it_comes(grpox, folder):
-    rows = [{"prompt": f"{n}+1=", "answer": "1"} for n in range(8)] + [{"prompt": "", "answer": "bad"}]
-    (folder / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changes = ("data.path=bad.jsonl", "train.shuffle_dataset=false", "output_dir=bad")
-    done = grpox("train", "quickstart", *SHORT, "train.per_device_train_batch_size=10", *changes)
-    assert done.returncode == 1
-    assert "row 8 (from 0) of the stream has no prompt" in done.stderr
-    assert len((folder / "bad" / "metrics.jsonl").read_text().splitlines()) == 1

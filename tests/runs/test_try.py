@@ -17,7 +17,10 @@ REWARDS = """
 def half(completions, completion_ids, **columns):
     return [None if place % 2 else 0.5 for place, _ in enumerate(completions)]
 """
-MIXED = ("rewards=[{name: exact, weight: 2}, {path: r.py:half, weight: -1}, {name: length, target: 3}]",)
+MIXED = (
+    *("quickstart", "--prompts", "2", "train.num_generations=4"),
+    "rewards=[{name: exact, weight: 2}, {path: r.py:half, weight: -1}, {name: length, target: 3}]",
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,7 @@ def tried(grpox: GrpoxCommand, *arguments: str, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def mixed(grpox: GrpoxCommand, folder: Path) -> Any:
-    return tried(grpox, "quickstart", "--prompts", "2", "train.num_generations=4", *MIXED)
+    return tried(grpox, *MIXED)
 
 
 def test_the_prompts_are_the_first_of_the_run(mixed: Any) -> None:
@@ -74,8 +77,7 @@ def test_nothing_is_written(mixed: Any, folder: Path) -> None:
 
 
 def test_the_table_of_many_rewards_fits_80_columns(grpox: GrpoxCommand, mixed: Any) -> None:
-    arguments = ("quickstart", "--prompts", "2", "train.num_generations=4", *MIXED)
-    shown = grpox("try", *arguments)
+    shown = grpox("try", *MIXED)
     assert shown.returncode == 0, shown.stderr
     assert max(map(len, shown.stdout.splitlines())) <= 80
     assert "sum = 2 * exact + -1 * half + 1 * length" in shown.stdout
@@ -88,8 +90,7 @@ def test_the_table_of_many_rewards_fits_80_columns(grpox: GrpoxCommand, mixed: A
 
 
 def test_two_ranks_show_what_one_shows(grpox: GrpoxCommand, mixed: Any) -> None:
-    arguments = ("quickstart", "--prompts", "2", "train.num_generations=4", *MIXED)
-    both = tried(grpox, *arguments, "train.gradient_accumulation_steps=1", ranks=2)
+    both = tried(grpox, *MIXED, "train.gradient_accumulation_steps=1", ranks=2)
     assert [each["row"] for each in both["prompts"]] == [each["row"] for each in mixed["prompts"]]
 
 

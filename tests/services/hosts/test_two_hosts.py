@@ -16,6 +16,7 @@ import pytest
 from support.mlflow_store import migrated_store
 from support.patience import patient
 from support.processes import Process
+from support.run_files import SHORT
 from support.services import wait_until
 from two_hosts import Machines
 
@@ -27,13 +28,8 @@ SLURM = {
     "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2",
     "SLURM_STEP_NODELIST": "10.77.0.[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
 }  # fmt: skip
-RUN = [
-    "quickstart",
-    "train.per_device_train_batch_size=16",
-    "evaluation=null",
-    "tracking={}",
-    "output_dir=run",
-]
+CPU = "system/node_{}/cpu_utilization_percentage"
+RUN = ["quickstart", "train.per_device_train_batch_size=16", *SHORT, "output_dir=run"]
 REWARD = """
 import time
 from pathlib import Path
@@ -99,10 +95,6 @@ def by_srun(machines: Machines, folder: Path, *arguments: str, **environment: st
     ]  # fmt: skip
 
 
-def ended(launch: list[subprocess.Popen[bytes]], seconds: float) -> list[int]:
-    return [process.wait(seconds) for process in launch]
-
-
 def readings_of(folder: Path, number: int) -> int:
     """Count the readings of a machine."""
     file = folder / "run" / "system" / f"node_{number}.jsonl"
@@ -112,13 +104,9 @@ def readings_of(folder: Path, number: int) -> int:
 def cpu_of(folder: Path, number: int) -> list[float]:
     """Return the CPU use that a machine has recorded, reading by reading."""
     lines = map(json.loads, (folder / "run" / "system" / f"node_{number}.jsonl").read_text().splitlines())
-    steps, values = zip(*((line["step"], line["metrics"][cpu_named(number)]) for line in lines), strict=True)
+    steps, values = zip(*((line["step"], line["metrics"][CPU.format(number)]) for line in lines), strict=True)
     assert list(steps) == list(range(len(steps)))
     return list(values)
-
-
-def cpu_named(number: int) -> str:
-    return f"system/node_{number}/cpu_utilization_percentage"
 
 
 def tracked_cpu_of(folder: Path, number: int) -> list[float]:
@@ -127,12 +115,8 @@ def tracked_cpu_of(folder: Path, number: int) -> list[float]:
 
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     run_id = json.loads((folder / "run" / "mlflow.json").read_text())["run_id"]
-    history = client.get_metric_history(run_id, cpu_named(number))
+    history = client.get_metric_history(run_id, CPU.format(number))
     return [metric.value for metric in sorted(history, key=lambda metric: metric.step)]
-
-
-def logs(folder: Path) -> list[str]:
-    return [(folder / f"{rank}.log").read_text() for rank in (0, 1)]
 
 
 def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_later(
@@ -146,15 +130,14 @@ def test_a_machine_that_is_cut_off_ends_the_run_which_goes_on_later(
     launch = by_torchrun(machines, tmp_path, *run)
     # The rewards hold it after its third step.
     wait_until(lambda: len(steps_of(tmp_path)) >= 3, "three steps are recorded", 180, launch[0])
-    for number in (0, 1):
-        wait_until(
-            lambda n=number: readings_of(tmp_path, n) > 2, f"machine {number} was looked at", 60, launch[0]
-        )
+    for n in (0, 1):
+        wait_until(lambda n=n: readings_of(tmp_path, n) > 2, f"machine {n} was looked at", 60, launch[0])
     machines.cut(2)
     (tmp_path / "cut").touch()
     # Without host_lost_after it is half an hour, whatever this machine is busy with.
-    assert ended(launch, min(patient(240), 900)) == [1, 1]
-    for rank, log in enumerate(logs(tmp_path)):
+    assert [process.wait(min(patient(240), 900)) for process in launch] == [1, 1]
+    for rank in (0, 1):
+        log = (tmp_path / f"{rank}.log").read_text()
         assert f"error: {'[rank 1] ' if rank else ''}rank {rank} lost another rank in phase" in log
     assert "rank 0 lost another rank" in json.loads((tmp_path / "run" / "failure.json").read_text())["error"]
     assert max(steps_of(tmp_path)) < STEPS
