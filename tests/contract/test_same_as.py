@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from contract.planted import references as paper
+from support.problems import problem_of
 
-from grpox.errors import ConfigError, Problem
+from grpox.errors import Problem
 from grpox.testing import AdvantageConformance, CorrectionConformance, LossConformance, same_as
 from grpox.testing.conformance import Violation
 from grpox.testing.runner import outcomes
@@ -104,10 +105,7 @@ def test_another_reduction_is_a_violation(component: Any, reference: Any, reduct
 
 
 def refused(*arguments: Any) -> Problem:
-    with pytest.raises(ConfigError) as caught:
-        same_as(*arguments)
-    [problem] = caught.value.problems
-    return problem
+    return problem_of(same_as, *arguments)
 
 
 def test_a_function_of_another_kind_or_with_an_unknown_parameter_is_refused() -> None:

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.handlers import handlers_kept
+from support.problems import problem_of
 from transformers import PreTrainedModel
 
 from grpox.checkpoint.export import checkpoint_model, export_checkpoint
@@ -226,9 +227,7 @@ def checkpoint_with(folder: Path, model: dict[str, object]) -> Path:
 
 def test_a_checkpoint_does_not_say_whose_code_an_export_runs(theirs: Path, tmp_path: Path) -> None:
     for source in (theirs, theirs.parents[1]):
-        with pytest.raises(ConfigError) as caught:
-            export_checkpoint(source, tmp_path / "out")
-        [problem] = caught.value.problems
+        problem = problem_of(export_checkpoint, source, tmp_path / "out")
         assert (problem.key, problem.given) == ("CHECKPOINT", str(theirs))
         assert "trust_remote_code" in problem.what
         assert "--trust-remote-code" in problem.allowed
@@ -241,9 +240,7 @@ def test_a_checkpoint_does_not_say_whose_code_an_export_runs(theirs: Path, tmp_p
 
 def test_a_checkpoint_does_not_say_whose_code_an_evaluation_runs(theirs: Path, tmp_path: Path) -> None:
     named = named_model(str(theirs))
-    with pytest.raises(ConfigError) as caught:
-        load_evaluation(named, "quickstart")
-    [problem] = caught.value.problems
+    problem = problem_of(load_evaluation, named, "quickstart")
     assert (problem.key, problem.given) == ("model.init.trust_remote_code", str(theirs))
     assert "model.init.trust_remote_code=true" in problem.allowed
     allowed = load_evaluation(named, "quickstart", ["model.init.trust_remote_code=true"])

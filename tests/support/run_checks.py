@@ -6,18 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from grpox.errors import ConfigError, Problem
+from grpox.errors import Problem
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
 from grpox.runfile.objects import Given
-
-
-def refused(call: Any, *arguments: Any, **options: Any) -> list[Problem]:
-    """Return the problems of the ConfigError that a call must raise."""
-    with pytest.raises(ConfigError) as caught:
-        call(*arguments, **options)
-    return list(caught.value.problems)
+from support.problems import refused
 
 
 def refused_quickstart(*overrides: str) -> list[Problem]:

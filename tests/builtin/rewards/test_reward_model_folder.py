@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.problems import problem_of
 
 from grpox.errors import ConfigError
 from grpox.runfile.load import ResolvedRun, load_run
@@ -133,7 +134,5 @@ def test_the_folder_of_another_tokenizer_needs_no_model(tmp_path: Path) -> None:
     assert bound.config is not None
     assert bound.config.model_dump()["tokenizer"] == other
     for name in ("train.jsonl", "nothing"):
-        with pytest.raises(ConfigError) as refused:
-            read(tmp_path, f"judge, tokenizer: {name}")
-        [problem] = refused.value.problems
+        problem = problem_of(read, tmp_path, f"judge, tokenizer: {name}")
         assert (problem.key, problem.given) == ("rewards[0].tokenizer", str(tmp_path / name))

@@ -13,11 +13,12 @@ import pytest
 import torch
 import yaml
 from support.hub import TOKEN, FakeHub, serve, user
+from support.problems import problem_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from grpox.checkpoint.save_model import check_hub, model_card, push_model, save_model
 from grpox.config import HubConfig, RunConfig
-from grpox.errors import ConfigError, RunFailed
+from grpox.errors import RunFailed
 from grpox.runfile.paths import hub_problems
 from grpox.runtime.world import World
 
@@ -190,9 +191,7 @@ def test_a_name_of_a_repository_or_branch_that_the_hub_does_not_take(repo: str) 
 
 
 def refused(repo: str = "ada/model") -> str:
-    with pytest.raises(ConfigError) as caught:
-        check_hub(HubConfig(repo=repo))
-    [problem] = caught.value.problems
+    problem = problem_of(check_hub, HubConfig(repo=repo))
     assert (problem.key, problem.given) == ("hub.repo", repo)
     assert "\n" not in problem.what
     return problem.what

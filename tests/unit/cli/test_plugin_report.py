@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from support.golden import printed
+from support.problems import problem_of
 from typer.testing import CliRunner
 
 from grpox.cli.plugin_check import check_path
@@ -322,9 +323,7 @@ def test_functions_are_rewards_and_a_kind_that_is_not_clear_or_unknown_is_asked_
     kinds = [kind_of(each) for each in (load_object(f"{mine}:score"), load_object(f"{mine}:World"), 1)]
     assert kinds == ["reward", "environment", ""]
     for name, kind, given in (("Unclear", None, f"{mine}:Unclear"), ("Loss", "los", "los")):
-        with pytest.raises(ConfigError) as caught:
-            check_path(Console(quiet=True), f"{mine}:{name}", {}, kind)
-        [problem] = caught.value.problems
+        problem = problem_of(check_path, Console(quiet=True), f"{mine}:{name}", {}, kind)
         assert (problem.key, problem.given) == ("--kind", given)
     assert problem.nearest == "loss"
 

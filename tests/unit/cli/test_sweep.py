@@ -14,6 +14,7 @@ import pytest
 from filelock import FileLock
 from support.logs import LoggedText
 from support.patience import patient
+from support.problems import problem_of
 from support.services import wait_until
 
 from grpox.cli import sweep as cli_sweep
@@ -83,9 +84,7 @@ def test_a_key_is_told_by_its_last_part_where_that_is_enough() -> None:
     ],
 )
 def test_what_makes_no_grid_is_told(arguments: list[str], seeds: str | None, key: str, told: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_grid(arguments, seeds)
-    [problem] = caught.value.problems
+    problem = problem_of(read_grid, arguments, seeds)
     assert (problem.key, told in problem.what) == (key, True)
 
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, Field
 from support.documented import documented
+from support.problems import problem_of
 
 from grpox.contracts import ToolCall
 from grpox.environments import Environment, tool
 from grpox.environments.calling import CallTimeout, settle
 from grpox.environments.schemas import method_schema, tool_schema
 from grpox.environments.tools import MOST_CHARACTERS, Tool, Toolbox, ToolProblem, method_tool, result_text
-from grpox.errors import ConfigError
 
 
 class Colour(Enum):
@@ -313,9 +313,7 @@ def unknown(query: "Nowhere") -> str: ...  # noqa: F821
 )
 def test_a_tool_that_cannot_be_described_is_named_with_file_line_and_cure(function, problem):
     function.__doc__ = "Search.\n\nArgs:\n    query: words."
-    with pytest.raises(ConfigError) as refused:
-        tool_schema(function, "find", "tools[0]")
-    (what,) = refused.value.problems
+    what = problem_of(tool_schema, function, "find", "tools[0]")
     assert "tool 'find' cannot be described to the model" in what.what
     assert problem in what.what
     assert what.where == f"{__file__}:{inspect.getsourcelines(function)[1]}"

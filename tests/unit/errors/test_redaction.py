@@ -10,7 +10,8 @@ from typing import Any, get_args
 import pytest
 import yaml
 from pydantic import BaseModel
-from support.run_checks import refused, refused_quickstart
+from support.problems import refused
+from support.run_checks import refused_quickstart
 
 from grpox.checkpoint.faults import Fault
 from grpox.cli.train import run_to_resume

@@ -3,16 +3,13 @@
 import pickle
 
 import pytest
+from support.problems import problem_of
 
-from grpox.errors import ConfigError
 from grpox.plugins.load_object import load_object
 
 
 def refused(reference):
-    with pytest.raises(ConfigError) as caught:
-        load_object(reference)
-    (problem,) = caught.value.problems
-    return problem
+    return problem_of(load_object, reference)
 
 
 def test_a_file_imports_its_neighbours_and_its_classes_pickle(tmp_path):

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.run_checks import refused
+from support.problems import refused
 
 from grpox import hookimpl
 from grpox.errors import ConfigError

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.architectures import FURTHER, OWN, further_model
-from support.run_checks import refused
+from support.problems import refused
 from tokenizers import AddedToken
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint

@@ -12,7 +12,7 @@ import pytest
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import _REMOVED_TOP_LEVEL_CONFIG_KEYS
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-from support.run_checks import refused
+from support.problems import refused
 
 from grpox.config import DeepSpeedConfig, RunConfig
 from grpox.errors import ConfigError

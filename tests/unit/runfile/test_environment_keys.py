@@ -12,7 +12,8 @@ import datasets
 import pytest
 import yaml
 from rich.console import Console
-from support.run_checks import Runs, refused
+from support.problems import refused
+from support.run_checks import Runs
 
 from grpox.cli.validate import validate_report
 from grpox.config import RunConfig, WhenConfig

@@ -12,7 +12,8 @@ from typing import Any
 
 import datasets
 import pytest
-from support.run_checks import refused, refused_quickstart
+from support.problems import refused
+from support.run_checks import refused_quickstart
 
 from grpox.config import RunConfig
 from grpox.errors import Problem

@@ -8,7 +8,8 @@ from typing import Any
 
 import datasets
 import pytest
-from support.run_checks import Runs, refused, refused_quickstart
+from support.problems import refused
+from support.run_checks import Runs, refused_quickstart
 
 from grpox.errors import Problem
 from grpox.runfile.load import load_run

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from support.golden import Golden
 from support.logs import LoggedText
-from support.run_checks import refused
+from support.problems import refused
 from typer.testing import CliRunner
 
 from grpox.cli.plugins import app

@@ -10,7 +10,7 @@ import datasets
 import pytest
 import torch
 from support.architectures import tiny_model
-from support.run_checks import refused
+from support.problems import refused
 from transformers import (
     AutoTokenizer,
     LlamaConfig,

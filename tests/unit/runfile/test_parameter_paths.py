@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.run_checks import refused
+from support.problems import refused
 
 from grpox.errors import ConfigError
 from grpox.rollout.rewards.isolation import bind_rewards, reward_functions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.run_checks import refused
+from support.problems import refused
 
 from grpox.errors import Problem
 from grpox.runfile.load import load_run

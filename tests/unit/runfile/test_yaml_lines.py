@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from support.run_checks import refused
+from support.problems import refused
 
 from grpox.runfile.yaml_lines import Dumper, inline, read_yaml
 

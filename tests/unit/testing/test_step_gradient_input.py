@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.problems import problem_of
 from torch import Tensor
 
 from grpox.errors import ConfigError, Problem
@@ -24,10 +25,7 @@ def good() -> dict[str, Tensor]:
 def refused(loss: Any = "dapo", micro_batches: Any = None, **options: Any) -> Problem:
     """The only problem."""
     options = {"max_completion_length": 3, **options}
-    with pytest.raises(ConfigError) as caught:
-        step_gradient(loss, [good()] if micro_batches is None else micro_batches, **options)
-    (problem,) = caught.value.problems
-    return problem
+    return problem_of(step_gradient, loss, [good()] if micro_batches is None else micro_batches, **options)
 
 
 def test_the_good_input_is_taken() -> None:

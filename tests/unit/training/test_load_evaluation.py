@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.problems import problem_of
 from typer.testing import CliRunner
 
 from grpox.checkpoint.folders import folder_of, write_manifest
@@ -128,9 +129,7 @@ def test_a_model_of_a_run_has_the_runs_own_config(folder: Path, model: str) -> N
 )
 def test_a_model_of_no_run_needs_a_run_file(folder: Path, model: str, what: str, near: str) -> None:
     (folder / "runs" / "mine" / "config.yaml").write_text(RUN)
-    with pytest.raises(ConfigError) as caught:
-        own_config(model)
-    [problem] = caught.value.problems
+    problem = problem_of(own_config, model)
     assert (problem.key, problem.given, problem.nearest) == ("MODEL", model, near)
     assert what in problem.what
     assert f"grpox eval {model} CONFIG" in problem.allowed

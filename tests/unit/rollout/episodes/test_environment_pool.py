@@ -19,6 +19,7 @@ from typing import Any
 import faulty_environments
 import psutil
 import pytest
+from support.problems import problem_of
 from support.processes import start as start_process
 from support.services import is_running, wait_until
 
@@ -365,9 +366,9 @@ def test_an_instance_that_cannot_be_built_fails_and_is_not_closed(both: Any) -> 
 def test_what_is_no_environment_or_tool_is_refused_by_name(
     names: tuple[str, ...], functions: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
-        LocalEnvironments([blueprint(name) for name in names], tools(*functions), EpisodesConfig())
-    (problem,) = caught.value.problems
+    problem = problem_of(
+        LocalEnvironments, [blueprint(name) for name in names], tools(*functions), EpisodesConfig()
+    )
     assert message in problem.what
     assert problem.key in ("environment", "tools[0]", "tools[1]")
 
@@ -382,9 +383,7 @@ def test_objects_given_in_python_run_apart_if_another_process_can_import_them() 
         return 2 * a
 
     plans = [Blueprint("add", "tools[0]", faulty_environments.add), Blueprint("twice", "tools[1]", twice)]
-    with pytest.raises(ConfigError) as caught:
-        open_environments([], plans, EpisodesConfig())
-    (problem,) = caught.value.problems
+    problem = problem_of(open_environments, [], plans, EpisodesConfig())
     assert (problem.key, "'twice' is an object given in Python" in problem.what) == ("tools[1]", True)
     assert "isolation: none" in problem.allowed
     for settings, functions in (({}, plans[:1]), ({"isolation": "none"}, plans)):
