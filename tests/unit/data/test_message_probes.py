@@ -1,12 +1,13 @@
-"""Conversations of each form that data sets have, by public chat templates: whole, or refused with a cure."""
+"""Conversations of each form that data sets have, and of tools: written whole, or refused with a cure."""
 
 import importlib.util
 import json
+from functools import partial
 from pathlib import Path
 
 import datasets
 import pytest
-from support.chat_templates import CHATML, LLAMA3, QWEN2_5, byte_tokenizer
+from support.chat_templates import CHATML, GEMMA, LLAMA3, QWEN2_5, byte_tokenizer
 from support.problems import problem_of
 
 from grpox.config import DataConfig
@@ -19,44 +20,38 @@ Q = "What is 2 + 2?"
 USER = {"role": "user", "content": Q}
 CALL = {"id": "callofone", "type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
 ANSWER = {"role": "tool", "tool_call_id": "callofone", "name": "weather", "content": '{"t": "22 C"}'}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def called(content):
+    return [USER, {"role": "assistant", "content": content, "tool_calls": [CALL]}, ANSWER, USER]
+
+
 SHAPES = {
     "p": ([USER], [Q]),
     "s": ([{"role": "system", "content": "Be brief."}, USER], ["Be brief.", Q]),
     "P": (
-        [{"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "2?"}]}],
+        [{"role": "user", "content": [{"type": "text", "text": text} for text in ("What is ", "2?")]}],
         ["2?"],
     ),
     "f": ([{"from": "human", "value": Q}], [Q]),
     "n": ([{"role": "user", "content": None}], ["?"]),
     "h": ([{"role": "human", "content": Q}], [Q]),
     "d": ([{"role": "developer", "content": "Be brief."}, USER], ["Be brief.", Q]),
-    "t": (
-        [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, ANSWER, USER],
-        ["weather", "22 C"],
-    ),
-    "e": (
-        [USER, {"role": "assistant", "content": "", "tool_calls": [CALL]}, ANSWER, USER],
-        ["weather", "22 C"],
-    ),
+    "t": (called(None), ["weather", "22 C"]),
+    "e": (called(""), ["weather", "22 C"]),
     "r": ([USER, {"role": "assistant", "content": "<think>\nhm\n</think>\n\nFour."}, USER], ["Four."]),
     "w": ([{"role": "user", "content": "\n \"a\" 'b' \\ <x> & é\n\n c \n"}], ["\"a\" 'b' \\ <x> & é\n\n c"]),
 }
 """Letter -> messages, and texts that the model has to read."""
 ACCEPTED = {
     "llama3": "psPhdrw",
-    "llama3_1": "psPhdterw",
     "llama3_2": "psPhdterw",
     "qwen2_5": "psPterw",
-    "qwen3": "psPterw",
     "gemma": "pPrw",
     "gemma3": "psPrw",
     "deepseek_r1_distill": "psPrw",
-    "phi3": "psPrw",
-    "phi3_5": "psPrw",
-    "glm4moe": "psPterw",
-    "cohere": "psPrw",
     "gptoss": "psPdterw",
-    "lfm2": "psPhdrw",
 }
 """Public template -> shapes that it writes whole."""
 
@@ -115,7 +110,7 @@ def test_the_cure_names_known_aliases(messages, cure):
         QWEN2_5,
         [USER],
         messages,
-        data=lambda rows: datasets.Dataset.from_list(rows, on_mixed_types="use_json"),
+        data=partial(datasets.Dataset.from_list, on_mixed_types="use_json"),
     )
     assert "row 1 (from 0)" in problem.what
     assert cure in problem.allowed
@@ -126,10 +121,8 @@ def test_a_text_is_looked_for_row_by_row():
     template = CHATML.replace("+ message.content", "+ ('' if 'secret' in message.content else message.content)")
     assert template != CHATML
     assert prompts(template, [USER]).text(0)
-    assert (
-        "message 0 (from 0)"
-        in problem_of(prompts, template, [USER], [{"role": "user", "content": "a secret"}]).what
-    )
+    problem = problem_of(prompts, template, [USER], [{"role": "user", "content": "a secret"}])
+    assert "message 0 (from 0)" in problem.what
 
 
 def test_a_template_that_has_parts_or_keys_of_its_own_is_left_to_it():
@@ -146,8 +139,6 @@ def test_what_an_environment_answers_at_reset_is_looked_for_too():
     with pytest.raises(RunFailed, match="does not write message 1"):
         made.extended_ids(0, [{"role": "developer", "content": "Be brief."}])
 
-
-# -- The answer in the prompt ---------------------------------------------------------------------------
 
 BEGUN = [USER, {"role": "assistant", "content": "Let me think.\n<think>"}]
 
@@ -173,10 +164,7 @@ def test_a_beginning_is_continued_as_transformers_does(name):
     assert of_parts == of_texts
 
 
-# -- Nulls, and columns for the template ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["llama3_1", "llama3_2", "qwen3", "glm4moe", "gptoss"])
+@pytest.mark.parametrize("name", ["llama3_1", "qwen3", "gptoss"])
 def test_nulls_that_arrow_adds_are_left_out_and_those_of_arguments_stay(tmp_path, name):
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris", "day": None}}}
     row = {"prompt": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, ANSWER, USER]}
@@ -189,12 +177,6 @@ def test_nulls_that_arrow_adds_are_left_out_and_those_of_arguments_stay(tmp_path
     assert of_arrow.prompt(0)[0]["tool_calls"] is None
     assert of_arrow.text(0) == of_json.text(0)
     assert "day" in of_arrow.text(0)
-
-
-TOOL = {
-    "type": "function",
-    "function": {"name": "weather", "description": "d", "parameters": {"type": "object"}},
-}
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -221,3 +203,34 @@ def test_columns_of_another_kind_or_beside_an_environment_are_refused():
 def test_the_template_of_a_row_writes_its_own_special_tokens():
     row = {"prompt": [USER], "chat_template_kwargs": json.dumps({"chat_template": public("qwen2_5")})}
     assert prompts(public("llama3"), row).token_ids(0) == prompts(public("qwen2_5"), [USER]).token_ids(0)
+
+
+def test_each_row_lists_its_own_tools():
+    made = prompts(QWEN2_5, [USER], [USER], tools_of=lambda _: lambda row: [TOOL] if row else None)
+    without = prompts(QWEN2_5, [USER])
+    assert made.text(0) == without.text(0)
+    assert made.token_ids(0) == without.token_ids(0)
+    assert json.dumps(TOOL) in made.text(1)
+    assert made.token_ids(1) == tuple(byte_tokenizer()(made.text(1))["input_ids"])
+    assert (made.tools(0), made.tools(1)) == ((), [TOOL])
+    plain = prompts(None, "7+8=", tools_of=lambda _: lambda row: [TOOL])
+    assert (plain.token_ids(0), plain.tools(0)) == (prompts(None, "7+8=").token_ids(0), [TOOL])
+
+
+def test_a_template_without_tools_gets_them_in_the_message_of_the_system_or_else_before_the_first():
+    chat, system = ChatTemplate(byte_tokenizer(CHATML)), SHAPES["s"][0]
+    assert not chat.lists_tools
+    begin, text = chat.render(system, [TOOL]).split("\n", 1)
+    assert begin == "<|im_start|>system"
+    assert text.startswith("Be brief.\n\nYou can call these tools.")
+    assert f"<tools>\n{json.dumps(TOOL)}\n</tools>" in text
+    assert '<tool_call>\n{"name": ' in text
+    alone = chat.render([USER], [TOOL])
+    assert alone.startswith("<|im_start|>system\nYou can call these tools.")
+    assert alone.endswith(f"<|im_start|>user\n{Q}<|im_end|>\n<|im_start|>assistant\n")
+    text = ChatTemplate(byte_tokenizer(GEMMA)).render([USER], [TOOL])
+    assert text.startswith("<s><|im_start|>user\nYou can call these tools.")
+    assert text.endswith(f"</tool_call>\n\n{Q}<|im_end|>\n<|im_start|>model\n")
+    tokenizer = byte_tokenizer(QWEN2_5)  # which lists tools, and is left to it
+    own = tokenizer.apply_chat_template(system, tools=[TOOL], tokenize=False, add_generation_prompt=True)
+    assert ChatTemplate(tokenizer).render(system, [TOOL]) == own

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 from support.architectures import tiny_model
 from support.problems import problem_of
+from support.run_checks import Runs
+from support.sampling_parity import MODEL
 from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from grpox.config import ModelConfig
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.data.unusable_columns import media_part
-from grpox.errors import ConfigError, Problem, RunFailed
-from grpox.policy.models import load_model
-from grpox.runfile.load import load_run, resolve_config
+from grpox.errors import RunFailed
+from grpox.runfile.load import load_run
 from grpox.runfile.model_options import media_parts, media_problem
 from grpox.training.arguments import read_arguments
 from grpox.training.inputs import open_prompts, open_tokenizer
 from grpox.training.load_evaluation import NamedModel, load_evaluation
-
-MODEL = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
-Refuse = Callable[..., list[Problem]]
 
 
 def messages(*parts: Any) -> list[dict[str, Any]]:
@@ -40,45 +32,13 @@ def messages(*parts: Any) -> list[dict[str, Any]]:
 
 TEXT = {"type": "text", "text": "1+1="}
 IMAGE_URL = {"type": "image_url", "image_url": {"url": "file:///a.png"}}
+ROW = {"prompt": "1+1=", "answer": "2"}
 
 
 @pytest.fixture
-def refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refuse:
-    """``refuse(rows)``: what `grpox validate` says of them."""
-    monkeypatch.chdir(tmp_path)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-
-    def run(rows: list[dict[str, Any]], suffix: str = "jsonl") -> list[Problem]:
-        (tmp_path / "model").mkdir()
-        (tmp_path / "model" / "config.json").write_text("{}")
-        path = tmp_path / f"train.{suffix}"
-        if suffix == "parquet":
-            datasets.Dataset.from_list(rows * 8).to_parquet(path)
-        elif suffix == "json":
-            path.write_text(json.dumps(rows * 8))
-        else:
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows * 8))
-        try:
-            resolve_config(
-                {
-                    "model": {"path": "model"},
-                    "data": {"path": path.name},
-                    "rewards": [{"name": "length", "target": 3}],
-                    "train": {"num_generations": 4, "per_device_train_batch_size": 8},
-                },
-                tmp_path,
-                "test",
-            )
-        except ConfigError as error:
-            return list(error.problems)
-        return []
-
-    return run
-
-
-# -- Models ----------------------------------------------------------------------------------------------
-
-ROWS = [{"prompt": "1+1=", "answer": "2"}]
+    return Runs(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -121,34 +81,15 @@ def test_a_model_of_the_hub_or_of_python_is_refused_once_its_config_is_known(
 def test_an_evaluation_loses_nothing_and_takes_such_a_model(tmp_path: Path) -> None:
     (tmp_path / "vlm").mkdir()
     (tmp_path / "vlm" / "config.json").write_text(json.dumps(CONFIG_MAPPING["gemma3"]().to_dict()))
-    (tmp_path / "held-out.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    (tmp_path / "held-out.jsonl").write_text(json.dumps(ROW) + "\n")
     (tmp_path / "run.yaml").write_text("evaluation: {path: held-out.jsonl}\nrewards: [exact]\n")
     named = NamedModel("vlm", {"path": str(tmp_path / "vlm")})
     assert load_evaluation(named, tmp_path / "run.yaml").config.model.path == str(tmp_path / "vlm")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["vision_tower.blocks.0.weight", "model.visual.merger.weight", "multi_modal_projector.linear.weight"],
-)
-def test_towers_that_the_config_does_not_use_are_no_mere_warning(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(MODEL, folder)
-    weights = load_file(folder / "model.safetensors") | {name: torch.ones(2)}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = ModelConfig(path=str(folder))
-    problem = problem_of(load_model, config, trains=True)
-    assert problem.key == "model.path"
-    assert f"1 weights in all: {name}" in problem.what
-    load_model(config)  # where nothing is saved, nothing is lost
-
-
-# -- Rows ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("column", ["image", "images", "Audio", "videos"])
-def test_a_column_of_images_or_the_like_is_refused(refuse: Refuse, column: str) -> None:
-    [problem] = refuse([ROWS[0] | {column: "a.png"}])
+def test_a_column_of_images_or_the_like_is_refused(runs: Runs, column: str) -> None:
+    [problem] = runs.refused(rows=[ROW | {column: "a.png"}] * 8)
     assert (problem.key, problem.given) == ("data.path", column)
     assert "grpox cannot read" in problem.what
 
@@ -157,15 +98,21 @@ def test_a_column_of_images_or_the_like_is_refused(refuse: Refuse, column: str) 
     ("suffix", "place"), [("jsonl", "line 2"), ("json", "record 1 (from 0)"), ("parquet", "row 1 (from 0)")]
 )
 def test_a_part_of_a_message_that_is_no_text_is_refused_with_its_row(
-    refuse: Refuse, suffix: str, place: str
+    runs: Runs, suffix: str, place: str
 ) -> None:
-    rows = [{"prompt": messages(TEXT)}, {"prompt": messages(TEXT, {"type": "image"})}]
-    [problem] = refuse(rows, suffix)
+    rows = [ROW | {"prompt": messages(TEXT)}, ROW | {"prompt": messages(TEXT, {"type": "image"})}]
+    if suffix == "parquet":
+        datasets.Dataset.from_list(rows).to_parquet(runs.folder / "a.parquet")
+    else:
+        (runs.folder / "a.json").write_text(json.dumps(rows))
+    data = None if suffix == "jsonl" else {"path": f"a.{suffix}"}
+    [problem] = runs.refused(data, rows * 4)
     assert problem.what == f"{place} has a part of type image, but grpox reads only text"
 
 
-def test_text_messages_of_any_form_are_accepted(refuse: Refuse) -> None:
-    assert refuse([{"prompt": messages(TEXT)}, {"prompt": [{"role": "user", "content": "an image"}]}]) == []
+def test_text_messages_of_any_form_are_accepted(runs: Runs) -> None:
+    forms = [messages(TEXT), [{"role": "user", "content": "an image"}]] * 4
+    assert runs.resolve(rows=[ROW | {"prompt": form} for form in forms])
 
 
 @pytest.mark.parametrize(
@@ -193,7 +140,7 @@ def test_rows_that_no_file_showed_before_are_refused_when_they_are_read() -> Non
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     for rows, told in (
         ([{"prompt": messages(TEXT, IMAGE_URL)}], "row 0 (from 0) of the data has a part of type image_url"),
-        ([ROWS[0] | {"images": ["a.png"]}], "has a column that is not text"),
+        ([ROW | {"images": ["a.png"]}], "has a column that is not text"),
     ):
         assert told in problem_of(PromptSet, datasets.Dataset.from_list(rows), "prompt", tokenizer).what
     tokenizer.chat_template = "{{ messages[0].content }}"

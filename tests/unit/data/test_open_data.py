@@ -24,10 +24,6 @@ def numbered(tmp_path):
     return write
 
 
-def refused(*arguments, **options):
-    return problem_of(open_data, *arguments, **options)
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", ["a[1].jsonl", "a*.jsonl", "a?.jsonl", "[ab]/x**.jsonl"])
 def test_a_path_is_a_name_and_no_pattern(numbered, name, streaming):
@@ -45,7 +41,7 @@ def test_a_part_of_a_file(numbered):
 
 def test_what_breaks_late_in_a_file_is_told_with_its_reason(tmp_path):
     (tmp_path / "a.csv").write_text("prompt,answer\n1,2\n1,2,3\n")
-    problem = refused(str(tmp_path / "a.csv"))
+    problem = problem_of(open_data, str(tmp_path / "a.csv"))
     assert problem.key == "data.path"
     assert "Expected 2 fields in line 3, saw 3" in problem.what
 
@@ -54,7 +50,7 @@ def test_a_cache_that_cannot_be_written_is_named(numbered, monkeypatch, tmp_path
     (tmp_path / "file").write_text("")
     cache = str(tmp_path / "file" / "cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
-    problem = refused(numbered("fresh.jsonl"))
+    problem = problem_of(open_data, numbered("fresh.jsonl"))
     assert problem.what.startswith("datasets cannot write its cache: Not a directory")
     assert (problem.given, "HF_DATASETS_CACHE" in problem.allowed) == (f"cache {cache}", True)
 
@@ -67,7 +63,7 @@ def test_a_hub_dataset_is_asked_for_as_the_run_file_says_and_a_failure_is_one_pr
         raise ConnectionError("Couldn't reach 'org/name' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    problem = refused("org/name", "main", "test[:5]", streaming=True)
+    problem = problem_of(open_data, "org/name", "main", "test[:5]", streaming=True)
     assert asked == [(("org/name", "main"), {"split": "test[:5]", "streaming": True})]
     assert (problem.key, problem.given) == ("data.path", "org/name, subset main, split test[:5]")
     assert problem.what.endswith(": ConnectionError: Couldn't reach 'org/name' on the Hub")
@@ -100,10 +96,10 @@ def test_a_subset_or_split_that_a_hub_dataset_lacks_is_named(tmp_path, numbered,
         ("easy", "tst", "split", "tst", "train, test", "test"),
         ("hard", "test", "split", "test", "train", ""),
     ):
-        problem = refused("folder", subset, split, streaming, key)
+        problem = problem_of(open_data, "folder", subset, split, streaming, key)
         assert problem.key == f"evaluation.sets.held_out.{named}"
         assert (problem.given, problem.allowed, problem.nearest) == (given, allowed, near)
-    problem = refused("folder", "easy", "train[:x]")
+    problem = problem_of(open_data, "folder", "easy", "train[:x]")
     assert (problem.key, problem.given) == ("data.path", "folder, subset easy, split train[:x]")
 
 
@@ -150,7 +146,7 @@ def test_no_object_gets_the_keys_of_another_and_numbers_stay_what_they_are(tmp_p
 def test_a_column_with_several_types_is_refused(tmp_path, first, second, told, streaming):
     rows = [{"p": "a"}, {"p": "b", "x": first}, {"p": "c", "x": None}, {"p": "d", "x": second}]
     path = written(tmp_path, "a.jsonl", *map(json.dumps, rows))
-    problem = refused(path, streaming=streaming, key="evaluation.path")
+    problem = problem_of(open_data, path, streaming=streaming, key="evaluation.path")
     assert (problem.key, problem.given) == ("evaluation.path", path)
     assert problem.what == f"column x has several types: {told}"
 
@@ -165,7 +161,7 @@ def test_a_column_with_several_types_is_refused(tmp_path, first, second, told, s
     ],
 )
 def test_what_json_leaves_open_is_refused(tmp_path, name, text, told):
-    assert refused(written(tmp_path, name, text)).what == told
+    assert problem_of(open_data, written(tmp_path, name, text)).what == told
 
 
 def test_a_changed_file_is_read_anew(tmp_path):

@@ -74,10 +74,8 @@ def test_columns_are_those_of_the_first_row_where_the_dataset_does_not_know_them
         RowStream(datasets.IterableDataset.from_generator(lambda: iter([])), shuffle=False, seed=0)
 
 
-@pytest.mark.parametrize(
-    ("error", "told"), [(ValueError("line 3"), "ValueError: line 3"), (SystemExit(0), "SystemExit: 0")]
-)
-def test_a_row_that_cannot_be_read_is_placed(error, told):
+@pytest.mark.parametrize("error", [ValueError("line 3"), SystemExit(0)])
+def test_a_row_that_cannot_be_read_is_placed(error):
     def breaks():
         yield from ({"n": 0}, {"n": 1})
         raise error

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import datasets
 import pytest
-from support.problems import problem_of
+from support.problems import problem_of, refused
 
 from grpox.config import TrainConfig
 from grpox.data.prompts import PromptSet
 from grpox.data.row_stream import RowStream
 from grpox.data.schedule import BatchPlan, PromptCursor, PromptSampler, Schedule, StreamSampler
-from grpox.errors import ConfigError, Problem, RunFailed
+from grpox.errors import RunFailed
 
 SHORT = {
     "B": "per_device_train_batch_size",
@@ -39,15 +40,6 @@ def drawn(plan: BatchPlan, steps: int, rank: int = 0) -> list[list[str]]:
             row.append(" ".join(str(prompts[r // plan.num_generations]) for r in micro_batch.rank_rows(rank)))
         table.append(row)
     return table
-
-
-def refused(world_size: int = 1, **train: Any) -> list[Problem]:
-    with pytest.raises(ConfigError) as caught:
-        plan_of(world_size, **train)
-    return caught.value.problems
-
-
-# -- The worked schedules --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -90,9 +82,6 @@ def test_sizes_of_a_plan() -> None:
     assert (plan.steps_per_generation, plan.generation_batch_size, plan.prompts_per_generation) == (4, 32, 4)
 
 
-# -- Iterations, steps over several generations ----------------------------------------------------------
-
-
 def test_each_iteration_repeats_every_slice_before_the_next_generation() -> None:
     plan = plan_of(B=2, GA=1, SPG=2, G=2, num_iterations=2)
     sampler = PromptSampler(100, plan.prompts_per_generation, shuffle=False, seed=0)
@@ -129,9 +118,6 @@ def test_a_resumed_schedule_goes_on_where_it_stopped() -> None:
     assert [step.step for step in resumed.steps(start=4)] == [5, 6, 7, 8, 9]
 
 
-# -- Length of a run -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("epochs", "steps"),
     # 10 prompts in chunks of 4: 2 generations an epoch (2 prompts dropped), 2 steps each.
@@ -147,9 +133,6 @@ def test_max_steps_wins_over_epochs_and_may_be_zero() -> None:
     assert Schedule(plan, prompts, epochs=0.29).total_steps == 29  # as it is written: 0.29 * 100 < 29
     assert Schedule(plan, prompts, max_steps=7, epochs=3).total_steps == 7
     assert list(Schedule(plan, prompts, max_steps=0).steps()) == []
-
-
-# -- The sampler -----------------------------------------------------------------------------------------
 
 
 def test_an_epoch_visits_no_prompt_twice_and_drops_the_incomplete_chunk() -> None:
@@ -177,9 +160,6 @@ def test_data_smaller_than_one_generation_batch_is_refused() -> None:
     for each in (problem, of_stream):
         assert each.what == "one generation batch needs 4 prompts, but the data has 3"
     assert stream_sampler([{"prompt": text} for text in "abcd"], size=4).prompts_for(1) == [4, 5, 6, 7]
-
-
-# -- The sampler of a stream -----------------------------------------------------------------------------
 
 
 def stream_sampler(rows: list[dict[str, Any]], size: int, shuffle: bool = False) -> StreamSampler:
@@ -213,9 +193,6 @@ def test_a_stream_stops_at_the_generation_batch_that_holds_what_is_no_prompt() -
         sampler.prompts_for(1)
 
 
-# -- Refused arithmetic ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ranks", "sizes", "key", "given", "nearest"),
     [
@@ -242,26 +219,20 @@ def test_a_stream_stops_at_the_generation_batch_that_holds_what_is_no_prompt() -
 def test_sizes_that_do_not_divide_are_refused(
     ranks: int, sizes: dict[str, int], key: str, given: str, nearest: str
 ) -> None:
-    [problem] = refused(ranks, **sizes)
+    problem = problem_of(plan_of, ranks, **sizes)
     assert (problem.key, problem.given, problem.nearest) == (f"train.{key}", given, nearest)
 
 
 def test_a_refusal_has_the_arithmetic() -> None:
-    [batch] = refused(2, B=4, generation_batch_size=30, G=2)
+    batch = problem_of(plan_of, 2, B=4, generation_batch_size=30, G=2)
     assert batch.what.endswith("per_device_train_batch_size * world size = 4 * 2 = 8")
-    [group], [alone] = refused(B=3, GA=4, G=5), refused(B=1, G=2)
+    group, alone = problem_of(plan_of, B=3, GA=4, G=5), problem_of(plan_of, B=1, G=2)
     assert "12 completions" in group.what
     assert "3 * 1 * 4" in group.what
     assert group.allowed == "a divisor of 12, at least 2"
     assert alone.allowed == "at least 2, and a larger generation batch"
-
-
-def test_uneven_steps_and_uneven_groups_are_reported_together() -> None:
-    problems = refused(B=3, GA=2, SPG=3, G=4)
-    assert [problem.key for problem in problems] == ["train.steps_per_generation", "train.num_generations"]
-
-
-# -- Prompts drawn as they are needed ---------------------------------------------------------------------
+    both = refused(plan_of, B=3, GA=2, SPG=3, G=4)
+    assert [problem.key for problem in both] == ["train.steps_per_generation", "train.num_generations"]
 
 
 def sampler(prompts: int = 10, shuffle: bool = True) -> PromptSampler:
@@ -296,11 +267,14 @@ def test_each_epoch_has_its_own_order_whatever_was_drawn_from_the_one_before() -
 
 
 def test_a_run_goes_on_where_it_was() -> None:
-    whole, resumed = PromptCursor(sampler()), PromptCursor(sampler())
-    whole.batch(), whole.more(3), whole.batch()
-    resumed.restore(whole.position)
-    assert resumed.epoch == whole.epoch
-    assert [resumed.batch(), resumed.more(2), resumed.batch()] == [whole.batch(), whole.more(2), whole.batch()]
+    stream = partial(stream_sampler, [{"prompt": text} for text in "abcde"], size=2, shuffle=True)
+    for made in (sampler, stream):
+        whole, resumed = PromptCursor(made()), PromptCursor(made())
+        whole.batch(), whole.more(3), whole.batch()
+        resumed.restore(whole.position)
+        assert resumed.epoch == whole.epoch > 1
+        following = [each.batch() + each.more(2) + each.batch() for each in (whole, resumed)]
+        assert following[0] == following[1]
 
 
 def test_a_stream_keeps_the_whole_batch_and_forgets_the_one_before() -> None:
@@ -312,14 +286,3 @@ def test_a_stream_keeps_the_whole_batch_and_forgets_the_one_before() -> None:
     assert draws.batch() == [5, 6]
     assert len(rows._stream._rows) == 2
     assert draws.epoch == pytest.approx(7 / 6)
-
-
-def test_a_stream_goes_on_where_it_was_and_knows_its_epochs() -> None:
-    def made() -> PromptCursor:
-        return PromptCursor(stream_sampler([{"prompt": text} for text in "abcde"], size=2, shuffle=True))
-
-    whole, resumed = made(), made()
-    whole.batch(), whole.more(5)
-    resumed.restore(whole.position)
-    assert resumed.epoch == whole.epoch == 7 / 5
-    assert resumed.batch() == whole.batch() == [7, 8]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib.resources
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.problems import problem_of
+from support.sampling_parity import MODEL
 from support.small_models import batch, far, gradient_of, model_of
 from torch import Tensor, nn
 
@@ -22,7 +21,6 @@ from grpox.policy.lora.add import add_adapters
 from grpox.policy.models import architecture_of, load_model
 from grpox.policy.scoring_forward import install_scoring_forward
 
-MODEL = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 TEMPERATURE = 0.7
 
 

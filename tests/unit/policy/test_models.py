@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.logs import LOGGED
 from support.problems import problem_of
+from support.sampling_parity import MODEL
 from torch import Tensor
 
 from grpox.config import ModelConfig
 from grpox.policy import models
 from grpox.policy.models import architecture_of, load_model, load_tokenizer
 
-MODEL = Path(str(importlib.resources.files("grpox.runfile.recipes"))) / "quickstart" / "model"
 NORM, UP = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"
 TIED = "model.embed_tokens.weight"
 
@@ -42,9 +41,6 @@ def told_beside_the_bar(capfd: pytest.CaptureFixture[str]) -> list[str]:
     """The lines on standard error that are not of transformers' progress bar."""
     told = LOGGED() + capfd.readouterr().err
     return [line for line in told.splitlines() if line and "Loading weights" not in line]
-
-
-# -- Weights ---------------------------------------------------------------------------------------------
 
 
 def test_an_adapter_beside_a_model_that_is_trained_is_refused(changed: Callable[..., ModelConfig]) -> None:
@@ -97,6 +93,20 @@ def test_only_the_first_few_of_many_are_named(changed: Callable[..., ModelConfig
     assert (what.count("layers.0"), what.endswith(", ...")) == (3, True)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["vision_tower.blocks.0.weight", "model.visual.merger.weight", "multi_modal_projector.linear.weight"],
+)
+def test_towers_of_images_that_the_config_does_not_use_are_no_mere_warning(
+    changed: Callable[..., ModelConfig], name: str
+) -> None:
+    config = changed(lambda weights: weights.update({name: torch.ones(2)}))
+    problem = problem_of(load_model, config, trains=True)
+    assert problem.key == "model.path"
+    assert f"1 weights in all: {name}" in problem.what
+    load_model(config)  # where nothing is saved, nothing is lost
+
+
 def test_weights_that_nothing_uses_are_told_in_one_line(
     changed: Callable[..., ModelConfig], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,9 +115,6 @@ def test_weights_that_nothing_uses_are_told_in_one_line(
     assert "does not use" in line
     assert line.endswith("1 in all: model.layers.9.extra")
     assert line.isprintable()
-
-
-# -- model.init ------------------------------------------------------------------------------------------
 
 
 def test_the_attention_chosen_is_that_of_the_model_and_its_copies() -> None:
@@ -127,17 +134,12 @@ def test_an_unknown_attention_and_an_unknown_argument_are_refused() -> None:
     assert "'revison'" in problem.what
 
 
-# -- The hub ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A hub whose port nobody listens on."""
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    models._ask_hub.cache_clear()
-    yield
-    models._ask_hub.cache_clear()
+    monkeypatch.setattr(models, "_ask_hub", models._ask_hub.__wrapped__)
 
 
 @pytest.mark.parametrize("load", [load_model, load_tokenizer])
