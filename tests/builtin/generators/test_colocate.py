@@ -145,25 +145,6 @@ def weights_of(policy: Any) -> Iterator[tuple[str, Tensor]]:
     yield "w", torch.tensor(policy.weight)
 
 
-class Sampling:
-    """Does what the trainer's sampler does: sync only where the weights are new, wake, sample, sleep."""
-
-    def __init__(self, device: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-        self.policy, self.synced = Policy(0.0), -1.0
-        monkeypatch.setattr(vllm_colocate, "stream_weights", weights_of)
-        self.generator, self.engine = started(self.policy, device, monkeypatch, **settings)
-
-    def sample(self, weight: float) -> float:
-        self.policy.weight = weight
-        if weight != self.synced:
-            self.generator.sync(weights_of(self.policy), int(weight))
-            self.synced = weight
-        self.generator.wake()
-        sampled = self.engine.sampled_with()
-        self.generator.sleep()
-        return sampled
-
-
 FIRST = ["reload_weights", "reset"]
 ANEW = ["wake weights", "reload_weights", "reset", "wake kv_cache", "sleep 2"]
 
@@ -180,13 +161,21 @@ def test_every_sample_is_of_the_current_weights_though_sleep_forgets_them(
     device: str, sleep: bool, calls: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights come after their memory and before that of the cache; an engine that is awake takes each once."""
-    run = Sampling(device, monkeypatch, sleep=sleep)
+    policy, synced = Policy(0.0), -1.0
+    monkeypatch.setattr(vllm_colocate, "stream_weights", weights_of)
+    generator, engine = started(policy, device, monkeypatch, sleep=sleep)
     # An evaluation in two batches, training on the same weights, then an update, then both again.
     for weight, expected in zip((0.0, 0.0, 0.0, 1.0, 1.0), calls, strict=True):
-        run.engine.calls.clear()
-        assert run.sample(weight) == weight
-        assert run.engine.calls == expected
-    assert run.generator.version == 1
+        engine.calls.clear()
+        policy.weight = weight
+        if weight != synced:
+            generator.sync(weights_of(policy), int(weight))
+            synced = weight
+        generator.wake()
+        assert engine.sampled_with() == weight
+        generator.sleep()
+        assert engine.calls == expected
+    assert generator.version == 1
 
 
 def test_the_engines_head_is_float32_where_the_policys_is(monkeypatch: pytest.MonkeyPatch) -> None:

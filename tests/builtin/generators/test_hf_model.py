@@ -79,9 +79,6 @@ def test_it_takes_the_place_of_a_flash_kernel_that_computes_the_same(kind, is_re
     assert flash.config._attn_implementation == (GROUPED if is_replaced else "flash_attention_2")
 
 
-# -- Packed layers -------------------------------------------------------------------------------------------
-
-
 @packs
 @pytest.mark.parametrize("rows", [0, 1, 7, 300])
 @pytest.mark.parametrize("bias", [True, False])

@@ -79,10 +79,6 @@ async def completions(client, most=17):
     return [completion async for completion in client.complete([1, 2], {"n": 2, "max_tokens": most})]
 
 
-def about_it(client):
-    return client.about()
-
-
 def test_pieces_become_completions_in_the_order_of_their_ends():
     events = [choice(0, [1]), choice(1, [2]), choice(1, [3, 4], "stop"), choice(0, [5], "length")]
     second, first = answered(streaming(*events), completions)
@@ -129,9 +125,9 @@ def failing(message, code):
         (status(500), completions, ServerLost, "answers 500"),
         (status(503), completions, ServerLost, "answers 503"),
         (status(404), completions, ServerLost, "answers 404"),
-        (status(404), about_it, ConfigError, "is not a server started by `grpox serve`"),
-        (status(400), about_it, ServerLost, "answers 400"),
-        (status(200, "<html>"), about_it, ServerLost, "127"),
+        (status(404), ServerClient.about, ConfigError, "is not a server started by `grpox serve`"),
+        (status(400), ServerClient.about, ServerLost, "answers 400"),
+        (status(200, "<html>"), ServerClient.about, ServerLost, "127"),
     ],
 )
 def test_an_answer_is_the_users_mistake_or_a_lost_server(handler, work, error, text):
@@ -147,26 +143,27 @@ def test_a_server_that_hangs_is_lost(monkeypatch):
         answered(handler, completions, read_timeout=0.1)
     monkeypatch.setattr(server_client, "LONGEST_LOOK", 0.1)
     with pytest.raises(ServerLost, match=r"0\.1 s"):
-        answered(handler, about_it)
+        answered(handler, ServerClient.about)
 
 
-def test_a_server_is_asked_again_while_requests_are_open(monkeypatch):
+@pytest.mark.parametrize(
+    ("answers", "text"),
+    [
+        ([(200, "run/1"), (200, "run/1"), (200, "default")], "has weights default instead of run/1"),
+        ([(500, ""), (200, "run/1"), (500, ""), (500, "")], "answers 500"),  # once is no loss
+    ],
+)
+def test_a_server_is_asked_again_while_requests_are_open(answers, text, monkeypatch):
     monkeypatch.setattr(server_client, "SECONDS_BETWEEN_LOOKS", 0.0)
-    versions = ["run/1", "run/1", "default"]
+    left = list(answers)
 
-    async def restarts(request):
-        return web.json_response({"weight_version": versions.pop(0)})
+    async def handler(request):
+        code, version = left.pop(0)
+        return web.json_response({"weight_version": version}, status=code)
 
-    with pytest.raises(ServerLost, match="has weights default instead of run/1"):
-        answered(restarts, lambda client: client.watch("run/1"))
-    answers = [500, 200, 500, 500]
-
-    async def fails(request):
-        return web.json_response({"weight_version": "run/1"}, status=answers.pop(0))
-
-    with pytest.raises(ServerLost, match="answers 500"):
-        answered(fails, lambda client: client.watch("run/1"))
-    assert answers == []  # once is no loss
+    with pytest.raises(ServerLost, match=text):
+        answered(handler, lambda client: client.watch("run/1"))
+    assert left == []
 
 
 def test_a_signal_ends_the_wait_for_a_server(fleet, monkeypatch):
@@ -301,16 +298,10 @@ def test_a_server_that_was_given_up_waits_for_the_next_weights(fleet, tmp_path, 
     assert used.last_loss == "u: broken"
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["127.0.0.1:8000", "ftp://host:1", "http://", "http://host:99999", "http://me:pw@host:1", "http://h:1?x=1"],
-)
-def test_addresses_are_checked(url):
-    with pytest.raises(ValidationError, match="does not have the form http://HOST:PORT"):
-        VllmServerConfig(urls=[url])
-
-
-def test_each_address_is_named_once():
+def test_addresses_are_checked_and_each_is_named_once():
+    for url in ("h:8000", "ftp://h:1", "http://", "http://h:99999", "http://me:pw@h:1", "http://h:1?x=1"):
+        with pytest.raises(ValidationError, match="does not have the form http://HOST:PORT"):
+            VllmServerConfig(urls=[url])
     assert VllmServerConfig(urls=["http://a:1/", "https://b:2"]).urls == ["http://a:1", "https://b:2"]
     with pytest.raises(ValidationError, match="names one server twice"):
         VllmServerConfig(urls=["http://a:1", "http://a:1/"])
@@ -326,9 +317,6 @@ def test_models_differ_in_their_shape_and_not_in_their_weights():
         "vocab_size is 18 there and 17 here",
         "hidden_size is 32 there and 64 here",
     ]
-
-
-# -- Weights on their way: buckets, files, the address and lockstep of nccl, without GPU or server ------------
 
 
 def stream(sizes: list[int], asked: list[int] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -455,12 +443,12 @@ def test_all_meet_at_the_address_that_leads_to_a_server_elsewhere(hosts, address
     assert master_address(hosts) == address
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost:8000", "127.0.0.2", "[::1]:8000"])
-def test_servers_here_are_met_on_loopback(host):
-    assert master_address([f"http://{host}"]).startswith("127.0.0.")
+def test_servers_here_are_met_on_loopback_and_others_need_ipv4(monkeypatch):
+    for host in ("127.0.0.1:8000", "localhost:8000", "127.0.0.2", "[::1]:8000"):
+        assert master_address([f"http://{host}"]).startswith("127.0.0.")
+    problem = problem_of(master_address, ["http://[2001:db8::2]:8000"])
+    assert (problem.key, problem.given) == ("generator.urls", "http://[2001:db8::2]:8000")
 
-
-def test_a_server_here_whose_name_has_ipv6_alone_is_met_on_loopback(monkeypatch):
     def resolve(host, port, family, kind):
         if family == socket.AF_INET:
             raise socket.gaierror(socket.EAI_NONAME, "no such name")
@@ -468,11 +456,6 @@ def test_a_server_here_whose_name_has_ipv6_alone_is_met_on_loopback(monkeypatch)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     assert master_address(["http://six:8000"]) == "127.0.0.1"
-
-
-def test_a_server_elsewhere_without_ipv4_is_refused_by_name():
-    problem = problem_of(master_address, ["http://[2001:db8::2]:8000"])
-    assert (problem.key, problem.given) == ("generator.urls", "http://[2001:db8::2]:8000")
 
 
 def test_a_rank_alone_reads_the_stream_as_it_is():

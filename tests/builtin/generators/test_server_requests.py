@@ -99,14 +99,6 @@ def complete(clients, count=4, room=2, retries=1):
 ALL = [(group, sample) for group in range(4) for sample in range(2)]
 
 
-def test_every_sample_is_handed_on_once():
-    a, b = Client("a"), Client("b")
-    taken, _, requests = complete([a, b])
-    assert taken == ALL
-    assert sorted(a.asked + b.asked) == [0, 1, 2, 3]
-    assert not any(request.missing for request in requests)
-
-
 def test_prompts_go_where_there_is_least_to_do():
     async def until_the_other_has_had_five():
         async with asyncio.timeout(patient(10)):
@@ -117,8 +109,11 @@ def test_prompts_go_where_there_is_least_to_do():
     complete([slow, quick], count=8)
     assert len(quick.asked) > len(slow.asked) >= 1
     even = [Client("a"), Client("b")]
-    complete(even, count=8, room=100)
+    taken, _, requests = complete(even, count=8, room=100)
     assert [len(client.asked) for client in even] == [4, 4]
+    assert sorted(even[0].asked + even[1].asked) == list(range(8))
+    assert taken == [(group, sample) for group in range(8) for sample in range(2)]
+    assert not any(request.missing for request in requests)
 
 
 def test_no_more_is_asked_for_than_there_is_room():
@@ -141,12 +136,9 @@ def test_a_failed_request_is_repeated_and_its_samples_count_once():
     assert (taken, client.asked, lost) == ([(0, 0), (0, 1)], [0, 0], {})
 
 
-def test_a_lost_servers_requests_go_to_the_others():
+def test_a_server_that_is_lost_or_falls_silent_leaves_its_requests_to_the_others():
     dead = Client("dead", last=[ServerLost("dead: refused")])
     assert complete([dead, Client("b")], retries=0)[:2] == (ALL, {"dead": "dead: refused"})
-
-
-def test_a_server_that_falls_silent_leaves_its_requests_to_the_others():
     asked = asyncio.Event()
 
     async def say_nothing():

@@ -46,7 +46,6 @@ R, ALPHA = 3, 5
 EXPERTS = ["experts.gate_up_proj", "experts.down_proj"]
 STACKED: dict[str, list[str]] = {
     "qwen3_moe": [*EXPERTS, "gate.weight"],  # the router's weight is a matrix
-    "mixtral": EXPERTS,
     "gpt_oss": [*EXPERTS, "experts.down_proj_bias"],  # its stacks are [E, in, out]
     "deepseek_v3": EXPERTS,  # its first layer has no experts
 }
@@ -87,9 +86,6 @@ def logits_of(model: PreTrainedModel) -> Tensor:
 
 def refused(model: PreTrainedModel, **settings: Any) -> Problem:
     return problem_of(add_adapters, model, LoraConfig(**settings), seed=0)
-
-
-# -- Which layers ----------------------------------------------------------------------------------------
 
 
 def test_layers_are_all_linear_ones_but_the_head_or_named_by_the_ends_of_their_names() -> None:
@@ -162,9 +158,6 @@ def test_parameters_that_a_model_lacks_or_that_peft_takes_for_layers_are_refused
     assert "mlp.down_proj" in mixed.given
 
 
-# -- What is trained -------------------------------------------------------------------------------------
-
-
 def test_adapters_alone_are_trained_and_add_nothing_at_first() -> None:
     plain = model_of()
     model = adapted(copy.deepcopy(plain), trained=False)
@@ -174,26 +167,19 @@ def test_adapters_alone_are_trained_and_add_nothing_at_first() -> None:
     assert torch.equal(logits_of(model), logits_of(plain))
     sizes = [3 * sum(layer.in_features + layer.out_features for layer in adapted_layers(model).values())]
     assert parameter_counts(model) == (sizes[0], sizes[0] + sum(p.numel() for p in plain.parameters()))
+    with pytest.raises(ConfigError, match="merge the model's adapters first"):
+        adapted(model)
 
 
 def test_the_seed_alone_decides_what_adapters_begin_with() -> None:
-    torch.manual_seed(0)
     models = []
     for seed in (1, 1, 2):
-        before = torch.random.get_rng_state()
-        model = model_of()
-        torch.random.set_rng_state(before)
+        model, before = model_of(), torch.random.get_rng_state()
         add_adapters(model, LoraConfig(r=R), seed)
         assert torch.equal(torch.random.get_rng_state(), before)  # the run's own numbers are left alone
         models.append(torch.cat([parameter.flatten() for _, parameter in adapter_parameters(model)]))
-        torch.rand(3)
     assert torch.equal(models[0], models[1])
     assert not torch.equal(models[0], models[2])
-
-
-def test_a_model_with_adapters_gets_no_second_ones() -> None:
-    with pytest.raises(ConfigError, match="merge the model's adapters first"):
-        adapted(adapted(model_of()))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
@@ -213,8 +199,6 @@ def test_the_reference_is_the_model_without_them(kind: str) -> None:
     assert torch.equal(logits_of(copied), logits_of(plain))
     assert torch.equal(logits_of(model), before)
 
-
-# -- Merging ---------------------------------------------------------------------------------------------
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"target_modules": WITH_HEAD}),
@@ -303,9 +287,6 @@ def test_the_gradients_are_those_of_a_plain_model_with_the_sums_as_weights(kind:
             assert leaf.grad.abs().max() > 1e-6
             torch.testing.assert_close(factor.grad, leaf.grad, rtol=1e-9, atol=1e-9)
     assert all(parameter.grad is None for _, parameter in base_parameters(model))
-
-
-# -- Log-probabilities -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("targets", [ATTENTION, WITH_HEAD, ["lm_head"]], ids=["body", "both", "head"])

@@ -13,7 +13,6 @@ from support.small_models import model_of
 from torch import Tensor, nn
 
 from grpox.config import ModelConfig
-from grpox.config.inputs import dtype_on
 from grpox.observing.record import recorded_choices
 from grpox.policy.deepspeed_config import deepspeed_config
 from grpox.policy.deepspeed_import import deepspeed
@@ -31,23 +30,18 @@ def matmul_precision() -> Iterator[None]:
     torch.backends.cuda.enable_cudnn_sdp(takes_cudnn)
 
 
-def test_auto_is_bfloat16_on_a_gpu_and_a_named_precision_is_itself() -> None:
-    assert ModelConfig(path="x").dtype == "auto"
-    assert [dtype_on("auto", gpu) for gpu in (True, False)] == ["bfloat16", "float32"]
-    assert [dtype_on("float32", gpu) for gpu in (True, False)] == ["float32"] * 2
-    assert [dtype_on("bfloat16", gpu) for gpu in (True, False)] == ["bfloat16"] * 2
-
-
 @pytest.mark.parametrize("gpu", [False, True])
 def test_weights_are_bfloat16_and_their_masters_float32_on_a_gpu_alone(
     gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     config = load_run("quickstart", ["model.dtype=auto"]).config
-    assert dtype_here(config.model) == ("bfloat16" if gpu else "float32")
+    assert dtype_here(ModelConfig(path="x")) == dtype_here(config.model) == ("bfloat16" if gpu else "float32")
     assert load_model(config.model).dtype == (torch.bfloat16 if gpu else torch.float32)
     assert deepspeed_config(config, 1)["bf16"]["enabled"] == gpu
-    config.model.dtype = "float32"
+    for named in ("bfloat16", "float32"):
+        config.model.dtype = named
+        assert dtype_here(config.model) == named
     assert not deepspeed_config(config, 1)["bf16"]["enabled"]
 
 
@@ -58,11 +52,7 @@ TOKENS = "train.max_tokens_per_micro_batch"
     ("text", "chosen"),
     [
         ("model: {path: x, dtype: bfloat16}", {"model.dtype": "bfloat16"}),
-        (
-            "{model: {dtype: float32}, train: {max_tokens_per_micro_batch: null}}",
-            {"model.dtype": "float32", TOKENS: None},
-        ),
-        ("train: {max_tokens_per_micro_batch: 16384}", {TOKENS: 16384}),
+        ("train: {max_tokens_per_micro_batch: null}", {TOKENS: None}),
         ("{model: {dtype: auto}, train: {max_tokens_per_micro_batch: auto}}", {}),
         ("model: {dtype: float16}", {}),
         ("model: [", {}),
@@ -90,29 +80,28 @@ def test_auto_is_the_run_of_the_recorded_value_and_a_named_one_may_be_another(
     assert found == {"auto": [], saved: [], other: [key]}
 
 
-class Rotary(nn.Module):
-    """Angles as older models of transformers compute them, or elementwise."""
+class Elementwise(nn.Module):
+    """Angles of positions, computed elementwise."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("inv_freq", torch.ones(4), persistent=False)
 
-
-class Product(Rotary):
-    def forward(self, positions: Tensor) -> Tensor:
-        return (self.inv_freq[:, None] @ positions[None].float()).T
-
-
-class Elementwise(Rotary):
     def forward(self, positions: Tensor) -> Tensor:
         return positions[:, None].float() * self.inv_freq
+
+
+class Product(Elementwise):
+    """As older models of transformers compute them."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        return (self.inv_freq[:, None] @ positions[None].float()).T
 
 
 def test_a_model_that_multiplies_positions_in_a_product_is_named() -> None:
     assert rotary_products(nn.Sequential(nn.Linear(2, 2), Product())) == "Product"
     assert rotary_products(nn.Sequential(nn.Linear(2, 2), Elementwise())) == ""
-    for kind in ("llama", "qwen2", "qwen3", "gemma2"):
-        assert rotary_products(model_of(kind)) == ""
+    assert rotary_products(model_of("llama")) == ""
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ TEMPERATURE = 0.8
     [
         ("llama", {}, SHARED),
         ("llama", {"tie_word_embeddings": True}, SHARED),
-        ("qwen2", {}, SHARED),
         ("qwen3", {"head_dim": 8}, SHARED),
         ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}, SHARED),
         ("cohere", {"logit_scale": 0.25}, SHARED),
@@ -68,10 +67,6 @@ def _halved(output: Any) -> Any:
     return output
 
 
-def test_recurrent_layers_do_not_share_rows() -> None:
-    assert install_scoring_forward(model_of("mamba", torch.float32), TRAIN) == CHUNKED
-
-
 def test_weights_that_are_not_finite_change_nothing() -> None:
     model = model_of("llama")
     model.get_output_embeddings().weight.data[:] = torch.nan
@@ -79,7 +74,8 @@ def test_weights_that_are_not_finite_change_nothing() -> None:
     assert "forward" not in vars(model)
 
 
-def test_attention_that_cannot_be_masked_keeps_a_row_for_each_sequence() -> None:
+def test_recurrent_layers_and_attention_without_masks_keep_a_row_for_each_sequence() -> None:
+    assert install_scoring_forward(model_of("mamba", torch.float32), TRAIN) == CHUNKED
     model = model_of("llama", torch.float32)
     model.set_attn_implementation("eager")
     assert install_scoring_forward(model, TRAIN) == CHUNKED
@@ -106,20 +102,24 @@ def test_a_prepared_model_still_generates_and_can_forget() -> None:
     assert "forward" not in vars(model.get_output_embeddings())
 
 
-def test_what_the_trial_of_a_way_raises_is_told_with_its_type_and_text() -> None:
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_trial_that_fails_is_told_with_its_error_or_as_other_numbers(raises: bool) -> None:
     model = model_of("llama")
     own = model.base_model.forward
 
-    def forward(*args: Any, **inputs: Any) -> Any:
-        if getattr(inputs.get("attention_mask"), "ndim", 0) == 4:
+    def forward(*args: Any, attention_mask: Any = None, **inputs: Any) -> Any:
+        is_shared = getattr(attention_mask, "ndim", 0) == 4
+        if is_shared and raises:
             raise RuntimeError("no mask of four dimensions")
-        return own(*args, **inputs)
+        return own(*args, attention_mask=None if is_shared else attention_mask, **inputs)
 
     model.base_model.forward = forward
     ways = install_scoring_forward(model, TRAIN)
     assert ways == CHUNKED
-    reason = "train.prefix_sharing with sdpa raised RuntimeError: no mask of four dimensions"
-    assert reason in str(describe_unused_modes(model, TRAIN, ways))
+    [failure] = ways.failures
+    told = "raised RuntimeError: no mask of four dimensions" if raises else "gave other numbers: "
+    assert failure.removeprefix("the trial of ").startswith(f"train.prefix_sharing with sdpa {told}")
+    assert failure in str(describe_unused_modes(model, TRAIN, ways))
     assert install_scoring_forward(model_of("llama"), TRAIN).failures == ()
 
 
@@ -154,21 +154,6 @@ def test_a_mode_that_a_run_asks_for_in_vain_is_named() -> None:
     assert str(describe_unused_modes(model, insists, PACKED)).startswith(sharing)
     assert describe_unused_modes(model, TRAIN, PACKED) is None
     assert describe_unused_modes(model, NO_SHARING, PACKED) is None
-
-
-def test_a_mode_with_other_numbers_is_named_with_the_difference() -> None:
-    model = model_of("llama")
-    own = model.base_model.forward
-
-    def forward(*args: Any, attention_mask: Any = None, **inputs: Any) -> Any:
-        is_shared = getattr(attention_mask, "ndim", 0) == 4
-        return own(*args, attention_mask=None if is_shared else attention_mask, **inputs)
-
-    model.base_model.forward = forward
-    mode = install_scoring_forward(model, TRAIN)
-    assert mode == CHUNKED
-    [failure] = mode.failures
-    assert failure.startswith("the trial of train.prefix_sharing with sdpa gave other numbers: ")
 
 
 class WithFailingRank(World):
