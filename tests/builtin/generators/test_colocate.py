@@ -15,8 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.problems import problem_of
+from support.small_models import model_of
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from grpox.config import LoraConfig, SamplingConfig
 from grpox.contracts import Prompt
@@ -259,19 +260,18 @@ def test_the_end_of_a_completion_is_vllms_own(monkeypatch: pytest.MonkeyPatch, r
         assert [rollout.finish_reason for rollout in rollouts] == [reason]
 
 
-def plain_model() -> LlamaForCausalLM:
-    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=17, tie_word_embeddings=False, **small))
+def plain_model() -> PreTrainedModel:
+    return model_of("llama", torch.float32)
 
 
-def adapted_model(r: int = 3, **settings: Any) -> LlamaForCausalLM:
+def adapted_model(r: int = 3, **settings: Any) -> PreTrainedModel:
     pytest.importorskip("peft")
     model = plain_model()
     add_adapters(model, LoraConfig(r=r, **settings), seed=0)
     return model
 
 
-def train(model: LlamaForCausalLM) -> None:
+def train(model: PreTrainedModel) -> None:
     with torch.no_grad():
         for _, parameter in adapter_parameters(model):
             parameter += 1
@@ -313,7 +313,7 @@ def test_an_engine_that_forgets_its_weights_gets_the_frozen_ones_anew(monkeypatc
 
 @pytest.mark.parametrize(("make", "how"), [(adapted_model, "merged"), (plain_model, "adapter")])
 def test_weights_are_sent_whole_where_that_is_asked_for_or_there_is_no_adapter(
-    make: Callable[[], LlamaForCausalLM], how: str, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], PreTrainedModel], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make()
     generator, engine = started(model, "cpu", monkeypatch, lora_sync=how)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from support.small_models import model_of
-from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from grpox.policy.models import architecture_of
@@ -22,12 +21,8 @@ def small_layers_pay(monkeypatch):
     monkeypatch.setattr(packed_linear, "LARGEST_FROM", 1)
 
 
-def model(tied=False, **attention):
-    sizes = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    config = LlamaConfig(**sizes, **heads, tie_word_embeddings=tied)
-    return LlamaForCausalLM._from_config(config, **attention).eval().requires_grad_(False)
+def model(tied=False):
+    return model_of("llama", torch.float32, tie_word_embeddings=tied).requires_grad_(False)
 
 
 def logits(model):
@@ -64,7 +59,8 @@ def test_it_takes_the_place_of_sdpa_alone():
     group_heads(copied)
     assert copied.model.layers[0].self_attn.config._attn_implementation == GROUPED
     assert policy.config._attn_implementation == "sdpa"
-    eager = model(attn_implementation="eager")
+    eager = model()
+    eager.set_attn_implementation("eager")
     group_heads(eager)
     assert eager.config._attn_implementation == "eager"
 

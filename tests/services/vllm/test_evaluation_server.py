@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ import pytest
 import torch
 from pyarrow import parquet
 from support import services
+from support.fixtures import GrpoxCommand
 from support.vllm_serving import MODEL, NEEDS_VLLM, TOKEN, Served
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpox_generators.configs import LONGEST_WAIT
 
 pytestmark = NEEDS_VLLM
-GrpoxCommand = Callable[..., "subprocess.CompletedProcess[str]"]
 OF_BASE = 0.332
 """Its accuracy: what a server would find that kept its own weights."""
 

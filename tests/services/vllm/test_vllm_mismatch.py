@@ -36,13 +36,6 @@ class Perturbed(Off):
         super().sync(((name, noisy(weight)) for name, weight in weights), version)
 
 
-class Rounded(Off):
-    """Its weights are rounded to bfloat16, and computed with in float32."""
-
-    def sync(self, weights, version):
-        super().sync(((name, weight.bfloat16().float()) for name, weight in weights), version)
-
-
 class Misreporting(Off):
     """Its first log-probability is missing, and the others are 2 too large."""
 
@@ -51,7 +44,6 @@ class Misreporting(Off):
             _, *rest = rollout.sampler_logprobs
             yield replace(rollout, sampler_logprobs=(nan, *(logprob + 2 for logprob in rest)))
 '''
-CLASSES = ("Perturbed", "Rounded", "Misreporting")
 SCRIPT = """
 import sys
 
@@ -69,7 +61,6 @@ for name, generator, correction in {runs!r}:
 RUNS = [
     ("same", "name: vllm-colocate", "token-truncate"),
     ("bfloat16", "name: vllm-colocate, dtype: bfloat16", "token-truncate"),
-    ("rounded", "path: off.py:Rounded", "token-truncate"),
     ("perturbed-truncate", "path: off.py:Perturbed", "token-truncate"),
     ("perturbed-mask", "path: off.py:Perturbed", "token-mask"),
     ("perturbed-sequences", "path: off.py:Perturbed", "sequence-mask"),
@@ -111,14 +102,13 @@ def test_the_gradient_stays_finite_however_far_the_generator_is_off(metrics):
 def test_the_difference_tells_how_far_the_generator_is_off(metrics):
     largest = {name: of_run["sampling/difference_max"] for name, of_run in metrics.items()}
     assert max(largest["same"]) < 1e-4
-    assert min(largest["rounded"]) > 1e-3
     assert min(largest["bfloat16"]) > 1e-3
     for name in ("perturbed-truncate", "perturbed-mask", "perturbed-sequences"):
         assert min(largest[name]) > 1
 
 
 def test_corrections_do_what_they_are_for(metrics):
-    for name in ("same", "rounded", "bfloat16"):
+    for name in ("same", "bfloat16"):
         assert metrics[name]["sampling/truncated"] == metrics[name]["sampling/masked"] == [0.0] * 4
     assert min(metrics["perturbed-truncate"]["sampling/truncated"]) > 0
     assert min(metrics["perturbed-mask"]["sampling/masked"]) > 0.1

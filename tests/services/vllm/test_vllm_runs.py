@@ -78,9 +78,6 @@ def test_it_conforms(name, grpox, request):
     assert passed in done.stdout
 
 
-# -- Samples of the batch before ----------------------------------------------------------------------------
-
-
 def settings(server, name, ranks=1, staleness=1):
     return (
         f"generator={{name: vllm-server, urls: [{server.url}], start_timeout: {LONGEST_WAIT}}}",

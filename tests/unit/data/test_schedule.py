@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import pytest
+from support.chat_templates import byte_tokenizer
 from support.problems import problem_of, refused
 
 from grpox.config import TrainConfig
@@ -165,14 +166,7 @@ def test_data_smaller_than_one_generation_batch_is_refused() -> None:
 def stream_sampler(rows: list[dict[str, Any]], size: int, shuffle: bool = False) -> StreamSampler:
     dataset = datasets.IterableDataset.from_generator(lambda: iter(rows))
     stream = RowStream(dataset, shuffle, seed=0)
-    return StreamSampler(stream, PromptSet(stream, "prompt", Words()), size)  # type: ignore[arg-type]
-
-
-class Words:
-    """One token for each word."""
-
-    def __call__(self, texts: list[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        return {"input_ids": [list(range(len(text.split()))) for text in texts]}
+    return StreamSampler(stream, PromptSet(stream, "prompt", byte_tokenizer()), size)
 
 
 def test_a_stream_drops_no_prompt_at_the_end_of_an_epoch_which_then_is_known() -> None:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from rich.console import Console
 from support.problems import problem_of
-from transformers import AutoConfig, AutoModelForCausalLM
-from typer.testing import CliRunner
+from support.small_models import model_of
+from typer.testing import CliRunner, Result
 
 from grpox.cli import app as cli
 from grpox.cli.plan import memory_report
@@ -62,12 +62,10 @@ ZERO = {
     "reduce_scatter": True,
 }
 KEYS = (
-    *("model.dtype=float32", "sampling.max_completion_length=5"),
-    *(
-        "train.per_device_train_batch_size=2",
-        "train.num_generations=2",
-        "train.max_tokens_per_micro_batch=null",
-    ),
+    "model.dtype=float32",
+    "sampling.max_completion_length=5",
+    *("train.per_device_train_batch_size=2", "train.num_generations=2"),
+    "train.max_tokens_per_micro_batch=null",
 )
 HALF, BOTH_AWAY = "model.dtype=bfloat16", ("deepspeed.offload_optimizer=cpu", "deepspeed.offload_param=cpu")
 
@@ -86,6 +84,11 @@ def setting(*overrides: str, **own: Any) -> Setting:
 def sizes(of: Setting) -> dict[str, int]:
     """Bytes of each part by name."""
     return {part.name: part.size for part in parts_of(of)}
+
+
+def planned(*arguments: str, width: str = "120") -> Result:
+    """Run `grpox plan quickstart --memory` in a terminal of a width."""
+    return CliRunner().invoke(cli.app, ["plan", "quickstart", "--memory", *arguments], env={"COLUMNS": width})
 
 
 def shape_of(folder: Path, lora: dict[str, Any] | None = None, **config: Any) -> ModelShape:
@@ -219,7 +222,7 @@ def test_a_model_that_no_gpu_holds_is_refused_before_it_loads(overrides: list[st
 
 
 def test_a_model_from_python_is_measured_itself() -> None:
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SMALL), dtype=torch.bfloat16)
+    model = model_of("llama", torch.bfloat16)
     weights = sum(weight.numel() for weight in model.parameters())
     run = replace(load_run("quickstart", world_size=1), given=Given(model=model))
     check_load(run, 2 * weights)
@@ -307,12 +310,8 @@ def test_linear_layers_in_blocks_on_a_cpu() -> None:
     """A layer of 20 x 40 and the head of 100 x 10, not one of 3 x 4; two ranks sent 4 * 1080 bytes before."""
     name = "linear layers in blocks"
     held = GeneratorMemory("whole", shares=True, blocks_from=13)
-    alone: dict[str, Any] = {
-        "ranks": 1,
-        "gpu": False,
-        "shape": replace(SHAPE, linears=(800, 12)),
-        "generator": held,
-    }
+    alone: dict[str, Any] = {"ranks": 1, "gpu": False, "shape": replace(SHAPE, linears=(800, 12))}
+    alone["generator"] = held
     assert sizes(setting(**alone))[name] == 4 * (800 + 1000)
     assert sizes(setting(**alone | {"ranks": 2}))[name] == 4 * (800 + 1000 - 1080)
     plain = setting(**alone | {"generator": GeneratorMemory("whole")})
@@ -377,8 +376,7 @@ def test_auto_counts_as_bfloat16_on_gpus_alone() -> None:
     run = load_run("quickstart", ["model.dtype=auto"])
     assert run_setting(run, gpu=True).weight_bytes == 2
     assert run_setting(run, gpu=False).weight_bytes == 4
-    commands = [["plan", "quickstart", "--memory", f"model.dtype={dtype}"] for dtype in ("auto", "float32")]
-    auto, float32 = (CliRunner().invoke(cli.app, each, env={"COLUMNS": "120"}).output for each in commands)
+    auto, float32 = (planned(f"model.dtype={dtype}").output for dtype in ("auto", "float32"))
     assert "auto in the run file as on GPUs" in auto
     one, other = ([line for line in text.splitlines() if "Without GPUs" in line] for text in (auto, float32))
     assert len(one) == 1
@@ -407,18 +405,13 @@ def test_the_positions_of_a_micro_batch(overrides: list[str], gpu: bool, positio
 
 @pytest.mark.parametrize("width", ["80", "120"])
 def test_the_command_prints_both_tables_and_what_it_leaves_out(width: str) -> None:
-    def output_of(*arguments: str) -> str:
-        command = ["plan", "quickstart", "--memory", *arguments]
-        done = CliRunner().invoke(cli.app, command, env={"COLUMNS": width})
-        assert done.exit_code == 0
-        return done.output
-
-    output = output_of("--world-size", "2")
+    done = planned("--world-size", "2", width=width)
+    assert done.exit_code == 0
     phases = [f"{phase}: " for phase in PHASES]
     assumed = "(assumed; --prompt-tokens sets the length)"
     for text in ("Memory of each of 2 ranks", *phases, "Without GPUs:", assumed, "fragmentation"):
-        assert text in output
-    assert "Prompts: 9 tokens;" in output_of("--prompt-tokens", "9")
+        assert text in done.output
+    assert "Prompts: 9 tokens;" in planned("--prompt-tokens", "9", width=width).output
 
 
 def test_the_page_has_the_formulas_tables_and_explains_every_part() -> None:
@@ -437,9 +430,6 @@ def test_the_page_has_the_formulas_tables_and_explains_every_part() -> None:
     assert names <= listed
 
 
-# -- The verdict: a run fits a machine, is tight, or does not fit ---------------------------------------
-
-
 @pytest.mark.parametrize(
     ("free", "answer"), [(12, "fits"), (11, "tight"), (7, "tight"), (6, "does not fit"), (0, "does not fit")]
 )
@@ -448,14 +438,16 @@ def test_an_answer_by_the_free_memory(free: int, answer: str) -> None:
     assert Line("host", 1, 7 * GIB, "update", 12 * GIB, memory).answer == answer
 
 
+def on_two_ranks(gpu: bool) -> Setting:
+    return run_setting(load_run("quickstart", world_size=2), gpu=gpu)
+
+
 def lines(host: Memory | None, *gpus: Memory) -> Sequence[Line]:
-    run = load_run("quickstart", world_size=2)
-    return list(verdict_lines(run_setting(run, gpu=True), run_setting(run, gpu=False), host, gpus))
+    return list(verdict_lines(on_two_ranks(gpu=True), on_two_ranks(gpu=False), host, gpus))
 
 
 def test_without_gpus_all_ranks_share_the_host() -> None:
-    run = load_run("quickstart", world_size=2)
-    peak = peak_of(parts_of(run_setting(run, gpu=False)), on_host=True)
+    peak = peak_of(parts_of(on_two_ranks(gpu=False)), on_host=True)
     (line,) = lines(Memory(2 * peak.size, 100 * GIB))
     assert (line.where, line.ranks, line.phase) == ("host", 2, peak.phase)
     assert line.counted == 2 * peak.size
@@ -464,8 +456,7 @@ def test_without_gpus_all_ranks_share_the_host() -> None:
 
 
 def test_with_gpus_the_fullest_one_of_the_run_and_the_host_are_judged() -> None:
-    run = load_run("quickstart", world_size=2)
-    peak = peak_of(parts_of(run_setting(run, gpu=True)), on_host=False)
+    peak = peak_of(parts_of(on_two_ranks(gpu=True)), on_host=False)
     gpus = [Memory(free * GIB, 80 * GIB) for free in (3, 70, 1)]
     on_gpu, host = lines(Memory(100 * GIB, 100 * GIB), *gpus)
     assert (on_gpu.counted, on_gpu.needed) == (peak.size, int(peak.size * 1.1) + 2 * GIB)
@@ -514,27 +505,16 @@ def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("size", "code", "last"),
-    [
-        ("80", 0, "fits on GPUs of 80 GiB"),
-        ("3", 0, "tight on GPUs of 3 GiB"),
-        ("1", 1, "does not fit on GPUs"),
-    ],
+    [("80", 0, "fits on GPUs of 80 GiB"), ("3", 0, "tight on GPUs of 3 GiB"), ("1", 1, "does not fit on GPUs")],
 )
 def test_the_command_ends_with_the_verdict(size: str, code: int, last: str) -> None:
-    arguments = ["plan", "quickstart", "--memory", "--gpu-gib", size, "sampling.max_completion_length=50"]
-    done = CliRunner().invoke(cli.app, arguments, env={"COLUMNS": "80"})
+    done = planned("--gpu-gib", size, "sampling.max_completion_length=50", width="80")
     assert done.exit_code == code, done.output
     assert done.output.splitlines()[-1].startswith(last)
     assert max(map(len, done.output.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        (["--gpu-gib", "8"], "has no effect without --memory"),
-        (["--memory", "--gpu-gib", "inf"], "is no size of a GPU"),
-    ],
-)
-def test_a_size_that_says_nothing_is_refused(options: list[str], what: str) -> None:
-    done = CliRunner().invoke(cli.app, ["plan", "quickstart", *options])
-    assert what in str(done.exception)
+def test_a_size_that_says_nothing_is_refused() -> None:
+    assert "is no size of a GPU" in str(planned("--gpu-gib", "inf").exception)
+    done = CliRunner().invoke(cli.app, ["plan", "quickstart", "--gpu-gib", "8"])
+    assert "has no effect without --memory" in str(done.exception)
