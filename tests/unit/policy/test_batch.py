@@ -64,7 +64,7 @@ def test_a_pad_token_inside_a_completion_is_still_a_token() -> None:
     assert batch.model_inputs()["attention_mask"].tolist() == [[1, 1, 1]]
 
 
-def test_completions_of_one_prompt_lie_behind_one_copy_of_it() -> None:
+def test_completions_of_one_prompt_lie_behind_one_copy_of_it_and_see_it_and_themselves() -> None:
     batch = two_of_one_prompt(SHARED)
     assert batch.input_ids.tolist() == [[7, 8, 1, 2, 3], [9, 4, 5, 0, 0]]
     assert batch.position_ids[0].tolist() == [0, 1, 2, 3, 2]
@@ -72,10 +72,7 @@ def test_completions_of_one_prompt_lie_behind_one_copy_of_it() -> None:
     assert batch.targets.tolist() == [1, 2, 3, 4, 5]
     # Row 0: 1 and 3 are both predicted by the prompt's end at 1, 2 by 1 at 2. Row 1 begins at 5.
     assert batch.sources.tolist() == [1, 2, 1, 5, 6]
-
-
-def test_a_completion_sees_its_prompt_and_itself() -> None:
-    sees = two_of_one_prompt(SHARED).model_inputs()["attention_mask"]
+    sees = batch.model_inputs()["attention_mask"]
     assert sees[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],

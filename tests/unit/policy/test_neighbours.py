@@ -1,8 +1,11 @@
-"""A sequence has the same log-probabilities alone and beside others, in every length that a run may have."""
+"""Models of many kinds: the same alone and beside others in every length, and in training as in eval mode."""
 
 from __future__ import annotations
 
 import copy
+import random
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,11 @@ import numpy as np
 import pytest
 import torch
 from support.architectures import COMMON, FURTHER, OWN, further_model, perturb, tiny_model
+from support.problems import problem_of
 from support.sampling_parity import context_of, difference
+from torch import nn
 from transformers import AutoConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from grpox.config import ModelConfig, SamplingConfig, TrainConfig
 from grpox.contracts import Prompt
@@ -20,6 +26,7 @@ from grpox.policy.forward_trial import LONGEST, ForwardTrial
 from grpox.policy.logprobs import completion_logprobs
 from grpox.policy.model_folder import save_whole
 from grpox.policy.models import architecture_of, load_model
+from grpox.policy.randomness import disable_dropout, restore_training
 from grpox.policy.rope import fix_rope, longest_sequence, rope_choice
 from grpox.policy.scoring_forward import install_scoring_forward
 from grpox.policy.weight_stream import stream_weights
@@ -47,7 +54,7 @@ COUNT_PADDING = (
 )
 """Kinds whose positions or states go on in padding."""
 DEPENDENT: dict[str, dict[str, Any]] = {
-    "minimax": {}, "recurrent_gemma": {}, "rwkv": {}, "xlstm": {},
+    "xlstm": {},
     "llama4_text": {"attention_chunk_size": 8, "num_local_experts": 4, "intermediate_size_mlp": 64,
                     "floor_scale": 16, "num_hidden_layers": 4},
     "phi3": ROPES["phi3"][1], "phimoe": ROPES["phimoe"][1],
@@ -69,6 +76,10 @@ def apart(model: PreTrainedModel, lengths: tuple[int, ...], mode: ForwardMode = 
     return float((torch.cat(alone) - together).abs().max())
 
 
+def trial(model: PreTrainedModel, longest: int | None = None) -> ForwardTrial:
+    return ForwardTrial(model, model, World(0, 1, CPU), longest)
+
+
 def longrope(name: str = "phi3", **own: Any) -> PreTrainedModel:
     kind, rope = ROPES[name]
     return tiny_model(kind, **copy.deepcopy(rope) | own)
@@ -79,8 +90,8 @@ def test_alone_is_as_together_and_the_trial_says_so(kind: str) -> None:
     model = further_model(kind, sliding_window=8, attention_chunk_size=8).eval()
     perturb(model, 0)
     mode = install_scoring_forward(model, TrainConfig())
-    assert bool(mode.dependence) == (kind in COUNT_PADDING)
-    assert mode.dependence or apart(model, (8, 70, 20), mode) < 2e-5
+    assert ("apart beside" in mode.dependence) == bool(mode.dependence) == (kind in COUNT_PADDING)
+    assert mode == FULL_LOGITS if mode.dependence else apart(model, (8, 70, 20), mode) < 2e-5
 
 
 @pytest.mark.parametrize("kind", DEPENDENT)
@@ -93,7 +104,7 @@ def test_the_trial_finds_models_that_depend_on_neighbours(kind: str) -> None:
 
 def test_the_trial_goes_beyond_switches_and_not_beyond_the_run() -> None:
     def lengths(model: PreTrainedModel, longest: int | None = None) -> list[int]:
-        return [len(each) for each in ForwardTrial(model, model, World(0, 1, CPU), longest)._pair]
+        return [len(each) for each in trial(model, longest)._pair]
 
     model = tiny_model("mistral", sliding_window=60)
     assert lengths(model) == [8, 76]
@@ -176,3 +187,68 @@ def test_a_server_that_chose_other_factors_is_refused() -> None:
     assert differences(ours, signature(other, 64)) == []
     assert differences(ours, signature(other, 16)) == ["rope_factors is short there and long here"]
     assert "rope_factors" not in signature(tiny_model("llama").config)
+
+
+IDS = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10], [5, 4, 3, 12, 11, 10, 9, 8]])
+
+
+def random_model(kind: str) -> PreTrainedModel:
+    """Build a model with every probability of its config above 0."""
+    fields = vars(CONFIG_MAPPING[kind]())
+    chances = {
+        name: 0.3
+        for name, value in fields.items()
+        if re.search("drop|jitter", name) and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return further_model(kind, **chances)
+
+
+def states() -> list[Any]:
+    return [random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()]
+
+
+@pytest.mark.parametrize("kind", [*OWN, *FURTHER])
+def test_training_mode_is_eval_mode_with_and_without_gradient_checkpointing(kind: str) -> None:
+    model = random_model(kind).eval()
+    with torch.no_grad():
+        expected = model(IDS, use_cache=False).logits
+    disable_dropout(model)
+    for checkpointed in (False, True)[: 1 + model.supports_gradient_checkpointing]:
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()
+        before = states()
+        actual = model(IDS, use_cache=False).logits
+        assert torch.allclose(actual, expected, atol=1e-5)
+        actual.sum().backward()
+        assert states() == before
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: torch.rand([]).item(), random.random, np.random.rand, lambda: 0.5],
+    ids=["torch", "random", "numpy", "constant"],
+)
+def test_what_stays_random_or_differs_is_refused_with_the_configs_fields(draw: Callable[[], float]) -> None:
+    model = random_model("mixtral")
+    attention = model.model.layers[0].self_attn.q_proj
+
+    def add_noise(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor | None:
+        return output + draw() if module.training else None
+
+    trial(model).check_repeats()
+    attention.register_forward_hook(add_noise)
+    problem = problem_of(trial(model).check_repeats)
+    assert problem.key == "model.path"
+    assert "attention_dropout 0.3, router_jitter_noise 0.3" in problem.given
+
+
+def test_a_model_from_python_computes_in_training_mode_again_after_the_run() -> None:
+    model = random_model("phimoe")
+    seen = []
+    model.model.layers[0].mlp.router.register_forward_hook(lambda module, *_: seen.append(module.training))
+    for change in (disable_dropout, disable_dropout, restore_training):
+        change(model)
+        model.train()(IDS)
+    assert seen == [False, False, True]
+    assert not any(module._forward_pre_hooks for module in model.modules())
