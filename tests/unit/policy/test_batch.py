@@ -84,21 +84,20 @@ def test_completions_of_one_prompt_lie_behind_one_copy_of_it_and_see_it_and_them
     assert sees.any(dim=-1).all()  # attention over nothing would be NaN
 
 
-def test_without_sharing_each_sequence_has_a_row_and_no_mask_is_needed() -> None:
-    batch = two_of_one_prompt(ForwardMode(chunked=True))
+@pytest.mark.parametrize(
+    ("packed", "ids", "positions", "sources"),
+    [
+        (False, [[7, 8, 1, 2], [7, 8, 3, 0], [9, 4, 5, 0]], [[0, 1, 2, 3]] * 3, [1, 2, 5, 8, 9]),
+        (True, [[7, 8, 1, 2, 7, 8, 3, 9, 4, 5]], [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]], [1, 2, 5, 7, 8]),
+    ],
+)
+def test_without_sharing_sequences_have_rows_or_lie_one_behind_the_other_and_need_no_mask(
+    packed: bool, ids: list[list[int]], positions: list[list[int]], sources: list[int]
+) -> None:
+    batch = two_of_one_prompt(ForwardMode(chunked=True, packed=packed))
     assert batch.attention_mask is None
-    assert batch.input_ids.tolist() == [[7, 8, 1, 2], [7, 8, 3, 0], [9, 4, 5, 0]]
-    assert batch.position_ids.tolist() == [[0, 1, 2, 3]] * 3
-    assert batch.sources.tolist() == [1, 2, 5, 8, 9]
-
-
-def test_packed_sequences_lie_one_behind_the_other_without_padding() -> None:
-    batch = two_of_one_prompt(ForwardMode(chunked=True, packed=True))
-    assert batch.attention_mask is None
-    assert batch.input_ids.tolist() == [[7, 8, 1, 2, 7, 8, 3, 9, 4, 5]]
-    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1, 2]]
-    assert batch.targets.tolist() == [1, 2, 3, 4, 5]
-    assert batch.sources.tolist() == [1, 2, 5, 7, 8]
+    assert (batch.input_ids.tolist(), batch.position_ids.tolist()) == (ids, positions)
+    assert (batch.targets.tolist(), batch.sources.tolist()) == ([1, 2, 3, 4, 5], sources)
 
 
 def test_tokens_that_the_model_did_not_write_are_attended_but_not_wanted() -> None:

@@ -31,37 +31,31 @@ def half_model(casts: bool, **settings: Any) -> Any:
     return model
 
 
-def scored(model: Any, chunked: bool) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the batch's tokens, and those of float32 products of the head's own input."""
-    mode = install_scoring_forward(model, TrainConfig(chunked_logprobs=chunked, packing=False))
-    assert (mode != FULL_LOGITS) == chunked
-    seen: list[tuple[Tensor, Any]] = []
-    head, samples = model.get_output_embeddings(), batch(mode)
-    hook = head.register_forward_pre_hook(
-        lambda module, inputs, options: seen.append((inputs[0], options.get("wanted"))), with_kwargs=True
-    )
-    logprobs, _ = completion_logprobs(model, samples, TEMPERATURE)
-    hook.remove()
-    [(hidden, wanted)] = seen
-    assert hidden.dtype == torch.bfloat16
-    log_p = torch.log_softmax(hidden.float() @ head.weight.float().T / TEMPERATURE, dim=-1)
-    if wanted is not None:
-        chosen = log_p.gather(-1, wanted.targets.unsqueeze(-1)).squeeze(-1)
-        expected = samples.as_rows(chosen)
-    else:
-        width = samples.token_mask.shape[1]
-        rows = log_p[:, -width - 1 : -1]
-        expected = rows.gather(-1, samples.input_ids[:, -width:].unsqueeze(-1)).squeeze(-1)
-    return logprobs[samples.token_mask], expected[samples.token_mask]
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("casts", "chunked"), [(True, True), (True, False), (False, True), (False, False)])
 def test_log_probabilities_of_a_bfloat16_model_are_those_of_float32_products(
     casts: bool, chunked: bool, tied: bool
 ) -> None:
     """Without the cast and in one piece all logits are rounded to bfloat16."""
-    found, expected = scored(half_model(casts, tie_word_embeddings=tied), chunked)
+    model = half_model(casts, tie_word_embeddings=tied)
+    mode = install_scoring_forward(model, TrainConfig(chunked_logprobs=chunked, packing=False))
+    assert (mode != FULL_LOGITS) == chunked
+    seen: list[tuple[Tensor, Any]] = []
+    head, samples = model.get_output_embeddings(), batch(mode)
+    head.register_forward_pre_hook(
+        lambda module, inputs, options: seen.append((inputs[0], options.get("wanted"))), with_kwargs=True
+    )
+    found = completion_logprobs(model, samples, TEMPERATURE)[0][samples.token_mask]
+    [(hidden, wanted)] = seen
+    assert hidden.dtype == torch.bfloat16
+    log_p = torch.log_softmax(hidden.float() @ head.weight.float().T / TEMPERATURE, dim=-1)
+    if wanted is not None:
+        rows = samples.as_rows(log_p.gather(-1, wanted.targets.unsqueeze(-1)).squeeze(-1))
+    else:
+        width = samples.token_mask.shape[1]
+        targets = samples.input_ids[:, -width:].unsqueeze(-1)
+        rows = log_p[:, -width - 1 : -1].gather(-1, targets).squeeze(-1)
+    expected = rows[samples.token_mask]
     if casts or chunked:
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.architectures import OWN
 from support.problems import problem_of
 from support.small_models import batch, far, gradient_of, model_of
 from torch import Tensor
@@ -24,10 +25,7 @@ from grpox_corrections.corrections import NoCorrection
 from grpox_losses.configs import ClippedConfig
 from grpox_losses.losses import Dapo
 
-KINDS: dict[str, dict[str, Any]] = {
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
-}
+KINDS = ("qwen3_moe", "mixtral")
 MODES = {
     "full logits": TrainConfig(chunked_logprobs=False),
     "chunked": TrainConfig(packing=False, prefix_sharing=False),
@@ -37,7 +35,7 @@ MODES = {
 
 
 def moe_of(kind: str) -> Any:
-    return model_of(kind, dtype=torch.float32, **KINDS[kind])
+    return model_of(kind, dtype=torch.float32, **OWN[kind])
 
 
 def own_loss(model: Any) -> Tensor:
