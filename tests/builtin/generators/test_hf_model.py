@@ -1,5 +1,7 @@
 """Faster parts of the model that hf samples from: attention with shared heads of keys, and packed layers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support.small_models import model_of
@@ -11,6 +13,8 @@ from grpox_generators.hf import GROUPED, group_heads, grouped_attention
 from grpox_generators.packed_linear import PackedLinear, has_operators, pack
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 2]])
+LAYER = SimpleNamespace(num_key_value_groups=3, is_causal=True)
+"""Attributes of an attention layer that the function uses: H / K."""
 
 packs = pytest.mark.skipif(not has_operators(), reason="torch lacks oneDNN's operators")
 
@@ -29,13 +33,6 @@ def logits(model):
     return model(IDS).logits
 
 
-class Layer(torch.nn.Module):
-    """Attributes of an attention layer that the function uses: H / K."""
-
-    num_key_value_groups = 3
-    is_causal = True
-
-
 @pytest.mark.parametrize("queries", [1, 5], ids=["one", "all"])
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 @pytest.mark.parametrize("scaling", [None, 0.3])
@@ -47,8 +44,8 @@ def test_it_is_transformers_sdpa(queries, padded, scaling):
         mask = torch.ones(5, 5, dtype=torch.bool).tril()[-queries:].repeat(2, 1, 1, 1)
         mask[0, :, :, :2] = False
         mask[:, :, :, 0] = True
-    expected, _ = sdpa_attention_forward(Layer(), query, key, value, mask, scaling=scaling)
-    found, _ = grouped_attention(Layer(), query, key, value, mask, scaling=scaling)
+    expected, _ = sdpa_attention_forward(LAYER, query, key, value, mask, scaling=scaling)
+    found, _ = grouped_attention(LAYER, query, key, value, mask, scaling=scaling)
     assert found.shape == (2, queries, 6, 4)
     torch.testing.assert_close(found, expected)
 

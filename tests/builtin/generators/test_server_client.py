@@ -389,12 +389,6 @@ def test_a_folder_without_room_is_told_with_what_helps(used, monkeypatch):
         FileSender(used, 16).send(stream([4]))
 
 
-class OnGpu:
-    """A tensor of a GPU, as far as its copy to the host asks."""
-
-    device = torch.device("cuda", 1)
-
-
 def test_a_bucket_on_a_gpu_comes_to_pinned_memory_with_one_wait(monkeypatch):
     """The copies are ordered without a wait, and the host waits for all before it reads any."""
     events = []
@@ -415,10 +409,11 @@ def test_a_bucket_on_a_gpu_comes_to_pinned_memory_with_one_wait(monkeypatch):
     assert server_weights.on_host(on_cpu) is on_cpu
     monkeypatch.setattr(torch, "empty_like", empty_like)
     monkeypatch.setattr(torch.accelerator, "current_stream", current_stream)
-    one, other = OnGpu(), OnGpu()
+    gpu = torch.device("cuda", 1)
+    one, other = (SimpleNamespace(name=name, device=gpu) for name in ("one", "other"))
     assert list(server_weights.on_host({"one": one, "other": other})) == ["one", "other"]
     memory = ("memory", "cpu", True)
-    assert events == [memory, ("copy", one, True), memory, ("copy", other, True), ("wait", OnGpu.device)]
+    assert events == [memory, ("copy", one, True), memory, ("copy", other, True), ("wait", gpu)]
 
 
 ROUTES = {

@@ -32,7 +32,7 @@ class Tokenizer:
 
 
 def prompts(rows, tokenizer=None, limit=None, continues=False, **template):
-    dataset = datasets.Dataset.from_dict({"prompt": rows, "answer": ["x"] * len(rows)})
+    dataset = datasets.Dataset.from_dict({"prompt": rows, "answer": [str(row) for row in range(len(rows))]})
     keys = DataConfig(path="x", continue_final_message=continues)
     return PromptSet(dataset, "prompt", tokenizer or Tokenizer(), template, limit, keys=keys)
 
@@ -40,7 +40,8 @@ def prompts(rows, tokenizer=None, limit=None, continues=False, **template):
 def test_the_tokenizer_writes_the_special_tokens_of_texts_and_the_template_those_of_messages():
     made = prompts(["ab", "c"])
     assert made.token_ids(0) == (0, 97, 98)
-    assert made.rows([1, 1, 0]) == (["c", "c", "ab"], {"answer": ["x"] * 3})
+    assert made.rows([1, 1, 0]) == (["c", "c", "ab"], {"answer": ["1", "1", "0"]})
+    assert made.columns_of([1, 0]) == [{"answer": "1"}, {"answer": "0"}]
     made = prompts([[{"role": "user", "content": "a"}]], end="!")
     assert made.text(0) == bytes(made.token_ids(0)).decode() == "<user>a<assistant>!"
 
@@ -169,12 +170,6 @@ def test_the_question_is_the_last_message_of_the_user_or_the_plain_prompt():
     assert prompts([messages], continues=True).questions([0]) == ["c"]
     assert prompts([messages[:1]]).questions([0]) == [""]
     assert prompts(["abc"]).questions([0]) == ["abc"]
-
-
-def test_the_other_columns_are_those_of_each_row():
-    rows = datasets.Dataset.from_dict({"prompt": ["a", "b"], "answer": [1, 2], "level": ["x", None]})
-    one, other = {"answer": 1, "level": "x"}, {"answer": 2, "level": None}
-    assert PromptSet(rows, "prompt", Tokenizer()).columns_of([1, 0, 1]) == [other, one, other]
 
 
 def limit_of(model, completion=16, **data):

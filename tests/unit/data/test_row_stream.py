@@ -1,5 +1,7 @@
 """A stream by position: epochs end to end, the same for everyone, forgetting what lies behind."""
 
+from itertools import count
+
 import datasets
 import pytest
 
@@ -8,8 +10,8 @@ from grpox.data.row_stream import RowStream
 from grpox.errors import ConfigError, RunFailed
 
 
-def rows(count):
-    return datasets.Dataset.from_dict({"n": list(range(count))}).to_iterable_dataset()
+def rows(number):
+    return datasets.Dataset.from_dict({"n": list(range(number))}).to_iterable_dataset()
 
 
 def numbers(stream, positions):
@@ -57,11 +59,9 @@ def test_rows_are_read_only_as_they_are_needed():
     read = []
 
     def endless():
-        n = 0
-        while True:
+        for n in count():
             read.append(n)
             yield {"n": n}
-            n += 1
 
     stream = RowStream(datasets.IterableDataset.from_generator(endless), shuffle=False, seed=0)
     assert numbers(stream, range(100, 104)) == [100, 101, 102, 103]

@@ -58,13 +58,14 @@ def test_log_probabilities_entropies_and_gradients_are_those_of_the_models_own_f
 def test_a_head_that_does_more_than_its_configuration_says_keeps_its_forward() -> None:
     model = model_of("llama")
     own = model.forward
-    model.forward = lambda *args, **kwargs: _halved(own(*args, **kwargs))  # type: ignore[method-assign]
+
+    def halved(*args: Any, **kwargs: Any) -> Any:
+        output = own(*args, **kwargs)
+        output.logits = output.logits / 2
+        return output
+
+    model.forward = halved  # type: ignore[method-assign]
     assert install_scoring_forward(model, TRAIN) == FULL_LOGITS
-
-
-def _halved(output: Any) -> Any:
-    output.logits = output.logits / 2
-    return output
 
 
 def test_weights_that_are_not_finite_change_nothing() -> None:
