@@ -215,14 +215,11 @@ def test_ranks_that_cannot_be_dealt_are_refused_before_the_model_loads(
     assert problem.allowed == f"a divisor of the number of ranks, {ranks}"
 
 
-def test_several_ranks_start_engines_that_know_of_their_launcher() -> None:
+def test_engines_know_of_their_launcher_and_a_group_asks_together(monkeypatch: pytest.MonkeyPatch) -> None:
     # Else vLLM would put every rank's engine on the machine's first GPU.
     launched = {"tensor_parallel_size": 1, "distributed_executor_backend": "external_launcher"}
     assert vllm_colocate.engine_arguments(1, world_size=4) == launched
     assert vllm_colocate.engine_arguments(1, world_size=1) == {}
-
-
-def test_a_group_asks_together_and_each_rank_keeps_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     dealt = [["a"], [], ["b", "c"]]
 
     def gather(parts: list[list[str]], items: list[str], **_: object) -> None:
