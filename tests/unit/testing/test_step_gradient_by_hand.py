@@ -40,8 +40,6 @@ def step(request: pytest.FixtureRequest) -> Step:
 
 RATIOS = [[1.5, 0.5], [0.5], [1.1, 1.3, 2.0]]
 ADVANTAGES = [1.0, -2.0, -1.0]
-
-
 TOKENS = [[0, -0.5 / 6], [0], [1.1 / 6, 1.3 / 6, 2.0 / 6]]
 
 
