@@ -7,13 +7,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel
+from support.documented import documented
 
 from grpox.contracts import ToolCall
 from grpox.environments import Environment, tool
@@ -38,13 +38,8 @@ class Right(Environment):
         return f"Count to {self.goal}, seed {seed}."
 
     @tool
+    @documented
     def add(self, number: int, how: Literal["up", "down"] = "up") -> str:
-        """Add a number to the total.
-
-        Args:
-            number: what to add.
-            how: up or down.
-        """
         self.turns += 1
         self.total += number if how == "up" else -number
         return f"The total is {self.total}."
@@ -68,12 +63,8 @@ class ReadsItsCalls(Environment):
     def reset(self, row: Mapping[str, Any], seed: int) -> None: ...
 
     @tool
+    @documented
     def add(self, number: int) -> str:
-        """Add a number.
-
-        Args:
-            number: what to add.
-        """
         return str(number)
 
     def parse(self, text: str) -> list[ToolCall]:
@@ -95,12 +86,8 @@ class Asynchronous(Environment):
         return text
 
     @tool
+    @documented
     async def wait(self, steps: int) -> int:
-        """Wait.
-
-        Args:
-            steps: how many.
-        """
         await asyncio.sleep(0)
         return steps
 
@@ -115,12 +102,8 @@ class OfTrl:
         self.total = 0
         return "begin"
 
+    @documented
     def add(self, number: int) -> str:
-        """Add a number.
-
-        Args:
-            number: what to add.
-        """
         self.total += number
         return str(self.total)
 
@@ -153,7 +136,6 @@ ToolHangs = with_tool("wait", lambda: time.sleep(1000))
 ToolPrints = with_tool("talk", lambda: [print("x" * 1000) for _ in range(3000)] and "done")
 ToolReturnsMuch = with_tool("read", lambda: "x" * 3_000_000)
 ToolKills = with_tool("crash", lambda: os.kill(os.getpid(), signal.SIGKILL))
-ToolExits = with_tool("leave", lambda: sys.exit(3))
 
 
 class ToolHangsInspite(_Plain):
@@ -167,12 +149,8 @@ class ToolHangsInspite(_Plain):
 
 class ToolRaises(_Plain):
     @tool
+    @documented
     def divide(self, number: int) -> float:
-        """Divide by zero.
-
-        Args:
-            number: what to divide.
-        """
         return number / 0
 
 
@@ -234,14 +212,12 @@ class CloseNeedsReset(_Plain):
         del self.client
 
 
+LeavesAProcess = breaks("reset", lambda self, row, seed: subprocess.Popen(["sleep", "20"]) and None)
+
+
 class LeavesAThread(_Plain):
     def reset(self, row: Mapping[str, Any], seed: int) -> None:
         threading.Thread(target=time.sleep, args=(20,), name="left over", daemon=True).start()
-
-
-class LeavesAProcess(_Plain):
-    def reset(self, row: Mapping[str, Any], seed: int) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"])
 
 
 class LeavesAFile(_Plain):

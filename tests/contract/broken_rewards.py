@@ -29,7 +29,6 @@ never_the_same = each(lambda text: float(next(CALLS)))
 one_number = of_call(lambda texts: 1.0)
 one_too_few = of_call(lambda texts: [0.0] * (len(texts) - 1))
 compares_with_others = of_call(lambda texts: [len(text) / max(1, *map(len, texts)) for text in texts])
-of_the_neighbour = of_call(lambda texts: [float(len(text)) for text in [*texts[1:], texts[0]]])
 first_is_best = of_call(lambda texts: [1.0, *[0.0] * (len(texts) - 1)])
 CALLS = iter(range(10**6))
 

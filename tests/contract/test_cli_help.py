@@ -37,10 +37,8 @@ def test_every_help_describes_its_options_and_has_examples_that_fit_80_columns(n
     ("command", "default"),
     [
         ("plan", "[default: 2]"),
-        ("plan", "[default: (this launch's)]"),
         ("validate", "[default: (this launch's)]"),
         ("report", "[default: (RUN_DIR/report.html)]"),
-        ("recipes copy", "[default: .]"),
         ("plugins list", "[default: (all)]"),
     ],
 )
@@ -53,9 +51,7 @@ def test_defaults_are_shown(command: str, default: str) -> None:
     [
         (["trian", "run.yaml"], "'train'"),
         (["plugins", "lst"], "'list'"),
-        (["recipes", "cpoy", "quickstart"], "'copy'"),
         (["validate", "quickstart", "--world-siz", "2"], "--world-size"),
-        (["plugins", "list", "--knid", "loss"], "--kind"),
     ],
 )
 def test_a_misspelt_command_or_option_is_told_the_nearest(arguments: list[str], near: str) -> None:

@@ -123,7 +123,6 @@ FAULTS = {
         ("needs_a_word", "runs", "IndexError"),
         ("strips_in_place", "pure", "changes completions"),
         ("KeepsState", "two_at_once", "two calls at once"),
-        ("of_the_neighbour", "alignment", "scores of others"),
         ("first_is_best", "alignment", "scores of others"),
     ),
     ("optimizer", "training"): (
@@ -177,9 +176,6 @@ def checked(kind: str, component: Any, **own: Any) -> dict[str, Outcome]:
 def failed(kind: str, component: Any, **own: Any) -> dict[str, str]:
     made = checked(kind, component, **own)
     return {check: outcome.what for check, outcome in made.items() if outcome.status == "failed"}
-
-
-# -- What is right ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "component"), INSTALLED, ids=str)
@@ -238,9 +234,6 @@ def test_exceptions_may_be_reported_expected_or_hidden_on_purpose(tmp_path: Path
         suite_of("loss", {"path": f"{tmp_path}/other.py:HidesErrors"}).test_exceptions()
 
 
-# -- Faults ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "file", "name", "check", "words"),
     [(*place, *fault) for place, faults in FAULTS.items() for fault in faults],
@@ -277,9 +270,6 @@ def test_odd_completions_are_tried_beside_those_of_the_author() -> None:
     assert made["odd_completions"].example == "completion 0: ''"
 
 
-# -- What is reported, and in which order ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "check", "words"),
     [
@@ -310,8 +300,7 @@ def test_a_loss_that_declares_to_mix_rows_is_not_asked_for_what_it_cannot() -> N
 def test_that_it_runs_is_checked_first_and_its_state_last() -> None:
     names = [check.name for check in suite_of("loss", of("states", "Right")).checks()]
     assert (names[0], names[-1]) == ("test_runs_on_what_it_declares", "test_state")
-    of_advantages = [check.name for check in suite_of("advantage", "group").checks()]
-    assert of_advantages[0] == "test_runs"
+    assert next(iter(suite_of("advantage", "group").checks())).name == "test_runs"
 
 
 def test_a_check_in_which_the_component_exits_has_failed() -> None:

@@ -6,7 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -57,10 +57,8 @@ def xml(reply: str) -> Any:
 
 def quietly(read: Callable[[str], Any]) -> Callable[[str], Any]:
     def call(reply: str) -> Any:
-        try:
+        with suppress(ValueError):
             return read(reply)
-        except ValueError:
-            return None
 
     return call
 
@@ -95,14 +93,7 @@ UNITS = [
     *("key=", "api_key=", "token: ", "--token ", "cookie: a", "Bearer ", "machine a ", "eyJ", "-eyJ-", "sk-"),
     *("-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "SG.a", "?a=b&", "authorization: digest "),
 ]
-HEADS = [
-    "",
-    "<tool_call>\n<function=a>",
-    '{"name": "a", "parameters": {"a": "',
-    "```json",
-    "Score: 1",
-    "<think>",
-]
+HEADS = "", "<tool_call>\n<function=a>", '{"name": "a", "parameters": {"a": "', "```json", "Score: 1", "<think>"
 
 
 @contextmanager

@@ -39,17 +39,6 @@ def test_the_small_form_of_a_part_of_gpu_py_runs_on_the_cpu(tmp_path: Path, name
     assert all(part[place]["errors"] for place in COMPARED.get(name, ()))
 
 
-def test_gpu_py_writes_a_file_with_the_environment_and_each_part(tmp_path: Path) -> None:
-    options = "--device=cpu", "--small", "--out=gpu.json", "--parts=ceilings,multi_gpu"
-    done = processes.run(BENCHMARKS / "gpu.py", *options, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "gpu.json").read_text())
-    assert json.loads(done.stdout.splitlines()[-1]) == result
-    assert result["environment"]["versions"]["torch"] == torch.__version__
-    parts = {name: part["status"] for name, part in result["parts"].items()}
-    assert parts == {"ceilings": "ok", "multi_gpu": "skipped"}
-
-
 def test_bfloat16_is_close_to_float32_on_the_same_rollouts() -> None:
     found = compare(load_run("quickstart"), prompts=8, samples=4, length=4, device=torch.device("cpu"))
     assert found["tokens"] == 8 * 4 * 4

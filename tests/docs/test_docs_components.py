@@ -36,10 +36,9 @@ COMPONENTS = [
 @pytest.mark.parametrize(("kit", "page", "names"), COMPONENTS)
 def test_the_components_of_the_pages_conform(kit: type, page: str, names: tuple[str, ...]) -> None:
     blocks = [block_with(page, f"class {name}").text for name in names]
-    head, allowed = ["import torch"], {"passed", "skipped"}
-    if kit is EnvironmentConformance:
-        head, allowed = [], {"passed"}
-    Path("mine.py").write_text("\n".join([*head, *blocks]), encoding="utf-8")
+    plays = kit is EnvironmentConformance
+    head, allowed = ("", {"passed"}) if plays else ("import torch", {"passed", "skipped"})
+    Path("mine.py").write_text("\n".join([head, *blocks]), encoding="utf-8")
     for name in names:
         checks = list(outcomes(type("Suite", (kit,), {"component": {"path": f"mine.py:{name}"}})()))
         assert len(checks) >= 11
@@ -54,21 +53,18 @@ def test_the_correction_keeps_what_both_distributions_agree_on() -> None:
     assert weights.tolist() == [pytest.approx([2.0, 0.0, 0.0])]
 
 
-def test_the_loss_of_pairs_by_hand() -> None:
-    """Two sequences with the means -1 and -3; the second is better, so that exp(-1 + 3) is large."""
+def test_the_losses_by_hand() -> None:
+    """Ranked: two sequences with the means -1 and -3; the second is better, so that exp(-1 + 3) is large."""
     loss = executed("docs/own-loss.md", "class Ranked")["Ranked"]()
     logprobs = torch.tensor([[-1.0, -1.0], [-3.0, 9.0]])
     mask = torch.tensor([[1, 1], [1, 0]]).bool()
     rewards, ids = torch.tensor([[0.0], [1.0]]), torch.tensor([5, 5])
     inputs = LossInputs(logprobs, logprobs, torch.zeros(2, 2), mask, rewards=rewards, group_ids=ids)
     assert loss.per_token(inputs).loss.tolist() == [[0.0, 0.0], [pytest.approx(math.log(1 + math.e**2)), 0.0]]
-
-
-def test_the_anchored_loss_by_hand() -> None:
-    names = executed("docs/own-loss.md", "class Anchored")["Anchored"]
+    anchored = executed("docs/own-loss.md", "class Anchored")["Anchored"]
     ones = torch.ones(1, 1)
     inputs = LossInputs(-ones, -2 * ones, 3 * ones, ones.bool(), reference_logprobs=-5 * ones)
-    output = names(names.Config(strength=0.5)).per_token(inputs)
+    output = anchored(anchored.Config(strength=0.5)).per_token(inputs)
     assert output.loss.item() == pytest.approx(-math.e * 3 + 0.5 * 16 / 2)
     assert output.diagnostics["distance"].item() == 8
 
@@ -94,7 +90,8 @@ def test_the_dataset_reads_a_csv_file(tmp_path: Path) -> None:
     assert rows[1] == {"question": "2+2=", "answer": 4}
 
 
-def test_lion_steps_by_the_sign_of_an_interpolated_momentum() -> None:
+def test_an_optimizer_and_a_schedule_by_hand() -> None:
+    """Lion steps by the sign of a momentum; a period of the schedule is a quarter of the steps."""
     weight = torch.nn.Parameter(torch.tensor([1.0, 1.0]))
     factory = executed("docs/own-training-parts.md", "class LionFactory")["LionFactory"]()
     optimizer = factory.build([weight], 0.1)
@@ -105,9 +102,6 @@ def test_lion_steps_by_the_sign_of_an_interpolated_momentum() -> None:
     weight.grad = torch.tensor([-0.1, 0.2])
     optimizer.step()
     assert weight.tolist() == pytest.approx([0.8, 1.0])
-
-
-def test_the_schedule_begins_anew_after_a_quarter_of_the_steps() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     schedule = executed("docs/own-training-parts.md", "class Restarts")["Restarts"]().build(optimizer, 8)
     rates = []
@@ -203,7 +197,7 @@ def test_rewards_of_parts_and_calls_and_facts_about_an_episode() -> None:
     assert without["calls_without_carry"] is True
 
 
-def test_a_guess_is_answered_by_hand() -> None:
+def test_the_environments_by_hand() -> None:
     guess = executed("docs/own-environment.md", "class Guess")["Guess"]
     game = guess(guess.Config(highest=7, guesses=3))
     assert game.reset({"prompt": ""}, seed=5) == "It is from 0 to 7."
@@ -216,9 +210,6 @@ def test_a_guess_is_answered_by_hand() -> None:
     lost = guess(guess.Config(guesses=1))
     lost.reset({}, seed=5)
     assert (lost.reply("no number"), lost.reward()) == (None, 0.0)
-
-
-def test_the_shop_sells_what_the_purse_can_pay() -> None:
     shop = executed("docs/own-environment.md", "class Shop")["Shop"]()
     with pytest.raises(ValueError, match="6 is more than the 4"):
         shop.buy("bread", 2)

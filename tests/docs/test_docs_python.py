@@ -39,9 +39,6 @@ def checks_passed(suite: type[LossConformance]) -> int:
     return len(found)
 
 
-# -- Components ------------------------------------------------------------------------------------------
-
-
 def test_the_loss_in_15_lines_holds_to_its_contract(tmp_path: Path) -> None:
     prepare(tmp_path, "README.md")
     assert "Reinforce" in executed("README.md", "class Reinforce")
@@ -63,6 +60,8 @@ def test_the_formula_of_the_paper_is_that_of_the_loss() -> None:
 
 
 def test_a_plugin_offers_what_its_module_says() -> None:
+    shown = block_with("docs/plugin-api.md", "api=1").text
+    assert eval(shown, {"ComponentSpec": ComponentSpec}).api == 1
     loss = executed("plugins/README.md", "def grpox_losses")
     environment = executed("docs/own-environment.md", "def grpox_environments")
     manager = new_manager()
@@ -93,14 +92,6 @@ def test_a_plugins_command_is_called_like_any_other(tmp_path: Path, install: Ins
     assert invoke(["best", "no-such-run"]).code == 2
 
 
-def test_a_component_says_for_which_version_it_was_written() -> None:
-    shown = block_with("docs/plugin-api.md", "api=1").text
-    assert eval(shown, {"ComponentSpec": ComponentSpec}).api == 1
-
-
-# -- Rewards ---------------------------------------------------------------------------------------------
-
-
 def test_three_forms_of_a_reward() -> None:
     async def ask(prompt: str, completion: str) -> float:
         return float(len(prompt) + len(completion))
@@ -109,6 +100,8 @@ def test_three_forms_of_a_reward() -> None:
     assert names["near_20"](prompts=["1"], completions=["a" * 18]) == [-2]
     assert names["right"](["1 ", "2"], ["1", "1"]) == [1.0, 0.0]
     assert asyncio.run(names["judged"](prompts=["1"], completions=["22"], answer=["3"])) == [3.0]
+    is_short = executed("docs/run-file.md", "def is_short(completions, answer")["is_short"]
+    assert is_short(completions=["123", "1234"], answer=["123", "123"], prompts=["", ""]) == [1.0, 0.0]
 
 
 def test_a_judge_in_a_process_is_started_again_when_it_was_late(tmp_path: Path) -> None:
@@ -126,14 +119,6 @@ def test_a_judge_in_a_process_is_started_again_when_it_was_late(tmp_path: Path) 
         assert names["ask"](b"again", time.monotonic() + patient(60)) == b"AGAIN"
     finally:
         names["judge"].close()
-
-
-def test_a_reward_beside_its_run_file() -> None:
-    is_short = executed("docs/run-file.md", "def is_short(completions, answer")["is_short"]
-    assert is_short(completions=["123", "1234"], answer=["123", "123"], prompts=["", ""]) == [1.0, 0.0]
-
-
-# -- Training from Python --------------------------------------------------------------------------------
 
 
 def trained(page: str, text: str) -> ResolvedRun:
@@ -164,9 +149,6 @@ def test_adapters_are_loaded_by_peft(tmp_path: Path) -> None:
     assert any("lora_A" in name for name, _ in model.named_parameters())
 
 
-# -- All of it -------------------------------------------------------------------------------------------
-
-
 def executed_blocks() -> Iterator[Block]:
     """Yield the blocks that the tests of this file and of test_docs_components.py name."""
     for file in (Path(__file__), Path(__file__).with_name("test_docs_components.py")):
@@ -186,8 +168,6 @@ def test_every_block_is_executed() -> None:
     for (page, _), test in ELSEWHERE.items():
         assert Path(page).name in Path(__file__).parent.joinpath(test).read_text(encoding="utf-8")
 
-
-# -- Names in prose --------------------------------------------------------------------------------------
 
 SOURCES = "".join(
     path.read_text(encoding="utf-8")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from support.docs_blocks import (
-    BLOCKS,
     COMMANDS,
     ROOT,
     Block,
@@ -33,8 +32,6 @@ ELSEWHERE = {
     "plugins/examples/grpox-wandb/README.md": "needs wandb; tests/packaging installs it",
 }
 """Pages of which nothing is run here, and why."""
-
-# -- Run files -------------------------------------------------------------------------------------------
 
 WHOLE = {name for name, field in RunConfig.model_fields.items() if field.is_required()}
 ADDED_TO = {"checkpoint", "deepspeed", "model", "sampling", "train"}
@@ -72,33 +69,21 @@ def test_a_run_file_of_the_docs_loads(
     assert {"loss", "generator"} <= run.components.keys()
 
 
-# -- Commands --------------------------------------------------------------------------------------------
-
 PARSED_ONLY = {
     "serve": "starts a server of vLLM's; tests/services/vllm/test_vllm_server.py does",
     "--install-completion": "writes into a shell's settings; tests/unit/cli/test_commands.py has its answers",
 }
 """Commands that are not run, by their first words, and why."""
-AFTER_A_RUN = "tests/runs/test_docs_after_a_run.py"
-"""Runs those that look at what a run has left."""
 RUN_HERE = [
     command
     for command in COMMANDS
     if not (
         command.block.is_done_by_the_tutorial
-        or command.needs_a_run
+        or command.needs_a_run  # tests/runs/test_docs_after_a_run.py runs these
         or f"{command.line} ".startswith(tuple(f"{words} " for words in PARSED_ONLY))
         or command.page in ELSEWHERE
     )
 ]
-
-
-def test_many_are_found_and_what_is_only_parsed_is_still_on_a_page() -> None:
-    assert len(RUN_FILES) > 30
-    lines = [f"{command.line} " for command in COMMANDS]
-    assert [words for words in PARSED_ONLY if not any(line.startswith(f"{words} ") for line in lines)] == []
-    assert ELSEWHERE.keys() <= {command.page for command in COMMANDS}
-    assert (ROOT / AFTER_A_RUN).exists()
 
 
 @pytest.mark.parametrize("page", dict.fromkeys(command.page for command in RUN_HERE))
@@ -127,8 +112,3 @@ def run(command: Command) -> None:
         Path(command.output).write_text(ended.output, encoding="utf-8")
     if counted := re.search(rf"grpox {re.escape(command.line)} +# (\d+) checks", command.block.text):
         assert f"{counted[1]} passed" in ended.output
-
-
-def test_a_command_that_fails_would_be_seen() -> None:
-    with pytest.raises(AssertionError, match=r"did you mean +quickstart"):
-        run(Command(BLOCKS[0], ("train", "quickstrat"), None, 1))

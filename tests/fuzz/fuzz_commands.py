@@ -20,10 +20,8 @@ def _overrides() -> list[Case]:
         "train.max_steps": ("key=value", "train.max_steps"),
         "=5": ("needs a key", "=5"),
         "a..b=1": ("needs a key", "a..b=1"),
-        "a.b=": ("a", "unknown key"),
         "train.max_steps=": ("train.max_steps",),
         "rewards.99.weight=1": ("rewards[99]", "from 0 to"),
-        "rewards.1.weight=1": ("rewards[1]",),
         "0=1": ("0", "unknown key"),
         "rewards.-1.weight=1": ("rewards", "-1"),
         "output_dir.x.y=1": ("output_dir", "no keys can be below"),
@@ -108,7 +106,6 @@ def _others() -> list[Case]:
         case("locks of what is not there", nothing, "plugins diff a.json b.json", "a.json"),
         case("locks that are no JSON", GOOD, "plugins diff run.yaml run.yaml", "run.yaml"),
         case("plugin with a bad name", nothing, ("plugins", "new", "9 lives", "--kind", "loss"), "9 lives"),
-        case("server of nothing", nothing, "serve absent.yaml", "absent.yaml"),
         case("server at a port that is none", nothing, "serve quickstart --port 99999", "--port"),
     ]
     return numbered("command", cases)

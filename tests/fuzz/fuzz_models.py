@@ -60,14 +60,12 @@ def _case(name: str, spoil: Make, *mentions: str, **changes: Any) -> Case:
 
 
 def _configs() -> list[Case]:
-    code = json_with(CONFIG, model_type="x", auto_map={"AutoConfig": "c.C"})
     short = json_with(CONFIG, max_position_embeddings=4)
     attention = {"model.init": {"attn_implementation": "no-such"}}
     cases = [
         _case("no config.json", without(CONFIG)),
         _case("an unknown type", json_with(CONFIG, model_type="no-such-type"), "model.path", "no-such-type"),
         _case("an encoder's", raw('{"model_type": "vit"}', CONFIG)),
-        _case("its own code", code, "model.init.trust_remote_code"),
         _case("layers in words", json_with(CONFIG, num_hidden_layers="two")),
         _case("an activation that does not exist", json_with(CONFIG, hidden_act="no-such-act")),
         _case("no room for a prompt", short, "sampling.max_completion_length"),

@@ -21,8 +21,8 @@ EXPECTED: tuple[tuple[str, str], ...] = (
     ("tests/services/*", "network namespaces cannot be made here: .*"),
     ("tests/cold/test_full_disk.py::*", "a file system of a few MB cannot be mounted here"),
     ("tests/builtin/rewards/test_code_reward.py::*", "this kernel cannot take away .*"),
-    ("tests/unit/runtime/test_tcp_keepalive.py::*", "this machine has no address but loopback"),
-    ("tests/unit/runtime/test_tcp_keepalive.py::*", "it is Linux's"),
+    ("tests/unit/runtime/test_watchdog.py::*", "this machine has no address but loopback"),
+    ("tests/unit/runtime/test_watchdog.py::*", "it is Linux's"),
     ("tests/runs/test_memory_plan_run.py::*", "a process's own memory is told by /proc"),
     # what the network lacks
     ("tests/*", "SmolLM2 comes from PyPI, which cannot be reached .*"),

@@ -52,7 +52,6 @@ def test_an_offer_says_where_it_comes_from(make_distribution):
     [
         ("import no_such_module_anywhere", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
         ("def broken(:", "SyntaxError"),
-        ("raise SystemExit(3)", "SystemExit: 3"),
         ("raise GeneratorExit", "GeneratorExit"),
         (hook("exit(0)"), "SystemExit: 0 (in grpox_losses)"),
         (hook("raise ValueError('two\\nlines')"), "ValueError: two lines (in grpox_losses)"),
@@ -63,10 +62,7 @@ def test_an_offer_says_where_it_comes_from(make_distribution):
         (hook("return []", "grpox_lossess()", mark=""), "did you mean grpox_losses?"),
         (hook("return []", mark=""), "mark it with @grpox.hookimpl"),
         (hook("pass", "grpox_step_finished(run, stepp)"), "stepp"),
-        (
-            hook("return (yield)", "grpox_run_started(run)", "@hookimpl(wrapper=True)\n"),
-            "grpox_run_started is a hook wrapper",
-        ),
+        (hook("return (yield)", mark="@hookimpl(wrapper=True)\n"), "grpox_losses is a hook wrapper"),
         (hook("yield", mark="@hookimpl(hookwrapper=True)\n"), "grpox_losses is a hook wrapper"),
         ("raise ValueError('no http://u:a-pass-word@host')", "ValueError: no http://u:***@host"),
         (loss("a b"), "a name may contain no space"),
@@ -98,7 +94,6 @@ def test_a_broken_plugin_is_a_record_with_its_error_and_offers_nothing(make_dist
         ("from os import _exit\ntry:\n    _exit(3)\nexcept BaseException:\n    pass", "calls os._exit(3)"),
         ("print('hello')", "prints 'hello"),
         ("import os\nos.write(1, b'hello')", "prints 'hello'"),
-        ("import sys\nsys.__stdout__.write('hello')", "prints 'hello'"),
     ],
 )
 def test_every_command_refuses_a_plugin_that_ends_the_process_or_prints(make_distribution, source, fault):

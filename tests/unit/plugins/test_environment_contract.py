@@ -8,15 +8,10 @@ import inspect
 from typing import Any
 
 import pytest
+from support.documented import documented
 
 from grpox.environments import Environment, tool
-from grpox.environments.contract import (
-    CONTRACT,
-    as_function,
-    environment_problem,
-    tool_problem,
-    tools_of,
-)
+from grpox.environments.contract import CONTRACT, as_function, environment_problem, tool_problem, tools_of
 from grpox.environments.schemas import tool_schema
 from grpox.environments.tools import Tool
 
@@ -42,13 +37,8 @@ class Child(Base):
 
     @tool
     @staticmethod
-    def third(x: int) -> int:
-        """Return a number.
-
-        Args:
-            x: the number.
-        """
-        return x
+    @documented
+    def third(x: int) -> int: ...
 
 
 def test_tools_are_marked_in_order_and_an_overridden_one_is_one_and_none_removes_it() -> None:
@@ -59,22 +49,12 @@ def test_tools_are_marked_in_order_and_an_overridden_one_is_one_and_none_removes
     assert {"reset", "reply", "reward", "close", "done", "state_key"} <= set(CONTRACT)
 
 
-def of_hints(a: int, *, b: str = "") -> None:
-    """Do.
-
-    Args:
-        a: one
-            and more.
-        b: other.
-    """
+@documented
+def of_hints(a: int, *, b: str = "") -> None: ...
 
 
-def of_positions(a: int, /) -> None:
-    """Do.
-
-    Args:
-        a: one.
-    """
+@documented
+def of_positions(a: int, /) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -94,37 +74,22 @@ def test_a_tool_that_cannot_be_described_to_the_model_is_named(function: Any, na
 class Adder:
     """Adds up."""
 
-    def __init__(self) -> None:
-        self.sum = 0
+    sum = 0
 
+    @documented
     def __call__(self, a: int) -> int:
-        """Add a number to the sum.
-
-        Args:
-            a: the number.
-        """
         self.sum += a
         return self.sum
 
 
+@documented
 async def scaled(a: int, factor: int, offset: int = 0) -> int:
-    """Multiply.
-
-    Args:
-        a: one.
-        factor: other.
-        offset: is added.
-    """
     return a * factor + offset
 
 
 @functools.lru_cache
+@documented
 def cached(a: int) -> int:
-    """Return a number.
-
-    Args:
-        a: the number.
-    """
     return a
 
 

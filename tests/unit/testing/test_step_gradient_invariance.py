@@ -107,12 +107,45 @@ def test_masked_advantages_of_tokens_do_not_matter(loss: Any, garbage: float) ->
     same(run(with_garbage(batch, garbage), [ALL], {"loss": loss}), run(batch, [ALL], {"loss": loss}))
 
 
-# -- bnpo, whose mean is that of a micro-batch -----------------------------------------------------------
-
-
 def test_bnpo_in_one_micro_batch_is_dapo() -> None:
     batch = ragged_batch()
     same(run(batch, [ALL], {"loss": "bnpo", "beta": 0.1}), run(batch, [ALL], {"loss": "dapo", "beta": 0.1}))
+
+
+LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo")
+CORRECTIONS = ("token-truncate", "token-mask", "sequence-truncate", "sequence-mask", "geometric-mask")
+KLS = ("k1", "k2", "k3", "unbiased")
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, {"name": "grpo", "level": "sequence"}], ids=str)
+def test_old_logprobs_may_be_left_out(loss: Any) -> None:
+    batch = ragged_batch()
+    batch["old_logprobs"] = batch["logprobs"].clone()
+    options = {"loss": loss, "beta": 0.3, "kl": "unbiased", "correction": "token-mask"}
+    value, gradient = run(batch, [ALL], options)
+    del batch["old_logprobs"]
+    without, gradient_without = run(batch, [ALL], options)
+    assert without == value
+    assert torch.equal(gradient_without, gradient)
+
+
+@pytest.mark.parametrize("garbage", [0.0, math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        *((loss, {}) for loss in (*LOSSES, {"name": "dapo", "level": "sequence", "delta": 2.0})),
+        *(("grpo", {"correction": c, "beta": 0.1, "kl": kl}) for c in CORRECTIONS for kl in KLS),
+    ],
+    ids=str,
+)
+def test_a_step_without_tokens_is_exactly_zero(loss: Any, options: dict[str, Any], garbage: float) -> None:
+    batch = ragged_batch()
+    batch["token_mask"] = torch.zeros_like(batch["token_mask"])
+    batch, options = with_garbage(batch, garbage), {"loss": loss, **options}
+    for ranks in (1, 2):
+        value, gradient = run(batch, [ALL[:4], ALL[4:]], options, ranks)
+        assert value.item() == 0
+        assert torch.equal(gradient, torch.zeros(len(ALL), T, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
