@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from support import processes
-from support.docs_blocks import COMMANDS, Command, Ended
+from support.docs_blocks import COMMANDS, Command
+from support.handlers import Ended
 
 NOT_RUN = {
     r"replay ": "needs a fault; test_numerical_faults.py replays one",

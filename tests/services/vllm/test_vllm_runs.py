@@ -54,7 +54,7 @@ def shared_memory():
 def test_a_run_learns_with_nothing_but_the_line_of_the_generator_changed(
     line, ranks, request, grpox, folder, killed_run
 ):
-    before, output = shared_memory(), folder / "runs" / request.node.name
+    before, output = shared_memory(), folder / "runs" / f"{ranks}-{len(line)}"
     if line == "vllm-server":
         urls = [server.url for server in request.getfixturevalue("servers")]
         line = json.dumps({"name": line, "urls": urls})
