@@ -28,7 +28,7 @@ from grpox.config import EpisodesConfig
 from grpox.contracts import ToolCall
 from grpox.plugins.load_object import load_object
 from grpox.rollout.episodes.local import LocalEnvironments
-from grpox.rollout.episodes.messages import Action, Blueprint, Environments, Lost, Start
+from grpox.rollout.episodes.messages import Action, Environments, EnvironmentSpec, Lost, Start
 from grpox.rollout.episodes.pool import ProcessEnvironments
 
 ENVIRONMENTS = Path(__file__).parents[1] / "tests" / "unit" / "rollout" / "episodes" / "faulty_environments.py"
@@ -110,10 +110,10 @@ def many_episodes(count: int, file: Path, folder: Path, limit: float = 1.0) -> d
     }
 
 
-def blueprint(file: Path, folder: Path) -> Blueprint:
+def blueprint(file: Path, folder: Path) -> EnvironmentSpec:
     """Return the environment, with the file of its letters."""
     config = load_object(f"{file}:Noted").Config(file=str(folder / "letters"))
-    return Blueprint("Noted", "environment", f"{file}:Noted", pickle.dumps(config))
+    return EnvironmentSpec("Noted", "environment", f"{file}:Noted", pickle.dumps(config))
 
 
 def milliseconds(environments: Environments, count: int) -> dict[str, float]:

@@ -19,7 +19,7 @@ from surroundings import surroundings
 
 from grpox.contracts import TrainerState
 from grpox.plugins.load_object import load_object
-from grpox.rollout.rewards.messages import Blueprint
+from grpox.rollout.rewards.messages import RewardSpec
 from grpox.rollout.rewards.named import NamedReward, call_together
 from grpox.rollout.rewards.process import RewardProcess
 
@@ -58,7 +58,7 @@ def main() -> None:
         file.write_text(FUNCTION)
         begun = time.perf_counter()
         target = f"{file}:right"
-        plan = Blueprint("right", "rewards[0]", target, True, pickle.dumps(None), tuple(sys.path), None)
+        plan = RewardSpec("right", "rewards[0]", target, True, pickle.dumps(None), tuple(sys.path), None)
         process = RewardProcess(plan, 60.0, 16.0)
         assert process.ready
         figures: dict[str, Any] = {"start_ms": 1000 * (time.perf_counter() - begun)}

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from grpox.cli.init_files import ANSWERS, EXAMPLE, OWN, Draft
+from grpox.cli.init_files import ANSWERS, EXAMPLE, OWN, RunDraft
 from grpox.data.open_data import DATA_FILES
 from grpox.errors import ConfigError
 
@@ -64,7 +64,7 @@ def init(
       grpox init adding --model ./my-model --data sums.jsonl --reward exact
       grpox init --data train.jsonl --reward rewards.py:is_short --yes
     """
-    draft = Draft(folder)
+    draft = RunDraft(folder)
     draft.refuse_existing("run.yaml")
 
     def ask(name: str, question: str, option: str | None, default: str) -> None:

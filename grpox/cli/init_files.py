@@ -93,7 +93,7 @@ def text(completion):
 
 
 @dataclass
-class Draft:
+class RunDraft:
     """A run as far as it is known."""
 
     folder: Path

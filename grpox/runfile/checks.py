@@ -12,7 +12,7 @@ from grpox.errors import Problem, join
 from grpox.plugins.component import LEVELS, BoundComponent
 from grpox.plugins.discovery import PluginSet
 from grpox.plugins.requirements import canonical_name, unmet
-from grpox.runfile.objects import Given
+from grpox.runfile.objects import RunObjects
 from grpox.runtime.signals import raise_if_signal
 
 NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_completion_length": 0}
@@ -64,7 +64,7 @@ class CheckContext:
     """Bound components by key."""
     plugins: PluginSet
     """Installed plugins."""
-    given: Given
+    given: RunObjects
     """Python objects that replace inputs of the config."""
     trains: bool = True
     """True if the run reads training data and writes the output folder."""

@@ -39,7 +39,7 @@ from grpox.runfile.model_options import (
     model_problems,
     plain_prompts,
 )
-from grpox.runfile.objects import Given
+from grpox.runfile.objects import RunObjects
 from grpox.runfile.overrides import Origin, apply_overrides
 from grpox.runfile.paths import (
     data_problems,
@@ -94,7 +94,7 @@ class ResolvedRun:
     plan: BatchPlan
     num_prompts: int | None
     """Number of prompts of the training data, if it is cheap to know."""
-    given: Given
+    given: RunObjects
     """Python objects that replace inputs of the config."""
     warnings: tuple[str, ...] = ()
     """Remarks about combinations that are allowed but unusual, one line each."""
@@ -120,7 +120,7 @@ def load_run(
     run: str | Path,
     overrides: Sequence[str] = (),
     world_size: int | None = None,
-    given: Given | None = None,
+    given: RunObjects | None = None,
 ) -> ResolvedRun:
     """Read, override and check a run file or bundled recipe.
 
@@ -134,7 +134,7 @@ def load_run(
         ConfigError: the run is wrong; lists every problem.
     """
     data, origin = read_run(run, overrides)
-    return resolve(data, origin, str(run), given or Given(), world_size)
+    return resolve(data, origin, str(run), given or RunObjects(), world_size)
 
 
 def read_run(run: str | Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origin]:
@@ -155,7 +155,7 @@ def resolve_config(
     base: Path,
     source: str,
     *,
-    given: Given | None = None,
+    given: RunObjects | None = None,
     world_size: int | None = None,
 ) -> ResolvedRun:
     """Check a run given in Python.
@@ -170,14 +170,14 @@ def resolve_config(
         ConfigError: the run is wrong; lists every problem.
     """
     origin = Origin(source, base.absolute())
-    return resolve(data, origin, source, given or Given(), world_size)
+    return resolve(data, origin, source, given or RunObjects(), world_size)
 
 
 def resolve(
     data: Mapping[str, Any] | RunConfig,
     origin: Origin,
     source: str,
-    given: Given,
+    given: RunObjects,
     world_size: int | None,
     trains: bool = True,
 ) -> ResolvedRun:
@@ -300,7 +300,7 @@ def _schema_problems(error: ValidationError) -> Iterator[Problem]:
 
 
 def _bind(
-    references: Iterable[tuple[str, str, ComponentRef]], registry: Registry, given: Given, origin: Origin
+    references: Iterable[tuple[str, str, ComponentRef]], registry: Registry, given: RunObjects, origin: Origin
 ) -> tuple[dict[str, BoundComponent], list[Problem]]:
     components: dict[str, BoundComponent] = {}
     problems: list[Problem] = []

@@ -25,7 +25,7 @@ MERGED = "model's merged adapter"
 
 
 @dataclass(frozen=True)
-class Given:
+class RunObjects:
     """Checked Python objects; for None, the input from the config is used."""
 
     model: PreTrainedModel | None = None

@@ -30,7 +30,7 @@ BY_TURNS = "its advantages come from the rewards of turns"
 
 
 @dataclass(frozen=True)
-class Batch:
+class ScalerCase:
     """A generation batch, the input of a scaler."""
 
     rewards: Tensor  # f32[N, K], NaN where a function abstained
@@ -54,10 +54,10 @@ class Batch:
         return bool(self.group_ids[row] == self.group_ids[other] and gains.min() >= 0 and gains.max() > 0)
 
 
-def batch(rewards: list[list[float]], group_ids: list[int], weights: list[float] | None = None) -> Batch:
+def batch(rewards: list[list[float]], group_ids: list[int], weights: list[float] | None = None) -> ScalerCase:
     """Build a batch of these numbers; all weights are 1 by default."""
     tensors = map(torch.tensor, (rewards, weights or [1.0] * len(rewards[0]), group_ids))
-    return Batch(*tensors)
+    return ScalerCase(*tensors)
 
 
 ORDINARY = (
@@ -296,10 +296,10 @@ class AdvantageConformance(TensorConformance):
         alone = close(_scale(self.build(), given)[:2], _scale(self.build(), other)[:2])
         self.notes.append(f"depends on its own group{'' if alone else ' and on the others of the batch'}")
 
-    def _cases(self) -> list[Batch]:
+    def _cases(self) -> list[ScalerCase]:
         return list(ORDINARY)
 
-    def _values(self, component: Any, inputs: Batch) -> list[Tensor]:
+    def _values(self, component: Any, inputs: ScalerCase) -> list[Tensor]:
         return [_scale(component, inputs)]
 
     def _after_a_call(self, component: Any) -> Any:
@@ -311,7 +311,7 @@ class AdvantageConformance(TensorConformance):
             raise SkipTest("advantages of turns and tokens are moved to the CPU")
         super().test_device()
 
-    def _finite(self, given: Batch, advice: str = "") -> Tensor:
+    def _finite(self, given: ScalerCase, advice: str = "") -> Tensor:
         scaled = _scale(self.build(), given)
         example = given.with_advantages(scaled)
         require(bool(scaled.isfinite().all()), "its advantages are not all finite", example, advice)
@@ -388,7 +388,7 @@ def _numbers(values: list[float]) -> str:
     return "  ".join(f"{value:g}" for value in values)
 
 
-def _scale(scaler: Any, given: Batch) -> Tensor:
+def _scale(scaler: Any, given: ScalerCase) -> Tensor:
     try:
         scaled: Tensor = call("advantage", scaler.scale, given.rewards, given.weights, given.group_ids)
     except RunFailed as error:
@@ -396,7 +396,7 @@ def _scale(scaler: Any, given: Batch) -> Tensor:
     return scaled
 
 
-def _random_batches() -> Iterator[Batch]:
+def _random_batches() -> Iterator[ScalerCase]:
     """Yield generation batches from one completion up: ties, abstentions, interleaved groups, weights."""
     numbers = random.Random(0)
     yield batch([[1.0]], [0])

@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Given:
+class CorrectionCase:
     """The input of a correction, as the core passes it: zeros where masked."""
 
     old: Tensor  # f64[B, T]
@@ -61,10 +61,10 @@ class CorrectionConformance(TensorConformance):
             require(not corrected.weights.requires_grad, "its weights carry a gradient", given, advice)
             _check_sound(corrected, given)
 
-    def _cases(self) -> list[Given]:
+    def _cases(self) -> list[CorrectionCase]:
         return list(_examples())
 
-    def _values(self, component: Any, inputs: Given) -> list[Tensor]:
+    def _values(self, component: Any, inputs: CorrectionCase) -> list[Tensor]:
         corrected = _correct(component, inputs)
         return [corrected.weights, corrected.keep.double()]
 
@@ -202,26 +202,26 @@ class CorrectionConformance(TensorConformance):
             require(finite, "on a batch that is wholly masked its weights are not finite", empty)
 
 
-def _check_sound(corrected: Corrected, given: Given) -> None:
+def _check_sound(corrected: Corrected, given: CorrectionCase) -> None:
     weights = corrected.weights[corrected.keep & given.mask]
     advice = "bound the log-ratio before exp(), or drop the token by `keep`"
     sound = bool((weights.isfinite() & (weights >= 0)).all())
     require(sound, "a kept token has a weight that is not finite and at least 0", given, advice)
 
 
-def _examples() -> Iterator[Given]:
+def _examples() -> Iterator[CorrectionCase]:
     for seed, (sequences, tokens) in enumerate(SHAPES):
         inputs = example(sequences, tokens, seed)
-        yield Given(inputs.logprobs, inputs.old_logprobs, inputs.token_mask)
+        yield CorrectionCase(inputs.logprobs, inputs.old_logprobs, inputs.token_mask)
 
 
-def _completion(differences: Sequence[float], old: float = -30.0) -> Given:
+def _completion(differences: Sequence[float], old: float = -30.0) -> CorrectionCase:
     """Build a completion of tokens with these values of old - sampler."""
     by = torch.tensor([differences], dtype=torch.float64)
-    return Given(torch.full_like(by, old), old - by, torch.ones_like(by).bool())
+    return CorrectionCase(torch.full_like(by, old), old - by, torch.ones_like(by).bool())
 
 
-def _random_completions() -> Iterator[Given]:
+def _random_completions() -> Iterator[CorrectionCase]:
     """Yield completions from one token up, [1, T], zeros where masked."""
     for size in (0.0, 0.1, -0.1, 0.5, -0.5, 0.75, -0.75, 1.5, -1.5, 3.0, -3.0, 8.0, -8.0):
         yield _completion([size], old=-2.0)
@@ -231,15 +231,15 @@ def _random_completions() -> Iterator[Given]:
         mask = torch.ones_like(by).bool()
         mask[0, 1 + seed % tokens :: 3] = False
         old = torch.where(mask, torch.linspace(-2.0, -10.0, tokens, dtype=torch.float64), 0.0)
-        yield Given(old, torch.where(mask, old - by, 0.0), mask)
+        yield CorrectionCase(old, torch.where(mask, old - by, 0.0), mask)
 
 
-def _inputs(given: Given, sampler: Tensor | None) -> LossInputs:
+def _inputs(given: CorrectionCase, sampler: Tensor | None) -> LossInputs:
     """Build what the core hands to a correction."""
     return build_inputs(given.old, given.mask, torch.zeros_like(given.old), given.old, sampler)
 
 
-def _correct(correction: Any, given: Given) -> Corrected:
+def _correct(correction: Any, given: CorrectionCase) -> Corrected:
     try:
         _, keep = apply_correction(correction, _inputs(given, given.sampler))
         weights = correction.correct(given.old, given.sampler, given.mask)[0]

@@ -29,11 +29,11 @@ from grpox.rollout.episodes.calls import read_hermes
 from grpox.rollout.episodes.local import LocalEnvironments
 from grpox.rollout.episodes.messages import (
     Action,
-    Blueprint,
     Environments,
+    EnvironmentSpec,
+    EpisodeOutcome,
     Lost,
     Observation,
-    Outcome,
     Start,
 )
 from grpox.runtime.workers import connect_to_parent
@@ -49,7 +49,7 @@ class Played:
 
     observations: list[Observation] = field(default_factory=list)
     """The first is of `reset`, each other of a turn."""
-    outcome: Outcome | None = None
+    outcome: EpisodeOutcome | None = None
     lost: str = ""
     """Reason why the process ended before the episode."""
 
@@ -167,7 +167,7 @@ def report_of(component: str | Mapping[str, Any], row: Mapping[str, Any], turns:
         turns: turns of the model.
     """
     bound = bind("environment", component)
-    blueprint = Blueprint(bound.label, bound.key, bound.load(), pickle.dumps(bound.config))
+    blueprint = EnvironmentSpec(bound.label, bound.key, bound.load(), pickle.dumps(bound.config))
     report, before = Report("torch" in sys.modules), copy.deepcopy(dict(row))
     environments = LocalEnvironments([blueprint], [], EpisodesConfig(isolation="none"))
     own = {1: Start(0, dict(row), SEED)}

@@ -25,7 +25,7 @@ from grpox.environments.from_factory import as_environment
 from grpox.environments.schemas import method_schema
 from grpox.errors import ConfigError
 from grpox.errors.formatting import format_bytes
-from grpox.rollout.episodes.messages import Action, Blueprint, Lost, Start
+from grpox.rollout.episodes.messages import Action, EnvironmentSpec, Lost, Start
 from grpox.rollout.episodes.pool import ProcessEnvironments
 from grpox.runtime.workers import Child, ChildFailed, ChildLate
 from grpox.testing.conformance import Conformance, Violation, require
@@ -225,7 +225,7 @@ class EnvironmentConformance(Conformance):
         if suite._opened is None:
             bound = self.bound
             target = bound.offer.spec.target if bound.offer is not None else self._mention["path"]
-            blueprint = Blueprint(bound.label, bound.key, target, pickle.dumps(bound.config))
+            blueprint = EnvironmentSpec(bound.label, bound.key, target, pickle.dumps(bound.config))
             config = EpisodesConfig(tool_timeout=self.seconds)
             suite._opened = ProcessEnvironments([blueprint], [], config, grace=GRACE)
         return suite._opened

@@ -22,7 +22,7 @@ from grpox.policy.lora.layers import adapted_layers
 from grpox.policy.model_folder import undescribed
 from grpox.runfile.load import keys_by_name
 from grpox.runfile.model_options import media_parts
-from grpox.runfile.objects import GIVEN, MERGED, Changes, Given
+from grpox.runfile.objects import GIVEN, MERGED, Changes, RunObjects
 from grpox.runfile.overrides import ARGUMENT
 from grpox.runfile.paths import input_path
 
@@ -66,7 +66,7 @@ def read_arguments(
     environment: Any = None,
     tools: Any = None,
     callbacks: Any = (),
-) -> Given:
+) -> RunObjects:
     """Check the arguments of `grpox.train`.
 
     Raises:
@@ -134,7 +134,7 @@ def read_arguments(
                 tool = f"{getattr(tool, '__module__', '')}:{name}"
             names.append(tool)
     observers = read_callbacks(callbacks)
-    return Given(model, tokenizer, rows, eval_sets, functions, models, changes, merged, observers)
+    return RunObjects(model, tokenizer, rows, eval_sets, functions, models, changes, merged, observers)
 
 
 def _references(values: Any, under: str, is_alone: bool) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from grpox.environments import Environment
 from grpox.environments.contract import overrides, tools_of
 from grpox.environments.from_factory import as_environment
 from grpox.environments.schemas import method_schema, tool_schema
-from grpox.rollout.episodes.messages import Blueprint, Environments
+from grpox.rollout.episodes.messages import Environments, EnvironmentSpec
 from grpox.rollout.episodes.pool import open_environments
 from grpox.rollout.episodes.turn_tokens import TurnTokens
 from grpox.rollout.episodes.waves import EpisodeLoop
@@ -120,9 +120,9 @@ def opened_episodes(run: ResolvedRun) -> Iterator[RunEpisodes]:
         if not bound.given:
             path = run.config.environments[component.key].path
             target = component.offer.spec.target if component.offer is not None else path
-        blueprints.append(Blueprint(bound.label, component.key, target, pickle.dumps(component.config)))
+        blueprints.append(EnvironmentSpec(bound.label, component.key, target, pickle.dumps(component.config)))
     functions = [
-        Blueprint(each.name, f"tools[{place}]", each.function if each.given else each.reference)
+        EnvironmentSpec(each.name, f"tools[{place}]", each.function if each.given else each.reference)
         for place, each in enumerate(bound_tools(run))
     ]
     environments = open_environments(blueprints, functions, run.config.episodes)

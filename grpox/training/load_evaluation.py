@@ -21,7 +21,7 @@ from grpox.observing.record import recorded_choices
 from grpox.runfile.load import ResolvedRun, read_run, resolve
 from grpox.runfile.lock.differences import CHAT_DATE
 from grpox.runfile.model_options import runs_code
-from grpox.runfile.objects import Given
+from grpox.runfile.objects import RunObjects
 from grpox.runfile.overrides import COMMAND_LINE
 
 ARGUMENT = "MODEL"
@@ -141,7 +141,7 @@ def load_evaluation(
             f"or a CONFIG that has one: grpox eval {model.given} CONFIG"
         )
         raise ConfigError(what, "evaluation", origin.where("evaluation"), allowed=allowed)
-    return resolve(_reduced(data), origin, str(run), Given(), world_size, trains=False)
+    return resolve(_reduced(data), origin, str(run), RunObjects(), world_size, trains=False)
 
 
 def _reduced(data: dict[str, Any]) -> dict[str, Any]:

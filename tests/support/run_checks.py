@@ -8,7 +8,7 @@ from typing import Any
 
 from grpox.errors import Problem
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
-from grpox.runfile.objects import Given
+from grpox.runfile.objects import RunObjects
 from support.problems import refused
 
 
@@ -29,7 +29,7 @@ class Runs:
         self,
         data: dict[str, Any] | None = None,
         rows: list[Any] | None = None,
-        given: Given | None = None,
+        given: RunObjects | None = None,
         **sections: Any,
     ) -> ResolvedRun:
         """Check a run of 9 prompts, two a generation batch, with other rows or changed sections."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grpox.contracts import Episode, Message, Prompt, Rollout, ToolResult, Turn
-from grpox.rollout.episodes.messages import Lost, Outcome
+from grpox.rollout.episodes.messages import EpisodeOutcome, Lost
 
 
 @dataclass
@@ -67,7 +67,7 @@ class OpenEpisode:
         if self.logprobs is not None:
             self.logprobs += [math.nan] * len(token_ids)
 
-    def closed(self, label: str, outcome: Outcome | Lost, weight: float) -> Rollout:
+    def closed(self, label: str, outcome: EpisodeOutcome | Lost, weight: float) -> Rollout:
         """Return the ended episode as a rollout.
 
         Args:

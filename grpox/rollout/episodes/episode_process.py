@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from grpox.environments.calling import CANCEL_SECONDS, CallTimeout, Settled, drive, settle
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import EnvironmentClass
-from grpox.rollout.episodes.messages import LAST, Request
+from grpox.rollout.episodes.messages import LAST, Stage
 from grpox.runtime.setup import seed_libraries
 from grpox.runtime.workers import ends_with_connection, flush_output
 
@@ -104,12 +104,12 @@ def serve_episode(
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     limit = SignalLimit(seconds, connection)
     own, code = os.getpid(), 0
-    kind, host = Request.START, None
+    kind, host = Stage.START, None
     try:
         with ends_with_connection():
             while kind not in LAST:
                 received = connection.recv_bytes()
-                kind, message = Request(received[0]), pickle.loads(received[1:])
+                kind, message = Stage(received[0]), pickle.loads(received[1:])
                 if host is None:
                     seed_libraries(message.seed)
                     host = Host(classes[message.environment], max_calls, seconds, limit)

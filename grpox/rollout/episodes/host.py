@@ -16,7 +16,7 @@ from grpox.environments.tools import Toolbox, clean_text
 from grpox.errors import brief, describe
 from grpox.plugins.component_state import NotPlain
 from grpox.rollout.episodes.loading import EnvironmentClass
-from grpox.rollout.episodes.messages import Action, Observation, Outcome, Request, Start
+from grpox.rollout.episodes.messages import Action, EpisodeOutcome, Observation, Stage, Start
 from grpox.rollout.episodes.plain_values import number, plain_value, state_text
 
 OWN_FOLDERS = {Path(__file__).parent, Path(call.__code__.co_filename).parent}
@@ -50,14 +50,14 @@ class Host:
         """None before it is built and after it is closed."""
         self._actions = 0
 
-    def answer(self, kind: Request, message: Any) -> Work[Observation | Outcome]:
+    def answer(self, kind: Stage, message: Any) -> Work[Observation | EpisodeOutcome]:
         """Follow one request."""
-        if kind == Request.CLOSE:
-            return Outcome(failure=(yield from self.close()))
-        if kind == Request.FINISH:
+        if kind == Stage.CLOSE:
+            return EpisodeOutcome(failure=(yield from self.close()))
+        if kind == Stage.FINISH:
             return (yield from self._finish())
         try:
-            return (yield from self._start(message) if kind == Request.START else self._step(message))
+            return (yield from self._start(message) if kind == Stage.START else self._step(message))
         except PROBLEMS as problem:
             return Observation(failure=str(problem))
 
@@ -80,7 +80,7 @@ class Host:
         returned = yield from self._value(lambda: instance.reply(action.text), "reply")
         return self._observation(returned is None, content=_content(returned, "reply"))
 
-    def _finish(self) -> Work[Outcome]:
+    def _finish(self) -> Work[EpisodeOutcome]:
         """Ask for the outcome of the episode, and close the instance."""
         failures: list[str] = []
         answers: dict[str, Any] = {}
@@ -97,7 +97,7 @@ class Host:
                 failures.append(str(problem))
         failures.append((yield from self.close()))
         rewards, turn_rewards = answers.get("reward"), answers.get("turn_rewards", ())
-        return Outcome(rewards, turn_rewards, answers.get("info", {}), "; ".join(filter(None, failures)))
+        return EpisodeOutcome(rewards, turn_rewards, answers.get("info", {}), "; ".join(filter(None, failures)))
 
     def close(self) -> Work[str]:
         """Close the instance, the first time this is called; return its failure, or an empty text."""

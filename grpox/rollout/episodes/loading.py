@@ -15,10 +15,10 @@ from grpox.environments.from_factory import as_environment
 from grpox.environments.tools import Tool, ToolProblem, method_tool
 from grpox.errors import ConfigError, Problem, describe
 from grpox.plugins.load_object import load_object
-from grpox.rollout.episodes.messages import Blueprint
+from grpox.rollout.episodes.messages import EnvironmentSpec
 from grpox.runtime.signals import raise_if_signal
 
-ONLY_TOOLS = Blueprint("tools", "tools", Environment)
+ONLY_TOOLS = EnvironmentSpec("tools", "tools", Environment)
 """Environment of a run that has tools alone."""
 
 
@@ -40,7 +40,9 @@ class EnvironmentClass:
         return instance
 
 
-def load_environments(blueprints: Sequence[Blueprint], tools: Sequence[Blueprint]) -> list[EnvironmentClass]:
+def load_environments(
+    blueprints: Sequence[EnvironmentSpec], tools: Sequence[EnvironmentSpec]
+) -> list[EnvironmentClass]:
     """Load the classes of a run; if it has none, a class that has only the tools.
 
     Raises:
@@ -71,7 +73,7 @@ def load_environments(blueprints: Sequence[Blueprint], tools: Sequence[Blueprint
     return classes
 
 
-def _load_class(blueprint: Blueprint, functions: Mapping[str, Tool]) -> EnvironmentClass:
+def _load_class(blueprint: EnvironmentSpec, functions: Mapping[str, Tool]) -> EnvironmentClass:
     owner = f"environment '{blueprint.label}'"
     target = _loaded(blueprint, owner)
     if problem := environment_problem(target):
@@ -94,7 +96,7 @@ def _load_class(blueprint: Blueprint, functions: Mapping[str, Tool]) -> Environm
     return EnvironmentClass(blueprint.label, cls, config, {**functions, **own})
 
 
-def _loaded(blueprint: Blueprint, owner: str) -> Any:
+def _loaded(blueprint: EnvironmentSpec, owner: str) -> Any:
     if not isinstance(blueprint.target, str):
         return blueprint.target
     from_file = blueprint.target.rpartition(":")[0].endswith(".py")
@@ -107,11 +109,11 @@ def _loaded(blueprint: Blueprint, owner: str) -> Any:
         raise ConfigError(f"{owner} cannot be loaded: {describe(error)}", given=blueprint.target) from error
 
 
-def _keyed(error: ConfigError, blueprint: Blueprint) -> list[Problem]:
+def _keyed(error: ConfigError, blueprint: EnvironmentSpec) -> list[Problem]:
     return [problem if problem.key else replace(problem, key=blueprint.key) for problem in error.problems]
 
 
-def importable(blueprint: Blueprint, what: str) -> Blueprint:
+def importable(blueprint: EnvironmentSpec, what: str) -> EnvironmentSpec:
     """Return the blueprint with its target as text, by which another process finds it.
 
     Args:

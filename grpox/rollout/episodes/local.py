@@ -10,7 +10,7 @@ from grpox.config import EpisodesConfig
 from grpox.environments.calling import Settled, drive, settle
 from grpox.rollout.episodes.host import Host
 from grpox.rollout.episodes.loading import load_environments
-from grpox.rollout.episodes.messages import Blueprint, Environments, Lost, Request, Start
+from grpox.rollout.episodes.messages import Environments, EnvironmentSpec, Lost, Stage, Start
 from grpox.rollout.rewards.call import BackgroundCall
 
 
@@ -30,7 +30,7 @@ class LocalEnvironments(Environments):
     """
 
     def __init__(
-        self, environments: Sequence[Blueprint], tools: Sequence[Blueprint], config: EpisodesConfig
+        self, environments: Sequence[EnvironmentSpec], tools: Sequence[EnvironmentSpec], config: EpisodesConfig
     ) -> None:
         super().__init__()
         self._config = config
@@ -45,7 +45,7 @@ class LocalEnvironments(Environments):
         limits = self._config.max_calls, self._config.tool_timeout, lambda _: contextlib.nullcontext()
         return {key: Host(self._classes[start.environment], *limits) for key, start in starts.items()}
 
-    def _ask(self, kind: Request, messages: Mapping[int, Any]) -> dict[int, Any]:
+    def _ask(self, kind: Stage, messages: Mapping[int, Any]) -> dict[int, Any]:
         """Do the work of several environments: sync calls in turn, then what they await together, and so on."""
         answers: dict[int, Any] = dict.fromkeys(messages, Lost())
         hosts = {key: self._open[key] for key in messages if key in self._open}

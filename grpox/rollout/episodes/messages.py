@@ -13,7 +13,7 @@ from grpox.contracts import Message, ToolCall, ToolResult
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class EnvironmentSpec:
     """Instructions to build environments of one class, or to find a tool."""
 
     label: str
@@ -64,7 +64,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class EpisodeOutcome:
     """The end of an episode, as its environment reports it; the environment is closed."""
 
     rewards: Mapping[str, float] | None = None
@@ -93,8 +93,8 @@ class Counters:
     """Environments whose processes ended before they were closed."""
 
 
-class Request(IntEnum):
-    """Requests to an environment."""
+class Stage(IntEnum):
+    """Requests to an environment, in the order of an episode."""
 
     START = 1
     STEP = 2
@@ -103,7 +103,7 @@ class Request(IntEnum):
     """Close without an outcome."""
 
 
-LAST = (Request.FINISH, Request.CLOSE)
+LAST = (Stage.FINISH, Stage.CLOSE)
 """Requests after which an environment is closed."""
 
 
@@ -132,19 +132,19 @@ class Environments:
                 raise ValueError(f"the environment {min(twice)} is open")
             self._open |= self._new(starts)
             self.counters.opened += len(starts)
-        return self._ask(Request.START, starts)
+        return self._ask(Stage.START, starts)
 
     def step(self, actions: Mapping[int, Action]) -> dict[int, Observation | Lost]:
         """Give each environment a turn of its model."""
-        return self._ask(Request.STEP, actions)
+        return self._ask(Stage.STEP, actions)
 
-    def finish(self, keys: Sequence[int]) -> dict[int, Outcome | Lost]:
+    def finish(self, keys: Sequence[int]) -> dict[int, EpisodeOutcome | Lost]:
         """Ask for the outcomes of ended episodes, and close their environments."""
-        return self._ask(Request.FINISH, dict.fromkeys(keys))
+        return self._ask(Stage.FINISH, dict.fromkeys(keys))
 
     def abandon(self, keys: Sequence[int]) -> None:
         """Close environments whose episodes are no longer needed; lost ones are left out."""
-        self._ask(Request.CLOSE, dict.fromkeys(keys))
+        self._ask(Stage.CLOSE, dict.fromkeys(keys))
 
     def close(self) -> None:
         """Close all environments, and end their processes."""
@@ -154,11 +154,11 @@ class Environments:
         """Return the object that stands for each environment."""
         raise NotImplementedError
 
-    def _ask(self, kind: Request, messages: Mapping[int, Any]) -> dict[int, Any]:
+    def _ask(self, kind: Stage, messages: Mapping[int, Any]) -> dict[int, Any]:
         """Send requests, and return the answers to all; to an environment that is not open, `Lost`."""
         raise NotImplementedError
 
-    def _note(self, key: int, kind: Request, answer: object) -> None:
+    def _note(self, key: int, kind: Stage, answer: object) -> None:
         """Count an environment that an answer ends."""
         if isinstance(answer, Lost) or kind in LAST:
             with self._counting:

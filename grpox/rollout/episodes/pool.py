@@ -25,12 +25,12 @@ from grpox.rollout.episodes.loading import importable
 from grpox.rollout.episodes.local import LocalEnvironments
 from grpox.rollout.episodes.messages import (
     LAST,
-    Blueprint,
     Environments,
+    EnvironmentSpec,
+    EpisodeOutcome,
     Lost,
     Observation,
-    Outcome,
-    Request,
+    Stage,
     Start,
 )
 from grpox.runtime.logs import get_logger
@@ -68,7 +68,7 @@ ANSWERS = {
 
 
 def open_environments(
-    environments: Sequence[Blueprint], tools: Sequence[Blueprint], config: EpisodesConfig
+    environments: Sequence[EnvironmentSpec], tools: Sequence[EnvironmentSpec], config: EpisodesConfig
 ) -> ProcessEnvironments | LocalEnvironments:
     """Open the environments of a run, in processes or in the trainer; the caller must close them.
 
@@ -84,7 +84,7 @@ def open_environments(
     if config.isolation == "none":
         return LocalEnvironments(environments, tools, config)
     problems: list[Problem] = []
-    checked: dict[str, list[Blueprint]] = {"environment": [], "tool": []}
+    checked: dict[str, list[EnvironmentSpec]] = {"environment": [], "tool": []}
     for what, blueprints in (("environment", environments), ("tool", tools)):
         for blueprint in blueprints:
             try:
@@ -114,21 +114,21 @@ class ProcessEnvironments(Environments):
 
     def __init__(
         self,
-        environments: Sequence[Blueprint],
-        tools: Sequence[Blueprint],
+        environments: Sequence[EnvironmentSpec],
+        tools: Sequence[EnvironmentSpec],
         config: EpisodesConfig,
         grace: float = GRACE_SECONDS,
     ) -> None:
         limits = config.max_calls, config.tool_timeout, config.memory
         super().__init__()
         self._limits = config.tool_timeout, grace
-        self._forker = Restarted(lambda: _Forker(environments, tools, limits))
+        self._forker = Restarted(lambda: _ForkServer(environments, tools, limits))
         self._forker.get()
         self._threads = ThreadPoolExecutor(config.concurrency, "grpox-environments")
 
     def close(self) -> None:
         """Close all environments and end their processes."""
-        closing = [self._threads.submit(self._answer, key, Request.CLOSE, None) for key in [*self._open]]
+        closing = [self._threads.submit(self._answer, key, Stage.CLOSE, None) for key in [*self._open]]
         wait(closing, sum(self._limits) + CLOSE_SECONDS)
         self._forker.close()  # those that are left are lost
         self._threads.shutdown()
@@ -148,7 +148,7 @@ class ProcessEnvironments(Environments):
         _allow_files(len(self._open) + len(starting) + FILES)
         return {key: _Episode(forker, payload, *self._limits) for key, payload in starting.items()}
 
-    def _ask(self, kind: Request, messages: Mapping[int, Any]) -> dict[int, Any]:
+    def _ask(self, kind: Stage, messages: Mapping[int, Any]) -> dict[int, Any]:
         forkers = {episode.forker for key in messages if (episode := self._open.get(key))}
         answers = {
             key: self._threads.submit(self._answer, key, kind, message)
@@ -161,7 +161,7 @@ class ProcessEnvironments(Environments):
                 forker.output.end_call()
         return result
 
-    def _answer(self, key: int, kind: Request, message: Any) -> Observation | Outcome | Lost:
+    def _answer(self, key: int, kind: Stage, message: Any) -> Observation | EpisodeOutcome | Lost:
         """Send one request and wait for the answer, which may be the end of the environment."""
         episode: _Episode | None = self._open.get(key)
         if episode is None:
@@ -180,11 +180,14 @@ def _allow_files(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
 
 
-class _Forker(Child):
+class _ForkServer(Child):
     """The process that forks the others."""
 
     def __init__(
-        self, environments: Sequence[Blueprint], tools: Sequence[Blueprint], limits: tuple[int, float, float]
+        self,
+        environments: Sequence[EnvironmentSpec],
+        tools: Sequence[EnvironmentSpec],
+        limits: tuple[int, float, float],
     ) -> None:
         self.failure = ""
         """Reason why it ended; empty while it runs."""
@@ -262,7 +265,7 @@ class _Episode(Child):
         grace: seconds after it in which a call that does not end is killed.
     """
 
-    def __init__(self, forker: _Forker, start: bytes, seconds: float, grace: float) -> None:
+    def __init__(self, forker: _ForkServer, start: bytes, seconds: float, grace: float) -> None:
         self.forker = forker
         self._start = start
         self.in_use = threading.RLock()
@@ -270,17 +273,17 @@ class _Episode(Child):
         self._number = 0
         """Its number at the forker; 0 before it is forked."""
 
-    def ask(self, kind: Request, message: Any) -> Observation | Outcome | Lost:
+    def ask(self, kind: Stage, message: Any) -> Observation | EpisodeOutcome | Lost:
         """Return the answer to a request; after the last one, or where the process is lost, it is gone."""
         what, deadline = "", time.monotonic() + self._seconds + self._grace
         try:
-            if kind == Request.START:
+            if kind == Stage.START:
                 near, far = socket.socketpair()
                 with far:
                     self._connect(near, STALL_SECONDS, MOST_ANSWER)
                     self._number = self.forker.fork(far)
                 deadline = time.monotonic() + STALL_SECONDS
-            self.send(bytes([kind]) + (self._start if kind == Request.START else pickle.dumps(message)))
+            self.send(bytes([kind]) + (self._start if kind == Stage.START else pickle.dumps(message)))
             while (received := self.receive(deadline)).startswith(b"\0"):
                 deadline = time.monotonic() + CALL.unpack_from(received)[0] + self._grace
                 what = f" in {received[CALL.size :].decode('utf-8', 'replace')}"
@@ -297,7 +300,7 @@ class _Episode(Child):
             return self._lost(f"no process could be started for it: {describe(error)}")
         except Exception as error:  # noqa: BLE001 - whatever an environment's process sent
             return self._lost(f"answered what cannot be read: {describe(error)}")
-        if not isinstance(answer, Observation | Outcome):
+        if not isinstance(answer, Observation | EpisodeOutcome):
             return self._lost(f"answered with a {type(answer).__name__}")
         if kind in LAST:
             self.connection.close()  # the process ends by itself

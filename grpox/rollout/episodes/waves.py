@@ -24,7 +24,7 @@ from grpox.data.prompts import PromptSet
 from grpox.errors import RunFailed
 from grpox.rollout.episodes.calls import with_calls
 from grpox.rollout.episodes.episode import OpenEpisode
-from grpox.rollout.episodes.messages import Action, Environments, Lost, Observation, Outcome, Start
+from grpox.rollout.episodes.messages import Action, Environments, EpisodeOutcome, Lost, Observation, Start
 from grpox.rollout.episodes.turn_tokens import TurnTokens
 from grpox.rollout.sampler import OnArrival, SampleRequest, Wave
 from grpox.runtime.logs import WarnOnce, get_logger
@@ -305,7 +305,7 @@ class _Waves:
             label, weight = self.loop.labels[episode.environment], self.loop.weights[episode.environment]
             self._arrived(episode.closed(label, outcome, weight))
 
-    def _finish(self, keys: Sequence[int]) -> dict[int, Outcome | Lost]:
+    def _finish(self, keys: Sequence[int]) -> dict[int, EpisodeOutcome | Lost]:
         if not keys:
             return {}
         self._has_environment -= set(keys)

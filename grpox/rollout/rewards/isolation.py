@@ -15,7 +15,7 @@ from grpox.errors import ConfigError, Problem, join, text_of
 from grpox.plugins.component import BoundComponent
 from grpox.plugins.requirements import canonical_name
 from grpox.rollout.rewards.call import current_device
-from grpox.rollout.rewards.messages import Blueprint
+from grpox.rollout.rewards.messages import RewardSpec
 from grpox.rollout.rewards.named import NamedReward
 from grpox.rollout.rewards.process import RewardProcess
 from grpox.runtime import launch
@@ -67,7 +67,7 @@ def started(bound: BoundComponent, ref: RewardRef) -> RewardProcess:
     except Exception as error:
         what = f"{bound}: its parameters cannot be pickled, as a process of its own needs: {text_of(error)}"
         raise ConfigError(what, bound.key, allowed="isolation: thread") from error
-    blueprint = Blueprint(
+    blueprint = RewardSpec(
         label=bound.label,
         key=bound.key,
         target=str(target),

@@ -19,7 +19,7 @@ WHERE = signal.SIGUSR2
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class RewardSpec:
     """Instructions to build the function as the run would: the first message to the process."""
 
     label: str
@@ -60,7 +60,7 @@ ATTRIBUTES = "attribute_hashes"
 
 
 @dataclass(frozen=True)
-class Request:
+class RewardRequest:
     """One call of the function, or of one of its optional methods."""
 
     method: str

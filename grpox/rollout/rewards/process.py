@@ -17,7 +17,7 @@ from grpox.contracts import StepContext
 from grpox.errors import ConfigError, RunFailed, describe, text_of
 from grpox.errors.formatting import format_bytes
 from grpox.rollout.rewards.call import CallFailed, CallLog, CheckedScores, accepted, dumped_at, placed
-from grpox.rollout.rewards.messages import ATTRIBUTES, WHERE, Blueprint, Ready, Reply, Request
+from grpox.rollout.rewards.messages import ATTRIBUTES, WHERE, Ready, Reply, RewardRequest, RewardSpec
 from grpox.runtime.logs import get_logger
 from grpox.runtime.signals import raise_if_signal
 from grpox.runtime.workers import (
@@ -61,7 +61,7 @@ class RewardProcess(Restarted["_Running"]):
         memory: GiB that the process and its children may hold together.
     """
 
-    def __init__(self, blueprint: Blueprint, timeout: float, memory: float) -> None:
+    def __init__(self, blueprint: RewardSpec, timeout: float, memory: float) -> None:
         self.blueprint = blueprint
         self._ready: Ready | None = None
         self._state: Mapping[str, Any] | None = None
@@ -101,7 +101,7 @@ class RewardProcess(Restarted["_Running"]):
         # The same for the same completions at the same step, whatever was called before: Python's hash of whole
         # numbers is the same in every process, unlike that of text.
         seed = hash((step, *map(tuple, arguments.get("completion_ids", ())))) & 0xFFFFFFFF
-        reply = self._ask(Request("", sent, count, seed, lengths))
+        reply = self._ask(RewardRequest("", sent, count, seed, lengths))
         if reply.failure:
             raise CallFailed(reply.failure) from (RemoteError(reply.trace) if reply.trace else None)
         scores, log = reply.value
@@ -118,7 +118,7 @@ class RewardProcess(Restarted["_Running"]):
         """
         reward = f"reward '{self.blueprint.label}'"
         try:
-            reply = self._ask(Request(name, arguments))
+            reply = self._ask(RewardRequest(name, arguments))
         except ProcessFailed as error:
             raise RunFailed(f"{reward} {error}, in {name}") from error
         if reply.failure:
@@ -131,7 +131,7 @@ class RewardProcess(Restarted["_Running"]):
             self._step = arguments[0]
         return reply.value
 
-    def _ask(self, request: Request) -> Reply:
+    def _ask(self, request: RewardRequest) -> Reply:
         running = self._started()
         try:
             running.wait_ready()
@@ -153,7 +153,7 @@ class RewardProcess(Restarted["_Running"]):
                 self.blueprint.label,
             )
         for name, argument in (("load_state_dict", self._state), ("begin_step", self._step)):
-            if argument is not None and (failure := running.ask(Request(name, (argument,))).failure):
+            if argument is not None and (failure := running.ask(RewardRequest(name, (argument,))).failure):
                 raise ProcessFailed(f"{failure} after its process was started again")
         running.is_prepared = True
 
@@ -167,7 +167,7 @@ class RewardProcess(Restarted["_Running"]):
 class _Running(Child):
     """One process, from its start to its end."""
 
-    def __init__(self, blueprint: Blueprint, timeout: float, memory: float) -> None:
+    def __init__(self, blueprint: RewardSpec, timeout: float, memory: float) -> None:
         self.is_prepared = False
         """True once it has the state and the step of the process before it."""
         self._timeout, self._memory = timeout, memory
@@ -188,7 +188,7 @@ class _Running(Child):
                 self._ready = self._answer(time.monotonic() + START_SECONDS, late)
             return self._ready
 
-    def ask(self, request: Request) -> Reply:
+    def ask(self, request: RewardRequest) -> Reply:
         """Return the answer to a request."""
         with self.in_use:
             os.ftruncate(self._stacks.fileno(), 0)

@@ -1,7 +1,8 @@
 """The program in which a reward function runs apart from the trainer.
 
 Started as ``python -m grpox.rollout.rewards.worker``.
-It builds the function from a `Blueprint`, then answers each `Request` with a `Reply` until the trainer ends.
+It builds the function from a `RewardSpec`, then answers each `RewardRequest` with a `Reply`, until the trainer
+ends.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from grpox.plugins.optional_methods import is_stateless, methods_of, statistics_
 from grpox.plugins.registry import Registry
 from grpox.rollout.rewards.call import CallFailed, called, defined_at, failure_by
 from grpox.rollout.rewards.lists import ListShape
-from grpox.rollout.rewards.messages import ATTRIBUTES, WHERE, Blueprint, Ready, Reply, Request
+from grpox.rollout.rewards.messages import ATTRIBUTES, WHERE, Ready, Reply, RewardRequest, RewardSpec
 from grpox.runtime.setup import seed_libraries
 from grpox.runtime.workers import flush_output, serving_parent
 
@@ -44,7 +45,7 @@ def main() -> None:
             trainer.send_bytes(message)
 
 
-def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
+def _built(blueprint: RewardSpec) -> tuple[Any, Ready]:
     """Build the function; return it, or None with the problems."""
     sys.path[:] = blueprint.import_path
     try:
@@ -74,7 +75,7 @@ def _built(blueprint: Blueprint) -> tuple[Any, Ready]:
     )
 
 
-def _answer(function: Any, request: Request) -> bytes:
+def _answer(function: Any, request: RewardRequest) -> bytes:
     """Make a call; return its outcome, pickled."""
     try:
         reply = Reply(_value(function, request))
@@ -91,7 +92,7 @@ def _answer(function: Any, request: Request) -> bytes:
         return pickle.dumps(Reply(failure=what))
 
 
-def _value(function: Any, request: Request) -> Any:
+def _value(function: Any, request: RewardRequest) -> Any:
     if request.method == ATTRIBUTES:
         return attribute_hashes(function)
     if request.method:

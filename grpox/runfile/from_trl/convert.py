@@ -20,7 +20,7 @@ from grpox.runfile.from_trl.fields import (
     parameters_of,
 )
 from grpox.runfile.from_trl.sections import write_algorithm, write_inputs
-from grpox.runfile.from_trl.setup import Given, Setup
+from grpox.runfile.from_trl.setup import Setup, TrlValue
 
 _INPUTS = {"model_name_or_path", "reward_funcs", "reward_model_name_or_path", "dataset_name", "datasets"}
 """Fields of `trl grpo` that are reported as arguments of GRPOTrainer."""
@@ -243,7 +243,7 @@ def _fields(draft: Draft) -> Iterator[Row]:
             yield Row(name, given, *(draft.explained.get(name) or FIELDS[name].judge(given.value)))
 
 
-def _unknown(name: str, given: Given, names: Collection[str]) -> Row:
+def _unknown(name: str, given: TrlValue, names: Collection[str]) -> Row:
     if name.startswith(LORA):
         return Row(name, given, Verdict.UNSUPPORTED, "plain LoRA has no such setting")
     near = nearest(name, names)

@@ -15,7 +15,7 @@ from grpox.config import RunConfig, Section
 from grpox.errors import Problem, plain
 from grpox.errors.algorithm_names import nearest_algorithm
 from grpox.runfile.from_trl.fields import FIELDS, Verdict, parameters_of
-from grpox.runfile.from_trl.setup import DataGiven, Given, Reference, Setup
+from grpox.runfile.from_trl.setup import Reference, Setup, TrlData, TrlValue
 from grpox.runfile.yaml_lines import inline
 
 TRL_DEFAULT = "TRL's default"
@@ -29,7 +29,7 @@ class Row:
     """Outcome of one TRL setting."""
 
     name: str
-    given: Given | Reference | DataGiven
+    given: TrlValue | Reference | TrlData
     verdict: Verdict
     message: str
 
@@ -155,7 +155,7 @@ class Draft:
         self.blanks.append(Blank(key, example, why))
         return why
 
-    def report(self, name: str, given: Given | Reference | DataGiven, verdict: Verdict, message: str) -> None:
+    def report(self, name: str, given: TrlValue | Reference | TrlData, verdict: Verdict, message: str) -> None:
         """Add a row for a setting."""
         self.rows.append(Row(name, given, verdict, message))
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from itertools import chain
 from typing import Any
 
-from grpox.runfile.from_trl.setup import Given, code, unread
+from grpox.runfile.from_trl.setup import TrlValue, code, unread
 
 _DTYPES = ("bfloat16", "float16", "float32")
 """Attributes of `torch` that stand for their own name."""
@@ -23,7 +23,7 @@ class NotLiteral(Exception):
     """Raised for an expression that has a value only when the script runs."""
 
 
-class Names:
+class ModuleNames:
     """Values of a module's names that are assigned once."""
 
     def __init__(self, tree: ast.Module) -> None:
@@ -47,10 +47,10 @@ class Names:
         except RecursionError as error:
             raise NotLiteral from error
 
-    def given(self, node: ast.expr) -> Given:
+    def given(self, node: ast.expr) -> TrlValue:
         """Return the value, or the expression if it is not a literal."""
         try:
-            return Given(self.value(node), node.lineno)
+            return TrlValue(self.value(node), node.lineno)
         except NotLiteral:
             return unread(node)
 

@@ -10,14 +10,14 @@ from typing import Any
 
 from grpox.errors import ConfigError
 from grpox.runfile.from_trl.fields import LORA, POSITIONS, STATEMENTS, VARIANTS, Verdict
-from grpox.runfile.from_trl.literals import Function, Names, NotLiteral, is_main_guard
+from grpox.runfile.from_trl.literals import Function, ModuleNames, NotLiteral, is_main_guard
 from grpox.runfile.from_trl.setup import (
     JUDGED_BY_MATH,
     REWARDS_OF_CALLS,
-    DataGiven,
-    Given,
     Reference,
     Setup,
+    TrlData,
+    TrlValue,
     code,
     entry_of_call,
     of_module,
@@ -53,7 +53,7 @@ def read_script(text: str, path: Path, source: str) -> Setup:
         raise ConfigError(f"not valid Python: {error or 'nested too deeply'}", where=source) from error
 
 
-class _Script(Names):
+class _Script(ModuleNames):
     """The reader of one script."""
 
     def __init__(self, tree: ast.Module, path: Path, source: str) -> None:
@@ -145,9 +145,9 @@ class _Script(Names):
         used |= {name_of(base): used[each.name] for each in own for base in each.bases}
         for name, variant in VARIANTS.items():
             if call := used.get(f"{name}Trainer") or used.get(f"{name}Config"):
-                given = Given(code(call.func), call.lineno, literal=False)
+                given = TrlValue(code(call.func), call.lineno, literal=False)
                 setup.statements.append((given, Verdict(variant["verdict"]), variant["note"]))
-                setup.fields = {each: Given(value) for each, value in variant.get("fields", {}).items()}
+                setup.fields = {each: TrlValue(value) for each, value in variant.get("fields", {}).items()}
 
     def called(self, node: ast.AST) -> str:
         """Return the imported name of the function that `node` calls; empty if it calls none by name."""
@@ -195,7 +195,7 @@ class _Script(Names):
                     for keyword in keywords:
                         yield owner, keyword.arg or f"**{code(keyword.value)}", keyword.value
 
-    def images(self) -> Given | None:
+    def images(self) -> TrlValue | None:
         """Find the first use of a column of images: ``row["image"]``, or a key or argument of this name."""
         for node in ast.walk(self.tree):
             match node:
@@ -241,8 +241,8 @@ class _Script(Names):
             case _:
                 setup.arguments[name] = unread(node)
 
-    def listed(self, node: ast.expr, read: Callable[[ast.expr], Reference]) -> list[Reference] | Given:
-        """Read a list of functions; `Given` if the script does not show them."""
+    def listed(self, node: ast.expr, read: Callable[[ast.expr], Reference]) -> list[Reference] | TrlValue:
+        """Read a list of functions; `TrlValue` if the script does not show them."""
         behind = self.behind(node)
         if not isinstance(behind, ast.List | ast.Tuple) or self.is_changed(node):
             return unread(node)
@@ -323,7 +323,7 @@ class _Script(Names):
                     return statement.lineno
         return None
 
-    def dataset(self, node: ast.expr) -> DataGiven:
+    def dataset(self, node: ast.expr) -> TrlData:
         """Read the dataset of an expression, as far as it is literal."""
         split: str | None = None
         changes: list[str] = []
@@ -348,11 +348,11 @@ class _Script(Names):
             data.problem = f"the script changes it by {by}: {cure}"
         return data
 
-    def loaded(self, node: ast.expr) -> DataGiven:
+    def loaded(self, node: ast.expr) -> TrlData:
         """Read the dataset of ``load_dataset(...)``."""
         short = code(node) if len(code(node)) <= 60 else f"{code(node)[:57]}..."
         if not isinstance(node, ast.Call) or self.called(node) != "load_dataset":
-            return DataGiven(problem=f"name the file or hub dataset: `{short}` is not a literal load_dataset")
+            return TrlData(problem=f"name the file or hub dataset: `{short}` is not a literal load_dataset")
         arguments = self.arguments(node, ("path", "name", "data_dir", "data_files", "split"))
         try:
             given = {name: self.value(value) for name, value in arguments.items() if name not in _HARMLESS}
@@ -361,9 +361,9 @@ class _Script(Names):
                 raise NotLiteral
         except NotLiteral:
             what = f"name the file or hub dataset: `{short}` has arguments that are not literals"
-            return DataGiven(problem=what)
+            return TrlData(problem=what)
         path = given.get("path")
-        data = DataGiven(path, given.get("name"), given.get("split"), given.get("streaming") is True)
+        data = TrlData(path, given.get("name"), given.get("split"), given.get("streaming") is True)
         others = sorted(name for name in given.keys() - _READ if given[name] is not None)
         if path in ("json", "csv", "parquet"):  # loaders of the files in `data_files`
             data.path = _one_file(given.get("data_files"))

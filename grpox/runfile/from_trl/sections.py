@@ -13,7 +13,7 @@ from grpox.errors import nearest
 from grpox.runfile.checks import changed_distribution
 from grpox.runfile.from_trl.draft import TRL_DEFAULT, Draft
 from grpox.runfile.from_trl.fields import FIELDS, LORA, Verdict, parameters_of
-from grpox.runfile.from_trl.setup import DataGiven, Given, Reference
+from grpox.runfile.from_trl.setup import Reference, TrlData, TrlValue
 from grpox.runfile.model_options import REFUSED_INIT
 from grpox.runtime.files import read_mapping
 
@@ -147,7 +147,7 @@ def _dtype(draft: Draft) -> None:
 
 
 def _data(draft: Draft) -> None:
-    given = draft.setup.data or DataGiven(problem="a .jsonl, .json, .csv or .parquet file, or a hub dataset")
+    given = draft.setup.data or TrlData(problem="a .jsonl, .json, .csv or .parquet file, or a hub dataset")
     if given.problem or given.path is None:
         why = draft.ask("data.path", given.path or "train.jsonl", given.problem or "the file or hub dataset")
     else:
@@ -166,7 +166,7 @@ def _rewards(draft: Draft) -> None:
     if not given:
         draft.ask("rewards", example, "the reward functions")
         return
-    if isinstance(given, Given):
+    if isinstance(given, TrlValue):
         _leave(draft, "reward_funcs", "rewards", given, example, "the reward functions")
         return
     weights = draft.get("reward_weights")
@@ -185,7 +185,7 @@ def _rewards(draft: Draft) -> None:
             draft.values.setdefault("rewards", []).append(entry | weighed)
 
 
-def _leave(draft: Draft, argument: str, key: str, given: Given, example: str, what: str) -> None:
+def _leave(draft: Draft, argument: str, key: str, given: TrlValue, example: str, what: str) -> None:
     """Leave to the user what the setup does not show."""
     draft.ask(key, example, f"{what}; {_at(given)}")
     draft.report(argument, given, Verdict.UNREAD, f"fill in {key}")
@@ -214,13 +214,13 @@ def _episodes(draft: Draft) -> None:
     """Write tools, environments, and the number of turns."""
     tools, environments = draft.setup.tools, draft.setup.environments
     example = "['tools.py:name']"
-    if isinstance(tools, Given):
+    if isinstance(tools, TrlValue):
         _leave(draft, "tools", "tools", tools, example, "the tools")
     for tool in tools if isinstance(tools, list) else []:
         if entry := _entry(draft, "tools", "tools", tool, example):
             draft.values.setdefault("tools", []).append(entry["path"])
     argument, example, written = "environment_factory", "{path: 'environment.py:Name'}", []
-    if isinstance(environments, Given):
+    if isinstance(environments, TrlValue):
         _leave(draft, argument, "environment", environments, example, "the environment")
     for value, each in environments.items() if isinstance(environments, dict) else ():
         if entry := _entry(draft, argument, "environment", each, example):
@@ -253,7 +253,7 @@ def _evaluation(draft: Draft) -> None:
     draft.ask("evaluation", f"{{{example}}}", f"held-out prompts as a file{where}")
 
 
-def _at(given: Given) -> str:
+def _at(given: TrlValue) -> str:
     place = "not a literal" if given.line is None else f"line {given.line}"
     return f"{place}: {given.shown}"
 

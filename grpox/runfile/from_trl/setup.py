@@ -20,7 +20,7 @@ _TRUTHS = {"yes": True, "on": True, "no": False, "off": False}
 
 
 @dataclass(frozen=True)
-class Given:
+class TrlValue:
     """A value of the setup, or its expression if it is not a literal."""
 
     value: Any
@@ -33,9 +33,9 @@ class Given:
         return repr(self.value) if self.literal else str(self.value)
 
 
-def unread(node: ast.expr, before: str = "") -> Given:
+def unread(node: ast.expr, before: str = "") -> TrlValue:
     """Wrap an expression that is not a literal, on one line."""
-    return Given(before + code(node), node.lineno, literal=False)
+    return TrlValue(before + code(node), node.lineno, literal=False)
 
 
 def code(node: ast.AST) -> str:
@@ -114,7 +114,7 @@ def of_module(
 
 
 @dataclass
-class DataGiven:
+class TrlData:
     """A dataset with the names that `load_dataset` uses."""
 
     path: str | None = None
@@ -136,26 +136,26 @@ class Setup:
 
     source: str
     """Name of the file as the user wrote it."""
-    fields: dict[str, Given] = field(default_factory=dict)
+    fields: dict[str, TrlValue] = field(default_factory=dict)
     """Fields of GRPOConfig and `trl grpo`, in the order of the file."""
-    arguments: dict[str, Given] = field(default_factory=dict)
+    arguments: dict[str, TrlValue] = field(default_factory=dict)
     """Arguments of GRPOTrainer, except the fields below; `images` is the place where a script uses a column."""
-    model: Given | None = None
+    model: TrlValue | None = None
     """Model folder or hub id."""
-    model_options: dict[str, Given] = field(default_factory=dict)
+    model_options: dict[str, TrlValue] = field(default_factory=dict)
     """Arguments of `from_pretrained`, if the script itself loads the model."""
-    rewards: list[Reference] | Given | None = None
-    """Reward functions; `Given` if they are not a readable list."""
-    tools: list[Reference] | Given | None = None
-    """Functions that the model may call; `Given` if they are not a readable list."""
-    environments: dict[str, Reference] | Given | None = None
+    rewards: list[Reference] | TrlValue | None = None
+    """Reward functions; `TrlValue` if they are not a readable list."""
+    tools: list[Reference] | TrlValue | None = None
+    """Functions that the model may call; `TrlValue` if they are not a readable list."""
+    environments: dict[str, Reference] | TrlValue | None = None
     """Value of the column `environment` -> class of environments; a single one, for all rows, under ``""``."""
     has_get_reward: bool = False
     """True if a class of environments has `get_reward`, or may have it where the script does not show it."""
-    data: DataGiven | None = None
+    data: TrlData | None = None
     has_lora_config: bool = False
     """True if `peft_config` is a LoraConfig whose arguments are among `fields`, as `peft_config.r`."""
-    statements: list[tuple[Given, Verdict, str]] = field(default_factory=list)
+    statements: list[tuple[TrlValue, Verdict, str]] = field(default_factory=list)
     """Further statements of a script, their outcome, and the reason or cure."""
     home: Path = field(default_factory=Path)
     """Folder against which TRL resolves relative paths: the working directory."""
@@ -183,12 +183,12 @@ def read_trl_yaml(text: str, source: str) -> Setup:
     for name, value in data.items():
         if isinstance(value, str) and name in FIELDS and isinstance(FIELDS[name].default, bool):
             value = _TRUTHS.get(value.lower(), value)
-        fields[name] = Given(value, document.lines.get(name))
+        fields[name] = TrlValue(value, document.lines.get(name))
     model = fields.get("model_name_or_path")
     return Setup(source, fields, model=model, rewards=_rewards(fields), data=_data(fields))
 
 
-def _rewards(fields: dict[str, Given]) -> list[Reference] | None:
+def _rewards(fields: dict[str, TrlValue]) -> list[Reference] | None:
     """List the rewards in TRL's order: the reward model before the functions."""
     rewards = []
     if (model := fields.get("reward_model_name_or_path")) and model.value:
@@ -206,7 +206,7 @@ def _rewards(fields: dict[str, Given]) -> list[Reference] | None:
     return rewards or None
 
 
-def _data(fields: dict[str, Given]) -> DataGiven | None:
+def _data(fields: dict[str, TrlValue]) -> TrlData | None:
     of = {name: given.value for name, given in fields.items()}
     if mixture := of.get("datasets"):
         # A list of datasets; a run file can have only one.
@@ -214,11 +214,11 @@ def _data(fields: dict[str, Given]) -> DataGiven | None:
         known = isinstance(only, dict) and only.keys() <= {"path", "name", "split"} and "path" in only
         if only is None or not known or len(mixture) > 1:
             what = "write the rows of the mixture to a file and name the file: a run file has one dataset"
-            return DataGiven(line=line, problem=what)
+            return TrlData(line=line, problem=what)
         path, subset, split = only["path"], only.get("name"), only.get("split")
-        return DataGiven(str(path), subset, split, of.get("streaming") is True, line)
+        return TrlData(str(path), subset, split, of.get("streaming") is True, line)
     if not (path := of.get("dataset_name")):
         return None
     subset, split = of.get("dataset_config"), of.get("dataset_train_split")
     line = fields["dataset_name"].line
-    return DataGiven(str(path), subset, split, of.get("dataset_streaming") is True, line)
+    return TrlData(str(path), subset, split, of.get("dataset_streaming") is True, line)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from grpox.runfile.from_trl.fields import STATEMENTS as TABLE
 from grpox.runfile.from_trl.literals import Function
-from grpox.runfile.from_trl.setup import Given, code
+from grpox.runfile.from_trl.setup import TrlValue, code
 
 _DEEP = ("model", "dataset", "trainer")
 """Kinds whose attributes, and results of methods, can be changed themselves."""
@@ -55,7 +55,7 @@ class Statements:
             for node in self.nodes:
                 self._follow(node)
 
-    def lost(self, text: str) -> Iterator[tuple[Given, str]]:
+    def lost(self, text: str) -> Iterator[tuple[TrlValue, str]]:
         """Yield the statements of the script `text` that are not carried over, with the reason or cure."""
         nodes, lost, before = set(self.nodes), dict[ast.stmt, str](), -1
         while before < len(self.changing):
@@ -74,7 +74,7 @@ class Statements:
             lines = (ast.get_source_segment(text, statement) or "").splitlines()
             shown = " ".join(" ".join(lines[:1] if isinstance(statement, _BLOCKS) else lines).split())
             cures = (cure for pattern, cure in TABLE["cures"].items() if re.search(pattern, shown))
-            yield Given(shown, statement.lineno, False), next(cures, TABLE["others"][lost[statement]])
+            yield TrlValue(shown, statement.lineno, False), next(cures, TABLE["others"][lost[statement]])
 
     def kind(self, node: ast.AST | None) -> str:
         """Return the kind of what an expression holds, with a dot for a plain value of it; else nothing."""

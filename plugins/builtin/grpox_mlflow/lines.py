@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from grpox.toolkit import MetricsLine, open_regular
-from grpox_mlflow.naming import Names
+from grpox_mlflow.naming import MlflowNames
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Param
@@ -83,7 +83,7 @@ class RecordedLines(Generic[Item]):
 def recorded_metrics(path: Path) -> RecordedLines[Metric]:
     """Read every value of a file of metrics with its step and time; those of evaluations as
     ``evaluation/...``."""
-    names = Names()
+    names = MlflowNames()
 
     def read(line: bytes) -> list[Metric]:
         from mlflow.entities import Metric

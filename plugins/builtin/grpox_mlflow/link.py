@@ -26,7 +26,7 @@ from grpox.toolkit import (
     read_small,
 )
 from grpox_mlflow.configs import MlflowConfig
-from grpox_mlflow.naming import CHANGED, FOLDER_TAG, PARENT_TAG, TAG_LENGTH, Names, shortened
+from grpox_mlflow.naming import CHANGED, FOLDER_TAG, PARENT_TAG, TAG_LENGTH, MlflowNames, shortened
 
 FILE = "mlflow.json"
 
@@ -83,7 +83,7 @@ class RunLink:
             resumed: text about the time of the changes: `` after step 3``; None begins a new MLflow run.
             others: further fields.
         """
-        names = Names()
+        names = MlflowNames()
         shown: dict[str, str] = redacted({FOLDER_TAG: str(folder), **tags, **config.tags})
         link = cls(
             tracking_uri=redact(uri),

@@ -21,7 +21,7 @@ CHANGED = "changed."
 """Prefix of the tag of a parameter that has changed since the run began."""
 
 
-class Names:
+class MlflowNames:
     r"""Maps our names to names that MLflow accepts: one to one, and always the same.
 
     Characters other than ``\w . - : /`` and space become ``_``. MLflow also refuses names that are not
@@ -71,5 +71,7 @@ def model_name_problem(name: str) -> str:
     if refused:
         return f"contains {' '.join(refused)}, which MLflow does not allow in a model's name"
     return (
-        "" if name and name == " ".join(name.split()) == Names()[name] else "is not a name that MLflow allows"
+        ""
+        if name and name == " ".join(name.split()) == MlflowNames()[name]
+        else "is not a name that MLflow allows"
     )

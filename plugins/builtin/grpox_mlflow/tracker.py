@@ -22,7 +22,7 @@ from grpox.runtime.logs import get_logger
 from grpox.toolkit import LOCK_FILE, read_lock
 from grpox_mlflow.contents import EVAL_TABLE, datasets_of
 from grpox_mlflow.link import FILE, RunLink
-from grpox_mlflow.naming import NAME_LENGTH, PARENT_TAG, Names, flattened
+from grpox_mlflow.naming import NAME_LENGTH, PARENT_TAG, MlflowNames, flattened
 from grpox_mlflow.parent import NAMED, PARENT, ParentRun
 from grpox_mlflow.shipment import Shipment
 from grpox_mlflow.store import format_error, is_passing, quick_requests, resolved_uri
@@ -184,7 +184,7 @@ class MlflowTracker:
     def _tags(self, run: RunContext) -> dict[str, str]:
         from mlflow.utils import mlflow_tags
 
-        names = Names()
+        names = MlflowNames()
         tags = {names[f"version.{name}"]: version for name, version in run.versions.items()}
         tags |= {
             "grpox.version": run.versions.get("grpox", "unknown"),

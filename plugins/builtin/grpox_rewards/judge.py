@@ -20,7 +20,7 @@ MOST_TOKENS = 1e9
 """Count of tokens from which a service's is not believed."""
 
 
-class Verdict(NamedTuple):
+class JudgeReply(NamedTuple):
     """One parsed reply of the judge."""
 
     score: float
@@ -81,7 +81,7 @@ class Judge:
             unknown, lambda place, answer: self._read(unknown[place], answer)
         )
         for body, answer in zip(unknown, answers, strict=True):
-            verdicts[body] = Verdict(answer) if isinstance(answer, FailedScore) else answer
+            verdicts[body] = JudgeReply(answer) if isinstance(answer, FailedScore) else answer
         known = {body: verdict for body, verdict in verdicts.items() if verdict is not None}
         if log_metric is not None:
             self._log(log_metric, [*known.values()], sum(attempts), len(bodies))
@@ -101,7 +101,7 @@ class Judge:
         digest = hashlib.sha256(self._url.encode() + b"\n" + body).hexdigest()
         return (self._cache or Path()) / digest[:2] / f"{digest}.json"
 
-    def _cached(self, body: bytes) -> Verdict | None:
+    def _cached(self, body: bytes) -> JudgeReply | None:
         """Return the verdict of a cached reply; None if there is none, or its file is damaged."""
         if self._cache is None:
             return None
@@ -111,24 +111,28 @@ class Judge:
         except (OSError, ValueError, KeyError, TypeError, RecursionError, ServiceFailed):
             return None
 
-    def _read(self, body: bytes, answer: Any, is_cached: bool = False) -> Verdict:
+    def _read(self, body: bytes, answer: Any, is_cached: bool = False) -> JudgeReply:
         """Return the verdict in the answer to `body`, and cache a readable one; raises ServiceFailed."""
         reply, tokens_in, tokens_out = read_answer(answer)
         try:
             score = read_score(reply, self.config)
         except ValueError as error:
             failed = FailedScore(f"the judge's reply {error}")
-            return Verdict(failed, tokens_in, tokens_out, is_unreadable=True)
+            return JudgeReply(failed, tokens_in, tokens_out, is_unreadable=True)
         if is_cached:
-            return Verdict(score, is_cached=True)
+            return JudgeReply(score, is_cached=True)
         if self._cache is not None:
             file = self._file(body)
             file.parent.mkdir(exist_ok=True)
             write_atomically(file, json.dumps({"request": json.loads(body), "answer": answer}))
-        return Verdict(score, tokens_in, tokens_out)
+        return JudgeReply(score, tokens_in, tokens_out)
 
     def _log(
-        self, log_metric: Callable[[str, float], None], verdicts: Sequence[Verdict], attempts: int, count: int
+        self,
+        log_metric: Callable[[str, float], None],
+        verdicts: Sequence[JudgeReply],
+        attempts: int,
+        count: int,
     ) -> None:
         """Log shares of the distinct requests, and tokens and cost per completion."""
         tokens_in, tokens_out = sum(v.tokens_in for v in verdicts), sum(v.tokens_out for v in verdicts)

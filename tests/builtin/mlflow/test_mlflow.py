@@ -28,7 +28,7 @@ from grpox.contracts import RunContext
 from grpox.errors import ConfigError, RunFailed
 from grpox.runtime.run_lock import hold
 from grpox_mlflow.configs import MlflowConfig
-from grpox_mlflow.naming import NAME_LENGTH, VALUE_LENGTH, Names, flattened, shortened
+from grpox_mlflow.naming import NAME_LENGTH, VALUE_LENGTH, MlflowNames, flattened, shortened
 from grpox_mlflow.parent import NAMED
 from grpox_mlflow.store import PROBE_SECONDS, addresses, resolved_uri
 from grpox_mlflow.sync import sync
@@ -404,7 +404,7 @@ def test_a_run_that_resumes_goes_on_in_its_mlflow_run_and_changes_are_tags(run: 
 def test_every_name_becomes_one_that_mlflow_accepts_and_they_stay_apart() -> None:
     from mlflow.utils.validation import _validate_metric_name, _validate_param_name
 
-    names, long = Names(), "x" * 300
+    names, long = MlflowNames(), "x" * 300
     odd = ["loss", "a/b", "a//b", "/a", "../a", ".", "", "a[b]", "é", "a/" * 200]
     told = [*odd, "a b", "a?", "a!", "a_", long + "1", long + "2"]
     first = [names[name] for name in told]

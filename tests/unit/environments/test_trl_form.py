@@ -16,7 +16,7 @@ from grpox.environments.from_factory import as_environment
 from grpox.environments.schemas import method_schema
 from grpox.rollout.episodes.loading import load_environments
 from grpox.rollout.episodes.local import LocalEnvironments
-from grpox.rollout.episodes.messages import Action, Blueprint, Outcome, Start
+from grpox.rollout.episodes.messages import Action, EnvironmentSpec, EpisodeOutcome, Start
 
 
 class Counter:
@@ -158,7 +158,7 @@ def test_tools_may_have_the_names_of_methods_of_an_environment_and_be_cached():
         "factory": "made",
         "seen": "3",
     }
-    plans = [Blueprint("named", "environment", Named, pickle.dumps(None))]
+    plans = [EnvironmentSpec("named", "environment", Named, pickle.dumps(None))]
     (loaded,) = load_environments(plans, [])
     assert set(loaded.tools) == set(answers)
     schema = method_schema(loaded.cls, "reply")["function"]
@@ -170,7 +170,7 @@ def test_tools_may_have_the_names_of_methods_of_an_environment_and_be_cached():
     answer = local.step({0: Action("", calls)})[0]
     assert {each.call.name: each.content for each in answer.results} == answers
     assert (answer.done, answer.failure) == (False, "")
-    assert local.finish([0])[0] == Outcome()  # its tool `info` is not what says more about the episode
+    assert local.finish([0])[0] == EpisodeOutcome()  # its tool `info` is not what says more about the episode
     local.close()
 
 

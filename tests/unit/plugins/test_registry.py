@@ -19,7 +19,7 @@ from grpox.plugins.discovery import discover
 from grpox.plugins.load_object import load_object
 from grpox.plugins.registry import Registry
 from grpox.runfile.checks import CheckContext, missing_plugins
-from grpox.runfile.objects import Given
+from grpox.runfile.objects import RunObjects
 
 FOO = """
 from typing import Literal
@@ -312,7 +312,7 @@ def test_required_plugins_must_be_installed_new_enough_and_loaded(registry, make
     required = ["grpox-foo>=1.0", "grpox-foo>=2", "grpox-none", "grpox-bad", "pluggy"]
     sections = {"model": {"path": "m"}, "data": {"path": "d"}, "rewards": ["format"]}
     config = RunConfig.model_validate({**sections, "plugins": {"required": required}})
-    context = CheckContext(config, {}, discover(), Given())
+    context = CheckContext(config, {}, discover(), RunObjects())
     told = {problem.key: problem.what for problem in missing_plugins(context)}
     assert set(told) == {f"plugins.required[{index}]" for index in (1, 2, 3, 4)}
     assert "1.0 is installed" in told["plugins.required[1]"]

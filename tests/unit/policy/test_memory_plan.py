@@ -35,7 +35,7 @@ from grpox.policy.memory_plan.formula import (
 )
 from grpox.policy.memory_plan.of_run import check_load, model_shape, run_setting
 from grpox.runfile.load import load_run
-from grpox.runfile.objects import Given
+from grpox.runfile.objects import RunObjects
 
 ROOT = Path(__file__).parents[3]
 OF_PAGE = runpy.run_path(str(ROOT / "docs" / "hooks" / "memory_tables.py"))
@@ -221,7 +221,7 @@ def test_a_model_that_no_gpu_holds_is_refused_before_it_loads(overrides: list[st
 def test_a_model_from_python_is_measured_itself() -> None:
     model = model_of("llama", torch.bfloat16)
     weights = sum(weight.numel() for weight in model.parameters())
-    run = replace(load_run("quickstart", world_size=1), given=Given(model=model))
+    run = replace(load_run("quickstart", world_size=1), given=RunObjects(model=model))
     check_load(run, 2 * weights)
     problem_of(check_load, run, 2 * weights - 1)
 

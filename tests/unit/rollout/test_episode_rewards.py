@@ -28,7 +28,7 @@ from grpox.data.prompts import PromptSet
 from grpox.errors import ConfigError, Problem, RunFailed
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import check_scored_rows
-from grpox.rollout.rewards.messages import Blueprint
+from grpox.rollout.rewards.messages import RewardSpec
 from grpox.rollout.rewards.process import RewardProcess
 from grpox.rollout.rewards.scoring import RewardNotes, join_inputs, reward_inputs, score_rollouts
 from grpox.runfile.paths import _file_problems
@@ -192,7 +192,7 @@ def test_a_process_gets_the_facts_that_its_function_names(tmp_path: Path) -> Non
         "    pairs = zip(turns, environment_rewards)\n"
         "    return [len(of_each) + sum((parts or {}).values()) for of_each, parts in pairs]\n"
     )
-    plan = Blueprint("asks", "rewards[0]", f"{tmp_path / 'own.py'}:asks", True, b"N.", (), None)
+    plan = RewardSpec("asks", "rewards[0]", f"{tmp_path / 'own.py'}:asks", True, b"N.", (), None)
     function = RewardProcess(plan, 60.0, 4.0)
     try:
         assert scores(function) == [(3.25,), (1.0,)]

@@ -27,7 +27,7 @@ from grpox.plugins.load_object import load_object
 from grpox.plugins.optional_methods import has_method, has_state, statistics_of
 from grpox.rollout.rewards import NamedReward
 from grpox.rollout.rewards.isolation import isolation_of, reward_functions
-from grpox.rollout.rewards.messages import Blueprint
+from grpox.rollout.rewards.messages import RewardSpec
 from grpox.rollout.rewards.process import ProcessFailed, RemoteComponent, RewardProcess
 from grpox.rollout.rewards.worker import _use_device
 from grpox.runfile.load import load_run
@@ -39,7 +39,7 @@ COMPLETIONS = ("one", "", "three", "four")
 
 
 def process(name, config=None, timeout=60.0, memory=16.0):
-    plan = Blueprint(name, "rewards[0]", f"{FILE}:{name}", True, pickle.dumps(config), tuple(sys.path), None)
+    plan = RewardSpec(name, "rewards[0]", f"{FILE}:{name}", True, pickle.dumps(config), tuple(sys.path), None)
     return RewardProcess(plan, timeout, memory)
 
 

@@ -13,7 +13,7 @@ from support.run_checks import Runs, refused_quickstart
 
 from grpox.errors import Problem
 from grpox.runfile.load import load_run
-from grpox.runfile.objects import Given
+from grpox.runfile.objects import RunObjects
 
 REWARDS = """
 def by_name(completions, gold, answer, size=3): ...
@@ -175,7 +175,9 @@ def test_the_held_out_data_is_compared_with_the_rewards_that_score_it(runs: Runs
     assert (problem.key, problem.nearest) == ("evaluation.rewards[1].column", "gold")
     # Columns of rows given in Python are known, those of data that is not read are not.
     rows = datasets.Dataset.from_list([{"prompt": "a", "gold": "b"}] * 9)
-    assert told(runs.refused(given=Given(dataset=rows))) == [("rewards[0].column", needs("exact", "answer"))]
+    assert told(runs.refused(given=RunObjects(dataset=rows))) == [
+        ("rewards[0].column", needs("exact", "answer"))
+    ]
     assert runs.resolve(rewards=[{"name": "exact", "column": "gold"}], data={"path": "org/set"})
 
 

@@ -22,7 +22,7 @@ from transformers import (
 from grpox import Run, train
 from grpox.config import RunConfig
 from grpox.runfile.load import ResolvedRun, load_run, resolve_config
-from grpox.runfile.objects import GIVEN, MERGED, Given
+from grpox.runfile.objects import GIVEN, MERGED, RunObjects
 from grpox.training import arguments as settings_of_adapters
 from grpox.training.arguments import LONGEST_STREAM, as_dataset, read_arguments
 
@@ -52,11 +52,11 @@ def model() -> LlamaForCausalLM:
 
 def given(
     model: Any = None, tokenizer: Any = None, dataset: Any = None, held_out: Any = None, rewards: Any = None
-) -> Given:
+) -> RunObjects:
     return read_arguments(model, tokenizer, dataset, held_out, rewards)
 
 
-def resolved(config: Any, objects: Given) -> ResolvedRun:
+def resolved(config: Any, objects: RunObjects) -> ResolvedRun:
     return resolve_config(config, Path.cwd(), "python", given=objects)
 
 
@@ -329,7 +329,7 @@ def test_sets_and_streams_of_held_out_prompts(tmp_path: Path) -> None:
 def test_a_run_needs_its_sections_and_objects_that_its_record_cannot_hold() -> None:
     assert [problem.key for problem in refused(train)] == ["model", "data", "rewards"]
     config: dict[str, Any] = {name: {"path": "(given in Python)"} for name in ("model", "data", "evaluation")}
-    problems = refused(resolved, config | {"rewards": ["exact"]}, Given())
+    problems = refused(resolved, config | {"rewards": ["exact"]}, RunObjects())
     assert [problem.key for problem in problems] == ["model.path", "data.path", "evaluation.path"]
     assert {problem.what for problem in problems} == {"was a Python object, which a file cannot name"}
 

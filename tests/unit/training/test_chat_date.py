@@ -13,7 +13,7 @@ import torch
 from support.chat_templates import byte_tokenizer
 from transformers import AutoModelForCausalLM
 
-from grpox.cli.init_files import Draft
+from grpox.cli.init_files import RunDraft
 from grpox.data.chat import PLAIN, ChatTemplate
 from grpox.errors import ConfigError
 from grpox.observing.record import recorded_choices
@@ -117,7 +117,7 @@ def test_init_asks_whether_the_template_is_applied(
     tmp_path: Path, template: str | None, is_plain: bool
 ) -> None:
     model(tmp_path / "model", template)
-    draft = Draft(tmp_path / "run", model=str(tmp_path / "model"), data="example", reward="own")
+    draft = RunDraft(tmp_path / "run", model=str(tmp_path / "model"), data="example", reward="own")
     assert draft.is_plain == is_plain
     draft.chat = "yes" if is_plain else ""
     draft.write()

@@ -16,7 +16,7 @@ from grpox.contracts import Prompt, Rollout
 from grpox.data.prompts import PromptSet
 from grpox.environments import Environment
 from grpox.rollout.episodes.local import LocalEnvironments
-from grpox.rollout.episodes.messages import Blueprint
+from grpox.rollout.episodes.messages import EnvironmentSpec
 from grpox.rollout.episodes.turn_tokens import TurnTokens
 from grpox.rollout.episodes.waves import EpisodeLoop
 from grpox.rollout.sampler import SampleRequest
@@ -39,7 +39,7 @@ def first_prompts() -> tuple[list[Prompt], list[Rollout]]:
     """Play two groups of two episodes, and return the requests of the first wave and the episodes."""
     rows = datasets.Dataset.from_dict({"prompt": ["a", "b"]})
     data = PromptSet(rows, "prompt", byte_tokenizer(CHATML), has_episodes=True)
-    environments = LocalEnvironments([Blueprint("env", "environment", Forgetful)], [], EpisodesConfig())
+    environments = LocalEnvironments([EnvironmentSpec("env", "environment", Forgetful)], [], EpisodesConfig())
     tokens = TurnTokens(data)
     rows: Any = (lambda prompts, row: 0, lambda prompts: tokens)
     world = World(0, 1, torch.device("cpu"))

@@ -30,7 +30,15 @@ from grpox.errors import ConfigError, RunFailed
 from grpox.plugins.load_object import load_object
 from grpox.rollout.episodes import pool
 from grpox.rollout.episodes.local import LocalEnvironments
-from grpox.rollout.episodes.messages import Action, Blueprint, Counters, Lost, Observation, Outcome, Start
+from grpox.rollout.episodes.messages import (
+    Action,
+    Counters,
+    EnvironmentSpec,
+    EpisodeOutcome,
+    Lost,
+    Observation,
+    Start,
+)
 from grpox.rollout.episodes.pool import ProcessEnvironments, open_environments
 
 FILE = Path(__file__).with_name("faulty_environments.py")
@@ -40,15 +48,15 @@ LIMIT, GRACE = 1.0, 1.0
 """Time limit of a call, where one is to be exceeded, and what is granted beyond it."""
 
 
-def blueprint(name: str, config: Any = None, key: str = "environment") -> Blueprint:
-    return Blueprint(name, key, f"{FILE}:{name}", pickle.dumps(config))
+def blueprint(name: str, config: Any = None, key: str = "environment") -> EnvironmentSpec:
+    return EnvironmentSpec(name, key, f"{FILE}:{name}", pickle.dumps(config))
 
 
-def tools(*names: str) -> list[Blueprint]:
+def tools(*names: str) -> list[EnvironmentSpec]:
     return [blueprint(name, key=f"tools[{place}]") for place, name in enumerate(names)]
 
 
-def plans(notes: Path) -> list[Blueprint]:
+def plans(notes: Path) -> list[EnvironmentSpec]:
     config = load_object(f"{FILE}:Noted").Config(file=str(notes))
     return [blueprint(name, config if name == "Noted" else None) for name in NAMES]
 
@@ -148,12 +156,12 @@ def test_an_environment_without_calls_of_tools_replies_until_it_is_over(both: An
 
 
 def test_a_run_with_tools_alone_needs_no_environment() -> None:
-    plan = [Blueprint("add", "tools[0]", faulty_environments.add)]
+    plan = [EnvironmentSpec("add", "tools[0]", faulty_environments.add)]
     alone = open_environments([], plan, EpisodesConfig())
     assert alone.start({0: Start(0, {}, 1)}) == {0: Observation()}
     assert alone.step({0: calls(("add", '{"a": 1}'))})[0].results[0].content == "2"
     assert alone.step({0: Action("text", [])}) == {0: Observation()}  # over
-    assert alone.finish([0]) == {0: Outcome()}
+    assert alone.finish([0]) == {0: EpisodeOutcome()}
     alone.close()
 
 
@@ -346,7 +354,7 @@ def test_an_instance_that_cannot_be_built_fails_and_is_not_closed(both: Any) -> 
     place = "raised LookupError: no licence in __init__ (faulty_environments.py:"
     assert broken.first.failure.startswith(place)
     assert "was not built" in broken.step(Action("")).failure
-    assert broken.finish() == Outcome()
+    assert broken.finish() == EpisodeOutcome()
 
 
 # -- What is refused at the start ------------------------------------------------------------------------
@@ -382,7 +390,10 @@ def test_objects_given_in_python_run_apart_if_another_process_can_import_them() 
         """
         return 2 * a
 
-    plans = [Blueprint("add", "tools[0]", faulty_environments.add), Blueprint("twice", "tools[1]", twice)]
+    plans = [
+        EnvironmentSpec("add", "tools[0]", faulty_environments.add),
+        EnvironmentSpec("twice", "tools[1]", twice),
+    ]
     problem = problem_of(open_environments, [], plans, EpisodesConfig())
     assert (problem.key, "'twice' is an object given in Python" in problem.what) == ("tools[1]", True)
     assert "isolation: none" in problem.allowed
@@ -547,7 +558,7 @@ def test_processes_of_a_module_end_with_a_forker_that_the_trainer_has_left(tmp_p
         "import subprocess\nfrom grpox.environments import Environment as Nothing\n"
         "other = subprocess.Popen(['sleep', '1237'])\n"
     )
-    plan = Blueprint("nothing", "environment", f"{tmp_path / 'starts.py'}:Nothing")
+    plan = EnvironmentSpec("nothing", "environment", f"{tmp_path / 'starts.py'}:Nothing")
     environments = ProcessEnvironments([plan], [], EpisodesConfig(), GRACE)
     (other,) = processes_of(environments)
     child = environments._forker.current
@@ -564,11 +575,11 @@ def test_processes_of_a_module_end_with_a_forker_that_the_trainer_has_left(tmp_p
 TRAINER = """
 import sys, time
 from grpox.config import EpisodesConfig
-from grpox.rollout.episodes.messages import Action, Blueprint, Start
+from grpox.rollout.episodes.messages import Action, EnvironmentSpec, Start
 from grpox.rollout.episodes.pool import ProcessEnvironments
 from grpox.contracts import ToolCall
 
-plan = Blueprint("fault", "tools[0]", sys.argv[1] + ":fault_tool")
+plan = EnvironmentSpec("fault", "tools[0]", sys.argv[1] + ":fault_tool")
 environments = ProcessEnvironments([], [plan], EpisodesConfig())
 environments.start({key: Start(0, {}, 1) for key in range(4)})
 environments.step({0: Action("", [ToolCall("fault", '{"kind": "leaves_processes"}')])})
