@@ -294,6 +294,14 @@ def test_a_group_with_fewer_than_two_scores_is_zero(name: str) -> None:
         assert scale(name, EVERY[name], [], []) == []
 
 
+@each
+def test_a_row_on_which_every_function_abstained_is_zero_and_out_of_the_statistics(name: str) -> None:
+    with_row = scale(name, EVERY[name], [1.0, NAN, 3.0, 8.0], [0] * 4, lengths=[2, 90, 3, 4])
+    assert with_row.pop(1) == 0.0
+    without = scale(name, EVERY[name], [1.0, 3.0, 8.0], [0] * 3, lengths=[2, 3, 4])
+    assert with_row == pytest.approx(without, rel=1e-6, abs=1e-7)
+
+
 # -- Quantiles ---------------------------------------------------------------------------------------------
 
 

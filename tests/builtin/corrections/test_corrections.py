@@ -160,3 +160,5 @@ def test_parameters(name: str, defaults: dict[str, float], refused: Sequence[dic
         with pytest.raises(ConfigError) as caught:
             grpox.build("correction", name, parameters)
         assert {problem.key.split(".")[-1] for problem in caught.value.problems} == {next(iter(parameters))}
+        if "high" in parameters and "low" in parameters:
+            assert "must be more than low = 1" in str(caught.value)

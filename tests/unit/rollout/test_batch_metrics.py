@@ -50,8 +50,8 @@ def test_turns_ends_and_observed_tokens() -> None:
     assert ends == {**dict.fromkeys(FINISH_REASONS, 0.0), "stop": 0.5, "turns": 0.25, "odd": 0.25}
     # Lengths are those of the model's own tokens.
     assert length_metrics(rollouts)["completions/mean_length"] == 4.0
-    lengths = length_metrics([episode(3, "budget", 9), episode(2)])
-    assert lengths["completions/clipped_ratio"] == 0.5
+    lengths = length_metrics([episode(3, "budget", 9), episode(2), episode(4, "length")])
+    assert lengths["completions/clipped_ratio"] == pytest.approx(2 / 3)
     assert lengths["completions/mean_terminated_length"] == 4.0
 
 

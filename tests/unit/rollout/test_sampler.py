@@ -230,6 +230,7 @@ def test_an_evaluation_counts_errors_over_its_batches_and_keeps_its_own_names(lo
         (lambda rewards: 1 / 0, r"raised ZeroDivisionError: division by zero \(test_sampler.py:\d+\)"),
         (lambda rewards: rewards, r"returned \(6, 1\); one number per completion is \(6,\)"),
         (lambda rewards: rewards[:, 0] / 0, "returned nan for a completion"),
+        (lambda rewards: rewards[:, 0] - math.inf, "returned -inf for a completion"),
     ],
 )
 def test_an_advantage_that_is_none_is_named(scale, told):
@@ -485,6 +486,7 @@ def test_a_flat_group_is_drawn_again_from_a_stream_of_its_round():
         for stream in ((0, 4), (2, 4, 1), (2, 4, 2))
     ]
     assert [seed for _, _, seed in generator.asked] == seeds
+    assert "sleep" not in generator.calls  # between rounds it stays awake
     prompts = [Prompt(0, (1,), 3, row=0), Prompt(1, (3,), 3, row=2)]
     assert generator.asked[0][:2] == (prompts, WARM)
     made.prefetch(4, [0, 2])  # which draws as collecting does

@@ -236,6 +236,7 @@ def test_the_kl_by_hand(kl: str, expected: list[float], slopes: list[float]) -> 
     made, gradient, _ = taken(LogPi(), given=given, keep=keep, beta=0.1, kl=kl)
     assert "kl" not in without.diagnostics
     same(made.diagnostics["kl"], [expected, [0.0] * 3])
+    assert not made.diagnostics["kl"].requires_grad
     assert (made.loss - without.loss).item() == pytest.approx(0.1 * sum(expected) / 5)
     assert plain is not None
     assert gradient is not None
