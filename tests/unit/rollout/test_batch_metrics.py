@@ -12,7 +12,13 @@ import torch
 from grpox.contracts import FINISH_REASONS, Episode, Rollout, ToolCall, ToolResult, Turn
 from grpox.rollout.advantages import Advantages
 from grpox.rollout.collector import Collector
-from grpox.rollout.metrics import SUCCESS_RATE, episode_metrics, length_metrics, reward_signals
+from grpox.rollout.metrics import (
+    SUCCESS_RATE,
+    episode_metrics,
+    length_metrics,
+    reward_metrics,
+    reward_signals,
+)
 
 NAN = math.nan
 
@@ -51,8 +57,15 @@ def test_turns_ends_and_observed_tokens() -> None:
     # Lengths are those of the model's own tokens.
     assert length_metrics(rollouts)["completions/mean_length"] == 4.0
     lengths = length_metrics([episode(3, "budget", 9), episode(2), episode(4, "length")])
-    assert lengths["completions/clipped_ratio"] == pytest.approx(2 / 3)
-    assert lengths["completions/mean_terminated_length"] == 4.0
+    assert lengths == {
+        "completions/mean_length": 6.0,
+        "completions/min_length": 4.0,
+        "completions/max_length": 8.0,
+        "completions/clipped_ratio": pytest.approx(2 / 3),
+        **{f"completions/{name}_terminated_length": 4.0 for name in ("mean", "min", "max")},
+    }
+    ended = length_metrics([episode(1), episode(3), episode(2)])
+    assert [ended[f"completions/{name}_terminated_length"] for name in ("min", "max")] == [2.0, 6.0]
 
 
 def test_turns_of_a_generator_without_environment_are_counted_too() -> None:
@@ -140,6 +153,22 @@ def test_variances_within_groups_by_hand() -> None:
         "alarms/share/exact": pytest.approx(0.5 / 4.5),
         "alarms/differs/form": 1.0,
         "alarms/share/form": pytest.approx(4.0 / 4.5),
+    }
+
+
+def test_means_of_rewards_are_of_the_scored_completions_alone() -> None:
+    rewards = torch.tensor([[1.0, NAN], [3.0, 2.0], [NAN, NAN], [5.0, 2.0]], dtype=torch.float64)
+    metrics = reward_metrics(["a", "b"], rewards, torch.tensor([1.0, 5.0, NAN, 7.0]), 2)
+    assert metrics == {
+        "rewards/a/mean": 3.0,
+        "rewards/a/std": 2.0,
+        "rewards/a/abstained": 0.25,
+        "rewards/b/mean": 2.0,
+        "rewards/b/std": 0.0,
+        "rewards/b/abstained": 0.5,
+        "reward": pytest.approx(13 / 3),
+        "reward_std": pytest.approx((28 / 3) ** 0.5),  # deviations -10/3, 2/3 and 8/3
+        "frac_reward_zero_std": 0.5,  # of the second group one completion has a score
     }
 
 
