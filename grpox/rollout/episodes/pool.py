@@ -62,7 +62,7 @@ FILES = 256
 ANSWERS = {
     *(("grpox.contracts", "ToolCall"), ("grpox.contracts", "ToolResult"), ("grpox.errors", "Problem")),
     ("grpox.environments.environment", "Appended"),
-    *(("grpox.rollout.episodes.messages", name) for name in ("Observation", "Outcome")),
+    *(("grpox.rollout.episodes.messages", name) for name in ("Observation", "EpisodeOutcome")),
 }
 """Classes in answers. No other is loaded, so that nothing which an environment sends runs in the trainer."""
 
