@@ -137,9 +137,9 @@ def measured(take: Callable[[], None], engine: Any, peak: Peak) -> dict[str, int
         ended("forward")
         backward(loss)
 
-    def stepping() -> float:
+    def stepping(loss: torch.Tensor | None = None) -> torch.Tensor:
         ended("backward")
-        return float(step())
+        return step(loss)
 
     engine.backward, engine.step = going_back, stepping
     peak.reset()
