@@ -84,14 +84,6 @@ class Server:
             self._process.wait(10)
             services.wait_until(lambda: not self._is_listening(), f"{self.uri} is free", 10)
 
-    def stop(self) -> None:
-        """Have it accept connections, and answer nothing."""
-        self._send(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Have it answer again, first what it was asked while it stood still."""
-        self._send(signal.SIGCONT)
-
     def _is_listening(self) -> bool:
         with closing(socket.socket()) as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0

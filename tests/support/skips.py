@@ -27,11 +27,6 @@ EXPECTED: tuple[tuple[str, str], ...] = (
     # what the network lacks
     ("tests/*", "SmolLM2 comes from PyPI, which cannot be reached .*"),
     # a case of a matrix that has nothing to check
-    (
-        "tests/builtin/advantages/test_gigpo_and_return.py::*",
-        "advantages of turns and tokens are moved to the CPU",
-    ),
-    ("tests/builtin/advantages/test_gigpo_and_return.py::*", "no reference is given: .*"),
     ("tests/runs/test_export_checkpoint.py::*", "the quickstart's model stays where it is"),
 )
 """(pattern of the test's id, regular expression of the whole reason)."""
